@@ -1,0 +1,50 @@
+# Everything a person or the CI runs. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Of `make serve`: a checkpoint folder or hub id (empty: the demo model), the HTTP port, further flags of `baton serve`.
+MODEL ?=
+PORT ?= 8000
+ARGS ?=
+# Of `make install`: index to take torch from, for example one with CPU-only builds. Empty: the one pip is set up with.
+# PIP_EXTRA_INDEX_URL and pip's other variables work as always.
+TORCH_INDEX ?=
+TORCH = torch>=2.11,<2.14
+PACKAGES = engine kvtransfer prefill_node decode_node router launch
+
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve chat test lint clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+install: $(STAMP) ## make .venv with Baton and everything its tests need
+
+# torch first and by itself: a machine without a GPU can take a small CPU build from TORCH_INDEX, and the step after it
+# finds the requirement satisfied.
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Baton needs Python 3.11 or newer")'
+	$(BIN)/python -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+serve: install ## start a router, a prefill node and a decode node: MODEL=, PORT=, ARGS=
+	exec $(BIN)/baton serve $(MODEL) --port $(PORT) $(ARGS)
+
+chat: install ## talk to what `make serve` started
+	exec $(BIN)/baton chat --url http://127.0.0.1:$(PORT) $(ARGS)
+
+test: install ## run all tests, without network: ARGS=
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+lint: install ## ruff, and mypy in strict mode
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(PACKAGES) tests
+
+clean: ## remove .venv and all caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,12 @@
+"""Settings of a decode node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.service.settings import NodeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeNodeSettings(NodeSettings):
+    """Nothing beyond what every node has."""

@@ -1,0 +1,158 @@
+"""Settings: one frozen dataclass per component; flags, environment names and file keys come from its fields.
+
+Owns the mapping field -> `--flag-name`, `BATON_FLAG_NAME`, `flag_name:` in a YAML file. A flag beats the environment,
+which beats the file, which beats the default. Does not know any component.
+Invariant: a value that cannot be used is an `InvalidSetting` that names its origin; nothing is silently ignored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from engine.api.errors import InvalidSetting
+
+ENVIRONMENT_PREFIX = "BATON_"
+_SettingsT = TypeVar("_SettingsT")
+
+
+def setting(default: Any, doc: str, *, choices: Sequence[str] | None = None, positional: bool = False) -> Any:
+    """A field of a settings dataclass: its default and its one line of documentation.
+
+    `positional` makes it an optional positional argument (the model of `baton serve MODEL`).
+    """
+    metadata = {"doc": doc, "choices": choices, "positional": positional}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def add_flags(parser: argparse.ArgumentParser, *classes: type[Any]) -> None:
+    """Add one flag per field of `classes` (a field two classes share is added once), and `--config`."""
+    parser.add_argument("--config", metavar="FILE", help="YAML file with settings, keys spelled as the flags")
+    seen: set[str] = set()
+    for settings_class in classes:
+        for field, hint in _fields(settings_class):
+            if field.name not in seen:
+                seen.add(field.name)
+                _add_flag(parser, field, hint)
+
+
+def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], hint: Any) -> None:
+    help_text = f"{field.metadata['doc']} (default: {_shown_default(field.default)})".replace("%", "%%")
+    if field.metadata["positional"]:
+        parser.add_argument(field.name, nargs="?", default=None, help=help_text)
+        return
+    flag = f"--{field.name.replace('_', '-')}"
+    if _plain(hint) is bool:
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
+        return
+    choices = field.metadata["choices"]
+    metavar = "{" + ",".join(choices) + "}" if choices else _plain(hint).__name__.upper()
+    parser.add_argument(flag, default=None, metavar=metavar, help=help_text)
+
+
+def resolve(
+    settings_class: type[_SettingsT], flags: argparse.Namespace, environment: Mapping[str, str] | None = None
+) -> _SettingsT:
+    """Build `settings_class` from parsed flags, the environment, and the file that `--config` names.
+
+    Raises `InvalidSetting` for unknown file keys and for values of the wrong type or outside the choices.
+    """
+    environment = os.environ if environment is None else environment
+    from_file = read_file(flags.config) if flags.config else {}
+    values: dict[str, Any] = {}
+    for field, hint in _fields(settings_class):
+        flag, variable = f"--{field.name.replace('_', '-')}", ENVIRONMENT_PREFIX + field.name.upper()
+        given = vars(flags).get(field.name)
+        if given is not None:
+            values[field.name] = _convert(given, field, hint, flag)
+        elif variable in environment:
+            values[field.name] = _convert(environment[variable], field, hint, variable)
+        elif field.name in from_file:
+            values[field.name] = _convert(from_file[field.name], field, hint, f"{flags.config}: {field.name}")
+    return settings_class(**values)
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """Keys of a YAML settings file, dashes turned to underscores. Raises `InvalidSetting`."""
+    import yaml  # only runs that name a file pay for it
+
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidSetting(f"--config {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise InvalidSetting(f"--config {path}: expected a map of settings")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+def check_file_keys(path: str, *classes: type[Any]) -> None:
+    """Raise `InvalidSetting` when the file names a setting that none of `classes` has."""
+    known = {field.name for settings_class in classes for field, _ in _fields(settings_class)}
+    for key in read_file(path):
+        if key not in known:
+            raise InvalidSetting(f"--config {path}: unknown setting {key!r}")
+
+
+def as_flags(settings: Any) -> list[str]:
+    """The command-line arguments that rebuild `settings`: what a launcher passes to its child."""
+    arguments: list[str] = []
+    for field, _ in _fields(type(settings)):
+        value = getattr(settings, field.name)
+        if value == field.default or value is None:
+            continue
+        flag = f"--{field.name.replace('_', '-')}"
+        if field.metadata["positional"]:
+            arguments.insert(0, str(value))
+        elif isinstance(value, bool):
+            arguments.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            arguments.append(f"{flag}={value}")
+    return arguments
+
+
+def _fields(settings_class: type[Any]) -> list[tuple[dataclasses.Field[Any], Any]]:
+    hints = get_type_hints(settings_class)
+    return [(field, hints[field.name]) for field in dataclasses.fields(settings_class)]
+
+
+def _plain(hint: Any) -> Any:
+    """X of `X | None`, else the hint itself."""
+    if get_origin(hint) in (types.UnionType, typing.Union):
+        return next(member for member in get_args(hint) if member is not type(None))
+    return hint
+
+
+def _shown_default(default: Any) -> str:
+    return "none" if default is None or default == "" else str(default)
+
+
+def _convert(value: Any, field: dataclasses.Field[Any], hint: Any, origin: str) -> Any:
+    kind = _plain(hint)
+    converted = _convert_bool(value) if kind is bool else _convert_scalar(value, kind)
+    if converted is None:
+        raise InvalidSetting(f"{origin}: {value!r:.100} is not of type {kind.__name__}")
+    choices = field.metadata["choices"]
+    if choices and converted not in choices:
+        raise InvalidSetting(f"{origin}: {value!r:.100} is not one of {', '.join(choices)}")
+    return converted
+
+
+def _convert_bool(value: Any) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(str(value).lower())
+
+
+def _convert_scalar(value: Any, kind: type[Any]) -> Any:
+    if isinstance(value, bool):
+        return None
+    try:
+        return kind(value)
+    except (TypeError, ValueError):
+        return None

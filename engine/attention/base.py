@@ -1,0 +1,52 @@
+"""The one interface between the decoder and attention: plan once a step, run once a layer.
+
+Owns: what the runner tells a backend about a step, and what a decoder may call. How keys and values are stored and
+which kernels read them is the backend's knowledge; it was constructed with the KV tensor and the model's shape.
+
+Letters: T tokens of the step, all sequences flattened; Hq query heads; Hkv key and value heads; D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceShare:
+    """One sequence's part of a step: its tokens start .. start + num_tokens - 1, KV in the slots of `block_table`.
+
+    In the flattened batch, sequences lie one after another in the order of the plan.
+    """
+
+    start: int
+    num_tokens: int
+    block_table: Sequence[int]
+
+    @property
+    def context_len(self) -> int:
+        """Tokens the last token of the share attends to, itself included."""
+        return self.start + self.num_tokens
+
+
+class Attention(Protocol):
+    """What a decoder needs in a step."""
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store k and v of the step's tokens in layer `layer`, then attend causally with scale 1/sqrt(D).
+
+        q: [T, Hq, D], k and v: [T, Hkv, D], rotated already. All three may be views: the last dimension is contiguous
+        and heads are D apart, the distance between tokens is the tensor's own. Returns [T, Hq, D].
+        """
+        ...
+
+
+class AttentionBackend(Attention, Protocol):
+    """What a runner needs: an `Attention` that can be told the next step."""
+
+    def plan(self, shares: Sequence[SequenceShare]) -> None:
+        """Prepare for one step over `shares`; valid until the next plan. Block tables must cover every context."""
+        ...

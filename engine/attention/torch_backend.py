@@ -1,0 +1,200 @@
+"""Paged attention in plain torch: the reference that every other backend is compared with.
+
+Owns the index arithmetic between block tables and the KV tensor, and a workspace for gathered keys and values. Knows
+no requests and no scheduling. Works on any device and dtype.
+
+The KV tensor is block-major, so one (block, layer, K or V, head) is a contiguous row of `block_size` x D elements. A
+gather by row numbers in the order (sequence, head, block) therefore yields keys laid out [sequence, head, token, D]
+with one copy. Sequences that compute a single token are attended together, padded to the longest; prompts one by one.
+
+Letters: T tokens of the step, N sequences with a single token, S context length (padded to whole blocks), B blocks of
+the pool, L layers, Hq query heads, Hkv key and value heads, G = Hq / Hkv, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.attention.base import SequenceShare
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodePlan:
+    """N sequences with one token each. rows: [N * Hkv * blocks]; masks: window -> [N, 1, 1, S], True where visible."""
+
+    token_index: Tensor
+    rows: Tensor
+    num_sequences: int
+    context_len: int
+    masks: dict[int | None, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptPlan:
+    """One sequence with several tokens. masks: window -> [tokens, S]."""
+
+    first_token: int
+    num_tokens: int
+    rows: Tensor
+    context_len: int
+    masks: dict[int | None, Tensor]
+
+
+class TorchAttention:
+    """Attention over one KV tensor [B, L, 2, Hkv, block_size, D]. One instance serves one runner."""
+
+    def __init__(self, kv: Tensor, windows: Sequence[int | None]) -> None:
+        self._kv = kv
+        num_blocks, num_layers, _, num_kv_heads, block_size, head_dim = kv.shape
+        self._num_layers, self._num_kv_heads = num_layers, num_kv_heads
+        self._block_size, self._head_dim = block_size, head_dim
+        self._windows = tuple(windows)
+        self._head_rows = kv.view(num_blocks * num_layers * 2 * num_kv_heads, block_size * head_dim)
+        self._token_rows = kv.view(num_blocks * num_layers * 2 * num_kv_heads * block_size, head_dim)
+        self._workspace = kv.new_empty(2, 0)
+        self._store_rows = torch.empty(0, dtype=torch.int64)
+        self._decodes: _DecodePlan | None = None
+        self._prompts: list[_PromptPlan] = []
+
+    def plan(self, shares: Sequence[SequenceShare]) -> None:
+        """See `AttentionBackend.plan`."""
+        self._store_rows = self._to_device(self._rows_of_new_tokens(shares))
+        decodes: list[tuple[int, SequenceShare]] = []
+        self._prompts = []
+        first_token = 0
+        for share in shares:
+            if share.num_tokens == 1:
+                decodes.append((first_token, share))
+            else:
+                self._prompts.append(self._plan_prompt(first_token, share))
+            first_token += share.num_tokens
+        self._decodes = self._plan_decodes(decodes) if decodes else None
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `Attention.run`."""
+        self._store(layer, k, v)
+        window = self._windows[layer]
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if self._decodes is not None:
+            self._attend_decodes(self._decodes, layer, window, q, out)
+        for prompt in self._prompts:
+            self._attend_prompt(prompt, layer, window, q, out)
+        return out
+
+    def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        rows = self._store_rows + layer * 2 * self._num_kv_heads * self._block_size
+        self._token_rows.index_copy_(0, rows, k.reshape(-1, self._head_dim))
+        rows += self._num_kv_heads * self._block_size
+        self._token_rows.index_copy_(0, rows, v.reshape(-1, self._head_dim))
+
+    def _gather(self, rows: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of `rows` in `layer`, each [len(rows), block_size * D], in the workspace."""
+        num_elements = rows.numel() * self._block_size * self._head_dim
+        if self._workspace.shape[1] < num_elements:
+            self._workspace = self._kv.new_empty(2, num_elements)
+        keys = self._workspace[0, :num_elements].view(rows.numel(), -1)
+        values = self._workspace[1, :num_elements].view(rows.numel(), -1)
+        layer_rows = rows + layer * 2 * self._num_kv_heads
+        torch.index_select(self._head_rows, 0, layer_rows, out=keys)
+        layer_rows += self._num_kv_heads
+        torch.index_select(self._head_rows, 0, layer_rows, out=values)
+        return keys, values
+
+    def _attend_decodes(self, plan: _DecodePlan, layer: int, window: int | None, q: Tensor, out: Tensor) -> None:
+        keys, values = self._gather(plan.rows, layer)
+        shape = (plan.num_sequences, self._num_kv_heads, plan.context_len, self._head_dim)
+        queries = q.index_select(0, plan.token_index)
+        # all query heads of one key head are rows of one product: keys are read once, nothing is repeated
+        queries = queries.view(plan.num_sequences, self._num_kv_heads, -1, self._head_dim)
+        scores = torch.matmul(queries, keys.view(shape).transpose(2, 3)).float() * self._scale
+        scores.masked_fill_(~plan.masks[window], -math.inf)
+        weights = torch.softmax(scores, dim=-1).to(q.dtype)
+        attended = torch.matmul(weights, values.view(shape))
+        out.index_copy_(0, plan.token_index, attended.view(plan.num_sequences, -1, self._head_dim))
+
+    def _attend_prompt(self, plan: _PromptPlan, layer: int, window: int | None, q: Tensor, out: Tensor) -> None:
+        keys, values = self._gather(plan.rows, layer)
+        shape = (1, self._num_kv_heads, plan.context_len, self._head_dim)
+        last_token = plan.first_token + plan.num_tokens
+        attended = F.scaled_dot_product_attention(
+            q[plan.first_token : last_token].transpose(0, 1).unsqueeze(0),
+            keys.view(shape),
+            values.view(shape),
+            attn_mask=plan.masks[window],
+            enable_gqa=q.shape[1] != self._num_kv_heads,
+        )
+        out[plan.first_token : last_token] = attended[0].transpose(0, 1)
+
+    @property
+    def _scale(self) -> float:
+        return 1.0 / math.sqrt(self._head_dim)
+
+    def _plan_decodes(self, decodes: Sequence[tuple[int, SequenceShare]]) -> _DecodePlan:
+        contexts = np.array([share.context_len for _, share in decodes])
+        num_blocks = -(-int(contexts.max()) // self._block_size)
+        tables = np.zeros((len(decodes), num_blocks), dtype=np.int64)
+        for row, (_, share) in enumerate(decodes):
+            used = -(-share.context_len // self._block_size)
+            tables[row, :used] = share.block_table[:used]
+        positions = np.arange(num_blocks * self._block_size)
+        masks = {}
+        for window in set(self._windows):
+            visible = positions < contexts[:, None]
+            if window is not None:
+                visible &= positions >= contexts[:, None] - window
+            masks[window] = self._to_device(visible[:, None, None, :])
+        return _DecodePlan(
+            token_index=self._to_device(np.array([first for first, _ in decodes])),
+            rows=self._to_device(self._rows_of_heads(tables)),
+            num_sequences=len(decodes),
+            context_len=len(positions),
+            masks=masks,
+        )
+
+    def _plan_prompt(self, first_token: int, share: SequenceShare) -> _PromptPlan:
+        num_blocks = -(-share.context_len // self._block_size)
+        table = np.array(share.block_table[:num_blocks], dtype=np.int64)
+        keys = np.arange(num_blocks * self._block_size)
+        queries = np.arange(share.start, share.context_len)[:, None]
+        masks = {}
+        for window in set(self._windows):
+            visible = keys <= queries
+            if window is not None:
+                visible &= keys > queries - window
+            masks[window] = self._to_device(visible)
+        return _PromptPlan(
+            first_token=first_token,
+            num_tokens=share.num_tokens,
+            rows=self._to_device(self._rows_of_heads(table[None, :])),
+            context_len=len(keys),
+            masks=masks,
+        )
+
+    def _rows_of_heads(self, tables: np.ndarray) -> np.ndarray:
+        """Rows of `_head_rows` for layer 0 keys, in the order (sequence, head, block), of tables [N, blocks]."""
+        heads = np.arange(self._num_kv_heads)
+        first = tables * (self._num_layers * 2 * self._num_kv_heads)
+        rows: np.ndarray = (first[:, None, :] + heads[None, :, None]).reshape(-1)
+        return rows
+
+    def _rows_of_new_tokens(self, shares: Sequence[SequenceShare]) -> np.ndarray:
+        """Rows of `_token_rows` for layer 0 keys, in the order (token, head)."""
+        slots = []
+        for share in shares:
+            positions = np.arange(share.start, share.context_len)
+            blocks = np.array(share.block_table, dtype=np.int64)[positions // self._block_size]
+            block_rows = blocks * (self._num_layers * 2 * self._num_kv_heads * self._block_size)
+            slots.append(block_rows + positions % self._block_size)
+        heads = np.arange(self._num_kv_heads) * self._block_size
+        rows: np.ndarray = (np.concatenate(slots)[:, None] + heads).reshape(-1)
+        return rows
+
+    def _to_device(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._kv.device)

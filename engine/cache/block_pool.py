@@ -1,0 +1,160 @@
+"""The block pool: every block of the KV pool, its owners, its generation, and the prefix it holds.
+
+Owns block ids, reference counts, generations, the free list and the prefix index. Knows no tensors, requests or nodes.
+
+A block is *held* while its reference count is above zero. A block without references is on the free list, whose order
+is the eviction order: allocation takes from the front (least recently used), a released block joins at the end and
+stays findable by its hash until it is taken for something else. Callers release a sequence's blocks in order; the pool
+puts the last one in front, so that the beginnings of prompts survive longest.
+
+Invariants (checked by `check`):
+- free + cached + held == num_blocks, where cached means on the free list with a hash;
+- a hash leads to exactly one block and that block carries the hash;
+- the generation of a block rises each time it is allocated, so (block id, generation) names one use of it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from engine.api.errors import Overloaded
+
+
+class NoFreeBlocks(Overloaded):
+    """The pool has fewer free blocks than were asked for."""
+
+    code = "no_free_blocks"
+
+
+@dataclass(slots=True)
+class CacheChanges:
+    """Hashes that became findable and hashes that were evicted since the last `take_changes`, in order of events."""
+
+    stored: list[bytes] = field(default_factory=list)
+    removed: list[bytes] = field(default_factory=list)
+
+
+class BlockPool:
+    """Hands out, shares and takes back blocks 0 .. num_blocks - 1."""
+
+    def __init__(self, num_blocks: int, *, prefix_caching: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.prefix_caching = prefix_caching
+        self._references = [0] * num_blocks
+        self._generations = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._index: dict[bytes, int] = {}
+        self._num_cached = 0
+        self._changes = CacheChanges()
+
+    @property
+    def num_available(self) -> int:
+        """Blocks an allocation can take: free ones and cached ones without an owner."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks without an owner that still hold a findable prefix."""
+        return self._num_cached
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without an owner and without content worth keeping."""
+        return len(self._free) - self._num_cached
+
+    @property
+    def num_held(self) -> int:
+        """Blocks with at least one owner."""
+        return self.num_blocks - len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks, evicting the least recently used prefixes. Raises `NoFreeBlocks`, taking nothing."""
+        if count > len(self._free):
+            raise NoFreeBlocks(f"{count} blocks wanted, {len(self._free)} of {self.num_blocks} available")
+        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block_id in taken:
+            self._forget(block_id)
+            self._references[block_id] = 1
+            self._generations[block_id] += 1
+        return taken
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Add an owner to each block; blocks on the free list leave it with their content intact."""
+        for block_id in block_ids:
+            if self._references[block_id] == 0:
+                del self._free[block_id]
+                if self._hashes[block_id] is not None:
+                    self._num_cached -= 1
+            self._references[block_id] += 1
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Remove an owner from each block of a sequence, given in sequence order."""
+        for block_id in reversed(block_ids):
+            if self._references[block_id] <= 0:
+                raise RuntimeError(f"block {block_id} was released more often than it was taken")
+            self._references[block_id] -= 1
+            if self._references[block_id] == 0:
+                self._free[block_id] = None
+                if self._hashes[block_id] is None:
+                    self._free.move_to_end(block_id, last=False)
+                else:
+                    self._num_cached += 1
+
+    def publish(self, block_id: int, block_hash: bytes) -> None:
+        """Make a held, completely computed block findable. The first block with a hash keeps it."""
+        if not self.prefix_caching or block_hash in self._index or self._hashes[block_id] is not None:
+            return
+        self._index[block_hash] = block_id
+        self._hashes[block_id] = block_hash
+        self._changes.stored.append(block_hash)
+
+    def lookup(self, hashes: Iterable[bytes]) -> list[int]:
+        """Blocks of the longest known prefix of `hashes`. Takes no reference: call `share` before anything else."""
+        found: list[int] = []
+        for block_hash in hashes:
+            block_id = self._index.get(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def generation(self, block_id: int) -> int:
+        """How often this block has been allocated."""
+        return self._generations[block_id]
+
+    def num_available_beside(self, block_ids: Iterable[int]) -> int:
+        """Blocks an allocation could take after `share(block_ids)`."""
+        return len(self._free) - sum(1 for block_id in block_ids if self._references[block_id] == 0)
+
+    def published_hashes(self) -> list[bytes]:
+        """Every findable hash: the snapshot a router starts from."""
+        return list(self._index)
+
+    def take_changes(self) -> CacheChanges:
+        """What was stored and evicted since the last call."""
+        changes, self._changes = self._changes, CacheChanges()
+        return changes
+
+    def check(self) -> None:
+        """Raise `RuntimeError` when an invariant of this module does not hold. O(num_blocks): for tests."""
+        cached = 0
+        for block_id, references in enumerate(self._references):
+            if references < 0 or (references == 0) != (block_id in self._free):
+                raise RuntimeError(f"block {block_id}: {references} references, on free list: {block_id in self._free}")
+            block_hash = self._hashes[block_id]
+            if block_hash is not None and self._index.get(block_hash) != block_id:
+                raise RuntimeError(f"block {block_id} carries a hash that leads elsewhere")
+            cached += references == 0 and block_hash is not None
+        if cached != self._num_cached or len(self._index) != sum(h is not None for h in self._hashes):
+            raise RuntimeError(f"{cached} cached blocks counted, {self._num_cached} recorded")
+
+    def _forget(self, block_id: int) -> None:
+        block_hash = self._hashes[block_id]
+        if block_hash is not None:
+            self._hashes[block_id] = None
+            self._num_cached -= 1
+            del self._index[block_hash]
+            self._changes.removed.append(block_hash)

@@ -1,0 +1,35 @@
+"""Identity of a block's content: 128-bit BLAKE2b hashes, chained so that a hash names the whole prefix before it.
+
+The root covers the model fingerprint and a salt, so equal tokens of different models or tenants never share a hash.
+Token ids enter as fixed-width 32-bit integers: no two token lists have the same bytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+HASH_BYTES = 16
+
+
+def root_hash(fingerprint: str, salt: bytes) -> bytes:
+    """The parent of every first block under this model and salt."""
+    return blake2b(salt, digest_size=HASH_BYTES, key=fingerprint.encode()[:64]).digest()
+
+
+def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Hash of a full block of `token_ids` whose predecessor is `parent`."""
+    return blake2b(parent + array("I", token_ids).tobytes(), digest_size=HASH_BYTES).digest()
+
+
+def extend_hashes(hashes: list[bytes], token_ids: Sequence[int], block_size: int, root: bytes) -> None:
+    """Append to `hashes` (one per full block so far) the hashes of the blocks that `token_ids` has filled since."""
+    for index in range(len(hashes), len(token_ids) // block_size):
+        parent = hashes[-1] if hashes else root
+        hashes.append(chain_hash(parent, token_ids[index * block_size : (index + 1) * block_size]))
+
+
+def prompt_digest(token_ids: Sequence[int]) -> bytes:
+    """128-bit digest of a whole prompt: what a Commit and its Grant must agree on."""
+    return blake2b(array("I", token_ids).tobytes(), digest_size=HASH_BYTES).digest()

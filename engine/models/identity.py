@@ -1,0 +1,31 @@
+"""Which model this is: where its checkpoint lies, what clients call it, and the fingerprint that nodes compare.
+
+Imports no torch: the router asks the same questions as the nodes.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from pathlib import Path
+
+from engine.demo.location import DEMO_MODEL_NAME, checkpoint_path
+from engine.models.checkpoint import resolve_checkpoint
+from engine.models.config import ModelConfig, architecture_facts
+from engine.models.weights import weights_digest
+
+
+def find_checkpoint(model: str, *, weights: bool = True) -> Path:
+    """The checkpoint folder of the `model` setting; empty means the demo model. Raises `ModelLoadError`."""
+    return resolve_checkpoint(model, weights) if model else checkpoint_path()
+
+
+def model_name(model: str, served_model_name: str) -> str:
+    """The name clients use: as set, else as the model was given, else the demo model's."""
+    return served_model_name or model.rstrip("/") or DEMO_MODEL_NAME
+
+
+def model_fingerprint(folder: Path, config: ModelConfig) -> str:
+    """128-bit hex identity of architecture and weights: equal on all nodes that may share KV."""
+    facts = json.dumps(architecture_facts(config), sort_keys=True)
+    return blake2b(f"{facts}|{weights_digest(folder)}".encode(), digest_size=16).hexdigest()

@@ -1,0 +1,98 @@
+"""Rotary position embedding: frequencies from the settings, cos and sin for the positions of one step.
+
+Owns: the scaling variants (default, linear, dynamic, llama3, yarn) and the rotation itself, in the half-split layout
+of GPT-NeoX: element i of a head is paired with element i + D/2. Knows no layers and no cache. Positions have no upper
+bound and there is no table over all of them: the values of one step are computed once a step and shared by all layers.
+
+Letters: T tokens, H heads, D head size.
+
+Dynamic scaling changes nothing up to `max_position_embeddings`, and beyond it would rotate cached keys anew with each
+further token; `ModelConfig.max_context_len` therefore ends there, and the frequencies are the unscaled ones.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from engine.models.config import ModelConfig, RopeSettings
+
+
+def inverse_frequencies(rope: RopeSettings, head_dim: int) -> tuple[Tensor, float]:
+    """Angle per position of each pair, float32 [D/2], and the factor on cos and sin."""
+    # A float32 power as in the reference implementations: float64 would differ from them in the last bits.
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / (rope.theta**exponents)
+    if rope.rope_type == "linear":
+        return frequencies / rope.factor, 1.0
+    if rope.rope_type == "llama3":
+        return _llama3_frequencies(rope, frequencies), 1.0
+    if rope.rope_type == "yarn":
+        return _yarn_frequencies(rope, frequencies, head_dim), _yarn_attention_factor(rope)
+    return frequencies, 1.0
+
+
+class RotaryEmbedding:
+    """cos and sin for any positions of one model on one device."""
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        frequencies, self._attention_factor = inverse_frequencies(config.rope, config.head_dim)
+        self._frequencies = frequencies.to(device)
+
+    def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sign-folded sin, each [T, 1, D] in `dtype`, of `positions` [T] int64: the pair `rotate` takes.
+        Computed in float32."""
+        angles = positions.to(torch.float32).unsqueeze(-1) * self._frequencies
+        cos, sin = angles.cos(), angles.sin()
+        if self._attention_factor != 1.0:
+            cos.mul_(self._attention_factor)
+            sin.mul_(self._attention_factor)
+        full_cos = torch.cat((cos, cos), dim=-1)
+        signed_sin = torch.cat((-sin, sin), dim=-1)
+        return full_cos.to(dtype).unsqueeze(1), signed_sin.to(dtype).unsqueeze(1)
+
+
+def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Rotate all heads of x [T, H, D] by `RotaryEmbedding.tables`. Returns a new contiguous tensor."""
+    # Rolling by half a head brings each element's partner to its place; the partner's sign is already in the sine.
+    partners = torch.roll(x, x.shape[-1] // 2, dims=-1)
+    return partners.mul_(signed_sin).add_(x * cos)
+
+
+def _llama3_frequencies(rope: RopeSettings, frequencies: Tensor) -> Tensor:
+    """Long wavelengths divided by `factor`, short ones kept, a linear blend between (Llama 3.1)."""
+    rotations_in_original = rope.original_max_position * frequencies / (2 * math.pi)
+    kept = (rotations_in_original - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return (1.0 - kept) * frequencies / rope.factor + kept * frequencies
+
+
+def _yarn_frequencies(rope: RopeSettings, frequencies: Tensor, head_dim: int) -> Tensor:
+    """Interpolated frequencies for slow pairs, kept ones for fast pairs, a ramp between
+    (https://arxiv.org/abs/2309.00071)."""
+
+    def pair_with_rotations(rotations: float) -> float:
+        wavelength_ratio = rope.original_max_position / (rotations * 2 * math.pi)
+        return head_dim * math.log(wavelength_ratio) / (2 * math.log(rope.theta))
+
+    first, last = pair_with_rotations(rope.beta_fast), pair_with_rotations(rope.beta_slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    if first == last:
+        last += 0.001  # a step instead of a division by zero
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / (last - first)).clamp(0.0, 1.0)
+    return frequencies / rope.factor * ramp + frequencies * (1.0 - ramp)
+
+
+def _yarn_attention_factor(rope: RopeSettings) -> float:
+    def scale(mscale: float) -> float:
+        return 1.0 if rope.factor <= 1.0 else 0.1 * mscale * math.log(rope.factor) + 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale is not None and rope.mscale_all_dim is not None:
+        return scale(rope.mscale) / scale(rope.mscale_all_dim)
+    return scale(1.0)

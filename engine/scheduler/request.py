@@ -1,0 +1,107 @@
+"""One request inside the engine, and the frozen objects that scheduler and runner hand each other each step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from engine.api.messages import TokenLogprobs
+from engine.api.sampling import DecodingParams
+
+RequestKey: TypeAlias = Hashable
+
+
+@dataclass(slots=True)
+class Request:
+    """Mutable state of one request; only the scheduler changes it.
+
+    `token_ids` is the prompt and everything generated; `num_computed_tokens` of them have their KV in `block_table`.
+    `first_token_only`: the request leaves after one token, and unless that ended it, its blocks pass to a lease.
+    `num_cached_tokens` is set at the first admission: prompt tokens that somebody else had computed.
+    """
+
+    key: RequestKey
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: DecodingParams
+    hash_root: bytes
+    max_total_tokens: int
+    first_token_only: bool = False
+    arrival: int = 0
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int | None = None
+    num_published_blocks: int = 0
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose KV is still missing; 1 for a request in the middle of decoding."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far, those of earlier attempts included."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step. Written by the scheduler, read by the runner; lists must not be changed.
+
+    Tokens start .. start + num_tokens - 1 of `token_ids` are computed and stored in the slots of `block_table`.
+    A token is sampled when that reaches the last known token.
+    """
+
+    key: RequestKey
+    start: int
+    num_tokens: int
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
+    block_table: Sequence[int]
+    params: DecodingParams
+
+    @property
+    def needs_sample(self) -> bool:
+        """Whether this step computes the last known token, so that the next one can be drawn."""
+        return self.start + self.num_tokens == len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Everything the runner needs for one iteration."""
+
+    requests: tuple[ScheduledRequest, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step, over all requests."""
+        return sum(request.num_tokens for request in self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token drawn by the sampler. `logprobs` is None unless the request asked for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What a step did for one request.
+
+    `token` is the token drawn, if any, with output index `index`. `finish_reason` is "" unless that token ended the
+    request; `has_left` also when the request leaves because only its first token was wanted. Its KV reaches over
+    `num_computed_tokens`, `num_step_tokens` of them computed in this step.
+    """
+
+    key: RequestKey
+    num_step_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    index: int
+    token: SampledToken | None
+    finish_reason: str
+    has_left: bool

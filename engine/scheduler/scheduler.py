@@ -1,0 +1,261 @@
+"""The scheduler: turns "tokens still to compute" into steps under one token budget.
+
+Owns the waiting and running requests and the blocks they hold. Knows no tensors, models, nodes or transports: it is
+built from a block pool and a few numbers, and runs thousands of steps a second in tests.
+
+There are no phases. A request has known tokens and computed tokens; a step computes some of the difference. Requests
+that need a single token (they are decoding) are served first, so no stream waits for somebody's prompt; what is left
+of the budget goes to prompts, oldest first, in chunks.
+
+Blocks: a request is admitted when all its known tokens fit; decoding then grows block by block. When no block is left,
+the newest request gives its blocks back and is computed again later (preemption by recomputation).
+
+Invariants:
+- the oldest request is never preempted for a newer one, so it always makes progress;
+- a request that could never fit is refused in `add`, not queued;
+- a block table only grows while a request runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.api.errors import ContextLengthExceeded, Overloaded
+from engine.api.messages import FINISH_LENGTH, FINISH_STOP
+from engine.cache.block_pool import BlockPool
+from engine.cache.hashing import extend_hashes
+from engine.scheduler.request import Request, RequestKey, RequestOutput, SampledToken, ScheduledRequest, Step
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """`max_num_batched_tokens` is the token budget of a step; `max_request_tokens` bounds prompt plus output."""
+
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_request_tokens: int
+    max_num_waiting: int = 4096
+
+
+class Scheduler:
+    """Chooses steps and applies their results."""
+
+    def __init__(self, pool: BlockPool, limits: SchedulerLimits, eos_token_ids: frozenset[int]) -> None:
+        self.limits = limits
+        self.num_preemptions = 0
+        self._pool = pool
+        self._eos_token_ids = eos_token_ids
+        self._waiting: deque[Request] = deque()
+        self._running: dict[RequestKey, Request] = {}
+        self._num_arrivals = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are not in the running batch."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks and are served each step."""
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether another step could compute something."""
+        return bool(self._running or self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a request without blocks. Raises `ContextLengthExceeded` or `Overloaded`."""
+        self.check_size(len(request.token_ids))
+        if len(self._waiting) >= self.limits.max_num_waiting:
+            raise Overloaded(f"{len(self._waiting)} requests are waiting already")
+        self._number(request)
+        self._waiting.append(request)
+
+    def add_computed(self, request: Request) -> None:
+        """Queue a request whose `block_table` holds the KV of `num_computed_tokens` tokens and becomes its own."""
+        self.check_size(len(request.token_ids))
+        self._number(request)
+        self._publish_full_blocks(request)
+        self._waiting.appendleft(request)
+
+    def get(self, key: RequestKey) -> Request | None:
+        """The live request of that key."""
+        return self._running.get(key) or next((request for request in self._waiting if request.key == key), None)
+
+    def remove(self, key: RequestKey) -> Request | None:
+        """Forget a request; its block table is now the caller's to release."""
+        request = self._running.pop(key, None)
+        if request is None:
+            request = next((waiting for waiting in self._waiting if waiting.key == key), None)
+            if request is not None:
+                self._waiting.remove(request)
+        return request
+
+    def live_keys(self) -> list[RequestKey]:
+        """Keys of all live requests."""
+        return [*self._running, *(request.key for request in self._waiting)]
+
+    def schedule(self) -> Step:
+        """The next step; empty when nothing can be computed now."""
+        budget = self.limits.max_num_batched_tokens
+        shares: dict[RequestKey, int] = {}
+        for request in self._by_age(decoding=True):
+            if budget > 0 and request.key in self._running and self._grow(request, shares):
+                shares[request.key] = 1
+                budget -= 1
+        budget = self.limits.max_num_batched_tokens - len(shares)
+        for request in self._by_age(decoding=False):
+            budget -= self._share(request, budget, shares)
+        while budget > 0 and (admitted := self._admit()) is not None:
+            budget -= self._share(admitted, budget, shares)
+        return Step(tuple(self._scheduled(key, count) for key, count in shares.items()))
+
+    def apply(self, step: Step, sampled: Mapping[RequestKey, SampledToken]) -> list[RequestOutput]:
+        """Record that `step` was computed and what it drew. The caller removes those that have left."""
+        return [self._apply(share, sampled.get(share.key)) for share in step.requests if share.key in self._running]
+
+    def _apply(self, share: ScheduledRequest, token: SampledToken | None) -> RequestOutput:
+        request = self._running[share.key]
+        request.num_computed_tokens = share.start + share.num_tokens
+        self._publish_full_blocks(request)
+        index, finish_reason = request.num_output_tokens, ""
+        if token is not None:
+            request.token_ids.append(token.token_id)
+            finish_reason = self.finish_reason(request)
+        return RequestOutput(
+            key=request.key,
+            num_step_tokens=share.num_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            index=index,
+            token=token,
+            finish_reason=finish_reason,
+            has_left=bool(finish_reason) or (token is not None and request.first_token_only),
+        )
+
+    def finish_reason(self, request: Request) -> str:
+        """Why the last token of `request` ends it, or ""."""
+        params, last = request.params, request.token_ids[-1]
+        num_output = request.num_output_tokens
+        if num_output >= params.min_tokens:
+            if last in self._eos_token_ids and not params.ignore_eos:
+                return FINISH_STOP
+            if last in params.stop_token_ids:
+                return FINISH_STOP
+        if params.max_tokens is not None and num_output >= params.max_tokens:
+            return FINISH_LENGTH
+        return FINISH_LENGTH if len(request.token_ids) >= request.max_total_tokens else ""
+
+    def check_size(self, num_tokens: int) -> None:
+        """Raise `ContextLengthExceeded` when so many known tokens leave no room for output."""
+        if num_tokens >= self.limits.max_request_tokens:
+            raise ContextLengthExceeded(
+                f"{num_tokens} tokens leave no room for output: "
+                f"at most {self.limits.max_request_tokens} tokens of prompt and output fit this node"
+            )
+
+    def _number(self, request: Request) -> None:
+        self._num_arrivals += 1
+        request.arrival = self._num_arrivals
+
+    def _by_age(self, *, decoding: bool) -> list[Request]:
+        chosen = [request for request in self._running.values() if (request.num_uncomputed_tokens == 1) == decoding]
+        return sorted(chosen, key=lambda request: request.arrival)
+
+    def _share(self, request: Request, budget: int, shares: dict[RequestKey, int]) -> int:
+        count = min(request.num_uncomputed_tokens, budget)
+        if count > 0:
+            shares[request.key] = count
+        return count
+
+    def _scheduled(self, key: RequestKey, count: int) -> ScheduledRequest:
+        request = self._running[key]
+        return ScheduledRequest(
+            key=key,
+            start=request.num_computed_tokens,
+            num_tokens=count,
+            token_ids=request.token_ids,
+            num_prompt_tokens=request.num_prompt_tokens,
+            block_table=request.block_table,
+            params=request.params,
+        )
+
+    def _grow(self, request: Request, shares: dict[RequestKey, int]) -> bool:
+        """Make room for one more token. False when `request` itself had to be preempted."""
+        if len(request.block_table) * self.limits.block_size >= len(request.token_ids):
+            return True
+        while self._pool.num_available < 1:
+            victim = self._newest()
+            self._preempt(victim)
+            shares.pop(victim.key, None)
+            if victim is request:
+                return False
+        request.block_table.extend(self._pool.allocate(1))
+        return True
+
+    def _newest(self) -> Request:
+        """The request to preempt: holders of blocks that are not running go first, then the newest runner."""
+        idle_holders = [request for request in self._waiting if request.block_table]
+        return max(idle_holders or self._running.values(), key=lambda request: request.arrival)
+
+    def _preempt(self, request: Request) -> None:
+        self.num_preemptions += 1
+        self._pool.release(request.block_table)
+        request.block_table = []
+        request.num_computed_tokens = request.num_published_blocks = 0
+        if self._running.pop(request.key, None) is not None:
+            self._waiting.appendleft(request)
+
+    def _admit(self) -> Request | None:
+        """Move the first waiting request into the batch if it fits now."""
+        if not self._waiting or len(self._running) >= self.limits.max_num_seqs:
+            return None
+        request = self._waiting[0]
+        if not request.block_table and not self._take_blocks(request):
+            return None
+        self._waiting.popleft()
+        self._running[request.key] = request
+        return request
+
+    def _take_blocks(self, request: Request) -> bool:
+        """Give a request its blocks for all known tokens, cached ones first. False when they do not fit now."""
+        extend_hashes(request.block_hashes, request.token_ids, self.limits.block_size, request.hash_root)
+        blocks = self.take_prefix(request.block_hashes, len(request.token_ids) - 1, len(request.token_ids))
+        if blocks is None:
+            return False
+        request.block_table, num_cached_tokens = blocks
+        request.num_computed_tokens = num_cached_tokens
+        request.num_published_blocks = num_cached_tokens // self.limits.block_size
+        # what is found again after a preemption was computed by this request itself
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
+        return True
+
+    def take_prefix(
+        self, hashes: Sequence[bytes], max_cached_tokens: int, num_tokens: int
+    ) -> tuple[list[int], int] | None:
+        """Blocks for `num_tokens` tokens: (block table, tokens whose KV is already in it), or None when out of blocks.
+
+        At most `max_cached_tokens` tokens come from the prefix cache (whoever needs logits computes one at least).
+        """
+        block_size = self.limits.block_size
+        cached = self._pool.lookup(hashes[: max_cached_tokens // block_size])
+        num_missing = -(-num_tokens // block_size) - len(cached)
+        if self._pool.num_available_beside(cached) < num_missing:
+            return None
+        self._pool.share(cached)
+        return cached + self._pool.allocate(num_missing), len(cached) * block_size
+
+    def _publish_full_blocks(self, request: Request) -> None:
+        block_size = self.limits.block_size
+        num_full = request.num_computed_tokens // block_size
+        if num_full > len(request.block_hashes):
+            known = request.token_ids[: num_full * block_size]
+            extend_hashes(request.block_hashes, known, block_size, request.hash_root)
+        for index in range(request.num_published_blocks, num_full):
+            self._pool.publish(request.block_table[index], request.block_hashes[index])
+        request.num_published_blocks = num_full

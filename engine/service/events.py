@@ -1,0 +1,66 @@
+"""Step results in the router's words, and the token counts every node reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from engine.api.messages import TokenEvent
+from engine.scheduler.request import RequestOutput
+
+
+def token_event(output: RequestOutput) -> TokenEvent | None:
+    """The token that a step drew for a router's request, or None when it drew none."""
+    if output.token is None or not isinstance(output.key, tuple):
+        return None
+    handoff_id, attempt = output.key
+    return TokenEvent(
+        handoff_id=handoff_id,
+        attempt=attempt,
+        index=output.index,
+        token_ids=(output.token.token_id,),
+        logprobs=() if output.token.logprobs is None else (output.token.logprobs,),
+        finish_reason=output.finish_reason,
+        num_cached_tokens=output.num_cached_tokens,
+    )
+
+
+@dataclass(slots=True)
+class StepCounters:
+    """Tokens by where their KV came from, each prompt token once."""
+
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_transferred_tokens: int = 0
+    num_generated_tokens: int = 0
+
+    def count(self, outputs: Sequence[RequestOutput]) -> None:
+        """Add one step."""
+        self.num_steps += 1
+        for output in outputs:
+            self.num_computed_tokens += output.num_step_tokens
+            if output.token is not None:
+                self.num_generated_tokens += 1
+                if output.index == 0:
+                    self.num_cached_tokens += output.num_cached_tokens
+
+    def metrics(self) -> Iterable[Metric]:
+        """As Prometheus counters."""
+        prompt = CounterMetricFamily(
+            "baton:prompt_tokens_by_source", "Prompt tokens by origin of their KV", labels=["source"]
+        )
+        prompt.add_metric(["local_cache_hit"], self.num_cached_tokens)
+        prompt.add_metric(["external_kv_transfer"], self.num_transferred_tokens)
+        yield prompt
+        yield CounterMetricFamily("baton:computed_tokens", "Tokens computed in steps", self.num_computed_tokens)
+        yield CounterMetricFamily("baton:generation_tokens", "Tokens drawn", self.num_generated_tokens)
+        yield CounterMetricFamily("baton:steps", "Steps computed", self.num_steps)
+
+
+def counters_as_metrics(prefix: str, help_text: str, counters: dict[str, int]) -> Iterable[Metric]:
+    """One Prometheus counter per entry; a leading "num_" is dropped from names."""
+    for name, value in counters.items():
+        yield CounterMetricFamily(f"{prefix}{name.removeprefix('num_')}", help_text, value)

@@ -1,0 +1,48 @@
+"""Recognising processes of this host: who could still be writing into memory that both can see."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kvtransfer.messages import ProcessIdentity
+
+
+def this_process() -> ProcessIdentity:
+    """The identity of the calling process."""
+    return ProcessIdentity(_host_identity(), os.getpid(), _start_ticks(os.getpid()))
+
+
+def shares_memory(mine: ProcessIdentity, theirs: ProcessIdentity) -> bool:
+    """Whether both see the same /dev/shm and the same process table."""
+    return bool(mine.host) and mine.host == theirs.host
+
+
+def is_gone(process: ProcessIdentity) -> bool:
+    """Whether a process of this host has ended for good. A stopped (frozen) process is not gone."""
+    try:
+        return _start_ticks(process.pid) != process.start_ticks or _is_zombie(process.pid)
+    except OSError:
+        return True
+
+
+def _host_identity() -> str:
+    """Boot, process namespace and shared-memory mount; empty where the system does not tell."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}:{os.stat('/dev/shm').st_dev}"
+    except OSError:
+        return ""
+
+
+def _stat_fields(pid: int) -> list[str]:
+    # the command name in parentheses may contain spaces: fields are counted after it
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _start_ticks(pid: int) -> int:
+    return int(_stat_fields(pid)[19])
+
+
+def _is_zombie(pid: int) -> bool:
+    return _stat_fields(pid)[0] in ("Z", "X")

@@ -1,0 +1,153 @@
+"""Messages between a prefill node (P, the sender of KV) and a decode node (D, its receiver).
+
+D dials P's peer address, so one connection carries all handoffs of the pair. `docs/protocol.md` gives the order,
+the states and what answers each message. A handoff is named by (handoff_id, attempt); both nodes by their epochs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+from engine.api.codec import U64, BlockIds, Bounds, Codec, Id128, Length, U64s
+from engine.api.layout import KvLayout
+from engine.api.messages import TokenEvent
+
+_Name = Annotated[str, Length(256)]
+_Text = Annotated[str, Length(1024)]
+_Count = Annotated[int, Bounds(0, 2**40)]
+_Attempt = Annotated[int, Bounds(1, 1000)]
+
+HandoffKey: TypeAlias = tuple[bytes, int]
+"""(handoff_id, attempt)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffName:
+    """A `HandoffKey` on the wire."""
+
+    handoff_id: Id128
+    attempt: _Attempt
+
+    @property
+    def key(self) -> HandoffKey:
+        """The same as a tuple."""
+        return (self.handoff_id, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process as others on its host can recognise it. Equal `host`: same kernel, process table and /dev/shm."""
+
+    host: _Name
+    pid: _Count
+    start_ticks: _Count
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """How to reach a receiver's pool by one transport: `address` is a segment name or a socket address."""
+
+    transport: _Name
+    address: _Name
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHello:
+    """D -> P, first message of a connection. `endpoints` are in D's order of preference."""
+
+    node_id: _Name
+    epoch: U64
+    fingerprint: _Name
+    layout: KvLayout
+    num_blocks: _Count
+    process: ProcessIdentity
+    endpoints: Annotated[tuple[Endpoint, ...], Length(8)]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerWelcome:
+    """P -> D: the handshake succeeded; P will push by `transport`."""
+
+    node_id: _Name
+    epoch: U64
+    transport: _Name
+    process: ProcessIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRefusal:
+    """P -> D: the two do not fit, or P does not know this connection (it restarted)."""
+
+    message: _Text
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """D -> P: write here. D has the KV of the first `num_cached_tokens` of `num_tokens` tokens.
+
+    `block_ids` with `generations` are D's blocks for the rest, in sequence order; the last may be filled in part.
+    """
+
+    handoff: HandoffName
+    receiver_epoch: U64
+    sender_epoch: U64
+    num_tokens: _Count
+    num_cached_tokens: _Count
+    prompt_digest: Id128
+    block_ids: BlockIds
+    generations: U64s
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """P -> D: every granted block was sent. `checksums` are xxh3_64 of each block's bytes as P read them.
+
+    `first` is the token that P drew (and has sent to the router already).
+    """
+
+    handoff: HandoffName
+    receiver_epoch: U64
+    sender_epoch: U64
+    num_tokens: _Count
+    prompt_digest: Id128
+    generations: U64s
+    checksums: U64s
+    first: TokenEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """D -> P: D has what it needs; P's blocks may go to P's prefix cache."""
+
+    handoff: HandoffName
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """D -> P: the grant is void; answer `Revoked` when no write of it is or will be under way."""
+
+    handoff: HandoffName
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """P -> D: no write of this handoff is or will be under way. Answers Revoke, or comes unasked when P gave up.
+
+    `request_ended`: nothing failed, P's first token already ended the request.
+    """
+
+    handoff: HandoffName
+    reason: _Text
+    request_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Either way, every third of the lease: these handoffs are alive on my side."""
+
+    handoffs: tuple[HandoffName, ...]
+
+
+RECEIVER_TO_SENDER = Codec(PeerHello, Grant, Release, Revoke, Renew)
+SENDER_TO_RECEIVER = Codec(PeerWelcome, PeerRefusal, Commit, Revoked, Renew)

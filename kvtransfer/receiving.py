@@ -1,0 +1,464 @@
+"""The receiving side of handoffs: what a decode node does to get KV that a prefill node computes.
+
+Owns the state of every incoming handoff, the connections to senders, and the decision whether the KV can be trusted.
+Does not allocate or free blocks: a `BlockOwner` (the engine) leased them, is told when they hold verified KV, and
+when they may go back.
+
+Nothing arrives by assumption: a handoff is delivered only when its Commit names our epoch, the sender's epoch, the
+token count, the prompt's digest and the generations we granted, every block has arrived, and the bytes in the pool
+match the checksums. Anything else spoils this one request.
+
+Blocks that a peer can write by itself stay set aside after a spoiled or cancelled handoff until the peer says that no
+write is under way, or its process is gone: never on a timer alone.
+
+Timeouts: the owner's leases are the clock. Whatever the sender says about a handoff renews its lease by `lease_s`;
+`expire` spoils one whose lease ran out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import zmq
+
+from engine.api import links
+from engine.api.errors import BatonError, Refused
+from engine.api.layout import KvLayout
+from engine.api.messages import PrefillPeer, TokenEvent
+from kvtransfer.host import is_gone, shares_memory
+from kvtransfer.integrity import damaged_blocks
+from kvtransfer.messages import (
+    RECEIVER_TO_SENDER,
+    SENDER_TO_RECEIVER,
+    Commit,
+    Grant,
+    HandoffKey,
+    HandoffName,
+    PeerHello,
+    PeerRefusal,
+    PeerWelcome,
+    ProcessIdentity,
+    Release,
+    Renew,
+    Revoke,
+    Revoked,
+)
+from kvtransfer.states import RECEIVING_MOVES, Progress, ReceivingState
+from kvtransfer.transports.base import Blocks, Receiver
+
+_FENCE_RETRY_S = 1.0
+_IDLE_LINK_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+class BlockOwner(Protocol):
+    """Who leased the granted blocks: the engine behind a decode node."""
+
+    def renew(self, key: HandoffKey, deadline_s: float) -> None:
+        """Hold the granted blocks until then."""
+        ...
+
+    def delivered(self, key: HandoffKey, first: TokenEvent) -> None:
+        """The blocks hold verified KV of the prompt; `first` is the token drawn by the sender."""
+        ...
+
+    def spoiled(self, key: HandoffKey, reason: str) -> None:
+        """This handoff has failed. Its blocks, if it had any, are still set aside."""
+        ...
+
+    def returned(self, key: HandoffKey) -> None:
+        """The handoff is over and nobody writes the blocks any more: they may go back to the pool."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivingFacts:
+    """What this node is; sent in handshakes."""
+
+    node_id: str
+    epoch: int
+    fingerprint: str
+    layout: KvLayout
+    num_blocks: int
+    process: ProcessIdentity
+    lease_s: float
+
+
+@dataclass(slots=True)
+class ReceivingCounters:
+    """What happened so far; read by metrics."""
+
+    num_granted: int = 0
+    num_delivered: int = 0
+    num_spoiled: int = 0
+    num_revoked: int = 0
+    num_expired: int = 0
+    num_blocks: int = 0
+    num_bytes: int = 0
+    num_damaged_blocks: int = 0
+    num_rejected_messages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """What a grant is made of: blocks set aside for the tokens after the first `num_cached_tokens`."""
+
+    key: HandoffKey
+    num_tokens: int
+    num_cached_tokens: int
+    prompt_digest: bytes
+    block_ids: tuple[int, ...]
+    generations: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Handoff:
+    incoming: Incoming
+    name: HandoffName
+    link: _Link
+    progress: Progress[ReceivingState]
+    commit: Commit | None = None
+    next_fence_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Link:
+    """One connection to one life of a prefill node."""
+
+    peer: PrefillPeer
+    socket: zmq.Socket[bytes]
+    used_s: float
+    welcome: PeerWelcome | None = None
+    receiver: Receiver | None = None
+
+
+class ReceivingSide:
+    """All incoming handoffs of one node. Driven by one thread: `handle`, `tick` and the verbs."""
+
+    def __init__(
+        self,
+        facts: ReceivingFacts,
+        context: zmq.Context[zmq.Socket[bytes]],
+        settings: links.LinkSettings,
+        receivers: Sequence[Receiver],
+        blocks: Blocks,
+        owner: BlockOwner,
+    ) -> None:
+        self.counters = ReceivingCounters()
+        self._facts = facts
+        self._context = context
+        self._settings = settings
+        self._receivers = {receiver.endpoint.transport: receiver for receiver in receivers}
+        self._blocks = blocks
+        self._owner = owner
+        self._links: dict[tuple[str, int], _Link] = {}
+        self._handoffs: dict[HandoffKey, _Handoff] = {}
+        self._interests: dict[HandoffKey, PrefillPeer] = {}
+        self._next_renewal_s = 0.0
+
+    @property
+    def num_live(self) -> int:
+        """Handoffs that have not ended."""
+        return len(self._handoffs)
+
+    @property
+    def num_quarantined_blocks(self) -> int:
+        """Blocks that nobody uses but a peer may still write."""
+        revoking = (h for h in self._handoffs.values() if h.progress.state is ReceivingState.REVOKING)
+        return sum(len(handoff.incoming.block_ids) for handoff in revoking)
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """Readable when `handle` has something to do."""
+        data = [receiver.socket for receiver in self._receivers.values() if receiver.socket is not None]
+        return [*data, *(link.socket for link in self._links.values())]
+
+    def wait_for_room(self, key: HandoffKey, peer: PrefillPeer, now_s: float) -> None:
+        """There are no blocks for this handoff yet: keep the sender's lease alive until `grant` or `forget`."""
+        self._interests[key] = peer
+        self._link(peer, now_s)
+
+    def forget(self, key: HandoffKey) -> None:
+        """No longer interested in a handoff that was never granted."""
+        self._interests.pop(key, None)
+
+    def grant(self, incoming: Incoming, peer: PrefillPeer, now_s: float) -> None:
+        """Allow `peer` to write the blocks of `incoming`."""
+        self._interests.pop(incoming.key, None)
+        link = self._link(peer, now_s)
+        handoff = _Handoff(
+            incoming=incoming,
+            name=HandoffName(*incoming.key),
+            link=link,
+            progress=Progress(ReceivingState.GRANTED, {ReceivingState.GRANTED: now_s}),
+        )
+        self._handoffs[incoming.key] = handoff
+        self.counters.num_granted += 1
+        if link.welcome is not None:
+            self._send_grant(handoff)
+
+    def cancel(self, key: HandoffKey, now_s: float) -> None:
+        """Nobody wants this handoff any more. Its blocks come back through `BlockOwner.returned`."""
+        self.forget(key)
+        handoff = self._handoffs.get(key)
+        if handoff is not None and handoff.progress.state is not ReceivingState.REVOKING:
+            self._revoke(handoff, now_s)
+
+    def expire(self, key: HandoffKey, now_s: float) -> None:
+        """The lease of this handoff's blocks ran out."""
+        handoff = self._handoffs.get(key)
+        if handoff is None:
+            self._owner.returned(key)
+        elif handoff.progress.state is not ReceivingState.REVOKING:
+            self.counters.num_expired += 1
+            self._spoil(handoff, "the prefill node stopped renewing the handoff", now_s)
+
+    def handle(self, now_s: float) -> None:
+        """Process every message and block that has arrived."""
+        for link in list(self._links.values()):
+            self._read(link, now_s)
+        for receiver in self._receivers.values():
+            receiver.poll()
+        for handoff in list(self._handoffs.values()):
+            if handoff.progress.state is ReceivingState.COMMITTED:
+                self._deliver_if_complete(handoff, now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Fence what was revoked and renew what is alive. Call at least every `lease_s` / 3."""
+        for handoff in list(self._handoffs.values()):
+            if handoff.progress.state is ReceivingState.REVOKING:
+                self._fence(handoff, now_s)
+        if now_s >= self._next_renewal_s:
+            self._next_renewal_s = now_s + self._facts.lease_s / 3
+            self._renew(now_s)
+            self._close_idle_links(now_s)
+
+    def close(self) -> None:
+        """Close every connection. Receivers belong to whoever opened them."""
+        for link in self._links.values():
+            link.socket.close()
+        self._links.clear()
+
+    def _link(self, peer: PrefillPeer, now_s: float) -> _Link:
+        """The connection to this life of the peer, made when it is first needed."""
+        link = self._links.get((peer.node_id, peer.epoch))
+        if link is None:
+            socket = links.open_socket(self._context, zmq.DEALER, self._settings)
+            links.connect(socket, links.parse_address(peer.address, "peer address"), self._settings)
+            link = self._links[(peer.node_id, peer.epoch)] = _Link(peer, socket, now_s)
+            self._send(link, self._hello())
+        link.used_s = now_s
+        return link
+
+    def _hello(self) -> PeerHello:
+        return PeerHello(
+            node_id=self._facts.node_id,
+            epoch=self._facts.epoch,
+            fingerprint=self._facts.fingerprint,
+            layout=self._facts.layout,
+            num_blocks=self._facts.num_blocks,
+            process=self._facts.process,
+            endpoints=tuple(receiver.endpoint for receiver in self._receivers.values()),
+        )
+
+    def _read(self, link: _Link, now_s: float) -> None:
+        while not link.socket.closed:
+            try:
+                frame = link.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._dispatch(link, SENDER_TO_RECEIVER.decode(frame), now_s)
+            except BatonError as error:
+                self.counters.num_rejected_messages += 1
+                _log.warning("message from prefill node %s rejected: %s", link.peer.node_id, error)
+                self._drop(link, str(error), now_s)
+
+    def _dispatch(self, link: _Link, message: object, now_s: float) -> None:
+        if isinstance(message, PeerWelcome):
+            self._on_welcome(link, message)
+        elif isinstance(message, PeerRefusal):
+            self._drop(link, f"refused by {link.peer.node_id}: {message.message}", now_s)
+        elif isinstance(message, Commit):
+            self._on_commit(link, message, now_s)
+        elif isinstance(message, Revoked):
+            self._on_revoked(link, message, now_s)
+        elif isinstance(message, Renew):
+            for name in message.handoffs:
+                if self._of_link(link, name.key) is not None:
+                    self._owner.renew(name.key, now_s + self._facts.lease_s)
+
+    def _on_welcome(self, link: _Link, welcome: PeerWelcome) -> None:
+        if (welcome.node_id, welcome.epoch) != (link.peer.node_id, link.peer.epoch):
+            raise Refused(f"{link.peer.node_id} has restarted: epoch {welcome.epoch} instead of {link.peer.epoch}")
+        if link.welcome is not None:
+            return
+        link.welcome = welcome
+        link.receiver = self._receivers.get(welcome.transport)
+        if link.receiver is None:
+            raise Refused(f"{link.peer.node_id} chose the transport {welcome.transport!r}, which was not offered")
+        for handoff in self._handoffs.values():
+            if handoff.link is link and handoff.progress.state is ReceivingState.GRANTED:
+                self._send_grant(handoff)
+
+    def _send_grant(self, handoff: _Handoff) -> None:
+        incoming, link = handoff.incoming, handoff.link
+        if link.receiver is not None:
+            link.receiver.expect(incoming.key, incoming.block_ids, incoming.generations)
+        grant = Grant(
+            handoff=handoff.name,
+            receiver_epoch=self._facts.epoch,
+            sender_epoch=link.peer.epoch,
+            num_tokens=incoming.num_tokens,
+            num_cached_tokens=incoming.num_cached_tokens,
+            prompt_digest=incoming.prompt_digest,
+            block_ids=incoming.block_ids,
+            generations=incoming.generations,
+        )
+        self._send(link, grant)
+
+    def _on_commit(self, link: _Link, commit: Commit, now_s: float) -> None:
+        handoff = self._of_link(link, commit.handoff.key)
+        if handoff is None or handoff.progress.state is not ReceivingState.GRANTED:
+            return
+        objection = self._objection(handoff, commit)
+        if objection:
+            self._spoil(handoff, objection, now_s)
+            return
+        handoff.commit = commit
+        handoff.progress.move(ReceivingState.COMMITTED, RECEIVING_MOVES, now_s)
+        self._deliver_if_complete(handoff, now_s)
+
+    def _objection(self, handoff: _Handoff, commit: Commit) -> str:
+        """Why this Commit does not belong to the grant; "" if it does."""
+        incoming = handoff.incoming
+        if (commit.receiver_epoch, commit.sender_epoch) != (self._facts.epoch, handoff.link.peer.epoch):
+            return "the commit names another epoch"
+        if commit.num_tokens != incoming.num_tokens:
+            return f"the commit covers {commit.num_tokens} tokens, the grant {incoming.num_tokens}"
+        if commit.prompt_digest != incoming.prompt_digest:
+            return "the commit is for another prompt"
+        if commit.generations != incoming.generations or len(commit.checksums) != len(incoming.block_ids):
+            return "the commit names other blocks than the grant"
+        if commit.first.handoff_id != incoming.key[0] or len(commit.first.token_ids) != 1:
+            return "the commit carries no first token of this request"
+        return ""
+
+    def _deliver_if_complete(self, handoff: _Handoff, now_s: float) -> None:
+        incoming, commit, receiver = handoff.incoming, handoff.commit, handoff.link.receiver
+        if commit is None or receiver is None or receiver.num_missing(incoming.key):
+            return
+        damaged = damaged_blocks(self._blocks, incoming.block_ids, commit.checksums)
+        if damaged:
+            self.counters.num_damaged_blocks += len(damaged)
+            self._spoil(handoff, f"{len(damaged)} of {len(incoming.block_ids)} blocks arrived damaged", now_s)
+            return
+        self.counters.num_delivered += 1
+        self.counters.num_blocks += len(incoming.block_ids)
+        self.counters.num_bytes += len(incoming.block_ids) * self._facts.layout.block_bytes
+        handoff.progress.move(ReceivingState.DELIVERED, RECEIVING_MOVES, now_s)
+        self._send(handoff.link, Release(handoff.name))
+        self._end(handoff, now_s)
+        self._owner.delivered(incoming.key, commit.first)
+
+    def _on_revoked(self, link: _Link, revoked: Revoked, now_s: float) -> None:
+        handoff = self._of_link(link, revoked.handoff.key)
+        key = revoked.handoff.key
+        if handoff is None:
+            is_wanted = self._interests.pop(key, None) is not None
+            if not is_wanted:
+                return
+        else:
+            is_wanted = handoff.progress.state is not ReceivingState.REVOKING
+            self._end(handoff, now_s)
+        if is_wanted and not revoked.request_ended:
+            self.counters.num_spoiled += 1
+            self._owner.spoiled(key, f"given up by the prefill node: {revoked.reason}")
+        self._owner.returned(key)
+
+    def _spoil(self, handoff: _Handoff, reason: str, now_s: float) -> None:
+        self.counters.num_spoiled += 1
+        _log.warning("handoff %s spoiled: %s", handoff.incoming.key[0].hex(), reason)
+        self._owner.spoiled(handoff.incoming.key, reason)
+        self._revoke(handoff, now_s)
+
+    def _revoke(self, handoff: _Handoff, now_s: float) -> None:
+        """Take the grant back. Blocks return when no write can be under way."""
+        self.counters.num_revoked += 1
+        handoff.progress.move(ReceivingState.REVOKING, RECEIVING_MOVES, now_s)
+        if handoff.link.receiver is not None:
+            handoff.link.receiver.forget(handoff.incoming.key)
+        self._send(handoff.link, Revoke(handoff.name))
+        handoff.next_fence_s = now_s + _FENCE_RETRY_S
+        self._fence(handoff, now_s)
+
+    def _fence(self, handoff: _Handoff, now_s: float) -> None:
+        """End a revoked handoff when its writer provably cannot write any more."""
+        link = handoff.link
+        writer = link.welcome.process if link.welcome is not None else None
+        if writer is not None and link.receiver is not None and link.receiver.peers_write:
+            if now_s < handoff.next_fence_s:
+                return
+            handoff.next_fence_s = now_s + _FENCE_RETRY_S
+            if not (shares_memory(self._facts.process, writer) and is_gone(writer)):
+                # asked again, over a new connection if need be: the blocks must not wait for one lost message
+                self._send(self._link(link.peer, now_s), Revoke(handoff.name))
+                return
+        # the grant was never sent, or blocks pass through our own hands, or the writer is gone
+        self._end(handoff, now_s)
+        self._owner.returned(handoff.incoming.key)
+
+    def _end(self, handoff: _Handoff, now_s: float) -> None:
+        handoff.progress.move(ReceivingState.ENDED, RECEIVING_MOVES, now_s)
+        del self._handoffs[handoff.incoming.key]
+        if handoff.link.receiver is not None:
+            handoff.link.receiver.forget(handoff.incoming.key)
+
+    def _of_link(self, link: _Link, key: HandoffKey) -> _Handoff | None:
+        """The handoff, when it was granted to the peer at the other end of `link`."""
+        handoff = self._handoffs.get(key)
+        return handoff if handoff is not None and handoff.link.peer == link.peer else None
+
+    def _drop(self, link: _Link, reason: str, now_s: float) -> None:
+        """Close a connection that is of no use; everything granted over it is spoiled."""
+        link.socket.close()
+        self._links.pop((link.peer.node_id, link.peer.epoch), None)
+        for key, peer in list(self._interests.items()):
+            if (peer.node_id, peer.epoch) == (link.peer.node_id, link.peer.epoch):
+                del self._interests[key]
+                self._owner.spoiled(key, reason)
+                self._owner.returned(key)
+        for handoff in list(self._handoffs.values()):
+            if handoff.link is link and handoff.progress.state is not ReceivingState.REVOKING:
+                self._spoil(handoff, reason, now_s)
+
+    def _renew(self, now_s: float) -> None:
+        by_link: dict[tuple[str, int], list[HandoffName]] = {}
+        for handoff in self._handoffs.values():
+            if handoff.progress.state is not ReceivingState.REVOKING:
+                peer = handoff.link.peer
+                by_link.setdefault((peer.node_id, peer.epoch), []).append(handoff.name)
+        for key, peer in self._interests.items():
+            by_link.setdefault((peer.node_id, peer.epoch), []).append(HandoffName(*key))
+        for link_key, names in by_link.items():
+            link = self._links.get(link_key)
+            if link is not None:
+                link.used_s = now_s
+                self._send(link, Renew(tuple(names)))
+
+    def _close_idle_links(self, now_s: float) -> None:
+        in_use = {id(handoff.link) for handoff in self._handoffs.values()}
+        for key, link in list(self._links.items()):
+            if id(link) not in in_use and now_s - link.used_s > _IDLE_LINK_S:
+                link.socket.close()
+                del self._links[key]
+
+    def _send(self, link: _Link, message: object) -> None:
+        if link.socket.closed:
+            return
+        try:
+            link.socket.send(RECEIVER_TO_SENDER.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            _log.warning("prefill node %s takes no messages, %s dropped", link.peer.node_id, type(message).__name__)

@@ -1,0 +1,460 @@
+"""The sending side of handoffs: what a prefill node does with KV that somebody else wants.
+
+Owns the state of every outgoing handoff, the connections of receivers, and the order push -> Commit -> Release. Does
+not compute KV and does not hold blocks: a `BlockHolder` (the engine) does, and is told when it may give them back.
+
+Timeouts: the holder's leases are the clock. Whatever the receiver says about a handoff renews its lease by `lease_s`;
+`expire` withdraws one whose lease ran out. A Grant that comes before its Prefill waits `lease_s`. A withdrawn handoff
+ends when the pushing thread has reported its jobs, so blocks are never given back while they are read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import zmq
+
+from engine.api import links
+from engine.api.codec import Codec
+from engine.api.errors import BatonError, InvalidMessage, Refused
+from engine.api.layout import KvLayout
+from engine.api.messages import TokenEvent
+from kvtransfer.messages import (
+    RECEIVER_TO_SENDER,
+    SENDER_TO_RECEIVER,
+    Commit,
+    Grant,
+    HandoffKey,
+    HandoffName,
+    PeerHello,
+    PeerRefusal,
+    PeerWelcome,
+    ProcessIdentity,
+    Release,
+    Renew,
+    Revoke,
+    Revoked,
+)
+from kvtransfer.pusher import Pusher, PushJob, PushReport
+from kvtransfer.states import SENDING_MOVES, Progress, SendingState
+from kvtransfer.transports.base import Move, Sender
+
+_MAX_ENDED = 4096
+_log = logging.getLogger(__name__)
+
+
+class BlockHolder(Protocol):
+    """Who holds the blocks: the engine behind a prefill node."""
+
+    def block_table(self, key: HandoffKey) -> Sequence[int]:
+        """Blocks of a handoff's prompt, in order."""
+        ...
+
+    def renew(self, key: HandoffKey, deadline_s: float) -> None:
+        """Hold them until then, if they are leased."""
+        ...
+
+    def let_go(self, key: HandoffKey) -> None:
+        """Stop computing it, if it still is, and give its blocks back."""
+        ...
+
+
+class SenderOpener(Protocol):
+    """Opens a transport towards a receiver: (transport name, sender). Raises `Refused`."""
+
+    def open(self, hello: PeerHello) -> tuple[str, Sender]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SendingFacts:
+    """What this node is; compared in handshakes."""
+
+    node_id: str
+    epoch: int
+    fingerprint: str
+    layout: KvLayout
+    process: ProcessIdentity
+    lease_s: float
+
+
+@dataclass(slots=True)
+class SendingCounters:
+    """What happened so far; read by metrics."""
+
+    num_handoffs: int = 0
+    num_released: int = 0
+    num_withdrawn: int = 0
+    num_expired: int = 0
+    num_blocks: int = 0
+    num_bytes: int = 0
+    num_rejected_messages: int = 0
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A connected receiver that passed the handshake."""
+
+    hello: PeerHello
+    sender: Sender
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    key: HandoffKey
+    decode_node_id: str
+    decode_epoch: int
+    num_tokens: int
+    prompt_digest: bytes
+    progress: Progress[SendingState]
+    peer_id: bytes = b""
+    grant: Grant | None = None
+    num_ready_blocks: int = 0
+    num_submitted: int = 0
+    num_jobs: int = 0
+    checksums: dict[int, int] = field(default_factory=dict)
+    first: TokenEvent | None = None
+    reason: str = ""
+    request_ended: bool = False
+
+    def belongs_to(self, hello: PeerHello) -> bool:
+        """Whether that receiver is the one the router named."""
+        return (hello.node_id, hello.epoch) == (self.decode_node_id, self.decode_epoch)
+
+
+class SendingSide:
+    """All outgoing handoffs of one node. Driven by one thread: `handle`, `collect`, `tick` and the verbs."""
+
+    def __init__(
+        self,
+        facts: SendingFacts,
+        link: zmq.Socket[bytes],
+        opener: SenderOpener,
+        pusher: Pusher,
+        holder: BlockHolder,
+    ) -> None:
+        self.counters = SendingCounters()
+        self._facts = facts
+        self._link = link
+        self._opener = opener
+        self._pusher = pusher
+        self._holder = holder
+        self._peers: dict[bytes, _Peer] = {}
+        self._outgoing: dict[HandoffKey, _Outgoing] = {}
+        self._early: dict[HandoffKey, tuple[float, bytes, Grant]] = {}
+        self._ended: OrderedDict[HandoffKey, bool] = OrderedDict()
+        self._next_renewal_s = 0.0
+
+    @property
+    def num_live(self) -> int:
+        """Handoffs that have not ended."""
+        return len(self._outgoing)
+
+    def live_keys(self) -> list[HandoffKey]:
+        """Handoffs that have not ended."""
+        return list(self._outgoing)
+
+    def begin(
+        self,
+        key: HandoffKey,
+        *,
+        decode_node_id: str,
+        decode_epoch: int,
+        num_tokens: int,
+        prompt_digest: bytes,
+        now_s: float,
+    ) -> None:
+        """A prompt is about to be computed for that decode node. Raises `InvalidMessage` for a known key."""
+        if key in self._outgoing or key in self._ended:
+            raise InvalidMessage("this attempt of the handoff exists already")
+        self.counters.num_handoffs += 1
+        self._outgoing[key] = _Outgoing(
+            key=key,
+            decode_node_id=decode_node_id,
+            decode_epoch=decode_epoch,
+            num_tokens=num_tokens,
+            prompt_digest=prompt_digest,
+            progress=Progress(SendingState.COMPUTING, {SendingState.COMPUTING: now_s}),
+        )
+        early = self._early.pop(key, None)
+        if early is not None:
+            self._on_grant(early[1], early[2], now_s)
+
+    def advance(self, key: HandoffKey, num_computed_tokens: int) -> None:
+        """The KV of so many tokens is in the blocks: push what became complete."""
+        handoff = self._outgoing.get(key)
+        if handoff is not None and handoff.progress.state is SendingState.COMPUTING:
+            handoff.num_ready_blocks = num_computed_tokens // self._facts.layout.block_size
+            self._push_ready(handoff)
+
+    def finish(self, key: HandoffKey, first: TokenEvent, now_s: float) -> None:
+        """The prompt is computed and token 1 is on its way to the client: push the rest, then commit."""
+        handoff = self._outgoing.get(key)
+        if handoff is None or handoff.progress.state is not SendingState.COMPUTING:
+            return
+        handoff.progress.move(SendingState.PUSHING, SENDING_MOVES, now_s)
+        handoff.first = first
+        handoff.num_ready_blocks = -(-handoff.num_tokens // self._facts.layout.block_size)
+        self._push_ready(handoff)
+        self._commit_if_pushed(handoff, now_s)
+
+    def withdraw(self, key: HandoffKey, reason: str, now_s: float, *, request_ended: bool = False) -> None:
+        """Give a handoff up: no further writes; its blocks go back once none is under way."""
+        handoff = self._outgoing.get(key)
+        if handoff is None or handoff.progress.state is SendingState.WITHDRAWING:
+            return
+        self.counters.num_withdrawn += 1
+        handoff.reason, handoff.request_ended = reason[:1000], request_ended
+        _log.debug("handoff %s/%d withdrawn: %s", key[0].hex(), key[1], reason)
+        handoff.progress.move(SendingState.WITHDRAWING, SENDING_MOVES, now_s)
+        self._pusher.cancel(key)
+        self._end_if_drained(handoff, now_s)
+
+    def expire(self, key: HandoffKey, now_s: float) -> None:
+        """The lease of this handoff's blocks ran out."""
+        if key in self._outgoing:
+            self.counters.num_expired += self._outgoing[key].progress.state is not SendingState.WITHDRAWING
+            self.withdraw(key, "lease expired", now_s)
+        else:
+            self._holder.let_go(key)
+
+    def handle(self, now_s: float) -> None:
+        """Process every message that has arrived. A bad one costs its sender's connection, nothing else."""
+        while True:
+            try:
+                peer_id, *frames = self._link.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._dispatch(peer_id, frames, now_s)
+            except BatonError as error:
+                self.counters.num_rejected_messages += 1
+                _log.warning("message from a decode node rejected: %s", error)
+                self._drop_peer(peer_id)
+                self._send(peer_id, PeerRefusal(str(error)[:1000]))
+
+    def collect(self, now_s: float) -> None:
+        """Take the pushing thread's reports."""
+        for report in self._pusher.reports():
+            self._on_report(report, now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Answer grants that nothing came for and renew what is alive. Call at least every `lease_s` / 3."""
+        for key, (deadline_s, peer_id, grant) in list(self._early.items()):
+            if deadline_s <= now_s:
+                del self._early[key]
+                self._send(peer_id, Revoked(grant.handoff, "no such handoff", False))
+        if now_s >= self._next_renewal_s:
+            self._next_renewal_s = now_s + self._facts.lease_s / 3
+            self._renew()
+
+    def close(self) -> None:
+        """Close every connection."""
+        for peer_id in list(self._peers):
+            self._drop_peer(peer_id)
+
+    def _dispatch(self, peer_id: bytes, frames: Sequence[bytes], now_s: float) -> None:
+        if len(frames) != 1:
+            raise InvalidMessage("a message is one frame")
+        message = RECEIVER_TO_SENDER.decode(frames[0])
+        if isinstance(message, PeerHello):
+            self._on_hello(peer_id, message)
+        elif peer_id not in self._peers:
+            raise Refused("say PeerHello first")
+        elif isinstance(message, Grant):
+            self._on_grant(peer_id, message, now_s)
+        elif isinstance(message, Release):
+            self._on_release(peer_id, message, now_s)
+        elif isinstance(message, Revoke):
+            self._on_revoke(peer_id, message, now_s)
+        elif isinstance(message, Renew):
+            self._on_renew(peer_id, message, now_s)
+
+    def _on_hello(self, peer_id: bytes, hello: PeerHello) -> None:
+        if hello.fingerprint != self._facts.fingerprint:
+            raise Refused(f"model differs: {self._facts.fingerprint} here, {hello.fingerprint} at {hello.node_id}")
+        self._facts.layout.require_same(hello.layout, hello.node_id)
+        self._drop_peer(peer_id)
+        transport, sender = self._opener.open(hello)
+        self._peers[peer_id] = _Peer(hello, sender)
+        for handoff in self._outgoing.values():
+            if handoff.grant is not None and handoff.belongs_to(hello):
+                handoff.peer_id = peer_id  # the same life of the receiver, dialling again
+        _log.info("decode node %s connected, KV goes by %s", hello.node_id, transport)
+        self._send(peer_id, PeerWelcome(self._facts.node_id, self._facts.epoch, transport, self._facts.process))
+
+    def _on_grant(self, peer_id: bytes, grant: Grant, now_s: float) -> None:
+        key = grant.handoff.key
+        handoff = self._outgoing.get(key)
+        if handoff is None:
+            if key in self._ended:
+                self._send(peer_id, Revoked(grant.handoff, "the handoff has ended", self._ended[key]))
+            else:
+                self._early[key] = (now_s + self._facts.lease_s, peer_id, grant)
+            return
+        if grant == handoff.grant:
+            return  # doubled on its way
+        objection = self._objection(handoff, self._peers[peer_id].hello, grant)
+        if objection:
+            self._send(peer_id, Revoked(grant.handoff, objection, False))
+            return
+        handoff.peer_id, handoff.grant = peer_id, grant
+        self._holder.renew(key, now_s + self._facts.lease_s)
+        if handoff.progress.state is SendingState.WITHDRAWING:
+            return
+        self._push_ready(handoff)
+        self._commit_if_pushed(handoff, now_s)
+
+    def _objection(self, handoff: _Outgoing, hello: PeerHello, grant: Grant) -> str:
+        """Why this grant is not the one this handoff waits for, or names impossible blocks; "" if all is well."""
+        if not handoff.belongs_to(hello):
+            return "this handoff belongs to another decode node"
+        if handoff.grant is not None:
+            return "this handoff has a grant already"
+        if grant.sender_epoch != self._facts.epoch or grant.receiver_epoch != hello.epoch:
+            return "the grant names another epoch"
+        if grant.num_tokens != handoff.num_tokens or grant.prompt_digest != handoff.prompt_digest:
+            return "the grant is for another prompt"
+        block_size = self._facts.layout.block_size
+        num_blocks = -(-grant.num_tokens // block_size) - grant.num_cached_tokens // block_size
+        if grant.num_cached_tokens % block_size or grant.num_cached_tokens > grant.num_tokens:
+            return "cached tokens must be whole blocks of the prompt"
+        if not len(grant.block_ids) == len(set(grant.block_ids)) == len(grant.generations) == num_blocks:
+            return f"the grant names {len(grant.block_ids)} blocks, {num_blocks} are needed"
+        if any(block_id >= hello.num_blocks for block_id in grant.block_ids):
+            return f"the grant names blocks beyond the pool of {hello.num_blocks}"
+        return ""
+
+    def _push_ready(self, handoff: _Outgoing) -> None:
+        """Submit the granted blocks that are complete and not submitted yet."""
+        grant, peer = handoff.grant, self._peers.get(handoff.peer_id)
+        if grant is None or peer is None:
+            return
+        first = grant.num_cached_tokens // self._facts.layout.block_size
+        last = min(handoff.num_ready_blocks - first, len(grant.block_ids))
+        if last <= handoff.num_submitted:
+            return
+        table = self._holder.block_table(handoff.key)
+        moves = [
+            Move(index, table[first + index], grant.block_ids[index], grant.generations[index])
+            for index in range(handoff.num_submitted, last)
+        ]
+        handoff.num_submitted = last
+        handoff.num_jobs += 1
+        self._pusher.submit(PushJob(handoff.key, peer.sender, moves))
+
+    def _on_report(self, report: PushReport, now_s: float) -> None:
+        handoff = self._outgoing.get(report.key)
+        if handoff is None:
+            return
+        handoff.num_jobs -= 1
+        self.counters.num_blocks += len(report.checksums)
+        self.counters.num_bytes += len(report.checksums) * self._facts.layout.block_bytes
+        for move, checksum in zip(report.moves, report.checksums, strict=False):
+            handoff.checksums[move.index] = checksum
+        if handoff.progress.state is SendingState.WITHDRAWING:
+            self._end_if_drained(handoff, now_s)
+        elif report.error:
+            self.withdraw(report.key, report.error, now_s)
+        else:
+            self._commit_if_pushed(handoff, now_s)
+
+    def _commit_if_pushed(self, handoff: _Outgoing, now_s: float) -> None:
+        grant = handoff.grant
+        if handoff.progress.state is not SendingState.PUSHING or grant is None or handoff.first is None:
+            return
+        if len(handoff.checksums) < len(grant.block_ids):
+            return
+        handoff.progress.move(SendingState.COMMITTED, SENDING_MOVES, now_s)
+        commit = Commit(
+            handoff=grant.handoff,
+            receiver_epoch=grant.receiver_epoch,
+            sender_epoch=self._facts.epoch,
+            num_tokens=handoff.num_tokens,
+            prompt_digest=handoff.prompt_digest,
+            generations=grant.generations,
+            checksums=tuple(handoff.checksums[index] for index in range(len(grant.block_ids))),
+            first=handoff.first,
+        )
+        self._send(handoff.peer_id, commit)
+
+    def _on_release(self, peer_id: bytes, release: Release, now_s: float) -> None:
+        handoff = self._of_peer(peer_id, release.handoff.key)
+        if handoff is not None and handoff.progress.state is SendingState.COMMITTED:
+            self.counters.num_released += 1
+            self._end(handoff, now_s)
+
+    def _on_revoke(self, peer_id: bytes, revoke: Revoke, now_s: float) -> None:
+        key = revoke.handoff.key
+        self._early.pop(key, None)
+        if self._of_peer(peer_id, key) is None:
+            self._remember_end(key, request_ended=False)
+            self._send(peer_id, Revoked(revoke.handoff, "no such handoff", False))
+        else:
+            self.withdraw(key, "revoked by the decode node", now_s)
+
+    def _on_renew(self, peer_id: bytes, renew: Renew, now_s: float) -> None:
+        hello = self._peers[peer_id].hello
+        for name in renew.handoffs:
+            handoff = self._outgoing.get(name.key)
+            if handoff is None:
+                if name.key in self._ended:
+                    self._send(peer_id, Revoked(name, "the handoff has ended", self._ended[name.key]))
+            elif handoff.belongs_to(hello):
+                self._holder.renew(name.key, now_s + self._facts.lease_s)
+
+    def _of_peer(self, peer_id: bytes, key: HandoffKey) -> _Outgoing | None:
+        """The handoff, when it is meant for the receiver at the other end of this connection."""
+        handoff = self._outgoing.get(key)
+        return handoff if handoff is not None and handoff.belongs_to(self._peers[peer_id].hello) else None
+
+    def _end_if_drained(self, handoff: _Outgoing, now_s: float) -> None:
+        if handoff.num_jobs:
+            return
+        if handoff.grant is not None:
+            self._send(handoff.peer_id, Revoked(handoff.grant.handoff, handoff.reason, handoff.request_ended))
+        self._end(handoff, now_s)
+
+    def _end(self, handoff: _Outgoing, now_s: float) -> None:
+        handoff.progress.move(SendingState.ENDED, SENDING_MOVES, now_s)
+        del self._outgoing[handoff.key]
+        self._pusher.forget(handoff.key)
+        self._remember_end(handoff.key, request_ended=handoff.request_ended)
+        self._holder.let_go(handoff.key)
+
+    def _remember_end(self, key: HandoffKey, *, request_ended: bool) -> None:
+        """So that late messages of an ended handoff are answered, not waited for."""
+        self._ended[key] = request_ended
+        while len(self._ended) > _MAX_ENDED:
+            self._ended.popitem(last=False)
+
+    def _renew(self) -> None:
+        by_peer: dict[bytes, list[HandoffName]] = {}
+        for handoff in self._outgoing.values():
+            if handoff.grant is not None and handoff.progress.state is not SendingState.WITHDRAWING:
+                by_peer.setdefault(handoff.peer_id, []).append(handoff.grant.handoff)
+        for peer_id, names in by_peer.items():
+            self._send(peer_id, Renew(tuple(names)))
+
+    def _drop_peer(self, peer_id: bytes) -> None:
+        peer = self._peers.pop(peer_id, None)
+        if peer is not None:
+            self._pusher.retire(peer.sender)
+
+    def _send(self, peer_id: bytes, message: object, codec: Codec = SENDER_TO_RECEIVER) -> None:
+        try:
+            self._link.send_multipart([peer_id, codec.encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            # the receiver is gone or takes nothing: its leases on our blocks end by their deadline
+            _log.info("a decode node is not reachable, %s dropped", type(message).__name__)
+
+
+def open_listener(
+    context: zmq.Context[zmq.Socket[bytes]], host: str, port: int, settings: links.LinkSettings
+) -> tuple[zmq.Socket[bytes], str]:
+    """The socket that decode nodes dial, and its address. Raises `InvalidSetting`."""
+    link = links.open_socket(context, zmq.ROUTER, settings)
+    return link, links.bind(link, host, port, settings)

@@ -1,0 +1,1 @@
+"""How bytes travel. One file per transport, chosen by name and imported late."""

@@ -1,0 +1,117 @@
+"""A small client of the OpenAI-compatible endpoint: model names and streamed chat completions.
+
+Owns one connection per call and the decoding of server-sent events. Does not know the terminal.
+Invariants: every failure is a `BatonError` whose message is for a person; no line of a response is read without a
+limit; a stream that is given up closes its connection, which cancels the request.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from engine.api.errors import InvalidSetting, RequestFailed
+
+CONNECT_TIMEOUT_S = 10.0
+SILENCE_TIMEOUT_S = 600.0
+"""Longest wait for the next bytes: a long prompt on a slow machine computes for minutes."""
+MAX_BODY_BYTES = 1 << 20
+DATA_PREFIX = b"data:"
+END_OF_STREAM = b"[DONE]"
+
+
+class ApiClient:
+    """Talks to the endpoint at `url` ("http://host:port", with or without "/v1"). Raises `InvalidSetting` otherwise."""
+
+    def __init__(self, url: str, api_key: str = "") -> None:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            raise InvalidSetting(f"--url {url!r:.100} has no valid port") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidSetting(f"--url {url!r:.100} is not of the form http://HOST:PORT")
+        self._url = url
+        self._is_encrypted = parts.scheme == "https"
+        self._host, self._port = parts.hostname, port
+        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def models(self) -> list[str]:
+        """Names of the served models, at least one. Raises `RequestFailed`."""
+        with self._request("GET", "/models") as response:
+            content = _decode_json(response.read(MAX_BODY_BYTES))
+        match content:
+            case {"data": [{"id": str()}, *_] as models}:
+                return [str(model["id"]) for model in models]
+            case _:
+                raise RequestFailed(f"{self._url} lists no model")
+
+    def stream_chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
+        """Chunks of one streamed chat completion. Raises `RequestFailed`, also for a stream that ends early."""
+        with self._request("POST", "/chat/completions", json.dumps({**body, "stream": True}).encode()) as response:
+            while line := response.readline(MAX_BODY_BYTES):
+                if not line.startswith(DATA_PREFIX):
+                    continue  # blank lines end an event, a leading colon is a comment
+                data = line.removeprefix(DATA_PREFIX).strip()
+                if data == END_OF_STREAM:
+                    return
+                chunk = _decode_json(data)
+                if "error" in chunk:
+                    raise RequestFailed(describe_error(chunk))
+                yield chunk
+        raise RequestFailed("the stream ended before the answer was complete")
+
+    @contextmanager
+    def _request(self, method: str, path: str, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
+        connection_class = http.client.HTTPSConnection if self._is_encrypted else http.client.HTTPConnection
+        connection = connection_class(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
+        try:
+            connection.connect()
+            connection.sock.settimeout(SILENCE_TIMEOUT_S)
+            connection.request(method, self._path + path, body, self._headers)
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                error = _decode_json(response.read(MAX_BODY_BYTES))
+                raise RequestFailed(f"{describe_error(error)} (HTTP {response.status})")
+            yield response
+        except ConnectionRefusedError:
+            raise RequestFailed(f"nothing listens at {self._url}: is `baton serve` running?") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise RequestFailed(f"{self._url}: {str(error) or type(error).__name__}") from None
+        finally:
+            connection.close()
+
+
+def describe_error(content: Mapping[str, Any]) -> str:
+    """The sentence in an OpenAI error envelope, with the field it is about."""
+    match content:
+        case {"error": {"message": str(message), "param": str(param)}} if param not in message:
+            return f"{message} [{param}]"
+        case {"error": {"message": str(message)}} | {"error": str(message)}:
+            return message
+        case _:
+            return "the endpoint refused the request without a reason"
+
+
+def _decode_json(data: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(data)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def chat_body(
+    model: str, messages: Sequence[Mapping[str, str]], max_tokens: int | None, temperature: float | None
+) -> dict[str, Any]:
+    """The request body; what is None is left to the endpoint's default."""
+    optional = {"max_tokens": max_tokens, "temperature": temperature}
+    given = {name: value for name, value in optional.items() if value is not None}
+    return {"model": model, "messages": list(messages), **given}

@@ -1,0 +1,66 @@
+"""The `baton` command: finds the subcommand, runs it, and turns its end into an exit status.
+
+Owns the table of subcommands and what a person sees when one fails. Does not know their flags.
+Invariants: a subcommand's module is imported only when it is asked for, so `baton --help` needs neither torch nor
+aiohttp; an error raised on purpose is one `error: ...` line on stderr and status 1; Ctrl-C is status 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from engine.api.errors import BatonError
+
+INTERRUPTED_STATUS = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand: the module whose `main(arguments) -> int` runs it, and its line in the help."""
+
+    module: str
+    doc: str
+
+
+COMMANDS = {
+    "serve": Command("launch.serve", "start a router, prefill nodes and decode nodes on this machine"),
+    "router": Command("router.__main__", "start one router"),
+    "prefill": Command("prefill_node.__main__", "start one prefill node"),
+    "decode": Command("decode_node.__main__", "start one decode node"),
+    "chat": Command("launch.chat", "talk to a running router in the terminal"),
+    "key": Command("launch.key", "write a cluster key"),
+    "version": Command("launch.version", "print the version"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `baton COMMAND ...` and return its exit status."""
+    parsed = _parser().parse_args(argv)
+    run = cast("Callable[[Sequence[str]], int]", importlib.import_module(COMMANDS[parsed.command].module).main)
+    try:
+        return run(parsed.arguments)
+    except BatonError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED_STATUS
+
+
+def _parser() -> argparse.ArgumentParser:
+    listing = "\n".join(f"  {name:<9} {command.doc}" for name, command in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="baton",
+        usage="baton COMMAND ...",
+        description="Disaggregated prefill/decode serving for large language models.",
+        epilog=f"commands:\n{listing}\n\n`baton COMMAND --help` lists the settings of one command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND", help="what to run, see below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser

@@ -1,0 +1,77 @@
+"""Which cores and which accelerator each node of this machine gets.
+
+Owns the split. Does not know what a node does with it.
+Invariants: every node gets at least one thread; pinned nodes never share a core.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+CPU_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
+DEVICE_FOLDER = Path("/dev")
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """Cores this process may run on, and how many of them it may keep busy at once (a container's quota)."""
+
+    ids: tuple[int, ...]
+    num_usable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One node's share. `cpu_ids` is empty when it is not pinned, `device` when the node sees every accelerator."""
+
+    num_threads: int
+    cpu_ids: tuple[int, ...] = ()
+    device: str = ""
+
+
+def find_cpus(quota_file: Path = CPU_QUOTA_FILE) -> Cpus:
+    """The cores of this process."""
+    num_cpus = os.cpu_count() or 1
+    # Not on every system: macOS has no affinity.
+    ids = tuple(sorted(os.sched_getaffinity(0))) if "sched_getaffinity" in dir(os) else tuple(range(num_cpus))
+    return Cpus(ids, min(len(ids), _cpu_quota(quota_file) or len(ids)))
+
+
+def find_devices(environment: Mapping[str, str], folder: Path = DEVICE_FOLDER) -> list[str]:
+    """Accelerators of this machine, as `CUDA_VISIBLE_DEVICES` names them."""
+    if VISIBLE_DEVICES in environment:
+        return [name for name in environment[VISIBLE_DEVICES].split(",") if name]
+    num_devices = sum(1 for path in folder.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
+    return [str(index) for index in range(num_devices)]
+
+
+def place_nodes(num_nodes: int, cpus: Cpus, devices: list[str], *, pin_cpus: bool) -> list[Placement]:
+    """One share per node: cores split evenly, accelerators in turn.
+
+    Cores are pinned only when each node gets at least one and no quota limits them: under a quota the kernel knows
+    better which cores are free.
+    """
+    num_threads = max(1, cpus.num_usable // num_nodes)
+    can_pin = pin_cpus and num_nodes <= len(cpus.ids) == cpus.num_usable
+    return [
+        Placement(
+            num_threads,
+            cpus.ids[index * num_threads : (index + 1) * num_threads] if can_pin else (),
+            devices[index % len(devices)] if len(devices) > 1 else "",
+        )
+        for index in range(num_nodes)
+    ]
+
+
+def _cpu_quota(file: Path) -> int | None:
+    """Whole cores of a cgroup v2 quota ("200000 100000" is two), None without one."""
+    try:
+        quota, period = file.read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):  # no such file, or "max": no quota
+        return None

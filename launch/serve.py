@@ -1,0 +1,109 @@
+"""`baton serve`: a whole relay on this machine with one command.
+
+Owns the command lines of the children. Does not know how they are kept alive (`launch.supervisor`) nor what they do.
+All children start at once: the control port is reserved beforehand, so that nodes load weights while the router starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from engine.api.errors import BatonError
+from engine.api.settings import as_flags
+from engine.service.settings import NodeSettings
+from launch.api_client import ApiClient
+from launch.child import ChildSpec
+from launch.console import Console
+from launch.placement import VISIBLE_DEVICES, Placement, find_cpus, find_devices, place_nodes
+from launch.ports import ReservedPort
+from launch.settings import LOOPBACK, Deployment, child_environment, resolve_serve
+from launch.supervisor import Supervisor
+
+ROUTER_NAME = "router"
+STOP_MARGIN_S = 2.0
+"""A node drains for its `shutdown_timeout_s` and needs a little more to leave."""
+_NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a router and its nodes until a signal; returns the exit status. Raises `BatonError` when one cannot start."""
+    deployment = resolve_serve(arguments, os.environ)
+    with (
+        ReservedPort(deployment.router.host, deployment.router.port, "--port") as http_port,
+        ReservedPort(LOOPBACK, 0, "--control-port") as control_port,
+    ):
+        supervisor = Supervisor(
+            child_specs(deployment, http_port.port, control_port.port, placements(deployment), os.environ),
+            Console(sys.stderr),
+            start_timeout_s=deployment.serve.start_timeout_s,
+            stop_timeout_s=deployment.decode.shutdown_timeout_s + STOP_MARGIN_S,
+        )
+        return supervisor.run(lambda addresses: announce(addresses[ROUTER_NAME], deployment))
+
+
+def placements(deployment: Deployment) -> list[Placement]:
+    """The share of this machine that each node gets, prefill nodes first."""
+    num_nodes = deployment.serve.prefill + deployment.serve.decode
+    has_own_threads = bool(deployment.decode.num_threads)
+    pin_cpus = deployment.serve.pin_cpus and not has_own_threads
+    shares = place_nodes(num_nodes, find_cpus(), find_devices(os.environ), pin_cpus=pin_cpus)
+    if has_own_threads:
+        return [dataclasses.replace(share, num_threads=deployment.decode.num_threads) for share in shares]
+    return shares
+
+
+def child_specs(
+    deployment: Deployment,
+    http_port: int,
+    control_port: int,
+    shares: Sequence[Placement],
+    environment: Mapping[str, str],
+) -> list[ChildSpec]:
+    """What to start: the router, then one node per share, prefill nodes first."""
+    inherited = {**child_environment(environment), "PYTHONUNBUFFERED": "1"}
+    router = dataclasses.replace(deployment.router, port=http_port, control_host=LOOPBACK, control_port=control_port)
+    specs = [ChildSpec(ROUTER_NAME, "router", tuple(as_flags(router)), inherited, stops_last=True)]
+    for index, share in enumerate(shares):
+        is_prefill = index < deployment.serve.prefill
+        settings = deployment.prefill if is_prefill else deployment.decode
+        name = f"prefill-{index}" if is_prefill else f"decode-{index - deployment.serve.prefill}"
+        module = "prefill_node" if is_prefill else "decode_node"
+        flags = as_flags(_placed(settings, name, share, control_port))
+        node_environment = {**inherited, VISIBLE_DEVICES: share.device} if share.device else inherited
+        specs.append(ChildSpec(name, module, tuple(flags), node_environment))
+    return specs
+
+
+def announce(address: str, deployment: Deployment) -> None:
+    """Say on stdout that everything is ready, and how to try it."""
+    request = {
+        "model": _served_name(address, deployment),
+        "stream": True,
+        "messages": [{"role": "user", "content": "Hello!"}],
+    }
+    print(f"Baton ready at {address}")
+    data = shlex.quote(json.dumps(request))
+    print(f"curl -N {address}/v1/chat/completions -H 'Content-Type: application/json' -d {data}", flush=True)
+
+
+def _served_name(address: str, deployment: Deployment) -> str:
+    try:
+        return ApiClient(address).models()[0]
+    except BatonError:  # an endpoint that wants an API key: the line is only an example
+        return deployment.router.served_model_name or deployment.router.model or "MODEL"
+
+
+def _placed(settings: _NodeSettingsT, name: str, share: Placement, control_port: int) -> _NodeSettingsT:
+    return dataclasses.replace(
+        settings,
+        node_id=name,
+        router=f"tcp://{LOOPBACK}:{control_port}",
+        num_threads=share.num_threads,
+        cpu_affinity=",".join(map(str, share.cpu_ids)),
+    )

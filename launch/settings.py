@@ -1,0 +1,102 @@
+"""Settings of the launcher's own commands, and how `baton serve` takes those of the programs it starts.
+
+Owns what only the launcher decides. The settings of the router and the nodes stay where they are defined;
+`resolve_serve` takes over every one of them except those that the launcher itself has to choose (addresses,
+names, placement).
+Invariant: a setting that the launcher chooses is unknown to `baton serve`, so it is refused instead of ignored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_type_hints
+
+from decode_node.settings import DecodeNodeSettings
+from engine.api.errors import InvalidSetting
+from engine.api.settings import ENVIRONMENT_PREFIX, add_flags, check_file_keys, resolve, setting
+from prefill_node.settings import PrefillNodeSettings
+from router.settings import RouterSettings
+
+ROUTER_SETTINGS_CHOSEN = frozenset({"control_host", "control_port"})
+NODE_SETTINGS_CHOSEN = frozenset({"router", "host", "port", "http_port", "node_id", "cpu_affinity"})
+LOOPBACK = "127.0.0.1"
+_SettingsT = TypeVar("_SettingsT")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """What `baton serve` adds to the settings of the router and the nodes."""
+
+    prefill: int = setting(1, "number of prefill nodes; 0: decode nodes compute the prompts too")
+    decode: int = setting(1, "number of decode nodes")
+    pin_cpus: bool = setting(True, "give every node cores of its own if there are enough and --num-threads is unset")
+    start_timeout_s: float = setting(1800.0, "seconds until every process must be ready, loading weights included")
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Everything `baton serve` was told, one value per program."""
+
+    serve: ServeSettings
+    router: RouterSettings
+    prefill: PrefillNodeSettings
+    decode: DecodeNodeSettings
+
+
+def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> Deployment:
+    """Settings from flags, environment and the file of `--config`. Raises `InvalidSetting`; exits on unknown flags."""
+    router_part = _without(RouterSettings, ROUTER_SETTINGS_CHOSEN)
+    prefill_part = _without(PrefillNodeSettings, NODE_SETTINGS_CHOSEN)
+    decode_part = _without(DecodeNodeSettings, NODE_SETTINGS_CHOSEN)
+    classes = (ServeSettings, router_part, prefill_part, decode_part)
+    parser = argparse.ArgumentParser(
+        prog="baton serve",
+        description="Start a router, prefill nodes and decode nodes on this machine, and keep them running.",
+        allow_abbrev=False,
+    )
+    add_flags(parser, *classes)
+    flags = parser.parse_args(arguments)
+    if flags.config:
+        check_file_keys(flags.config, *classes)
+    serve = resolve(ServeSettings, flags, environment)
+    _check(serve)
+    return Deployment(
+        serve,
+        _complete(RouterSettings, resolve(router_part, flags, environment)),
+        _complete(PrefillNodeSettings, resolve(prefill_part, flags, environment)),
+        _complete(DecodeNodeSettings, resolve(decode_part, flags, environment)),
+    )
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` for a child: without settings, because its flags carry those already resolved."""
+    classes = (ServeSettings, RouterSettings, PrefillNodeSettings, DecodeNodeSettings)
+    settings_names = {ENVIRONMENT_PREFIX + field.name.upper() for each in classes for field in dataclasses.fields(each)}
+    return {name: value for name, value in environment.items() if name not in settings_names}
+
+
+def _check(serve: ServeSettings) -> None:
+    if serve.prefill < 0:
+        raise InvalidSetting(f"--prefill {serve.prefill} must not be negative")
+    if serve.decode < 1:
+        raise InvalidSetting(f"--decode {serve.decode} must be at least 1: decode nodes finish every request")
+    if not serve.start_timeout_s > 0:
+        raise InvalidSetting(f"--start-timeout-s {serve.start_timeout_s} must be positive")
+
+
+def _without(settings_class: type[Any], names: frozenset[str]) -> type[Any]:
+    """`settings_class` without the fields in `names`."""
+    hints = get_type_hints(settings_class)
+    fields = [
+        (field.name, hints[field.name], dataclasses.field(default=field.default, metadata=field.metadata))
+        for field in dataclasses.fields(settings_class)
+        if field.name not in names
+    ]
+    return dataclasses.make_dataclass(settings_class.__name__, fields, frozen=True)
+
+
+def _complete(settings_class: type[_SettingsT], part: Any) -> _SettingsT:
+    return settings_class(**{field.name: getattr(part, field.name) for field in dataclasses.fields(part)})

@@ -1,0 +1,41 @@
+"""Run a module as `python -m` does, tied to the life of the process that started it.
+
+`python -P tether.py PARENT_PID MODULE ARGUMENT...`. On Linux the kernel kills this process when the supervisor is gone,
+however it went; elsewhere only the module runs. A file of its own because the request to the kernel has to come from
+the child: doing it between fork and exec is unsafe in a supervisor that has threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent_pid: int) -> None:
+    """Ask the kernel for SIGKILL when the parent dies; exit now when it already has."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        sys.exit(1)
+
+
+def main() -> None:
+    """Tie this process to its parent, then become MODULE."""
+    parent_pid, module = int(sys.argv[1]), sys.argv[2]
+    die_with(parent_pid)
+    # -P keeps the working directory, where a folder may be called `router` too, off the path; ours comes first.
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    sys.argv = [module, *sys.argv[3:]]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

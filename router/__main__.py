@@ -1,0 +1,168 @@
+"""`python -m router`: the router from its command line.
+
+Start: settings, tokenizer, control socket, HTTP port, "ready". Stop (SIGTERM): refuse new requests, finish the running
+ones to a deadline, close everything. A second signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+from aiohttp import web
+
+from engine.api import links
+from engine.api.errors import InvalidSetting, ModelLoadError
+from engine.api.process import configure_logging, emit, report_errors, start_authenticator
+from engine.api.settings import add_flags, check_file_keys, resolve
+from engine.models.config import load_config
+from engine.models.identity import find_checkpoint, model_fingerprint, model_name
+from engine.models.weights import weight_files
+from router.app import add_request_id, build_app
+from router.control import ControlLink
+from router.metrics import RouterMetrics
+from router.nodes import NodeRegistry
+from router.openai.endpoints import Endpoints
+from router.openai.prompts import PromptMaker
+from router.policies.registry import make_policy
+from router.relay import Relay, RelaySettings
+from router.settings import RouterSettings
+
+_KEEPALIVE_S = 75.0
+_CLOSE_TIMEOUT_S = 2.0
+
+
+async def serve(settings: RouterSettings) -> None:
+    """Serve until told to stop. Raises `BatonError` when the router cannot start."""
+    configure_logging(settings.log_level)
+    key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
+    folder = find_checkpoint(settings.model, weights=False)
+    registry = NodeRegistry(_own_fingerprint(folder))
+    relay = Relay(
+        registry,
+        make_policy(settings.prefill_policy),
+        make_policy(settings.decode_policy),
+        RelaySettings(
+            settings.local_prefill_tokens,
+            settings.max_concurrent_requests,
+            settings.max_attempts,
+            settings.request_timeout_s,
+        ),
+    )
+    metrics = RouterMetrics()
+    metrics.watch(relay, registry)
+    endpoints = Endpoints(
+        relay=relay,
+        prompts=PromptMaker.from_folder(folder),
+        metrics=metrics,
+        model_name=model_name(settings.model, settings.served_model_name),
+        started=int(time.time()),
+        max_model_len=lambda: registry.max_request_tokens,
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stack.callback(context.destroy, linger=0)
+        authenticator = start_authenticator(context, key)
+        if authenticator is not None:
+            stack.callback(authenticator.stop)
+        link_settings = links.LinkSettings(cluster_key=key)
+        control = ControlLink(
+            context,
+            settings.control_host,
+            settings.control_port,
+            link_settings,
+            registry,
+            relay,
+            secrets.randbits(63),
+        )
+        stack.push_async_callback(control.close)
+        relay.attach(control)
+        app = build_app(endpoints, registry, metrics, settings.max_body_bytes)
+        app.on_response_prepare.append(add_request_id)
+        address = await _listen(app, settings, stack)
+        control.start()
+        emit(event="ready", role="router", address=address, control_address=control.address)
+        await _until_stopped(endpoints, relay, settings.shutdown_timeout_s)
+
+
+def _own_fingerprint(folder: Path) -> str | None:
+    """The model's fingerprint, or None where only its tokenizer is at hand."""
+    try:
+        weight_files(folder)
+    except ModelLoadError:
+        return None
+    return model_fingerprint(folder, load_config(folder))
+
+
+async def _listen(app: web.Application, settings: RouterSettings, stack: contextlib.AsyncExitStack) -> str:
+    # without handler_cancellation a client that leaves would keep its request running on the nodes
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=_KEEPALIVE_S,
+        shutdown_timeout=_CLOSE_TIMEOUT_S,
+    )
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    site = web.TCPSite(runner, settings.host, settings.port)
+    try:
+        await site.start()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InvalidSetting(f"--port: cannot listen on {settings.host}:{settings.port}: {reason}") from None
+    host, port = runner.addresses[0][:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _until_stopped(endpoints: Endpoints, relay: Relay, timeout_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    asked, insisted = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (insisted if asked.is_set() else asked).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await asked.wait()
+    endpoints.is_draining = True
+    deadline_s = time.monotonic() + timeout_s
+    while relay.num_in_flight and not insisted.is_set() and time.monotonic() < deadline_s:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(insisted.wait(), 0.05)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a router until it is told to stop; the exit status."""
+    parser = argparse.ArgumentParser("baton router", description="Run the router.")
+    add_flags(parser, RouterSettings)
+    flags = parser.parse_args(argv)
+
+    def run() -> None:
+        if flags.config:
+            check_file_keys(flags.config, RouterSettings)
+        settings = resolve(RouterSettings, flags)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(serve(settings))
+
+    return report_errors(run)
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.Loop
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The aiohttp application: routes, error envelope, request ids.
+
+Owns what all endpoints share. Every answer, also those aiohttp makes by itself, is JSON with the OpenAI envelope and
+carries `x-request-id`; a bug of ours is a 500 that says nothing about its inside.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from engine.api.errors import BatonError
+from engine.api.messages import DECODE, PREFILL
+from router.metrics import RouterMetrics
+from router.nodes import NodeRegistry
+from router.openai.endpoints import Endpoints
+from router.openai.errors import error_body, http_layer_body, retry_after, status_of
+from router.openai.responses import json_bytes
+
+_log = logging.getLogger(__name__)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def build_app(
+    endpoints: Endpoints, nodes: NodeRegistry, metrics: RouterMetrics, max_body_bytes: int
+) -> web.Application:
+    """The application of one router."""
+    app = web.Application(middlewares=[_envelope], client_max_size=max_body_bytes)
+
+    async def health(http: web.Request) -> web.Response:
+        counts = {role: len(nodes.available(role)) for role in (PREFILL, DECODE)}
+        is_ready = counts[DECODE] > 0 and not endpoints.is_draining
+        body = {"status": "ok" if is_ready else "not ready", "nodes": counts}
+        return web.Response(
+            status=200 if is_ready else 503, body=json_bytes(body), content_type="application/json"
+        )
+
+    async def render_metrics(http: web.Request) -> web.Response:
+        return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app.router.add_post("/v1/chat/completions", endpoints.chat)
+    app.router.add_post("/v1/completions", endpoints.completions)
+    app.router.add_get("/v1/models", endpoints.models)
+    app.router.add_get("/v1/models/{name:.+}", endpoints.model)
+    app.router.add_get("/health", health)
+    app.router.add_get("/metrics", render_metrics)
+    return app
+
+
+@web.middleware
+async def _envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
+    request_id = secrets.token_hex(16)
+    request["request_id"] = request_id
+    try:
+        response = await handler(request)
+    except BatonError as error:
+        response = _error_response(error)
+    except web.HTTPException as error:
+        response = web.Response(
+            status=error.status, body=json_bytes(http_layer_body(error.status)), content_type="application/json"
+        )
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+    except ConnectionError:
+        raise  # the client is gone, or a stream was broken off on purpose
+    except Exception as error:  # the edge of one request: whatever it is, the others go on
+        _log.exception("request %s failed", request_id)
+        response = _error_response(error)
+    if not response.prepared:
+        response.headers["x-request-id"] = request_id
+    return response
+
+
+async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Streams send their headers before the middleware sees them again."""
+    if "request_id" in request:
+        response.headers.setdefault("x-request-id", request["request_id"])
+
+
+def _error_response(error: Exception) -> web.Response:
+    response = web.Response(
+        status=status_of(error), body=json_bytes(error_body(error)), content_type="application/json"
+    )
+    seconds = retry_after(error)
+    if seconds is not None:
+        response.headers["Retry-After"] = seconds
+    return response

@@ -1,0 +1,187 @@
+"""The router's side of the control connections: one ZMQ ROUTER socket that every node dials.
+
+Owns the socket, its place in the event loop, and the liveness timer. Hands decoded messages to a `ControlHandler`; a
+message that does not decode is counted and dropped, and costs nobody else anything.
+
+A node is dead when its connection is (noticed by the next Ping, twice a second) or when its heartbeat stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any, Protocol
+
+import zmq
+
+from engine.api import links
+from engine.api.errors import BatonError, Refused
+from engine.api.messages import (
+    NODE_TO_ROUTER,
+    ROUTER_TO_NODE,
+    CacheEvents,
+    Failed,
+    Heartbeat,
+    Hello,
+    Introduce,
+    Leaving,
+    Ping,
+    Refusal,
+    Tokens,
+    Welcome,
+    control_identity,
+    epoch_of_identity,
+)
+from router.nodes import Node, NodeRegistry
+
+_PING_INTERVAL_S = 0.5
+_MAX_PER_TURN = 256
+_log = logging.getLogger(__name__)
+
+
+class ControlHandler(Protocol):
+    """What a router does with the messages of its nodes."""
+
+    def on_tokens(self, tokens: Tokens) -> None:
+        """Tokens of one step of a node."""
+        ...
+
+    def on_failed(self, failed: Failed, epoch: int) -> None:
+        """An attempt ended without finishing."""
+        ...
+
+    def on_node_lost(self, node: Node, reason: str) -> None:
+        """A node is gone, with everything it was doing."""
+        ...
+
+
+class ControlLink:
+    """All control connections. Lives on one event loop."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        host: str,
+        port: int,
+        settings: links.LinkSettings,
+        registry: NodeRegistry,
+        handler: ControlHandler,
+        epoch: int,
+    ) -> None:
+        """Raises `InvalidSetting` when the address cannot be used."""
+        self.num_rejected_messages = 0
+        self._socket = links.open_socket(context, zmq.ROUTER, settings)
+        self.address = links.bind(self._socket, host, port, settings)
+        self._registry = registry
+        self._handler = handler
+        self._epoch = epoch
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pinger: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to read. Call on the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._read)
+        self._pinger = self._loop.create_task(self._ping_forever(), name="ping")
+        self._read()
+
+    async def close(self) -> None:
+        """Stop reading and hang up."""
+        if self._pinger is not None:
+            self._pinger.cancel()
+            await asyncio.gather(self._pinger, return_exceptions=True)
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop = None
+        self._socket.close()
+
+    def send(self, epoch: int, message: object) -> bool:
+        """Send to the node of that epoch; False when it cannot be reached."""
+        return self._send(control_identity(epoch), message)
+
+    def _send(self, identity: bytes, message: object) -> bool:
+        try:
+            self._socket.send_multipart([identity, ROUTER_TO_NODE.encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return False
+        finally:
+            self._read_soon()
+        return True
+
+    def _read_soon(self) -> None:
+        # ZMQ's descriptor is edge-triggered: a send may swallow the edge that announced a message
+        if self._loop is not None and self._socket.poll(0):
+            self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        if self._socket.closed:
+            return
+        for _ in range(_MAX_PER_TURN):
+            try:
+                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._dispatch(identity, b"".join(frames))
+            except BatonError as error:
+                self.num_rejected_messages += 1
+                _log.warning("message from a node rejected: %s", error)
+                if isinstance(error, Refused):
+                    self._send(identity, Refusal(str(error)[:1000]))
+        self._read_soon()
+
+    def _dispatch(self, identity: bytes, frame: bytes) -> None:
+        message = NODE_TO_ROUTER.decode(frame)
+        if isinstance(message, Hello):
+            self._on_hello(identity, message)
+        elif isinstance(message, Heartbeat):
+            if not self._registry.heartbeat(message, time.monotonic()):
+                self._send(control_identity(message.epoch), Introduce(self._epoch))
+        else:
+            self._on_work(identity, message)
+
+    def _on_work(self, identity: bytes, message: Any) -> None:
+        epoch = epoch_of_identity(identity)
+        node = None if epoch is None else self._registry.get(epoch)
+        if node is None or epoch is None:
+            self._send(identity, Introduce(self._epoch))
+            return
+        node.heard_s = time.monotonic()
+        if isinstance(message, Tokens):
+            self._handler.on_tokens(message)
+        elif isinstance(message, Failed):
+            self._handler.on_failed(message, epoch)
+        elif isinstance(message, CacheEvents):
+            self._registry.cache_events(message)
+        elif isinstance(message, Leaving):
+            self._registry.leave(epoch)
+
+    def _on_hello(self, identity: bytes, hello: Hello) -> None:
+        if identity != control_identity(hello.epoch):
+            raise Refused("a node must use its epoch as its identity")
+        earlier = self._registry.register(hello, time.monotonic())
+        if earlier is not None:
+            self._handler.on_node_lost(earlier, "restarted")
+        self._send(identity, Welcome(self._epoch))
+
+    async def _ping_forever(self) -> None:
+        last_s = time.monotonic()
+        while True:
+            await asyncio.sleep(_PING_INTERVAL_S)
+            now_s = time.monotonic()
+            # after a pause of our own, silence proves nothing: give everybody the time we missed
+            pause_s, last_s = now_s - last_s - _PING_INTERVAL_S, now_s
+            for node in self._registry.all():
+                node.heard_s += max(0.0, pause_s)
+                if not self.send(node.epoch, Ping(self._epoch)):
+                    self._lose(node, "its connection broke")
+            for node in self._registry.overdue(now_s):
+                self._lose(node, "its heartbeat stopped")
+
+    def _lose(self, node: Node, reason: str) -> None:
+        if self._registry.remove(node.epoch) is not None:
+            _log.warning("%s node %s is lost: %s", node.role, node.node_id, reason)
+            self._handler.on_node_lost(node, reason)

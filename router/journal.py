@@ -1,0 +1,60 @@
+"""The journal of one request: what the client has been sent, and what another attempt would need to continue it.
+
+Owns the order of tokens. Invariants: each output index is delivered once, in order, whatever attempt it came from; a
+token of an attempt that is not the current one changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.api.messages import TokenEvent, TokenLogprobs
+
+_MAX_EARLY_EVENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Tokens that are now due to the client, with one entry of logprobs each or none, and how the request ended."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: str
+
+
+@dataclass(slots=True)
+class Journal:
+    """Everything emitted so far, under the number of the current attempt."""
+
+    attempt: int = 1
+    token_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int | None = None
+    _early: dict[int, TokenEvent] = field(default_factory=dict)
+
+    def next_attempt(self) -> int:
+        """Fence off everything that the current attempt may still send."""
+        self.attempt += 1
+        self._early.clear()
+        return self.attempt
+
+    def record(self, event: TokenEvent) -> list[Delivery]:
+        """Take in an event; what became deliverable, in order. Raises `ValueError` for a gap that cannot close."""
+        if event.attempt != self.attempt:
+            return []
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = event.num_cached_tokens
+        if event.index > len(self.token_ids):
+            if len(self._early) >= _MAX_EARLY_EVENTS:
+                raise ValueError(f"output {len(self.token_ids)} never came, {event.index} did")
+            self._early[event.index] = event
+            return []
+        deliveries = [self._append(event)]
+        while (early := self._early.pop(len(self.token_ids), None)) is not None:
+            deliveries.append(self._append(early))
+        return [delivery for delivery in deliveries if delivery.token_ids or delivery.finish_reason]
+
+    def _append(self, event: TokenEvent) -> Delivery:
+        num_known = len(self.token_ids) - event.index
+        new_ids = event.token_ids[num_known:]
+        self.token_ids.extend(new_ids)
+        return Delivery(new_ids, event.logprobs[num_known:], event.finish_reason if new_ids else "")

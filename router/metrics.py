@@ -1,0 +1,94 @@
+"""What the router measures, in the names the field uses.
+
+Owns one Prometheus registry. TTFT, inter-token latency and end-to-end latency are taken where tokens leave the relay:
+network and detokenizing of the client's side are not in them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.api.messages import DECODE, PREFILL
+from router.nodes import NodeRegistry
+from router.relay import Relay
+
+_TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240, 600)
+
+
+class RouterMetrics:
+    """All metrics of one router."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self.time_to_first_token = self._histogram("time_to_first_token_seconds", "Time to first token", _TTFT_BUCKETS)
+        self.inter_token_latency = self._histogram("inter_token_latency_seconds", "Gap between tokens", _ITL_BUCKETS)
+        self.e2e_latency = self._histogram("e2e_request_latency_seconds", "Time to the last token", _E2E_BUCKETS)
+        self.prompt_tokens = Counter("baton:prompt_tokens", "Prompt tokens", registry=self._registry)
+        self.generation_tokens = Counter("baton:generation_tokens", "Tokens sent", registry=self._registry)
+        self.successes = Counter(
+            "baton:request_success", "Finished requests", ["finished_reason"], registry=self._registry
+        )
+
+    def watch(self, relay: Relay, nodes: NodeRegistry) -> None:
+        """Include the figures of the relay and the nodes."""
+        self._registry.register(_RelayCollector(relay, nodes))
+
+    def render(self) -> bytes:
+        """The text that `/metrics` answers."""
+        return generate_latest(self._registry)
+
+    def _histogram(self, name: str, doc: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"baton:{name}", doc, buckets=buckets, registry=self._registry)
+
+
+class RequestTimer:
+    """Times one request from its construction."""
+
+    def __init__(self, metrics: RouterMetrics, num_prompt_tokens: int) -> None:
+        self._metrics = metrics
+        self._start_s = time.monotonic()
+        self._last_s: float | None = None
+        metrics.prompt_tokens.inc(num_prompt_tokens)
+
+    def tokens(self, count: int) -> None:
+        """`count` tokens were delivered together."""
+        now_s = time.monotonic()
+        if self._last_s is None:
+            self._metrics.time_to_first_token.observe(now_s - self._start_s)
+        else:
+            self._metrics.inter_token_latency.observe(now_s - self._last_s)
+        self._last_s = now_s
+        self._metrics.generation_tokens.inc(count)
+
+    def finished(self, reason: str) -> None:
+        """The request ended well."""
+        self._metrics.e2e_latency.observe(time.monotonic() - self._start_s)
+        self._metrics.successes.labels(reason).inc()
+
+
+class _RelayCollector(Collector):
+    def __init__(self, relay: Relay, nodes: NodeRegistry) -> None:
+        self._relay = relay
+        self._nodes = nodes
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("baton:num_requests_running", "Requests in flight", self._relay.num_in_flight)
+        members = GaugeMetricFamily("baton:nodes", "Registered nodes", labels=["role"])
+        load = GaugeMetricFamily("baton:node_load", "Legs in flight", labels=["role", "node"])
+        for role in (PREFILL, DECODE):
+            nodes = [node for node in self._nodes.all() if node.role == role]
+            members.add_metric([role], len(nodes))
+            for node in nodes:
+                load.add_metric([role, node.node_id], node.load)
+        yield members
+        yield load
+        for name, value in asdict(self._relay.counters).items():
+            yield CounterMetricFamily(f"baton:relay_{name.removeprefix('num_')}", "Requests of the relay", value)

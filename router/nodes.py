@@ -1,0 +1,146 @@
+"""The nodes this router knows: who may join, who is alive, what each is expected to have cached.
+
+Owns membership. Does not own requests: it says which node died, the relay does something about it. The wire is
+`router/control.py`.
+
+Invariants: all registered nodes have the same model fingerprint and KV layout, so any prefill node fits any decode
+node; a node is known by its epoch, and a new life of a node_id ends the earlier one.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from engine.api.errors import Refused
+from engine.api.layout import KvLayout
+from engine.api.messages import DECODE, PREFILL, CacheEvents, Heartbeat, Hello, NodeStatus
+from engine.cache.hashing import HASH_BYTES
+
+DEAD_AFTER_S = 3.0
+_MAX_KNOWN_HASHES = 2**20
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Node:
+    """One life of a node. `load` is counted here, so that it is right before the node has heard of a request."""
+
+    hello: Hello
+    heard_s: float
+    status: NodeStatus
+    load: int = 0
+    is_leaving: bool = False
+    cached_hashes: set[bytes] = field(default_factory=set)
+
+    @property
+    def epoch(self) -> int:
+        """What identifies this life."""
+        return self.hello.epoch
+
+    @property
+    def node_id(self) -> str:
+        """The node's name, kept over restarts."""
+        return self.hello.node_id
+
+    @property
+    def role(self) -> str:
+        """"prefill" or "decode"."""
+        return self.hello.role
+
+
+class NodeRegistry:
+    """Registered nodes by epoch. `fingerprint` is that of the router's own checkpoint, or None if it has no weights."""
+
+    def __init__(self, fingerprint: str | None) -> None:
+        self._fingerprint = fingerprint
+        self._nodes: dict[int, Node] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def all(self) -> list[Node]:
+        """Every registered node."""
+        return list(self._nodes.values())
+
+    def get(self, epoch: int) -> Node | None:
+        """The node of that epoch."""
+        return self._nodes.get(epoch)
+
+    def available(self, role: str, without: frozenset[int] = frozenset()) -> list[Node]:
+        """Nodes that may be given a leg, in order of registration; nodes in `without` only if there is no other."""
+        able = [node for node in self._nodes.values() if node.role == role and not node.is_leaving]
+        return [node for node in able if node.epoch not in without] or able
+
+    @property
+    def layout(self) -> KvLayout | None:
+        """The KV layout that all nodes share."""
+        return next((node.hello.layout for node in self._nodes.values()), None)
+
+    @property
+    def max_request_tokens(self) -> int | None:
+        """What fits the smallest node; None while there is none."""
+        return min((node.hello.max_request_tokens for node in self._nodes.values()), default=None)
+
+    def register(self, hello: Hello, now_s: float) -> Node | None:
+        """Add a node; returns the earlier life of the same node_id, which is over. Raises `Refused`."""
+        self._check(hello)
+        known = self._nodes.get(hello.epoch)
+        if known is not None:
+            known.heard_s = now_s
+            return None
+        earlier = next((node for node in self._nodes.values() if node.node_id == hello.node_id), None)
+        if earlier is not None:
+            del self._nodes[earlier.epoch]
+        self._nodes[hello.epoch] = Node(hello, now_s, hello.status)
+        _log.info("%s node %s joined: %d blocks", hello.role, hello.node_id, hello.num_blocks)
+        return earlier
+
+    def heartbeat(self, beat: Heartbeat, now_s: float) -> bool:
+        """Note that a node lives. False when it is unknown."""
+        node = self._nodes.get(beat.epoch)
+        if node is None:
+            return False
+        node.heard_s, node.status = now_s, beat.status
+        return True
+
+    def cache_events(self, events: CacheEvents) -> None:
+        """Update what a node is expected to have cached."""
+        node = self._nodes.get(events.epoch)
+        if node is None:
+            return
+        if events.is_snapshot:
+            node.cached_hashes.clear()
+        node.cached_hashes.update(_split(events.stored))
+        node.cached_hashes.difference_update(_split(events.removed))
+        if len(node.cached_hashes) > _MAX_KNOWN_HASHES:
+            node.cached_hashes.clear()  # a node that never reports evictions costs routing quality, not memory
+
+    def leave(self, epoch: int) -> None:
+        """Route nothing more to this node."""
+        node = self._nodes.get(epoch)
+        if node is not None and not node.is_leaving:
+            node.is_leaving = True
+            _log.info("%s node %s is leaving", node.role, node.node_id)
+
+    def remove(self, epoch: int) -> Node | None:
+        """Forget a node that is gone."""
+        return self._nodes.pop(epoch, None)
+
+    def overdue(self, now_s: float) -> list[Node]:
+        """Nodes that have not been heard of for `DEAD_AFTER_S`."""
+        return [node for node in self._nodes.values() if now_s - node.heard_s > DEAD_AFTER_S]
+
+    def _check(self, hello: Hello) -> None:
+        if hello.role not in (PREFILL, DECODE):
+            raise Refused(f"role {hello.role!r} is not known here")
+        others = [node for node in self._nodes.values() if node.node_id != hello.node_id]
+        expected = self._fingerprint or next((node.hello.fingerprint for node in others), hello.fingerprint)
+        if hello.fingerprint != expected:
+            raise Refused(f"model differs: fingerprint {expected} here, {hello.fingerprint} at {hello.node_id}")
+        for other in others:
+            other.hello.layout.require_same(hello.layout, hello.node_id)
+
+
+def _split(hashes: bytes) -> list[bytes]:
+    return [hashes[first : first + HASH_BYTES] for first in range(0, len(hashes) - HASH_BYTES + 1, HASH_BYTES)]

@@ -1,0 +1,116 @@
+"""What a client is told when something goes wrong: the one table from error class to HTTP, and the one envelope.
+
+Every answer that is not a success has the body `{"error": {"message", "type", "param", "code"}}`. The codes come from
+`engine.api.errors` and never change. Invariant: an error that is not the client's carries no detail of ours, because
+its message may name addresses, files or other requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.api.errors import (
+    BatonError,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InvalidMessage,
+    InvalidRequest,
+    InvalidSetting,
+    ModelLoadError,
+    ModelNotFound,
+    NoNode,
+    Overloaded,
+    Refused,
+    RequestFailed,
+    TransferFailed,
+    UnsupportedMediaType,
+)
+
+INVALID, RATE_LIMITED = "invalid_request_error", "rate_limit_error"
+UNAVAILABLE, SERVER = "service_unavailable_error", "server_error"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """How one class of errors looks from outside. `shows_message`: whether its own sentence is for clients."""
+
+    status: int
+    type: str
+    shows_message: bool = True
+
+
+_INTERNAL = HttpError(500, SERVER, shows_message=False)
+
+HTTP_OF: dict[type[BatonError], HttpError] = {
+    BatonError: _INTERNAL,
+    InvalidRequest: HttpError(400, INVALID),
+    ContextLengthExceeded: HttpError(400, INVALID),
+    ModelNotFound: HttpError(404, INVALID),
+    UnsupportedMediaType: HttpError(415, INVALID),
+    Overloaded: HttpError(503, UNAVAILABLE),
+    NoNode: HttpError(503, UNAVAILABLE),
+    RequestFailed: HttpError(502, SERVER),
+    DeadlineExceeded: HttpError(504, SERVER),
+    Refused: _INTERNAL,
+    InvalidMessage: _INTERNAL,
+    TransferFailed: _INTERNAL,
+    InvalidSetting: _INTERNAL,
+    ModelLoadError: _INTERNAL,
+}
+
+# errors of the HTTP layer itself, which no exception of ours stands for: status -> (type, code, sentence)
+_HTTP_LAYER: dict[int, tuple[str, str, str]] = {
+    400: (INVALID, "bad_request", "the request is not valid HTTP"),
+    401: (INVALID, "invalid_api_key", "the API key is missing or wrong: send 'Authorization: Bearer KEY'"),
+    403: (INVALID, "forbidden", "this API key may not do this"),
+    404: (INVALID, "not_found", "there is nothing at this path"),
+    405: (INVALID, "method_not_allowed", "this path does not take this method"),
+    408: (INVALID, "request_timeout", "the request took too long to arrive"),
+    411: (INVALID, "length_required", "the request needs a body of known length"),
+    413: (INVALID, "request_too_large", "the request body is too large"),
+    414: (INVALID, "uri_too_long", "the URL is too long"),
+    415: (INVALID, "unsupported_media_type", "the content type or encoding is not supported"),
+    417: (INVALID, "expectation_failed", "the Expect header cannot be met"),
+    429: (RATE_LIMITED, "rate_limited", "too many requests with this API key: try again later"),
+    431: (INVALID, "headers_too_large", "the request's headers are too many or too large"),
+    503: (UNAVAILABLE, "overloaded", "the server cannot take this request now: try again later"),
+}
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status that answers `error`; 500 for what Baton did not raise on purpose."""
+    return _http_of(error).status
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    """The envelope that answers `error`."""
+    http = _http_of(error)
+    if not isinstance(error, BatonError) or not http.shows_message:
+        return envelope("the server failed to handle this request", SERVER, None, BatonError.code)
+    param = error.param if isinstance(error, InvalidRequest) else None
+    return envelope(error.message, http.type, param, error.code)
+
+
+def retry_after(error: Exception) -> str | None:
+    """The value of the Retry-After header in seconds, None when the answer carries none."""
+    return str(max(1, error.retry_after_s)) if isinstance(error, Overloaded) else None
+
+
+def http_layer_body(status: int) -> dict[str, Any]:
+    """The envelope for an error that HTTP itself raises (no route, body too large, ...), by its status."""
+    fallback = (INVALID, "bad_request", "the request cannot be served") if 400 <= status < 500 else None
+    error_type, code, message = _HTTP_LAYER.get(status) or fallback or (
+        SERVER, BatonError.code, "the server failed to handle this request"
+    )
+    return envelope(message, error_type, None, code)
+
+
+def envelope(message: str, error_type: str, param: str | None, code: str | None) -> dict[str, Any]:
+    """The body of every error."""
+    return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
+
+
+def _http_of(error: Exception) -> HttpError:
+    # the nearest listed ancestor: a class added by somebody else is still answered in its family's way
+    return next((HTTP_OF[kind] for kind in type(error).__mro__ if kind in HTTP_OF), _INTERNAL)

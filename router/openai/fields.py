@@ -1,0 +1,172 @@
+"""Types of single request fields that need more than a Python type: what is accepted, and its normal form.
+
+Owns the shapes that OpenAI allows for one field (a string or a list of strings, four kinds of prompt, ...) and the
+limits that keep one field from costing more than its body did. Does not know which request a field belongs to: a
+`field_error` tells where inside the field the fault is, the schema adds the way to the field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from engine.api.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from engine.text.chat_template import ALLOWED_VARIABLES
+from router.openai.strict_json import shown
+
+MAX_TEXT_CHARS = 1_048_576
+MAX_PROMPTS = 128
+MAX_PROMPT_TOKENS = 2**20
+MAX_TOKEN_ID = 2**32 - 1
+MAX_USER_CHARS = 512
+MAX_METADATA_ITEMS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+MAX_TEMPLATE_VALUE_CHARS = 1024
+
+FIELD_ERROR = "field_error"
+"""pydantic's name for the errors made here: their text continues the name of the field."""
+
+UNSUPPORTED, TOO_LONG = "unsupported_parameter", "string_above_max_length"
+
+# tools and documents are no text-only conversation, so their variables stay out of reach
+_TEMPLATE_VARIABLES = ALLOWED_VARIABLES - {
+    "builtin_tools", "custom_tools", "documents", "tool_choice", "tools", "tools_in_user_message"
+}
+_DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
+
+
+def field_error(sentence: str, path: tuple[str | int, ...] = (), code: str = "invalid_value") -> PydanticCustomError:
+    """An error at `path` below the field that is being validated; `sentence` continues the field's name."""
+    return PydanticCustomError(FIELD_ERROR, "{sentence}", {"sentence": sentence, "path": path, "code": code})
+
+
+def read_content(value: Any) -> str:
+    """The text of a message: a string, or the texts of a list of text parts, joined with newlines."""
+    if isinstance(value, str):
+        return _checked_text(value)
+    if not isinstance(value, list) or not value:
+        raise field_error("must be a string or a non-empty list of text parts")
+    return _checked_text("\n".join(_part_text(part, index) for index, part in enumerate(value)))
+
+
+def _part_text(part: Any, index: int) -> str:
+    if not isinstance(part, dict):
+        raise field_error("must be an object", (index,))
+    kind, text = part.get("type"), part.get("text")
+    if not isinstance(kind, str):
+        raise field_error("must be a string", (index, "type"))
+    if kind != "text":
+        raise field_error(f"{shown(kind)} is unsupported: content may hold text only", (index, "type"), UNSUPPORTED)
+    if not isinstance(text, str):
+        raise field_error("must be a string", (index, "text"))
+    for name in part.keys() - {"type", "text"}:
+        raise field_error("is not a member of a text part", (index, name), "unknown_parameter")
+    return text
+
+
+def _checked_text(text: str, path: tuple[str | int, ...] = ()) -> str:
+    if len(text) > MAX_TEXT_CHARS:
+        raise field_error(f"is longer than {MAX_TEXT_CHARS} characters", path, TOO_LONG)
+    return text
+
+
+def _read_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(value, str):
+        return (_checked_prompt(value, ()),)
+    if not isinstance(value, list) or not value:
+        raise field_error("must be a non-empty string, or a non-empty list of strings, token ids or lists of token ids")
+    if set(map(type, value)) == {int}:
+        return (_checked_prompt(value, ()),)
+    if len(value) > MAX_PROMPTS:
+        raise field_error(f"holds more than {MAX_PROMPTS} prompts")
+    if not all(isinstance(item, str) for item in value) and not all(isinstance(item, list) for item in value):
+        raise field_error("must hold either strings, or token ids, or lists of token ids")
+    return tuple(_checked_prompt(item, (index,)) for index, item in enumerate(value))
+
+
+def _checked_prompt(prompt: str | list[int], path: tuple[int, ...]) -> str | tuple[int, ...]:
+    if not prompt:
+        raise field_error("must not be empty", path)
+    if isinstance(prompt, str):
+        return _checked_text(prompt, path)
+    if len(prompt) > MAX_PROMPT_TOKENS:
+        raise field_error(f"holds more than {MAX_PROMPT_TOKENS} token ids", path)
+    if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) > MAX_TOKEN_ID:
+        raise field_error("must hold token ids: integers of at least 0", path)
+    return tuple(prompt)
+
+
+def _read_stops(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise field_error("must be a string or a list of strings")
+    if len(stops) > MAX_STOP_STRINGS:
+        raise field_error(f"allows at most {MAX_STOP_STRINGS} strings, got {len(stops)}")
+    return tuple(stops)
+
+
+def _read_token_ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise field_error("must be a list of token ids")
+    if len(value) > MAX_STOP_TOKEN_IDS:
+        raise field_error(f"allows at most {MAX_STOP_TOKEN_IDS} entries, got {len(value)}")
+    return tuple(value)
+
+
+def _read_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, dict):
+        raise field_error("must be an object from token ids to numbers")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise field_error(f"allows at most {MAX_LOGIT_BIAS} entries, got {len(value)}")
+    for key, bias in value.items():
+        if _DECIMAL.fullmatch(key) is None:
+            raise field_error(f"needs token ids as keys, got {shown(key)}")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise field_error("must be a number", (key,))
+    return tuple((int(key), float(bias)) for key, bias in value.items())
+
+
+def _read_metadata(value: Any) -> Mapping[str, str]:
+    if not isinstance(value, dict) or len(value) > MAX_METADATA_ITEMS:
+        raise field_error(f"must be an object of at most {MAX_METADATA_ITEMS} members")
+    for key, text in value.items():
+        if len(key) > MAX_METADATA_KEY or not isinstance(text, str) or len(text) > MAX_METADATA_VALUE:
+            raise field_error(
+                f"needs keys of at most {MAX_METADATA_KEY} and strings of at most {MAX_METADATA_VALUE} characters"
+            )
+    return value
+
+
+def _read_template_variables(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise field_error("must be an object")
+    for name, member in value.items():
+        if name not in _TEMPLATE_VARIABLES:
+            allowed = ", ".join(sorted(_TEMPLATE_VARIABLES))
+            raise field_error(f"may not be set by a request; allowed are {allowed}", (name,), UNSUPPORTED)
+        if isinstance(member, dict | list) or (isinstance(member, str) and len(member) > MAX_TEMPLATE_VALUE_CHARS):
+            limit = MAX_TEMPLATE_VALUE_CHARS
+            raise field_error(f"must be a number, a boolean or a string of at most {limit} characters", (name,))
+    return value
+
+
+Content = Annotated[str, BeforeValidator(read_content)]
+"""A message's text; text parts are joined."""
+
+Prompts = Annotated[tuple[str | tuple[int, ...], ...], PlainValidator(_read_prompts)]
+"""One or more prompts, each a text or token ids."""
+
+Stops = Annotated[tuple[str, ...], PlainValidator(_read_stops)]
+TokenIds = Annotated[tuple[int, ...], PlainValidator(_read_token_ids)]
+
+LogitBias = Annotated[tuple[tuple[int, float], ...], PlainValidator(_read_logit_bias)]
+"""(token id, bias) pairs. An id is written as a plain decimal number, so two keys are never one id."""
+
+UserName = Annotated[str, Field(max_length=MAX_USER_CHARS)]
+Metadata = Annotated[Mapping[str, str], PlainValidator(_read_metadata)]
+
+TemplateVariables = Annotated[Mapping[str, Any], PlainValidator(_read_template_variables)]
+"""Scalars for the variables of the chat template that a request may set."""

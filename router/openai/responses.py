@@ -1,0 +1,287 @@
+"""What a client gets back, as bytes: whole answers, chunks of a stream, server-sent events, models.
+
+Owns the shapes of the OpenAI dialect. Does not know requests, nodes or sockets; everything here is a pure function of
+its arguments. A stream builder renders what all its chunks share once, so that one chunk costs a few string joins.
+
+Invariant of every event: one line, whatever the text holds. JSON escapes line feeds; the other characters at which some
+clients split lines (U+0085, U+2028, U+2029) are escaped here. Log probabilities are finite: -inf is written as -9999,
+as OpenAI does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+from typing import Any, Protocol
+
+from router.openai.errors import error_body
+from router.openai.text_stream import TextDelta, TokenChance, TokenEntry
+
+SSE_DONE = b"data: [DONE]\n\n"
+LOWEST_LOGPROB = -9999.0
+OWNER = "baton"
+
+_LINE_BREAKS = str.maketrans({"\u0085": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyHead:
+    """What all parts of one answer share. `created` is in seconds since 1970."""
+
+    reply_id: str
+    created: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one answer: of all its prompts, of all its choices, and prompt tokens found in a prefix cache."""
+
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One finished choice. `prompt_ids` is None unless the request asked for token ids."""
+
+    index: int
+    whole: TextDelta
+    prompt_ids: Sequence[int] | None = None
+
+
+class ReplyStream(Protocol):
+    """Renders one streamed answer of either endpoint, event by event."""
+
+    def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
+        """What comes before the first text of choice `index`; may be nothing."""
+        ...
+
+    def chunk(self, index: int, delta: TextDelta) -> bytes:
+        """The next piece of choice `index`. The last one carries the finish reason."""
+        ...
+
+    def usage(self, usage: Usage) -> bytes:
+        """The event with the usage and no choices, which is the last before `SSE_DONE`."""
+        ...
+
+
+class _StreamFrame:
+    """The constant beginning and end of every event with one choice."""
+
+    def __init__(self, head: ReplyHead, kind: str, include_usage: bool) -> None:
+        self._head = head
+        self._kind = kind
+        opening = _dumps(_head_members(head, kind))[:-1]
+        self._prefix = f'data: {opening},"choices":[{{"index":'
+        self._suffix = '}],"usage":null}\n\n' if include_usage else "}]}\n\n"
+        self._plain_suffix = ',"logprobs":null,"finish_reason":null' + self._suffix
+
+    def plain_event(self, index: int, rendered: str) -> bytes:
+        """An event in the middle of a choice that carries text and nothing else."""
+        return f"{self._prefix}{index},{rendered}{self._plain_suffix}".encode()
+
+    def event(self, index: int, rendered: str, members: dict[str, Any]) -> bytes:
+        """An event with `members` beside the text."""
+        return f"{self._prefix}{index},{rendered},{_dumps(members)[1:-1]}{self._suffix}".encode()
+
+    def usage(self, usage: Usage) -> bytes:
+        return sse_event({**_head_members(self._head, self._kind), "choices": [], "usage": usage_object(usage)})
+
+
+class ChatStream:
+    """`ReplyStream` of /v1/chat/completions."""
+
+    def __init__(self, head: ReplyHead, include_usage: bool = False, with_token_ids: bool = False) -> None:
+        self._frame = _StreamFrame(head, "chat.completion.chunk", include_usage)
+        self._with_token_ids = with_token_ids
+
+    def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
+        rendered = '"delta":{"role":"assistant","content":""}'
+        if not self._with_token_ids:
+            return self._frame.plain_event(index, rendered)
+        members = {"logprobs": None, "finish_reason": None, "prompt_token_ids": list(prompt_ids)}
+        return self._frame.event(index, rendered, members)
+
+    def chunk(self, index: int, delta: TextDelta) -> bytes:
+        rendered = f'"delta":{{"content":{_quoted(delta.text)}}}' if delta.text else '"delta":{}'
+        if _is_plain(delta, self._with_token_ids):
+            return self._frame.plain_event(index, rendered)
+        members = {"logprobs": chat_logprobs(delta.entries), "finish_reason": delta.finish_reason}
+        return self._frame.event(index, rendered, members | _token_ids(delta, self._with_token_ids))
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._frame.usage(usage)
+
+
+class CompletionStream:
+    """`ReplyStream` of /v1/completions."""
+
+    def __init__(self, head: ReplyHead, include_usage: bool = False, with_token_ids: bool = False) -> None:
+        self._frame = _StreamFrame(head, "text_completion", include_usage)
+        self._with_token_ids = with_token_ids
+
+    def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
+        if not self._with_token_ids:
+            return b""
+        members = {"logprobs": None, "finish_reason": None, "prompt_token_ids": list(prompt_ids)}
+        return self._frame.event(index, '"text":""', members)
+
+    def chunk(self, index: int, delta: TextDelta) -> bytes:
+        rendered = f'"text":{_quoted(delta.text)}'
+        if _is_plain(delta, self._with_token_ids):
+            return self._frame.plain_event(index, rendered)
+        members = {"logprobs": completion_logprobs(delta.entries), "finish_reason": delta.finish_reason}
+        return self._frame.event(index, rendered, members | _token_ids(delta, self._with_token_ids))
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._frame.usage(usage)
+
+
+def chat_completion(head: ReplyHead, choices: Iterable[Choice], usage: Usage) -> dict[str, Any]:
+    """The answer of /v1/chat/completions when it is not streamed."""
+    rendered = [
+        {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.whole.text, "refusal": None},
+            "logprobs": chat_logprobs(choice.whole.entries),
+            "finish_reason": choice.whole.finish_reason,
+            **_all_token_ids(choice),
+        }
+        for choice in choices
+    ]
+    return {**_head_members(head, "chat.completion"), "choices": rendered, "usage": usage_object(usage)}
+
+
+def text_completion(head: ReplyHead, choices: Iterable[Choice], usage: Usage) -> dict[str, Any]:
+    """The answer of /v1/completions when it is not streamed. Choice `c` of prompt `p` has index p * n + c."""
+    rendered = [
+        {
+            "index": choice.index,
+            "text": choice.whole.text,
+            "logprobs": completion_logprobs(choice.whole.entries),
+            "finish_reason": choice.whole.finish_reason,
+            **_all_token_ids(choice),
+        }
+        for choice in choices
+    ]
+    return {**_head_members(head, "text_completion"), "choices": rendered, "usage": usage_object(usage)}
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """The `usage` member of an answer."""
+    return {
+        "prompt_tokens": usage.num_prompt_tokens,
+        "completion_tokens": usage.num_completion_tokens,
+        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+    }
+
+
+def chat_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
+    """The `logprobs` member of a chat choice; None when the request asked for none."""
+    content = [
+        {**_chance(entry.chosen), "top_logprobs": [_chance(chance) for chance in entry.top]}
+        for entry in entries
+        if entry.chosen is not None
+    ]
+    return {"content": content, "refusal": None} if content else None
+
+
+def completion_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
+    """The `logprobs` member of a completions choice: parallel lists, one item per token; None when not asked for.
+
+    A token that is no whole character is written `bytes:\\xe2`, so that different tokens stay different keys.
+    """
+    reported = [(entry.text_offset, entry.chosen, entry.top) for entry in entries if entry.chosen is not None]
+    if not reported:
+        return None
+    return {
+        "tokens": [_completion_token(chosen) for _, chosen, _ in reported],
+        "token_logprobs": [_finite(chosen.logprob) for _, chosen, _ in reported],
+        "top_logprobs": [
+            {_completion_token(chance): _finite(chance.logprob) for chance in (*top, chosen)}
+            for _, chosen, top in reported
+        ],
+        "text_offset": [offset for offset, _, _ in reported],
+    }
+
+
+def model_object(name: str, created: int, max_model_len: int | None = None) -> dict[str, Any]:
+    """One model, for /v1/models/NAME. `max_model_len` (prompt and output together) is what vLLM adds here too."""
+    model: dict[str, Any] = {"id": name, "object": "model", "created": created, "owned_by": OWNER}
+    return model if max_model_len is None else {**model, "max_model_len": max_model_len}
+
+
+def model_list(models: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The answer of /v1/models."""
+    return {"object": "list", "data": list(models)}
+
+
+def sse_event(payload: dict[str, Any]) -> bytes:
+    """`payload` as one server-sent event."""
+    return b"data: " + json_bytes(payload) + b"\n\n"
+
+
+def sse_error(error: Exception) -> bytes:
+    """The event that ends a stream which failed after its headers were sent. No `SSE_DONE` may follow it."""
+    return sse_event(error_body(error))
+
+
+def json_bytes(payload: dict[str, Any]) -> bytes:
+    """`payload` as compact JSON in UTF-8."""
+    return _dumps(payload).encode("utf-8", "replace")
+
+
+def _head_members(head: ReplyHead, kind: str) -> dict[str, Any]:
+    return {
+        "id": head.reply_id,
+        "object": kind,
+        "created": head.created,
+        "model": head.model,
+        "system_fingerprint": None,
+    }
+
+
+def _is_plain(delta: TextDelta, with_token_ids: bool) -> bool:
+    """Whether `delta` carries text and nothing else that a client would see. Entries have a `chosen` all or none."""
+    has_logprobs = bool(delta.entries) and delta.entries[0].chosen is not None
+    return delta.finish_reason is None and not has_logprobs and not with_token_ids
+
+
+def _token_ids(delta: TextDelta, with_token_ids: bool) -> dict[str, Any]:
+    return {"token_ids": [entry.token_id for entry in delta.entries]} if with_token_ids else {}
+
+
+def _all_token_ids(choice: Choice) -> dict[str, Any]:
+    if choice.prompt_ids is None:
+        return {}
+    return {"prompt_token_ids": list(choice.prompt_ids), **_token_ids(choice.whole, with_token_ids=True)}
+
+
+def _chance(chance: TokenChance) -> dict[str, Any]:
+    return {"token": chance.text, "bytes": list(chance.data), "logprob": _finite(chance.logprob)}
+
+
+def _completion_token(chance: TokenChance) -> str:
+    try:
+        return chance.data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in chance.data)
+
+
+def _finite(logprob: float) -> float:
+    return max(LOWEST_LOGPROB, logprob)  # in this order a NaN becomes the lowest value too
+
+
+def _quoted(text: str) -> str:
+    quoted = encode_basestring(text)
+    return quoted if quoted.isascii() else quoted.translate(_LINE_BREAKS)
+
+
+def _dumps(payload: dict[str, Any]) -> str:
+    text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+    return text if text.isascii() else text.translate(_LINE_BREAKS)

@@ -1,0 +1,113 @@
+"""Bytes of an HTTP body -> a JSON object that is safe to look at.
+
+Owns what the JSON text itself may be: UTF-8 (a byte order mark is skipped), one object at the top, no duplicate keys,
+finite numbers below 2**64, at most 64 levels deep, strings that can be written out again (no lone surrogates).
+Does not know any field. Invariant: whatever the bytes are, the only error is `InvalidRequest`, and its text never
+carries more of the input than a short repr. Costs are linear in the length of the body.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from engine.api.errors import InvalidRequest
+
+MAX_DEPTH = 64
+MAX_INTEGER = 2**64
+_MAX_SHOWN = 64
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The object in `body`. Raises `InvalidRequest`, code `invalid_json`, `param` set where a value is at fault."""
+    if not body.strip():
+        raise _invalid("the request body is empty")
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _invalid(f"the request body is not valid UTF-8 at byte {error.start}") from None
+    try:
+        value = json.loads(text, object_pairs_hook=_object_without_duplicates)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise _invalid(f"the request body is not valid JSON: {error.msg} ({place})") from None
+    except RecursionError:
+        raise _invalid(f"the request body is nested more than {MAX_DEPTH} levels deep") from None
+    except ValueError:  # what int() raises beyond the interpreter's limit of digits
+        raise _invalid("the request body contains an integer that is too large") from None
+    if not isinstance(value, dict):
+        raise _invalid("the request body must be a JSON object")
+    _check(value, "", 1)
+    return value
+
+
+def shown(value: object) -> str:
+    """A short repr that is safe in a message: control characters and lone surrogates are escaped."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    # cut before repr: the repr of ten megabytes is ten megabytes
+    text = repr(value[:_MAX_SHOWN]) if isinstance(value, str) else repr(value)
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+
+
+def member_path(path: str, key: str) -> str:
+    """`path.key`, or `key` at the top; a long or unprintable key is cut and cleaned."""
+    name = key[:_MAX_SHOWN].encode("utf-8", "replace").decode()
+    return f"{path}.{name}" if path else name
+
+
+def _invalid(message: str, param: str | None = None) -> InvalidRequest:
+    return InvalidRequest(message, param, "invalid_json")
+
+
+def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _invalid(f"the key {shown(key)} appears twice in one object", member_path("", key))
+            seen.add(key)
+    return members
+
+
+def _check(value: Any, path: str, depth: int) -> None:
+    if isinstance(value, str):
+        _check_text(value, path)
+    elif isinstance(value, dict | list):
+        if depth > MAX_DEPTH:
+            raise _invalid(f"the request body is nested more than {MAX_DEPTH} levels deep", path[:_MAX_SHOWN])
+        if isinstance(value, dict):
+            for key, member in value.items():
+                member_name = member_path(path, key)
+                _check_text(key, member_name)
+                _check(member, member_name, depth + 1)
+        else:
+            _check_items(value, path, depth)
+    elif isinstance(value, float | int):
+        _check_number(value, path)
+
+
+def _check_items(items: list[Any], path: str, depth: int) -> None:
+    if set(map(type, items)) == {int}:  # prompts of a hundred thousand token ids are common: two passes in C
+        _check_number(min(items), path)
+        _check_number(max(items), path)
+        return
+    for index, item in enumerate(items):
+        _check(item, f"{path}[{index}]", depth + 1)
+
+
+def _check_number(value: float | int, path: str) -> None:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise _invalid(f"{path}: numbers must be finite", path)
+    elif not -MAX_INTEGER < value < MAX_INTEGER:
+        raise _invalid(f"{path}: the integer is too large", path)
+
+
+def _check_text(text: str, path: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _invalid(f"{path}: character {error.start} is a lone surrogate, not text", path) from None

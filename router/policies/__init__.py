@@ -1,0 +1,1 @@
+"""Which node takes a leg. One file per policy, chosen by name."""

@@ -1,0 +1,31 @@
+"""Settings of the router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.api.settings import setting
+
+POLICIES = ("prefix", "least_loaded", "round_robin")
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """Where clients and nodes reach the router, and how it spreads work."""
+
+    model: str = setting("", "checkpoint folder or hub id, for its tokenizer; empty: the demo model", positional=True)
+    host: str = setting("127.0.0.1", "address of the HTTP endpoint")
+    port: int = setting(8000, "port of the HTTP endpoint")
+    control_host: str = setting("127.0.0.1", "address that nodes dial; beyond loopback a cluster key is needed")
+    control_port: int = setting(8001, "port that nodes dial; 0: chosen by the system")
+    served_model_name: str = setting("", "name of the model in requests; empty: the model as given")
+    prefill_policy: str = setting("prefix", "how the prefill node of a request is chosen", choices=POLICIES)
+    decode_policy: str = setting("prefix", "how the decode node of a request is chosen", choices=POLICIES)
+    local_prefill_tokens: int = setting(16, "prompts of which a decode node lacks at most this many tokens stay there")
+    max_concurrent_requests: int = setting(1024, "requests in flight; more are answered with 503")
+    max_attempts: int = setting(3, "how often a request is tried when nodes fail")
+    request_timeout_s: float = setting(600.0, "seconds a request may take in all")
+    max_body_bytes: int = setting(8 * 2**20, "largest request body")
+    cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
+    shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
+    log_level: str = setting("info", "how much is logged", choices=("debug", "info", "warning", "error"))

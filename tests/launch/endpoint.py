@@ -1,0 +1,98 @@
+"""Helper: an OpenAI-compatible endpoint that answers as the last message asks."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
+GIVE_UP_S = 10.0
+
+
+class FakeEndpoint(ThreadingHTTPServer):
+    """Collects request bodies and authorization headers; `client_left` is set when a client closes a running stream."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.bodies: list[dict[str, Any]] = []
+        self.authorizations: list[str | None] = []
+        self.client_left = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: FakeEndpoint
+
+    def do_GET(self) -> None:
+        self.server.authorizations.append(self.headers["Authorization"])
+        self._send_json(200, MODELS)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.bodies.append(body)
+        wish = body["messages"][-1]["content"]
+        if wish == "refuse":
+            message = "temperature must be at most 2"
+            self._send_json(400, {"error": {"message": message, "param": "temperature", "code": "invalid_value"}})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self._send_chunk({"role": "assistant", "content": ""})
+        self._send_chunk({"content": "You said "})
+        if wish == "hang":
+            self._wait_for_the_client_to_leave()
+        elif wish == "fail":
+            self._send_data(json.dumps({"error": {"message": "both nodes died", "code": "request_failed"}}))
+        elif wish != "break":
+            self._send_chunk({"content": f"{wish}."})
+            self._send_chunk({}, "length" if wish == "long" else "stop")
+            self._send_data(json.dumps({"choices": [], "usage": {"total_tokens": 7}}))
+            self._send_data("[DONE]")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def _wait_for_the_client_to_leave(self) -> None:
+        deadline = time.monotonic() + GIVE_UP_S
+        while time.monotonic() < deadline:
+            try:
+                self.wfile.write(b": still computing\n\n")
+            except OSError:
+                self.server.client_left.set()
+                return
+            time.sleep(0.02)
+
+    def _send_chunk(self, delta: dict[str, str], finish_reason: str | None = None) -> None:
+        self._send_data(json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}))
+
+    def _send_data(self, data: str) -> None:
+        self.wfile.write(f"data: {data}\n\n".encode())
+
+    def _send_json(self, status: int, content: dict[str, Any]) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def serving() -> Iterator[FakeEndpoint]:
+    """A running endpoint."""
+    with FakeEndpoint() as endpoint:
+        thread = threading.Thread(target=endpoint.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield endpoint
+        endpoint.shutdown()
+        thread.join()

@@ -1,0 +1,112 @@
+"""Helpers: a supervisor in a process of its own, over fake children that behave as their arguments say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 10.0
+
+FAKE_CHILD = """
+import json, os, signal, subprocess, sys, time
+
+name, behaviour, *rest = sys.argv[1:]
+log = lambda text: print(text, file=sys.stderr, flush=True)
+
+def stop(*_):
+    log(f"{name} drains")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else stop)
+log(f"{name} has pid {os.getpid()}")
+if behaviour == "parent":
+    sleeper = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    log(f"sleeper has pid {sleeper.pid}")
+if behaviour == "broken" or (behaviour == "breaks" and os.path.exists(rest[0])):
+    log("error: no such model: llama-17")
+    sys.exit(1)
+if behaviour != "mute":
+    print(json.dumps({"event": "loading", "role": "prefill", "done": 5, "total": 10}), flush=True)
+    print(json.dumps({"event": "ready", "role": "prefill", "address": f"http://{name}"}), flush=True)
+if behaviour == "mayfly":
+    sys.exit(3)
+if behaviour == "breaks":
+    open(rest[0], "w").close()
+    sys.exit(3)
+time.sleep(60)
+"""
+
+DRIVER = """
+import json, os, sys
+import psutil
+from engine.api.errors import BatonError
+from launch.child import ChildSpec
+from launch.console import Console
+from launch.supervisor import Supervisor
+
+children, start_timeout_s, stop_timeout_s = json.loads(sys.argv[1])
+specs = [
+    ChildSpec(name, "fake_child", (name, *arguments), dict(os.environ), stops_last=name == "router")
+    for name, *arguments in children
+]
+supervisor = Supervisor(specs, Console(sys.stderr), start_timeout_s=start_timeout_s, stop_timeout_s=stop_timeout_s)
+try:
+    status = supervisor.run(lambda addresses: print("all ready", json.dumps(addresses), flush=True))
+except BatonError as error:
+    print(f"error: {error}", file=sys.stderr)
+    status = 1
+if psutil.Process().children():  # the kernel would kill them now: a supervisor that relies on it is wrong
+    print("left behind")
+sys.exit(status)
+"""
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Poll, because nothing tells a stranger when a process is gone."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {WAIT_S} s for {what}")
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is not merely waiting to be reaped."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@dataclass(frozen=True)
+class RunningSupervisor:
+    """The process, and the file that collects its stdout and stderr."""
+
+    process: subprocess.Popen[bytes]
+    file: Path
+
+    def output(self) -> str:
+        return self.file.read_text()
+
+    def wait_for(self, text: str, num_times: int = 1) -> None:
+        wait_until(lambda: self.output().count(text) >= num_times, f"{text!r} in\n{self.output()}")
+
+    def wait(self) -> int:
+        return self.process.wait(WAIT_S)
+
+    def pids(self) -> list[int]:
+        """Process ids that the children have told, oldest first."""
+        return [int(pid) for pid in re.findall(r"has pid (\d+)", self.output())]
+
+    def running_pids(self) -> list[int]:
+        return [pid for pid in self.pids() if is_running(pid)]
+
+
+Supervise = Callable[..., RunningSupervisor]

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from engine.api.errors import InvalidSetting
+from launch import key
+from launch.cli import COMMANDS, main
+from tests.launch.supervised import ROOT
+
+PRINT_HEAVY_MODULES = """
+import sys
+from launch.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    print("status", end.code)
+print("loaded", sorted({"torch", "transformers", "aiohttp", "zmq"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["chat", "--help"], ["key", "--help"], ["version"]])
+def test_light_commands_load_no_heavy_library(arguments: list[str]) -> None:
+    command = [sys.executable, "-c", PRINT_HEAVY_MODULES, *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert finished.stdout.endswith("loaded []\n")
+
+
+def test_serve_resolves_its_settings_without_torch() -> None:
+    command = [sys.executable, "-c", PRINT_HEAVY_MODULES, "serve", "--help"]
+    finished = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "'torch'" not in finished.stdout
+    assert "--prefill" in finished.stdout
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--strange"], ["strange"], ["chat", "--strange"], ["chat", "--ur=x"]])
+def test_unknown_commands_and_flags_are_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "error:" in capsys.readouterr().err
+
+
+def test_an_error_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", "nowhere"]) == 1
+    assert capsys.readouterr().err == "error: --url 'nowhere' is not of the form http://HOST:PORT\n"
+
+
+def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(arguments: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(key, "main", interrupted)
+    assert main(["key", "file"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("baton ")
+
+
+def test_a_new_key_works_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    from engine.api.links import ClusterKey
+
+    path = tmp_path / "cluster.key"
+    assert main(["key", str(path)]) == 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(ClusterKey.from_file(path).secret) == 40
+
+
+def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.key"
+    path.write_text("precious")
+    with pytest.raises(InvalidSetting, match="never overwritten"):
+        key.write_key(path)
+    assert path.read_text() == "precious"
+
+
+def test_a_key_in_a_missing_folder_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", str(tmp_path / "missing" / "cluster.key")]) == 1
+    assert "No such file or directory" in capsys.readouterr().err

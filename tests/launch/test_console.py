@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import io
+
+from launch.console import Console
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class GoneTerminal(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_loading_is_two_plain_lines_off_a_terminal() -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    for done in (0, 2_000_000, 4_000_000, 4_000_000):
+        console.loading("prefill-0", done, 4_000_000)
+    assert stream.getvalue() == "[prefill-0] loading 4.0 MB of weights\n[prefill-0] loaded 4.0 MB of weights\n"
+
+
+def test_loading_is_one_bar_over_all_children_on_a_terminal() -> None:
+    stream = FakeTerminal()
+    console = Console(stream, bar_delay_s=0.0)
+    console.loading("prefill-0", 1_000_000, 4_000_000)
+    console.loading("decode-0", 3_000_000, 4_000_000)
+    console.log("router", "hello")
+    console.close_bar()
+    assert "50%" in stream.getvalue()
+    assert "4.00M/8.00M" in stream.getvalue()
+    assert "[router] hello\n" in stream.getvalue()
+
+
+def test_a_terminal_that_is_gone_does_not_matter() -> None:
+    console = Console(GoneTerminal())
+    console.log("router", "hello")
+    console.loading("prefill-0", 0, 4)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch.placement import Cpus, Placement, find_cpus, find_devices, place_nodes
+
+
+def cpus(num_cpus: int, num_usable: int | None = None) -> Cpus:
+    return Cpus(tuple(range(10, 10 + num_cpus)), num_cpus if num_usable is None else num_usable)
+
+
+def test_nodes_split_the_cores_and_share_none() -> None:
+    assert place_nodes(2, cpus(5), [], pin_cpus=True) == [Placement(2, (10, 11)), Placement(2, (12, 13))]
+
+
+def test_more_nodes_than_cores_are_not_pinned() -> None:
+    assert place_nodes(3, cpus(2), [], pin_cpus=True) == [Placement(1)] * 3
+
+
+def test_pinning_can_be_turned_off() -> None:
+    assert place_nodes(2, cpus(4), [], pin_cpus=False) == [Placement(2)] * 2
+
+
+def test_a_quota_limits_threads_and_leaves_the_choice_of_cores_to_the_kernel() -> None:
+    assert place_nodes(2, cpus(64, num_usable=4), [], pin_cpus=True) == [Placement(2)] * 2
+
+
+def test_several_accelerators_are_given_out_in_turn() -> None:
+    shares = place_nodes(3, cpus(3), ["0", "1"], pin_cpus=False)
+    assert [share.device for share in shares] == ["0", "1", "0"]
+
+
+def test_a_single_accelerator_is_left_to_every_node() -> None:
+    assert [share.device for share in place_nodes(2, cpus(2), ["0"], pin_cpus=False)] == ["", ""]
+
+
+@pytest.mark.parametrize(("text", "num_cpus"), [("100000 100000", 1), ("50000 100000", 1), ("max 100000", None)])
+def test_a_cgroup_quota_is_respected(tmp_path: Path, text: str, num_cpus: int | None) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text(text)
+    found = find_cpus(file)
+    assert found.num_usable == (num_cpus or len(found.ids))
+
+
+def test_devices_come_from_the_environment_before_the_machine(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert find_devices({}, tmp_path) == ["0", "1"]
+    assert find_devices({"CUDA_VISIBLE_DEVICES": "3,5"}, tmp_path) == ["3", "5"]
+    assert find_devices({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []

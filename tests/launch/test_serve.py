@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+
+from engine.api.errors import InvalidSetting
+from launch.child import ChildSpec
+from launch.cli import main
+from launch.placement import Placement
+from launch.serve import announce, child_specs
+from launch.settings import resolve_serve
+from tests.launch.endpoint import FakeEndpoint
+
+
+def specs(*arguments: str, shares: list[Placement] | None = None) -> list[ChildSpec]:
+    environment = {"BATON_BLOCK_SIZE": "32", "BATON_PORT": "9", "HOME": "/root"}
+    shares = shares or [Placement(1), Placement(1)]
+    return child_specs(resolve_serve(arguments, environment), 8000, 41000, shares, environment)
+
+
+def test_the_relay_is_a_router_prefill_nodes_and_decode_nodes() -> None:
+    found = specs("--prefill=1", "--decode=2", shares=[Placement(1)] * 3)
+    assert [(spec.name, spec.module, spec.stops_last) for spec in found] == [
+        ("router", "router", True),
+        ("prefill-0", "prefill_node", False),
+        ("decode-0", "decode_node", False),
+        ("decode-1", "decode_node", False),
+    ]
+
+
+def test_without_prefill_nodes_there_are_decode_nodes_only() -> None:
+    assert [spec.name for spec in specs("--prefill=0", shares=[Placement(2)])] == ["router", "decode-0"]
+
+
+def test_the_programs_meet_at_the_reserved_control_port() -> None:
+    router, prefill, decode = specs()
+    assert "--control-port=41000" in router.arguments
+    assert "--router=tcp://127.0.0.1:41000" in prefill.arguments
+    assert "--router=tcp://127.0.0.1:41000" in decode.arguments
+
+
+def test_settings_reach_the_programs_that_have_them() -> None:
+    router, prefill, decode = specs("some/model", "--served-model-name=m")
+    for spec in (router, prefill, decode):
+        assert spec.arguments[0] == "some/model"
+    assert "--served-model-name=m" in router.arguments
+    assert "--block-size=32" in prefill.arguments
+    assert "--block-size=32" not in router.arguments
+
+
+def test_settings_in_the_environment_reach_a_child_as_flags_only() -> None:
+    for spec in specs():
+        assert not [name for name in spec.environment if name.startswith("BATON_")]
+        assert spec.environment["HOME"] == "/root"
+
+
+def test_each_node_gets_its_share_of_the_machine() -> None:
+    _, prefill, decode = specs(shares=[Placement(2, (0, 1), "4"), Placement(3)])
+    assert {"--node-id=prefill-0", "--num-threads=2", "--cpu-affinity=0,1"} <= set(prefill.arguments)
+    assert prefill.environment["CUDA_VISIBLE_DEVICES"] == "4"
+    assert "--num-threads=3" in decode.arguments
+    assert "CUDA_VISIBLE_DEVICES" not in decode.environment
+
+
+@pytest.mark.parametrize("flag", ["--router=tcp://h:1", "--control-port=1", "--cpu-affinity=0", "--http-port=1"])
+def test_what_the_launcher_chooses_is_not_a_flag(flag: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        specs(flag)
+
+
+@pytest.mark.parametrize("flag", ["--prefill=-1", "--decode=0", "--start-timeout-s=0", "--prefill=some"])
+def test_impossible_numbers_are_refused(flag: str) -> None:
+    with pytest.raises(InvalidSetting, match=flag.split("=")[0]):
+        specs(flag)
+
+
+def test_an_unknown_key_of_the_settings_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text("prefill: 2\nrouter: tcp://host:1\n")
+    with pytest.raises(InvalidSetting, match="unknown setting 'router'"):
+        specs(f"--config={file}")
+
+
+def test_a_port_in_use_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["serve", f"--port={port}"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"error: cannot listen on 127.0.0.1:{port}: ")
+    assert shown.count("\n") == 1
+
+
+def test_announces_the_address_and_a_command_to_try(
+    endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce(endpoint.url, resolve_serve([], {}))
+    ready, curl = capsys.readouterr().out.splitlines()
+    assert ready == f"Baton ready at {endpoint.url}"
+    words = shlex.split(curl)
+    assert words[:3] == ["curl", "-N", f"{endpoint.url}/v1/chat/completions"]
+    body = json.loads(words[-1])
+    assert (body["model"], body["stream"]) == ("tiny", True)
