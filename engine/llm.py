@@ -1,0 +1,196 @@
+"""Offline use: the engine in this process, text in and text out.
+
+    from engine import LLM, SamplingParams
+    for answer in LLM().generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=40)):
+        print(answer.text)
+
+Owns one engine and its tokenizer. Prompts of a call run together in one continuous batch; results come in the order of
+the prompts. The same scheduler, cache and sampler serve the nodes, so a seeded result here equals theirs.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from tqdm import tqdm
+
+from engine.api.errors import BatonError, InvalidRequest
+from engine.api.messages import FINISH_STOP, TokenLogprobs
+from engine.api.sampling import SamplingParams
+from engine.build import build_engine
+from engine.models.identity import find_checkpoint
+from engine.runner.kv_memory import allocate_private
+from engine.scheduler.request import RequestOutput
+from engine.settings import EngineSettings
+from engine.text.chat_template import ChatTemplate
+from engine.text.detokenizer import IncrementalDetokenizer
+from engine.text.stop_strings import StopStringMatcher
+from engine.text.tokenizer import Tokenizer
+
+Prompt: TypeAlias = str | Sequence[int]
+Messages: TypeAlias = Sequence[Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished prompt. `logprobs` has an entry per token when the parameters asked for them."""
+
+    prompt_token_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: str
+    num_cached_tokens: int
+
+
+class LLM:
+    """A model in this process. Keyword arguments are those of `EngineSettings` (`dtype`, `max_model_len`, ...).
+
+    Without a model, the built-in demo model is loaded. Raises `ModelLoadError` and `InvalidSetting`.
+    """
+
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        engine = build_engine(EngineSettings(model=model, **settings), allocate_private)
+        self._core = engine.core
+        folder = find_checkpoint(model)
+        self._tokenizer = Tokenizer.from_folder(folder)
+        self._template = ChatTemplate.from_folder(folder)
+        self._num_requests = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        show_progress: bool = False,
+    ) -> list[Completion]:
+        """Continue each prompt, given as text or as token ids. One `SamplingParams` for all, or one each.
+
+        Raises `InvalidRequest` before anything is computed when a prompt or a parameter cannot be used.
+        """
+        listed = _as_list(prompts)
+        return self._run([self._token_ids(prompt) for prompt in listed], params, show_progress)
+
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, show_progress: bool = False
+    ) -> Completion:
+        """Answer a conversation of {"role", "content"} messages through the model's chat template."""
+        text = self._template.render(list(messages), add_generation_prompt=True)
+        return self._run([self._tokenizer.encode(text, add_special_tokens=False)], params, show_progress)[0]
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        token_ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not token_ids:
+            raise InvalidRequest("a prompt holds no tokens", "prompts")
+        if not all(0 <= token_id < self._tokenizer.vocab_size for token_id in token_ids):
+            raise InvalidRequest("a prompt holds token ids outside the vocabulary", "prompts")
+        return token_ids
+
+    def _run(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        show_progress: bool,
+    ) -> list[Completion]:
+        each = _params_for(prompts, params)
+        streams: dict[int, _Stream] = {}
+        try:
+            for token_ids, one in zip(prompts, each, strict=True):
+                self._num_requests += 1
+                streams[self._num_requests] = self._start(self._num_requests, token_ids, one)
+            with tqdm(total=len(streams), unit="prompt", disable=not show_progress) as bar:
+                while self._core.has_work:
+                    bar.update(self._apply(self._core.step(), streams))
+        except BaseException:
+            for key in streams:
+                self._core.abort(key)
+            raise
+        return [stream.completion() for stream in streams.values()]
+
+    def _start(self, key: int, token_ids: list[int], params: SamplingParams) -> _Stream:
+        params.check_vocabulary(self._tokenizer.vocab_size)
+        seeded = params if params.seed is not None else replace(params, seed=secrets.randbits(62))
+        self._core.add(key, token_ids, seeded.decoding())
+        return _Stream(self._tokenizer, token_ids, seeded)
+
+    def _apply(self, outputs: Iterable[RequestOutput], streams: Mapping[int, _Stream]) -> int:
+        """Hand a step's tokens to their streams; how many of them ended."""
+        num_ended = 0
+        for output in outputs:
+            if output.token is None or not isinstance(output.key, int):
+                continue
+            stream = streams[output.key]
+            stream.take(output)
+            if stream.finish_reason:
+                num_ended += 1
+                self._core.abort(output.key)
+        return num_ended
+
+
+class _Stream:
+    """The text of one prompt while it is generated."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self.finish_reason = ""
+        self._prompt_ids = tuple(prompt_ids)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids)
+        self._matcher = StopStringMatcher(params.stop, params.include_stop_str_in_output)
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._num_cached_tokens = 0
+
+    def take(self, output: RequestOutput) -> None:
+        """Add one token."""
+        if output.token is None:
+            return
+        self._num_cached_tokens = output.num_cached_tokens
+        self._token_ids.append(output.token.token_id)
+        if output.token.logprobs is not None:
+            self._logprobs.append(output.token.logprobs)
+        text = self._detokenizer.push((output.token.token_id,))
+        if output.finish_reason:
+            text += self._detokenizer.finish()
+        result = self._matcher.push(text)
+        self._pieces.append(result.text)
+        self.finish_reason = FINISH_STOP if result.stop is not None else output.finish_reason
+        if self.finish_reason and result.stop is None:
+            self._pieces.append(self._matcher.finish())
+
+    def completion(self) -> Completion:
+        """The result. Raises `BatonError` when the request never finished."""
+        if not self.finish_reason:
+            raise BatonError("a request did not finish")
+        return Completion(
+            prompt_token_ids=self._prompt_ids,
+            text="".join(self._pieces),
+            token_ids=tuple(self._token_ids),
+            logprobs=tuple(self._logprobs),
+            finish_reason=self.finish_reason,
+            num_cached_tokens=self._num_cached_tokens,
+        )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One text, one list of ids, or a list of either: as a list of prompts."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [[item for item in items if isinstance(item, int)]]
+    return [item for item in items if not isinstance(item, int)]
+
+
+def _params_for(
+    prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams()] * len(prompts)
+    if isinstance(params, SamplingParams):
+        return [params] * len(prompts)
+    if len(params) != len(prompts):
+        raise InvalidRequest(f"{len(params)} parameters for {len(prompts)} prompts", "params")
+    return list(params)
