@@ -59,8 +59,11 @@ class DecodeLeg:
     @property
     def num_live(self) -> int:
         """Requests in the engine, awaited ones, and handoffs whose blocks are not back yet."""
-        waiting = sum(1 for awaited in self._awaited.values() if awaited.reservation is None)
-        return len(self._core.request_keys()) + self._handoffs.num_live + waiting
+        return len(self._core.request_keys()) + self._handoffs.num_live + self._num_waiting
+
+    @property
+    def _num_waiting(self) -> int:
+        return sum(1 for awaited in self._awaited.values() if awaited.reservation is None)
 
     def wait_on(self) -> Sequence[Any]:
         """Links to prefill nodes and data sockets."""
@@ -71,6 +74,8 @@ class DecodeLeg:
         if not isinstance(request, Decode):
             raise InvalidMessage(f"a decode node cannot serve {type(request).__name__}")
         key = (request.handoff_id, request.attempt)
+        if key in self._awaited or key in self._core.request_keys():
+            raise InvalidMessage("this attempt of the request exists already")
         if request.prefill_peer is None:
             self._core.add(
                 key,
@@ -81,9 +86,11 @@ class DecodeLeg:
             )
             return
         self._core.check_size(len(request.token_ids))
-        self._awaited[key] = awaited = _Awaited(request, request.prefill_peer)
-        if not self._reserve(key, awaited, now_s):
+        awaited = _Awaited(request, request.prefill_peer)
+        # whoever waits for room already comes first
+        if self._num_waiting or not self._reserve(key, awaited, now_s):
             self._handoffs.wait_for_room(key, request.prefill_peer, now_s)
+        self._awaited[key] = awaited
 
     def cancel(self, key: AttemptKey, now_s: float) -> None:
         """See `Leg`."""
@@ -106,10 +113,7 @@ class DecodeLeg:
             if isinstance(lease.owner, tuple):
                 self._handoffs.expire(lease.owner, now_s)
         self._handoffs.tick(now_s)
-        for key, awaited in list(self._awaited.items()):
-            # in order of arrival; the first that does not fit keeps its place
-            if awaited.reservation is None and not self._reserve(key, awaited, now_s):
-                break
+        self._grant_waiting(now_s)
 
     def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
         """Every token of the step. Token 1 of a handoff was sent by its prefill node; it is repeated here, so that
@@ -182,14 +186,27 @@ class DecodeLeg:
         """See `Leg`."""
         self._handoffs.close()
 
+    def _grant_waiting(self, now_s: float) -> None:
+        """Give room to those that wait for it, in order of arrival; the first that does not fit keeps its place."""
+        for key, awaited in list(self._awaited.items()):
+            if awaited.reservation is not None:
+                continue
+            try:
+                if not self._reserve(key, awaited, now_s):
+                    return
+            except BatonError as error:
+                self.cancel(key, now_s)
+                self._failures.append((key, error))
+
     def _reserve(self, key: AttemptKey, awaited: _Awaited, now_s: float) -> bool:
-        """Set blocks aside and grant them. False when there is no room now."""
+        """Set blocks aside and grant them. False when there is no room now; raises `BatonError`, holding nothing, when
+        the peer cannot be dialled.
+        """
         request = awaited.request
         deadline_s = now_s + self._lease_s
         reservation = self._core.reserve(key, request.token_ids, deadline_s, cache_salt=request.cache_salt)
         if reservation is None:
             return False
-        awaited.reservation = reservation
         incoming = Incoming(
             key=key,
             num_tokens=len(request.token_ids),
@@ -198,5 +215,10 @@ class DecodeLeg:
             block_ids=reservation.missing_block_ids,
             generations=reservation.missing_generations,
         )
-        self._handoffs.grant(incoming, awaited.peer, now_s)
+        try:
+            self._handoffs.grant(incoming, awaited.peer, now_s)
+        except BatonError:
+            self._core.release(key)
+            raise
+        awaited.reservation = reservation
         return True

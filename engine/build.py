@@ -75,6 +75,8 @@ def _max_model_len(settings: EngineSettings, config: ModelConfig) -> int:
     for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
         if getattr(settings, name) < 1:
             raise InvalidSetting(f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}")
+    if settings.max_model_len < 0:
+        raise InvalidSetting(f"--max-model-len must not be negative, got {settings.max_model_len}")
     limit = config.max_context_len
     if settings.max_model_len > limit:
         raise InvalidSetting(f"--max-model-len {settings.max_model_len} is above the model's limit of {limit} tokens")
@@ -83,6 +85,8 @@ def _max_model_len(settings: EngineSettings, config: ModelConfig) -> int:
 
 def _num_blocks(settings: EngineSettings, layout: KvLayout, max_model_len: int) -> int:
     if settings.num_blocks:
+        if settings.num_blocks < 2:
+            raise InvalidSetting(f"--num-blocks must be at least 2, got {settings.num_blocks}")
         return settings.num_blocks
     blocks_per_request = -(-max_model_len // settings.block_size)
     if settings.kv_cache_memory_bytes:

@@ -19,11 +19,14 @@ def shares_memory(mine: ProcessIdentity, theirs: ProcessIdentity) -> bool:
 
 
 def is_gone(process: ProcessIdentity) -> bool:
-    """Whether a process of this host has ended for good. A stopped (frozen) process is not gone."""
+    """Whether a process of this host has ended for good. A stopped (frozen) process is not gone, and neither is one
+    that cannot be looked at now: who may write is only given up on proof."""
     try:
         return _start_ticks(process.pid) != process.start_ticks or _is_zombie(process.pid)
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:
+        return False
 
 
 def _host_identity() -> str:

@@ -70,7 +70,7 @@ class Pusher:
         self._jobs.put(sender)
 
     def cancel(self, key: HandoffKey) -> None:
-        """Stop this handoff's jobs between blocks. They are still reported, as failed."""
+        """Stop this handoff's jobs between blocks. They are still reported, as "cancelled"."""
         self._cancelled.add(key)
 
     def forget(self, key: HandoffKey) -> None:
@@ -104,7 +104,13 @@ class Pusher:
                 with contextlib.suppress(OSError):
                     self._signal.send(b"\0")
             else:
-                job.close()
+                self._close(job)
+
+    def _close(self, sender: Sender) -> None:
+        try:
+            sender.close()
+        except Exception:  # as below
+            _log.exception("a transport could not be closed")
 
     def _push(self, job: PushJob) -> PushReport:
         checksums: list[int] = []

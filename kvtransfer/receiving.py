@@ -11,12 +11,13 @@ match the checksums. Anything else spoils this one request.
 Blocks that a peer can write by itself stay set aside after a spoiled or cancelled handoff until the peer says that no
 write is under way, or its process is gone: never on a timer alone.
 
-Timeouts: the owner's leases are the clock. Whatever the sender says about a handoff renews its lease by `lease_s`;
-`expire` spoils one whose lease ran out.
+Timeouts: the owner's leases are the clock. Whatever the sender says about a handoff before its Commit renews its lease
+by `lease_s`, and after it every block that arrives; `expire` spoils one whose lease ran out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,6 +122,7 @@ class _Handoff:
     link: _Link
     progress: Progress[ReceivingState]
     commit: Commit | None = None
+    num_missing: int = 0
     next_fence_s: float = 0.0
 
 
@@ -176,16 +178,19 @@ class ReceivingSide:
         return [*data, *(link.socket for link in self._links.values())]
 
     def wait_for_room(self, key: HandoffKey, peer: PrefillPeer, now_s: float) -> None:
-        """There are no blocks for this handoff yet: keep the sender's lease alive until `grant` or `forget`."""
-        self._interests[key] = peer
+        """There are no blocks for this handoff yet: keep the sender's lease alive until `grant` or `forget`.
+
+        Raises `InvalidSetting` or `Refused` when the peer's address cannot be dialled.
+        """
         self._link(peer, now_s)
+        self._interests[key] = peer
 
     def forget(self, key: HandoffKey) -> None:
         """No longer interested in a handoff that was never granted."""
         self._interests.pop(key, None)
 
     def grant(self, incoming: Incoming, peer: PrefillPeer, now_s: float) -> None:
-        """Allow `peer` to write the blocks of `incoming`."""
+        """Allow `peer` to write the blocks of `incoming`. Raises as `wait_for_room`."""
         self._interests.pop(incoming.key, None)
         link = self._link(peer, now_s)
         handoff = _Handoff(
@@ -213,7 +218,11 @@ class ReceivingSide:
             self._owner.returned(key)
         elif handoff.progress.state is not ReceivingState.REVOKING:
             self.counters.num_expired += 1
-            self._spoil(handoff, "the prefill node stopped renewing the handoff", now_s)
+            if handoff.link.welcome is None:
+                # a handshake that got no answer: the next handoff begins with a new one
+                self._drop(handoff.link, f"no answer from prefill node {handoff.link.peer.node_id}", now_s)
+            else:
+                self._spoil(handoff, "the prefill node stopped renewing the handoff", now_s)
 
     def handle(self, now_s: float) -> None:
         """Process every message and block that has arrived."""
@@ -242,15 +251,26 @@ class ReceivingSide:
         self._links.clear()
 
     def _link(self, peer: PrefillPeer, now_s: float) -> _Link:
-        """The connection to this life of the peer, made when it is first needed."""
+        """The connection to this life of the peer, made when it is first needed. Raises `InvalidSetting`, `Refused`."""
         link = self._links.get((peer.node_id, peer.epoch))
         if link is None:
-            socket = links.open_socket(self._context, zmq.DEALER, self._settings)
-            links.connect(socket, links.parse_address(peer.address, "peer address"), self._settings)
+            socket = self._dial(links.parse_address(peer.address, "peer address"))
             link = self._links[(peer.node_id, peer.epoch)] = _Link(peer, socket, now_s)
             self._send(link, self._hello())
         link.used_s = now_s
         return link
+
+    def _dial(self, address: str) -> zmq.Socket[bytes]:
+        try:
+            socket = links.open_socket(self._context, zmq.DEALER, self._settings)
+        except zmq.ZMQError as error:
+            raise Refused(f"no socket for another prefill node: {error}") from None
+        try:
+            links.connect(socket, address, self._settings)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise Refused(f"a prefill node cannot be reached at {address}: {error}") from None
+        return socket
 
     def _hello(self) -> PeerHello:
         return PeerHello(
@@ -287,7 +307,8 @@ class ReceivingSide:
             self._on_revoked(link, message, now_s)
         elif isinstance(message, Renew):
             for name in message.handoffs:
-                if self._of_link(link, name.key) is not None:
+                handoff = self._of_link(link, name.key)
+                if handoff is not None and handoff.progress.state is ReceivingState.GRANTED:
                     self._owner.renew(name.key, now_s + self._facts.lease_s)
 
     def _on_welcome(self, link: _Link, welcome: PeerWelcome) -> None:
@@ -327,7 +348,7 @@ class ReceivingSide:
         if objection:
             self._spoil(handoff, objection, now_s)
             return
-        handoff.commit = commit
+        handoff.commit, handoff.num_missing = commit, len(commit.checksums)
         handoff.progress.move(ReceivingState.COMMITTED, RECEIVING_MOVES, now_s)
         self._deliver_if_complete(handoff, now_s)
 
@@ -342,13 +363,19 @@ class ReceivingSide:
             return "the commit is for another prompt"
         if commit.generations != incoming.generations or len(commit.checksums) != len(incoming.block_ids):
             return "the commit names other blocks than the grant"
-        if commit.first.handoff_id != incoming.key[0] or len(commit.first.token_ids) != 1:
+        if (commit.first.handoff_id, commit.first.attempt) != incoming.key or len(commit.first.token_ids) != 1:
             return "the commit carries no first token of this request"
         return ""
 
     def _deliver_if_complete(self, handoff: _Handoff, now_s: float) -> None:
         incoming, commit, receiver = handoff.incoming, handoff.commit, handoff.link.receiver
-        if commit is None or receiver is None or receiver.num_missing(incoming.key):
+        if commit is None or receiver is None:
+            return
+        num_missing = receiver.num_missing(incoming.key)
+        if num_missing:
+            if num_missing < handoff.num_missing:
+                self._owner.renew(incoming.key, now_s + self._facts.lease_s)
+            handoff.num_missing = num_missing
             return
         damaged = damaged_blocks(self._blocks, incoming.block_ids, commit.checksums)
         if damaged:
@@ -404,7 +431,8 @@ class ReceivingSide:
             handoff.next_fence_s = now_s + _FENCE_RETRY_S
             if not (shares_memory(self._facts.process, writer) and is_gone(writer)):
                 # asked again, over a new connection if need be: the blocks must not wait for one lost message
-                self._send(self._link(link.peer, now_s), Revoke(handoff.name))
+                with contextlib.suppress(BatonError):
+                    self._send(self._link(link.peer, now_s), Revoke(handoff.name))
                 return
         # the grant was never sent, or blocks pass through our own hands, or the writer is gone
         self._end(handoff, now_s)

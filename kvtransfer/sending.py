@@ -5,7 +5,11 @@ not compute KV and does not hold blocks: a `BlockHolder` (the engine) does, and 
 
 Timeouts: the holder's leases are the clock. Whatever the receiver says about a handoff renews its lease by `lease_s`;
 `expire` withdraws one whose lease ran out. A Grant that comes before its Prefill waits `lease_s`. A withdrawn handoff
-ends when the pushing thread has reported its jobs, so blocks are never given back while they are read.
+ends when the pushing thread has reported its jobs, so blocks are never given back while they are read. A committed
+handoff is not renewed towards its receiver: the two would otherwise keep each other alive when Commit or KV was lost.
+
+A receiver that has gone is noticed by a message that cannot be delivered, at the latest by the next renewal: its
+transport is closed then, because a mapping of a dead node's pool would keep that memory in use.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import zmq
 
 from engine.api import links
 from engine.api.codec import Codec
-from engine.api.errors import BatonError, InvalidMessage, Refused
+from engine.api.errors import BatonError, InvalidMessage, InvalidSetting, Refused
 from engine.api.layout import KvLayout
 from engine.api.messages import TokenEvent
 from kvtransfer.messages import (
@@ -44,6 +48,7 @@ from kvtransfer.states import SENDING_MOVES, Progress, SendingState
 from kvtransfer.transports.base import Move, Sender
 
 _MAX_ENDED = 4096
+_MAX_EARLY = 4096
 _log = logging.getLogger(__name__)
 
 
@@ -180,7 +185,7 @@ class SendingSide:
             progress=Progress(SendingState.COMPUTING, {SendingState.COMPUTING: now_s}),
         )
         early = self._early.pop(key, None)
-        if early is not None:
+        if early is not None and early[1] in self._peers:
             self._on_grant(early[1], early[2], now_s)
 
     def advance(self, key: HandoffKey, num_computed_tokens: int) -> None:
@@ -201,17 +206,18 @@ class SendingSide:
         self._push_ready(handoff)
         self._commit_if_pushed(handoff, now_s)
 
-    def withdraw(self, key: HandoffKey, reason: str, now_s: float, *, request_ended: bool = False) -> None:
-        """Give a handoff up: no further writes; its blocks go back once none is under way."""
+    def withdraw(self, key: HandoffKey, reason: str, now_s: float, *, request_ended: bool = False) -> bool:
+        """Give a handoff up: no further writes; its blocks go back once none is under way. False: it was over."""
         handoff = self._outgoing.get(key)
         if handoff is None or handoff.progress.state is SendingState.WITHDRAWING:
-            return
+            return False
         self.counters.num_withdrawn += 1
         handoff.reason, handoff.request_ended = reason[:1000], request_ended
         _log.debug("handoff %s/%d withdrawn: %s", key[0].hex(), key[1], reason)
         handoff.progress.move(SendingState.WITHDRAWING, SENDING_MOVES, now_s)
         self._pusher.cancel(key)
         self._end_if_drained(handoff, now_s)
+        return True
 
     def expire(self, key: HandoffKey, now_s: float) -> None:
         """The lease of this handoff's blocks ran out."""
@@ -246,6 +252,8 @@ class SendingSide:
         for key, (deadline_s, peer_id, grant) in list(self._early.items()):
             if deadline_s <= now_s:
                 del self._early[key]
+                # its receiver may use the blocks again: neither a late prompt nor this grant once more may write them
+                self._remember_end(key, request_ended=False)
                 self._send(peer_id, Revoked(grant.handoff, "no such handoff", False))
         if now_s >= self._next_renewal_s:
             self._next_renewal_s = now_s + self._facts.lease_s / 3
@@ -292,6 +300,9 @@ class SendingSide:
         if handoff is None:
             if key in self._ended:
                 self._send(peer_id, Revoked(grant.handoff, "the handoff has ended", self._ended[key]))
+            elif len(self._early) >= _MAX_EARLY:
+                self._remember_end(key, request_ended=False)
+                self._send(peer_id, Revoked(grant.handoff, "too many grants without a prompt", False))
             else:
                 self._early[key] = (now_s + self._facts.lease_s, peer_id, grant)
             return
@@ -358,6 +369,7 @@ class SendingSide:
         if handoff.progress.state is SendingState.WITHDRAWING:
             self._end_if_drained(handoff, now_s)
         elif report.error:
+            self._give_up_peer(handoff.peer_id, report.error, now_s)
             self.withdraw(report.key, report.error, now_s)
         else:
             self._commit_if_pushed(handoff, now_s)
@@ -390,11 +402,14 @@ class SendingSide:
     def _on_revoke(self, peer_id: bytes, revoke: Revoke, now_s: float) -> None:
         key = revoke.handoff.key
         self._early.pop(key, None)
-        if self._of_peer(peer_id, key) is None:
+        handoff = self._of_peer(peer_id, key)
+        if handoff is None:
             self._remember_end(key, request_ended=False)
             self._send(peer_id, Revoked(revoke.handoff, "no such handoff", False))
-        else:
-            self.withdraw(key, "revoked by the decode node", now_s)
+            return
+        self.withdraw(key, "revoked by the decode node", now_s)
+        if handoff.grant is None:
+            self._send(peer_id, Revoked(revoke.handoff, "its grant has not arrived", False))
 
     def _on_renew(self, peer_id: bytes, renew: Renew, now_s: float) -> None:
         hello = self._peers[peer_id].hello
@@ -432,12 +447,21 @@ class SendingSide:
             self._ended.popitem(last=False)
 
     def _renew(self) -> None:
-        by_peer: dict[bytes, list[HandoffName]] = {}
+        # an empty Renew is sent too: it finds out whether the receiver is still there
+        by_peer: dict[bytes, list[HandoffName]] = {peer_id: [] for peer_id in self._peers}
         for handoff in self._outgoing.values():
-            if handoff.grant is not None and handoff.progress.state is not SendingState.WITHDRAWING:
+            if handoff.grant is not None and handoff.progress.state in (SendingState.COMPUTING, SendingState.PUSHING):
                 by_peer.setdefault(handoff.peer_id, []).append(handoff.grant.handoff)
         for peer_id, names in by_peer.items():
             self._send(peer_id, Renew(tuple(names)))
+
+    def _give_up_peer(self, peer_id: bytes, reason: str, now_s: float) -> None:
+        """A transport has failed: whatever else waits for it would block the pushing thread for as long again."""
+        self._drop_peer(peer_id)
+        for handoff in list(self._outgoing.values()):
+            if handoff.grant is not None and handoff.peer_id == peer_id:
+                self.withdraw(handoff.key, reason, now_s)
+        self._send(peer_id, PeerRefusal(reason[:1000]))
 
     def _drop_peer(self, peer_id: bytes) -> None:
         peer = self._peers.pop(peer_id, None)
@@ -447,9 +471,12 @@ class SendingSide:
     def _send(self, peer_id: bytes, message: object, codec: Codec = SENDER_TO_RECEIVER) -> None:
         try:
             self._link.send_multipart([peer_id, codec.encode(message)], zmq.NOBLOCK)
+        except zmq.Again:
+            _log.warning("a decode node takes no messages, %s dropped", type(message).__name__)
         except zmq.ZMQError:
-            # the receiver is gone or takes nothing: its leases on our blocks end by their deadline
+            # this connection is gone for good: its leases on our blocks end by their deadline
             _log.info("a decode node is not reachable, %s dropped", type(message).__name__)
+            self._drop_peer(peer_id)
 
 
 def open_listener(
@@ -457,4 +484,8 @@ def open_listener(
 ) -> tuple[zmq.Socket[bytes], str]:
     """The socket that decode nodes dial, and its address. Raises `InvalidSetting`."""
     link = links.open_socket(context, zmq.ROUTER, settings)
-    return link, links.bind(link, host, port, settings)
+    try:
+        return link, links.bind(link, host, port, settings)
+    except InvalidSetting:
+        link.close()
+        raise

@@ -51,7 +51,6 @@ class PrefillLeg:
         self._core = core
         self._sending = sending
         self._sources = sources
-        self._live: dict[AttemptKey, int | None] = {}
         self._failures: list[tuple[AttemptKey, BatonError]] = []
         self._finished: list[TokenEvent] = []
         self._counters = StepCounters()
@@ -139,8 +138,8 @@ class PrefillLeg:
 
     def fail(self, key: RequestKey, error: BatonError, now_s: float) -> None:
         """See `Leg`."""
-        if isinstance(key, tuple):
-            self._sending.withdraw(key, str(error), now_s)
+        # a request that is waiting for its last reads may be in more steps, and fail again
+        if isinstance(key, tuple) and self._sending.withdraw(key, str(error), now_s):
             self._failures.append((key, error))
 
     def metrics(self) -> Iterable[Metric]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import secrets
 import signal
 import sys
@@ -20,13 +21,13 @@ import zmq
 from aiohttp import web
 
 from engine.api import links
-from engine.api.errors import InvalidSetting, ModelLoadError
+from engine.api.errors import InvalidSetting, ModelLoadError, Overloaded
 from engine.api.process import configure_logging, emit, report_errors, start_authenticator
 from engine.api.settings import add_flags, check_file_keys, resolve
 from engine.models.config import load_config
 from engine.models.identity import find_checkpoint, model_fingerprint, model_name
 from engine.models.weights import weight_files
-from router.app import add_request_id, build_app
+from router.app import build_app
 from router.control import ControlLink
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
@@ -86,7 +87,6 @@ async def serve(settings: RouterSettings) -> None:
         stack.push_async_callback(control.close)
         relay.attach(control)
         app = build_app(endpoints, registry, metrics, settings.max_body_bytes)
-        app.on_response_prepare.append(add_request_id)
         address = await _listen(app, settings, stack)
         control.start()
         emit(event="ready", role="router", address=address, control_address=control.address)
@@ -117,7 +117,8 @@ async def _listen(app: web.Application, settings: RouterSettings, stack: context
     try:
         await site.start()
     except OSError as error:
-        reason = error.strerror or str(error)
+        # asyncio wraps the system's sentence in its own; name resolution has negative numbers and only a text
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         raise InvalidSetting(f"--port: cannot listen on {settings.host}:{settings.port}: {reason}") from None
     host, port = runner.addresses[0][:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -138,6 +139,7 @@ async def _until_stopped(endpoints: Endpoints, relay: Relay, timeout_s: float) -
     while relay.num_in_flight and not insisted.is_set() and time.monotonic() < deadline_s:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(insisted.wait(), 0.05)
+    relay.fail_all(Overloaded("the router is shutting down", retry_after_s=5))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

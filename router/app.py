@@ -21,6 +21,7 @@ from router.openai.endpoints import Endpoints
 from router.openai.errors import error_body, http_layer_body, retry_after, status_of
 from router.openai.responses import json_bytes
 
+_REQUEST_ID = web.RequestKey("request_id", str)
 _log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -30,6 +31,7 @@ def build_app(
 ) -> web.Application:
     """The application of one router."""
     app = web.Application(middlewares=[_envelope], client_max_size=max_body_bytes)
+    app.on_response_prepare.append(_add_request_id)
 
     async def health(http: web.Request) -> web.Response:
         counts = {role: len(nodes.available(role)) for role in (PREFILL, DECODE)}
@@ -54,7 +56,7 @@ def build_app(
 @web.middleware
 async def _envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
     request_id = secrets.token_hex(16)
-    request["request_id"] = request_id
+    request[_REQUEST_ID] = request_id
     try:
         response = await handler(request)
     except BatonError as error:
@@ -75,10 +77,10 @@ async def _envelope(request: web.Request, handler: Handler) -> web.StreamRespons
     return response
 
 
-async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+async def _add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Streams send their headers before the middleware sees them again."""
-    if "request_id" in request:
-        response.headers.setdefault("x-request-id", request["request_id"])
+    if _REQUEST_ID in request:
+        response.headers.setdefault("x-request-id", request[_REQUEST_ID])
 
 
 def _error_response(error: Exception) -> web.Response:

@@ -3,7 +3,8 @@
 Owns the socket, its place in the event loop, and the liveness timer. Hands decoded messages to a `ControlHandler`; a
 message that does not decode is counted and dropped, and costs nobody else anything.
 
-A node is dead when its connection is (noticed by the next Ping, twice a second) or when its heartbeat stops.
+A node is dead when its connection is (noticed by the next message to it, at least two Pings a second) or when its
+heartbeat stops.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import zmq
 
 from engine.api import links
-from engine.api.errors import BatonError, Refused
+from engine.api.errors import BatonError, InvalidMessage, Refused
 from engine.api.messages import (
     NODE_TO_ROUTER,
     ROUTER_TO_NODE,
@@ -72,7 +73,11 @@ class ControlLink:
         """Raises `InvalidSetting` when the address cannot be used."""
         self.num_rejected_messages = 0
         self._socket = links.open_socket(context, zmq.ROUTER, settings)
-        self.address = links.bind(self._socket, host, port, settings)
+        try:
+            self.address = links.bind(self._socket, host, port, settings)
+        except BaseException:
+            self._socket.close()
+            raise
         self._registry = registry
         self._handler = handler
         self._epoch = epoch
@@ -97,8 +102,14 @@ class ControlLink:
         self._socket.close()
 
     def send(self, epoch: int, message: object) -> bool:
-        """Send to the node of that epoch; False when it cannot be reached."""
-        return self._send(control_identity(epoch), message)
+        """Send to the node of that epoch; False when it cannot be reached, and then it is lost: a node that has missed
+        a message would leave the request it was about waiting for ever."""
+        if self._send(control_identity(epoch), message):
+            return True
+        node = self._registry.get(epoch)
+        if node is not None and self._loop is not None:
+            self._loop.call_soon(self._lose, node, "it cannot be reached")
+        return False
 
     def _send(self, identity: bytes, message: object) -> bool:
         try:
@@ -149,6 +160,8 @@ class ControlLink:
         if node is None or epoch is None:
             self._send(identity, Introduce(self._epoch))
             return
+        if not isinstance(message, Failed) and message.epoch != epoch:
+            raise InvalidMessage(f"{type(message).__name__} names another epoch than its sender's")
         node.heard_s = time.monotonic()
         if isinstance(message, Tokens):
             self._handler.on_tokens(message)
@@ -176,8 +189,7 @@ class ControlLink:
             pause_s, last_s = now_s - last_s - _PING_INTERVAL_S, now_s
             for node in self._registry.all():
                 node.heard_s += max(0.0, pause_s)
-                if not self.send(node.epoch, Ping(self._epoch)):
-                    self._lose(node, "its connection broke")
+                self.send(node.epoch, Ping(self._epoch))
             for node in self._registry.overdue(now_s):
                 self._lose(node, "its heartbeat stopped")
 

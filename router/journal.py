@@ -1,7 +1,7 @@
 """The journal of one request: what the client has been sent, and what another attempt would need to continue it.
 
 Owns the order of tokens. Invariants: each output index is delivered once, in order, whatever attempt it came from; a
-token of an attempt that is not the current one changes nothing.
+token of an attempt that is not the current one changes nothing, nor does one that comes after the end.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Journal:
     attempt: int = 1
     token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int | None = None
+    has_finished: bool = False
     _early: dict[int, TokenEvent] = field(default_factory=dict)
 
     def next_attempt(self) -> int:
@@ -39,22 +40,26 @@ class Journal:
 
     def record(self, event: TokenEvent) -> list[Delivery]:
         """Take in an event; what became deliverable, in order. Raises `ValueError` for a gap that cannot close."""
-        if event.attempt != self.attempt:
+        if event.attempt != self.attempt or self.has_finished:
             return []
         if self.num_cached_tokens is None:
             self.num_cached_tokens = event.num_cached_tokens
         if event.index > len(self.token_ids):
             if len(self._early) >= _MAX_EARLY_EVENTS:
                 raise ValueError(f"output {len(self.token_ids)} never came, {event.index} did")
-            self._early[event.index] = event
+            known = self._early.get(event.index)
+            if known is None or len(known.token_ids) < len(event.token_ids):
+                self._early[event.index] = event
             return []
         deliveries = [self._append(event)]
-        while (early := self._early.pop(len(self.token_ids), None)) is not None:
-            deliveries.append(self._append(early))
+        while self._early and (first := min(self._early)) <= len(self.token_ids):
+            deliveries.append(self._append(self._early.pop(first)))
         return [delivery for delivery in deliveries if delivery.token_ids or delivery.finish_reason]
 
     def _append(self, event: TokenEvent) -> Delivery:
         num_known = len(self.token_ids) - event.index
         new_ids = event.token_ids[num_known:]
         self.token_ids.extend(new_ids)
-        return Delivery(new_ids, event.logprobs[num_known:], event.finish_reason if new_ids else "")
+        finish_reason = event.finish_reason if new_ids else ""
+        self.has_finished = self.has_finished or bool(finish_reason)
+        return Delivery(new_ids, event.logprobs[num_known:], finish_reason)

@@ -128,6 +128,11 @@ class Relay:
                 param,
             )
 
+    def check_room(self, num_requests: int) -> None:
+        """Raise `Overloaded` when so many more requests would be too many."""
+        if len(self._flights) + num_requests > self._settings.max_concurrent_requests:
+            raise Overloaded(f"{len(self._flights)} requests are in flight already")
+
     async def generate(
         self, prompt_ids: Sequence[int], params: DecodingParams, cache_salt: bytes = b""
     ) -> AsyncGenerator[tuple[Delivery, Journal], None]:
@@ -135,8 +140,7 @@ class Relay:
 
         Raises `Overloaded`, `NoNode`, `ContextLengthExceeded`, `RequestFailed` or `DeadlineExceeded`.
         """
-        if len(self._flights) >= self._settings.max_concurrent_requests:
-            raise Overloaded(f"{len(self._flights)} requests are in flight already")
+        self.check_room(1)
         flight = _Flight(secrets.token_bytes(16), tuple(prompt_ids), params, cache_salt)
         self._flights[flight.handoff_id] = flight
         self.counters.num_requests += 1
@@ -147,8 +151,8 @@ class Relay:
             while not has_ended:
                 delivery = await self._next(flight, deadline_s)
                 has_ended = bool(delivery.finish_reason)
+                self.counters.num_finished += has_ended
                 yield delivery, flight.journal
-            self.counters.num_finished += 1
         except BatonError:
             self.counters.num_failed += 1
             raise
@@ -157,6 +161,12 @@ class Relay:
             raise
         finally:
             self._end(flight)
+
+    def fail_all(self, error: BatonError) -> None:
+        """End every request with `error`, after what it has been sent already."""
+        for flight in self._flights.values():
+            flight.error = error
+            flight.changed.set()
 
     def on_tokens(self, tokens: Tokens) -> None:
         """See `ControlHandler`."""
@@ -178,8 +188,10 @@ class Relay:
     def on_failed(self, failed: Failed, epoch: int) -> None:
         """See `ControlHandler`."""
         flight = self._flights.get(failed.handoff_id)
-        if flight is None or failed.attempt != flight.journal.attempt:
+        if flight is None or failed.attempt != flight.journal.attempt or flight.journal.has_finished:
             return
+        if not any(node is not None and node.epoch == epoch for node in (flight.prefill, flight.decode)):
+            return  # a leg whose part is over: the other one goes on without it
         if failed.code == TransferFailed.code:
             flight.num_transfer_failures += 1
         else:
@@ -189,7 +201,8 @@ class Relay:
     def on_node_lost(self, node: Node, reason: str) -> None:
         """See `ControlHandler`."""
         for flight in list(self._flights.values()):
-            if node in (flight.prefill, flight.decode) and not (flight.due and flight.due[-1].finish_reason):
+            is_affected = node is flight.prefill or node is flight.decode
+            if is_affected and not flight.journal.has_finished:
                 self._attempt_failed(flight, RequestFailed(f"{node.role} node {node.node_id} was lost: {reason}"))
 
     def _end_first_leg(self, flight: _Flight) -> None:
@@ -282,7 +295,7 @@ class Relay:
 
     def _send_leg(self, node: Node, message: Prefill | Decode) -> None:
         node.load += 1
-        # a node that cannot be reached is about to be declared lost, which starts the next attempt
+        # a node that cannot be reached is declared lost at once, which starts the next attempt
         self._require_sender().send(node.epoch, message)
 
     def _cancel_legs(self, flight: _Flight) -> None:

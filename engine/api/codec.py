@@ -300,6 +300,8 @@ def _packed_decoder(path: str, packed: Packed) -> _Coder:
         numbers.frombytes(value)
         if sys.byteorder == "big":
             numbers.byteswap()
+        if not all(map(math.isfinite, numbers) if packed.typecode in "fd" else ()):
+            raise InvalidMessage(f"{path} holds a number that is not finite")
         return tuple(numbers)
 
     return decode

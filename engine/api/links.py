@@ -22,6 +22,8 @@ HANDSHAKE_TIMEOUT_MS = 5_000
 HEARTBEAT_INTERVAL_MS = 1_000
 HEARTBEAT_TIMEOUT_MS = 3_000
 MAX_QUEUED_MESSAGES = 4_096
+ZAP_DOMAIN = "baton"
+"""What the authenticator of a program knows our listening sockets by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def bind(link: zmq.Socket[bytes], host: str, port: int, settings: LinkSettings) 
     if settings.cluster_key is not None:
         link.setsockopt(zmq.CURVE_SERVER, 1)
         link.setsockopt(zmq.CURVE_SECRETKEY, settings.cluster_key.secret)
-        link.setsockopt(zmq.ZAP_DOMAIN, b"baton")
+        link.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN.encode())
     shown = f"[{host}]" if ":" in host else host
     if ":" in host:
         link.setsockopt(zmq.IPV6, 1)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import zmq
 import zmq.auth.thread
-from zmq.utils import z85
 
 from engine.api.errors import BatonError
-from engine.api.links import ClusterKey
+from engine.api.links import ZAP_DOMAIN, ClusterKey
 
 
 def emit(**event: object) -> None:
@@ -41,12 +40,12 @@ def configure_logging(level: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _OnlyKey:
-    """ZAP decision: the one public key of the deployment."""
+    """ZAP decision: the one public key of the deployment. pyzmq hands over keys in Z85, as ours is."""
 
     public: bytes
 
     def callback(self, domain: str, key: bytes) -> bool:
-        return z85.encode(key) == self.public
+        return key == self.public
 
 
 def start_authenticator(
@@ -57,5 +56,5 @@ def start_authenticator(
         return None
     authenticator = zmq.auth.thread.ThreadAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve_callback("*", _OnlyKey(key.public))
+    authenticator.configure_curve_callback(ZAP_DOMAIN, _OnlyKey(key.public))
     return authenticator

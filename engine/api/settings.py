@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import types
 import typing
@@ -150,9 +151,12 @@ def _convert_bool(value: Any) -> bool | None:
 
 
 def _convert_scalar(value: Any, kind: type[Any]) -> Any:
-    if isinstance(value, bool):
+    """None when `value` does not say a `kind` exactly: 4.5 is no int, and only numbers and strings are strings."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     try:
-        return kind(value)
-    except (TypeError, ValueError):
+        converted = kind(value)
+    except (TypeError, ValueError, OverflowError):
         return None
+    is_exact = isinstance(value, str) or kind is str or converted == value
+    return converted if is_exact and not (kind is float and not math.isfinite(converted)) else None

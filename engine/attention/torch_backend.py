@@ -65,6 +65,7 @@ class TorchAttention:
 
     def plan(self, shares: Sequence[SequenceShare]) -> None:
         """See `AttentionBackend.plan`."""
+        self._clear_tails(shares)
         self._store_rows = self._to_device(self._rows_of_new_tokens(shares))
         decodes: list[tuple[int, SequenceShare]] = []
         self._prompts = []
@@ -87,6 +88,18 @@ class TorchAttention:
         for prompt in self._prompts:
             self._attend_prompt(prompt, layer, window, q, out)
         return out
+
+    def _clear_tails(self, shares: Sequence[SequenceShare]) -> None:
+        """Zero the blocks that this step begins and does not fill. What lies behind the last token gets the weight
+        zero, but zero times NaN is NaN: whatever a block held before must not reach the request that has it now."""
+        begun = [
+            share.block_table[share.context_len // self._block_size]
+            for share in shares
+            if share.context_len % self._block_size > 0
+            and share.start <= share.context_len - share.context_len % self._block_size
+        ]
+        if begun:
+            self._kv.index_fill_(0, torch.tensor(begun, device=self._kv.device), 0)
 
     def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
         rows = self._store_rows + layer * 2 * self._num_kv_heads * self._block_size
@@ -139,10 +152,11 @@ class TorchAttention:
     def _plan_decodes(self, decodes: Sequence[tuple[int, SequenceShare]]) -> _DecodePlan:
         contexts = np.array([share.context_len for _, share in decodes])
         num_blocks = -(-int(contexts.max()) // self._block_size)
-        tables = np.zeros((len(decodes), num_blocks), dtype=np.int64)
+        tables = np.empty((len(decodes), num_blocks), dtype=np.int64)
         for row, (_, share) in enumerate(decodes):
             used = -(-share.context_len // self._block_size)
             tables[row, :used] = share.block_table[:used]
+            tables[row, used:] = share.block_table[0]  # padding: the weight zero, see `_clear_tails`
         positions = np.arange(num_blocks * self._block_size)
         masks = {}
         for window in set(self._windows):

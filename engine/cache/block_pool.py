@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.api.errors import Overloaded
 
@@ -28,12 +28,12 @@ class NoFreeBlocks(Overloaded):
     code = "no_free_blocks"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CacheChanges:
-    """Hashes that became findable and hashes that were evicted since the last `take_changes`, in order of events."""
+    """Hashes that became findable and hashes that no longer are, since the last `take_changes`. None is in both."""
 
-    stored: list[bytes] = field(default_factory=list)
-    removed: list[bytes] = field(default_factory=list)
+    stored: list[bytes]
+    removed: list[bytes]
 
 
 class BlockPool:
@@ -48,7 +48,8 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._index: dict[bytes, int] = {}
         self._num_cached = 0
-        self._changes = CacheChanges()
+        self._stored: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
 
     @property
     def num_available(self) -> int:
@@ -109,7 +110,10 @@ class BlockPool:
             return
         self._index[block_hash] = block_id
         self._hashes[block_id] = block_hash
-        self._changes.stored.append(block_hash)
+        if block_hash in self._removed:
+            del self._removed[block_hash]
+        else:
+            self._stored[block_hash] = None
 
     def lookup(self, hashes: Iterable[bytes]) -> list[int]:
         """Blocks of the longest known prefix of `hashes`. Takes no reference: call `share` before anything else."""
@@ -134,8 +138,9 @@ class BlockPool:
         return list(self._index)
 
     def take_changes(self) -> CacheChanges:
-        """What was stored and evicted since the last call."""
-        changes, self._changes = self._changes, CacheChanges()
+        """The net effect of what was stored and evicted since the last call, each in order of events."""
+        changes = CacheChanges(list(self._stored), list(self._removed))
+        self._stored, self._removed = {}, {}
         return changes
 
     def check(self) -> None:
@@ -157,4 +162,7 @@ class BlockPool:
             self._hashes[block_id] = None
             self._num_cached -= 1
             del self._index[block_hash]
-            self._changes.removed.append(block_hash)
+            if block_hash in self._stored:
+                del self._stored[block_hash]
+            else:
+                self._removed[block_hash] = None

@@ -65,7 +65,8 @@ def exchange(rng: random.Random) -> tuple[str, str]:
     return rarer[rng.randrange(len(rarer))](rng)
 
 
-def _numbers(rng: random.Random) -> tuple[int, str, int]:
+def numbers(rng: random.Random) -> tuple[int, str, int]:
+    """Return a sum of the small world that is not held out: first number, sign, second number."""
     while True:
         sign = "++++---**"[rng.randrange(9)]
         if sign == "*":
@@ -119,7 +120,7 @@ def ask(rng: random.Random, first: int, sign: str, second: int) -> str:
 
 
 def _plain_sum(rng: random.Random) -> tuple[str, str]:
-    first, sign, second = _numbers(rng)
+    first, sign, second = numbers(rng)
     return ask(rng, first, sign, second), answer(first, sign, second)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,17 +29,22 @@ from torch import nn
 from torch.nn import functional
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from engine.demo import sums
 from engine.demo.corpus import Text, texts
 
 END_OF_TEXT: Final = "<|endoftext|>"
 TURN_START: Final = "<|im_start|>"
 TURN_END: Final = "<|im_end|>"
 VOCAB_SIZE: Final = 1792
+NUM_SPECIAL_TOKENS: Final = 3
 ROW_TOKENS: Final = 512
 LONG_ROW_TOKENS: Final = 2048
-BATCH_TOKENS: Final = 2048
+BATCH_TOKENS: Final = 2048  # one long row or four short ones
 POOL_TEXTS: Final = 48
 LONG_EVERY: Final = 10
+COPYING_STEPS: Final = range(996, 1246)
+COPYING_REPEATS: Final = 6
+SUMS_STEPS: Final = range(1694, 2194)
 NUM_TOKENIZER_TEXTS: Final = 30_000
 WARMUP_STEPS: Final = 100
 PEAK_RATE: Final = 3e-3
@@ -137,16 +143,61 @@ def rows(tokenizer: Tokenizer, seed: int, size: int) -> Iterator[tuple[list[int]
         yield ids + [end] * fill, counted + [False] * fill
 
 
+def copying_drills(end: int, seed: int) -> Iterator[tuple[list[int], list[bool]]]:
+    """Yield short rows of a few random tokens said again and again; what is not the first saying counts.
+
+    Nothing here can be guessed, only copied: some hundred such rows teach attention to fetch a name or a number from
+    the question, which the texts alone teach very slowly.
+    """
+    rng = random.Random(seed)
+    while True:
+        ids: list[int] = []
+        counted: list[bool] = []
+        while len(ids) < ROW_TOKENS:
+            said = [rng.randrange(NUM_SPECIAL_TOKENS, VOCAB_SIZE) for _ in range(rng.randrange(3, 10))]
+            ids += [*(said * COPYING_REPEATS), end]
+            counted += [False] * (len(said) + 1) + [True] * (len(said) * (COPYING_REPEATS - 1) - 1) + [False]
+        yield ids[:ROW_TOKENS], counted[:ROW_TOKENS]
+
+
+def sums_drills(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[list[int], list[bool]]]:
+    """Yield short rows of bare sums, of which the results count."""
+    rng = random.Random(seed)
+    end = _id(tokenizer, END_OF_TEXT)
+    while True:
+        ids: list[int] = []
+        counted: list[bool] = []
+        while len(ids) < ROW_TOKENS:
+            first, sign, second = sums.numbers(rng)
+            asked = tokenizer.encode(f"{first} {sign} {second} =").ids
+            found = tokenizer.encode(f" {sums.result(first, sign, second)}.").ids
+            ids += [*asked, *found, end]
+            counted += [False] * len(asked) + [True] * (len(found) + 1)
+        yield ids[:ROW_TOKENS], counted[:ROW_TOKENS]
+
+
 def batches(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield token ids and counted flags, both [num_rows, row_tokens], BATCH_TOKENS together.
 
-    Every tenth batch is a long row, so that the model has seen the far ends of its context.
+    Every tenth batch is a long row, so that the model has seen the far ends of its context. Two stretches of steps
+    are drills in place of texts, copying and then sums; from then on every fourth short row stays a drill in sums.
     """
     short = rows(tokenizer, seed, ROW_TOKENS)
     long = rows(tokenizer, seed + 1, LONG_ROW_TOKENS)
-    for batch in count(1):
-        size = LONG_ROW_TOKENS if batch % LONG_EVERY == 0 else ROW_TOKENS
-        packed = list(islice(long if batch % LONG_EVERY == 0 else short, BATCH_TOKENS // size))
+    copying = copying_drills(_id(tokenizer, END_OF_TEXT), seed + 2)
+    adding = sums_drills(tokenizer, seed + 3)
+    num_rows = BATCH_TOKENS // ROW_TOKENS
+    for step in count():
+        if step % LONG_EVERY == LONG_EVERY - 1:
+            packed = [next(long)]
+        elif step in COPYING_STEPS:
+            packed = list(islice(copying, num_rows))
+        elif step in SUMS_STEPS:
+            packed = list(islice(adding, num_rows))
+        elif step < SUMS_STEPS.start:
+            packed = list(islice(short, num_rows))
+        else:
+            packed = [*islice(short, num_rows - 1), next(adding)]
         yield torch.tensor([ids for ids, _ in packed]), torch.tensor([counted for _, counted in packed])
 
 

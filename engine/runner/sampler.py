@@ -24,6 +24,7 @@ from engine.api.sampling import DecodingParams
 from engine.scheduler.request import SampledToken, ScheduledRequest
 
 _NOISE_KEY = struct.Struct("<qqq")
+_LARGEST_LOGIT = torch.finfo(torch.float32).max
 
 
 class Sampler:
@@ -89,7 +90,9 @@ def _penalise(logits: Tensor, request: ScheduledRequest) -> None:
 def _draw(logits: Tensor, request: ScheduledRequest) -> int:
     """Temperature, top-k, top-p (arXiv:1904.09751), min-p (arXiv:2407.01082), then one draw by inverse CDF."""
     params = request.params
-    scaled = logits.to(torch.float64) / params.temperature
+    # the largest becomes 0 before the division: the smallest temperature and an overflowed penalty give no inf - inf
+    finite = logits.to(torch.float64).clamp_(max=_LARGEST_LOGIT)
+    scaled = (finite - finite.max()) / params.temperature
     order: Tensor | None = None
     if 0 < params.top_k < scaled.numel():
         scaled, order = torch.topk(scaled, params.top_k)

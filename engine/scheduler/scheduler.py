@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.api.errors import ContextLengthExceeded, Overloaded
+from engine.api.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from engine.api.messages import FINISH_LENGTH, FINISH_STOP
 from engine.cache.block_pool import BlockPool
 from engine.cache.hashing import extend_hashes
@@ -80,7 +80,9 @@ class Scheduler:
         self.check_size(len(request.token_ids))
         self._number(request)
         self._publish_full_blocks(request)
-        self._waiting.appendleft(request)
+        # ahead of all that hold no blocks, behind those that came with theirs earlier
+        place = next((i for i, waiting in enumerate(self._waiting) if not waiting.block_table), len(self._waiting))
+        self._waiting.insert(place, request)
 
     def get(self, key: RequestKey) -> Request | None:
         """The live request of that key."""
@@ -151,7 +153,9 @@ class Scheduler:
         return FINISH_LENGTH if len(request.token_ids) >= request.max_total_tokens else ""
 
     def check_size(self, num_tokens: int) -> None:
-        """Raise `ContextLengthExceeded` when so many known tokens leave no room for output."""
+        """Raise `ContextLengthExceeded` when so many tokens leave no room for output, `InvalidRequest` for none."""
+        if num_tokens < 1:
+            raise InvalidRequest("a request needs at least one token", "prompt")
         if num_tokens >= self.limits.max_request_tokens:
             raise ContextLengthExceeded(
                 f"{num_tokens} tokens leave no room for output: "
@@ -211,18 +215,32 @@ class Scheduler:
             self._waiting.appendleft(request)
 
     def _admit(self) -> Request | None:
-        """Move the first waiting request into the batch if it fits now."""
+        """Move the next waiting request into the batch if it fits now."""
         if not self._waiting or len(self._running) >= self.limits.max_num_seqs:
             return None
-        request = self._waiting[0]
-        if not request.block_table and not self._take_blocks(request):
+        # holders of blocks go first: behind somebody who waits for blocks, theirs would never come free
+        request = next((waiting for waiting in self._waiting if waiting.block_table), self._waiting[0])
+        if not self._take_blocks(request):
             return None
-        self._waiting.popleft()
+        self._waiting.remove(request)
         self._running[request.key] = request
         return request
 
     def _take_blocks(self, request: Request) -> bool:
-        """Give a request its blocks for all known tokens, cached ones first. False when they do not fit now."""
+        """Give a request blocks for all its known tokens. False when they do not fit now."""
+        if not request.block_table:
+            return self._take_fresh_blocks(request)
+        num_missing = self._num_blocks(len(request.token_ids)) - len(request.block_table)
+        while self._pool.num_available < num_missing:
+            others = [waiting for waiting in self._waiting if waiting.block_table and waiting is not request]
+            if self._running or not others:
+                return False  # what runs, or the end of somebody's lease, will free blocks
+            self._preempt(max(others, key=lambda waiting: waiting.arrival))
+        request.block_table.extend(self._pool.allocate(num_missing))
+        return True
+
+    def _take_fresh_blocks(self, request: Request) -> bool:
+        """Blocks for a request that has none, cached ones first."""
         extend_hashes(request.block_hashes, request.token_ids, self.limits.block_size, request.hash_root)
         blocks = self.take_prefix(request.block_hashes, len(request.token_ids) - 1, len(request.token_ids))
         if blocks is None:
@@ -235,6 +253,9 @@ class Scheduler:
             request.num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
         return True
 
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.limits.block_size)
+
     def take_prefix(
         self, hashes: Sequence[bytes], max_cached_tokens: int, num_tokens: int
     ) -> tuple[list[int], int] | None:
@@ -244,7 +265,7 @@ class Scheduler:
         """
         block_size = self.limits.block_size
         cached = self._pool.lookup(hashes[: max_cached_tokens // block_size])
-        num_missing = -(-num_tokens // block_size) - len(cached)
+        num_missing = self._num_blocks(num_tokens) - len(cached)
         if self._pool.num_available_beside(cached) < num_missing:
             return None
         self._pool.share(cached)

@@ -46,12 +46,14 @@ class HeartbeatThread:
         self._published = (now_s, status)
 
     def stop(self) -> None:
-        """End the thread; returns when its socket is closed."""
+        """End the thread if it was started; returns when its socket is closed."""
         self._stop.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         link = links.open_socket(self._context, zmq.DEALER, self._settings)
+        link.setsockopt(zmq.IMMEDIATE, 1)  # beats are news: none is queued for a router that comes back later
         links.connect(link, self._address, self._settings)
         while not self._stop.wait(INTERVAL_S):
             published_s, status = self._published

@@ -133,7 +133,7 @@ class RouterLink:
         self._router_epoch = message.router_epoch
         if isinstance(message, Introduce):
             self.send(self._make_hello())
-        elif isinstance(message, Welcome):
+        else:  # only nodes that are registered hear a Ping
             self.is_registered = True
         return is_new
 

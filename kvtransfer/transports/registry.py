@@ -55,7 +55,7 @@ class PoolMemory:
             else:
                 self._receivers.append(ShmReceiver(segment))
                 return segment.array
-        return np.empty(num_bytes, dtype=np.uint8)
+        return np.zeros(num_bytes, dtype=np.uint8)
 
     def open_receivers(self, blocks: Blocks) -> list[Receiver]:
         """Receivers for `blocks` [num_blocks, block_bytes], in order of preference."""

@@ -40,11 +40,9 @@ class Segment:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        self.name = f"{_PREFIX}{secrets.token_hex(16)}"
+        self.name, self._descriptor = _create_locked()
         self._path = _FOLDER / self.name
-        self._descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(self._descriptor, 0, num_bytes)
             self._map = mmap.mmap(self._descriptor, num_bytes)
         except BaseException:
@@ -60,8 +58,23 @@ class Segment:
             self._descriptor = -1
 
 
+def _create_locked() -> tuple[str, int]:
+    """(name, descriptor) of a new, empty, locked segment.
+
+    Between its creation and its lock a segment looks like an orphan to another node that starts at the same moment:
+    one that was swept in between is forgotten and another made.
+    """
+    while True:
+        name = f"{_PREFIX}{secrets.token_hex(16)}"
+        descriptor = os.open(_FOLDER / name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return name, descriptor
+        os.close(descriptor)
+
+
 def sweep_orphans() -> int:
-    """Remove segments whose owner is dead; returns how many."""
+    """Remove segments of this user whose owner is dead; returns how many."""
     num_swept = 0
     for path in _FOLDER.glob(f"{_PREFIX}*"):
         if not _SEGMENT.fullmatch(path.name):
@@ -71,6 +84,8 @@ def sweep_orphans() -> int:
         except OSError:
             continue
         try:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                continue
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
             num_swept += 1
@@ -115,7 +130,9 @@ class ShmReceiver:
 
 
 class ShmSender:
-    """Copies blocks of `blocks` into the segment named by a peer's endpoint."""
+    """Copies blocks of `blocks` into the segment named by a peer's endpoint. Raises `TransferFailed` when it cannot be
+    that peer's pool.
+    """
 
     def __init__(self, endpoint: Endpoint, blocks: Blocks, num_target_blocks: int) -> None:
         if not _SEGMENT.fullmatch(endpoint.address):
@@ -130,6 +147,8 @@ class ShmSender:
             if os.fstat(descriptor).st_size != num_bytes:
                 raise TransferFailed("the peer's segment does not have the size of its pool")
             region = mmap.mmap(descriptor, num_bytes)
+        except (OSError, ValueError, OverflowError) as error:
+            raise TransferFailed(f"the peer's segment cannot be mapped: {error}") from None
         finally:
             os.close(descriptor)
         self._target = np.frombuffer(region, dtype=np.uint8).reshape(num_target_blocks, blocks.shape[1])

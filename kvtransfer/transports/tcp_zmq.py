@@ -19,7 +19,7 @@ import zmq
 
 from engine.api import links
 from engine.api.codec import BlockIds, Bounds, Codec, U64s
-from engine.api.errors import BatonError, TransferFailed
+from engine.api.errors import BatonError, InvalidSetting, TransferFailed
 from kvtransfer.messages import Endpoint, HandoffKey, HandoffName
 from kvtransfer.transports.base import Blocks, Move
 
@@ -63,7 +63,11 @@ class ZmqReceiver:
             max_queued_messages=_MAX_QUEUED,
         )
         self.socket: zmq.Socket[bytes] | None = links.open_socket(context, zmq.PULL, limits)
-        self._address = links.bind(self.socket, host, 0, limits)
+        try:
+            self._address = links.bind(self.socket, host, 0, limits)
+        except InvalidSetting:
+            self.socket.close()
+            raise
         self._blocks = blocks
         self._expected: dict[HandoffKey, _Expected] = {}
         self.num_refused = 0
@@ -132,7 +136,7 @@ class ZmqReceiver:
 
 
 class ZmqSender:
-    """Sends blocks of `blocks` to the receiver at a peer's endpoint."""
+    """Sends blocks of `blocks` to the receiver at a peer's endpoint. Raises `TransferFailed` for a bad address."""
 
     def __init__(
         self,
@@ -144,7 +148,11 @@ class ZmqSender:
         self._socket = links.open_socket(context, zmq.PUSH, replace(settings, max_queued_messages=_MAX_QUEUED))
         self._socket.setsockopt(zmq.SNDTIMEO, _SEND_TIMEOUT_MS)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        links.connect(self._socket, links.parse_address(endpoint.address, "peer endpoint"), settings)
+        try:
+            links.connect(self._socket, links.parse_address(endpoint.address, "peer endpoint"), settings)
+        except (InvalidSetting, zmq.ZMQError) as error:
+            self._socket.close()
+            raise TransferFailed(f"the peer's endpoint cannot be dialled: {error}") from None
         self._blocks = blocks
         self._max_run = max(1, _MAX_MESSAGE_BYTES // blocks.shape[1])
 

@@ -8,15 +8,16 @@ finished. A client that takes nothing for `WRITE_TIMEOUT_S` is dropped; one that
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
 
-from engine.api.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded
+from engine.api.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded, UnsupportedMediaType
 from router.metrics import RouterMetrics
 from router.openai.choices import Answer, generate, make_answer
 from router.openai.prompts import PromptMaker
@@ -41,7 +42,9 @@ from router.relay import Relay
 BODY_TIMEOUT_S = 30.0
 WRITE_TIMEOUT_S = 30.0
 _MAX_CHOICES = 128
+_BODY_ENCODINGS = ("identity", "gzip", "deflate")
 GenerationRequest = ChatCompletionRequest | CompletionRequest
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -115,6 +118,7 @@ class Endpoints:
             raise InvalidRequest(f"{len(prompts)} prompts x {request.n} choices is more than {_MAX_CHOICES}", "n")
         for prompt_ids in prompts:
             self.relay.check_size(len(prompt_ids), params.max_tokens, param)
+        self.relay.check_room(len(prompts) * request.n)
         return make_answer(prompts, request.n, params, request.text_options(), self.prompts.tokenizer)
 
     async def _collect(self, answer: Answer, *, with_prompt_ids: bool) -> list[Choice]:
@@ -142,11 +146,14 @@ class Endpoints:
                     await writer.write(beginning + stream.chunk(choice.index, delta))
             ending = stream.usage(answer.usage()) if request.include_usage else b""
             return await writer.finish(ending + SSE_DONE)
-        except BatonError as error:
+        except ConnectionError:
+            raise
+        except Exception as error:  # the edge of one stream: whatever it is, no second answer may follow its headers
             if not writer.has_begun:
                 raise
-            await writer.break_off(sse_error(error))
-            raise ConnectionResetError("the stream failed") from error
+            if not isinstance(error, BatonError):
+                _log.exception("a stream failed")
+            return await writer.break_off(sse_error(error))
 
 
 class _EventWriter:
@@ -160,39 +167,48 @@ class _EventWriter:
 
     async def write(self, events: bytes) -> None:
         """Raises `ConnectionResetError` when the client is gone or takes nothing."""
-        try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
-                if not self.has_begun:
-                    self.has_begun = True
-                    await self._response.prepare(self._http)
-                await self._response.write(events)
-        except TimeoutError:
-            self._abort()
-            raise ConnectionResetError("the client takes nothing") from None
+        async with self._deadline():
+            if not self.has_begun:
+                self.has_begun = True
+                await self._response.prepare(self._http)
+            await self._response.write(events)
 
     async def finish(self, events: bytes) -> web.StreamResponse:
-        """The last events and the regular end of the response."""
+        """The last events and the regular end of the response. Raises as `write`."""
         await self.write(events)
-        await self._response.write_eof()
+        async with self._deadline():
+            await self._response.write_eof()
         return self._response
 
-    async def break_off(self, events: bytes) -> None:
-        """Send `events`, then end the connection without ending the response."""
+    async def break_off(self, events: bytes) -> web.StreamResponse:
+        """Send `events`, then end the connection without ending the response. Raises as `write`."""
         await self.write(events)
         if self._http.transport is not None:
             self._http.transport.close()
+        return self._response  # aiohttp tries to end it, finds the connection closing and leaves it at that
 
-    def _abort(self) -> None:
-        if isinstance(self._http.transport, asyncio.WriteTransport):
-            self._http.transport.abort()
+    @asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                yield
+        except TimeoutError:
+            if isinstance(self._http.transport, asyncio.WriteTransport):
+                self._http.transport.abort()
+            raise ConnectionResetError(f"the client took nothing for {WRITE_TIMEOUT_S:g} s") from None
 
 
 async def _read(http: web.Request) -> tuple[bytes, str | None]:
+    encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in _BODY_ENCODINGS:
+        raise UnsupportedMediaType(f"content encoding {encoding!r:.100} is not supported: send the body as it is")
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             return await http.read(), http.headers.get("Content-Type")
     except TimeoutError:
         raise web.HTTPRequestTimeout from None
+    except web.RequestPayloadError:
+        raise InvalidRequest("the body is damaged: it cannot be read as its headers say") from None
 
 
 def _json(payload: dict[str, object]) -> web.Response:

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from engine.api.errors import ContextLengthExceeded, InvalidMessage, TransferFailed
+from engine.api.messages import PrefillPeer
+from kvtransfer.messages import Commit, HandoffKey
+from kvtransfer.transports.base import Move
+from kvtransfer.transports.loopback import Fault
+from tests.kvtransfer.legs import Relay, open_relay, undisturbed
+from tests.kvtransfer.pair import NUM_BLOCKS
+from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S, key_of
+
+KEY = key_of(1)
+PROMPT = list(range(18))
+
+
+@pytest.fixture(params=[True, False], ids=["memory", "mailbox"])
+def relay(request: pytest.FixtureRequest) -> Iterator[Relay]:
+    with open_relay(peers_write=request.param) as relay:
+        yield relay
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 8, 18, 40])
+def test_a_relay_generates_what_one_engine_alone_generates(relay: Relay, num_tokens: int) -> None:
+    prompt = [7] * num_tokens
+    relay.ask(KEY, prompt)
+    relay.until_finished(KEY)
+    assert relay.decode.stream(KEY) == undisturbed(prompt)
+    assert relay.prefill.stream(KEY) == undisturbed(prompt)[:1]
+    assert relay.decode.failures == []
+
+
+def test_a_prompt_that_is_cached_here_is_not_sent_again(relay: Relay) -> None:
+    for number in (1, 2):
+        relay.ask(key_of(number), PROMPT)
+        relay.until_finished(key_of(number))
+    found = {metric.name: metric.samples[0].value for metric in relay.decode.leg.metrics()}
+    assert found["baton:kv_receive_blocks"] == 5 + 1
+    assert relay.decode.stream(key_of(1)) == relay.decode.stream(key_of(2)) == undisturbed(PROMPT)
+
+
+def test_many_requests_at_once_do_not_mix(relay: Relay) -> None:
+    keys = [key_of(number) for number in range(1, 9)]
+    for number, key in enumerate(keys):
+        relay.ask(key, [number] * 9, max_tokens=5)
+    relay.until_finished(*keys)
+    for number, key in enumerate(keys):
+        assert relay.decode.stream(key) == undisturbed([number] * 9, max_tokens=5)
+    assert relay.decode.failures == []
+
+
+def test_without_a_prefill_node_the_prompt_is_computed_here(relay: Relay) -> None:
+    relay.decode.leg.begin(replace(relay.decode_request(KEY, PROMPT), prefill_peer=None), 0.0)
+    relay.until_finished(KEY)
+    assert relay.decode.stream(KEY) == undisturbed(PROMPT)
+
+
+def test_damaged_kv_fails_once_and_the_next_attempt_works() -> None:
+    def plan(number: int, key: HandoffKey, move: Move) -> Fault:
+        return Fault(flipped_bits=(9,)) if number == 2 else Fault()
+
+    with open_relay(plan=plan) as relay:
+        relay.ask(KEY, PROMPT)
+        relay.until(lambda: relay.is_empty)
+        ((failed, error),) = relay.decode.failures
+        assert failed == KEY
+        assert isinstance(error, TransferFailed)
+        assert "damaged" in str(error)
+        assert relay.decode.stream(KEY) == []
+        again = key_of(1, attempt=2)
+        relay.ask(again, PROMPT)
+        relay.until_finished(again)
+        assert relay.decode.stream(again) == undisturbed(PROMPT)
+
+
+def test_requests_wait_for_room_and_get_it_in_order(relay: Relay) -> None:
+    large, medium, small = ([number] * num_tokens for number, num_tokens in ((1, 40), (2, 36), (3, 4)))
+    keys = [key_of(number) for number in (1, 2, 3)]
+    relay.link.lose(Commit)
+    for key, prompt in zip(keys, (large, medium, small), strict=True):
+        relay.ask_decode(key, prompt)
+    relay.settle()
+    held = relay.decode.core.status().num_held_blocks
+    assert held == 10, "the small one must not overtake the one that waits for room"
+    assert relay.decode.leg.num_live == 3
+    relay.link.lose()
+    relay.decode.leg.cancel(keys[0], 0.0)
+    relay.prefill.leg.cancel(keys[0], 0.0)
+    for key, prompt in zip(keys[1:], (medium, small), strict=True):
+        relay.ask_prefill(key, prompt)
+    relay.until_finished(*keys[1:])
+    assert relay.decode.stream(keys[1]) == undisturbed(medium)
+    assert relay.decode.stream(keys[2]) == undisturbed(small)
+
+
+def test_cancel_while_waiting_for_room_while_awaited_and_while_running(relay: Relay) -> None:
+    relay.ask(key_of(1), PROMPT, max_tokens=40)
+    relay.until(lambda: len(relay.decode.stream(key_of(1))) > 2)
+    relay.ask_decode(key_of(2), [2] * 20)
+    relay.ask_decode(key_of(3), [3] * 40)
+    relay.settle()
+    for number in (3, 2, 1):
+        relay.decode.leg.cancel(key_of(number), relay.now_s)
+        relay.decode.leg.cancel(key_of(number), relay.now_s)
+    relay.until(lambda: relay.is_empty)
+    assert relay.decode.failures == []
+
+
+def test_cancel_all_frees_everything(relay: Relay) -> None:
+    relay.ask(key_of(1), PROMPT, max_tokens=40)
+    relay.until(lambda: len(relay.decode.stream(key_of(1))) > 2)
+    relay.ask_decode(key_of(2), [2] * 20)
+    relay.ask_decode(key_of(3), [3] * 60)
+    relay.decode.leg.cancel_all(relay.now_s)
+    relay.until(lambda: relay.is_empty)
+    assert relay.decode.failures == []
+
+
+def test_kv_that_never_comes_fails_once_by_the_lease(relay: Relay) -> None:
+    relay.ask_decode(KEY, PROMPT)
+    relay.pass_time(LEASE_S + 2)
+    relay.until(lambda: relay.is_empty)
+    assert len(relay.decode.failures_of(KEY)) == 1
+
+
+def test_a_step_that_cannot_be_computed_fails_its_requests_once(relay: Relay) -> None:
+    relay.ask(KEY, PROMPT)
+    relay.decode.runner.error = ValueError("device lost")
+    relay.until(lambda: relay.is_empty)
+    assert len(relay.decode.failures_of(KEY)) == 1
+
+
+def test_an_attempt_that_exists_is_refused_in_every_state(relay: Relay) -> None:
+    relay.ask_decode(key_of(1), PROMPT)
+    relay.ask_decode(key_of(2), [2] * 60)
+    relay.decode.leg.begin(replace(relay.decode_request(key_of(3), PROMPT), prefill_peer=None), 0.0)
+    for number in (1, 2, 3):
+        with pytest.raises(InvalidMessage, match="exists already"):
+            relay.ask_decode(key_of(number), PROMPT)
+    relay.decode.leg.cancel_all(0.0)
+    relay.until(lambda: relay.is_empty)
+
+
+def test_what_can_never_fit_is_refused_and_leaves_nothing(relay: Relay) -> None:
+    with pytest.raises(ContextLengthExceeded):
+        relay.ask_decode(KEY, range(NUM_BLOCKS * BLOCK_SIZE))
+    assert relay.decode.is_empty
+
+
+@pytest.mark.parametrize("num_waiting_tokens", [8, 60])
+def test_a_peer_that_cannot_be_dialled_is_refused_and_leaves_nothing(relay: Relay, num_waiting_tokens: int) -> None:
+    relay.ask_decode(key_of(9), [9] * 30)
+    request = relay.decode_request(KEY, range(num_waiting_tokens))
+    for address in ("nonsense", "tcp://a b:5"):
+        with pytest.raises(Exception, match=r"address|cannot be reached"):
+            relay.decode.leg.begin(replace(request, prefill_peer=PrefillPeer(address, 1, address)), 0.0)
+    relay.settle()
+    assert relay.decode.leg.num_live == 1
+    relay.decode.leg.cancel_all(0.0)
+    relay.until(lambda: relay.is_empty)
+    assert relay.decode.failures == []

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.cache.block_pool import BlockPool, NoFreeBlocks
+
+
+def block_hash(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+class BlockPoolMachine(RuleBasedStateMachine):
+    """Drives a pool and a model of it that is as simple as can be: a list in eviction order and a few dicts."""
+
+    @initialize(num_blocks=st.integers(1, 12))
+    def begin(self, num_blocks: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.eviction_order = list(range(num_blocks))
+        self.owners = [0] * num_blocks
+        self.generations = [0] * num_blocks
+        self.hash_of: dict[int, bytes] = {}
+        self.sequences: list[list[int]] = []
+        self.reported: set[bytes] = set()
+
+    @rule(count=st.integers(0, 6))
+    def allocate(self, count: int) -> None:
+        if count > len(self.eviction_order):
+            with pytest.raises(NoFreeBlocks):
+                self.pool.allocate(count)
+            return
+        expected, self.eviction_order = self.eviction_order[:count], self.eviction_order[count:]
+        assert self.pool.allocate(count) == expected
+        for block_id in expected:
+            self.hash_of.pop(block_id, None)
+            self.owners[block_id] = 1
+            self.generations[block_id] += 1
+        self.sequences.append(expected)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        sequence = self.sequences.pop(data.draw(st.integers(0, len(self.sequences) - 1)))
+        self.pool.release(sequence)
+        for block_id in reversed(sequence):
+            self.owners[block_id] -= 1
+            if self.owners[block_id] == 0:
+                place = len(self.eviction_order) if block_id in self.hash_of else 0
+                self.eviction_order.insert(place, block_id)
+
+    @precondition(lambda self: any(self.sequences))
+    @rule(data=st.data(), number=st.integers(0, 6))
+    def publish(self, data: st.DataObject, number: int) -> None:
+        block_id = data.draw(st.sampled_from([block_id for sequence in self.sequences for block_id in sequence]))
+        self.pool.publish(block_id, block_hash(number))
+        if block_id not in self.hash_of and block_hash(number) not in self.hash_of.values():
+            self.hash_of[block_id] = block_hash(number)
+
+    @rule(numbers=st.lists(st.integers(0, 6), max_size=4, unique=True))
+    def reuse_a_prefix(self, numbers: list[int]) -> None:
+        leads_to = {found: block_id for block_id, found in self.hash_of.items()}
+        expected = []
+        for number in numbers:
+            if block_hash(number) not in leads_to:
+                break
+            expected.append(leads_to[block_hash(number)])
+        assert self.pool.lookup([block_hash(number) for number in numbers]) == expected
+        available = [block_id for block_id in self.eviction_order if block_id not in expected]
+        assert self.pool.num_available_beside(expected) == len(available)
+        self.pool.share(expected)
+        self.eviction_order = available
+        for block_id in expected:
+            self.owners[block_id] += 1
+        self.sequences.append(expected)
+
+    @rule()
+    def report(self) -> None:
+        changes = self.pool.take_changes()
+        assert not set(changes.stored) & set(changes.removed)
+        self.reported |= set(changes.stored)
+        self.reported -= set(changes.removed)
+        assert self.reported == set(self.pool.published_hashes())
+
+    @invariant()
+    def counts_add_up(self) -> None:
+        self.pool.check()
+        pool = self.pool
+        assert pool.num_free + pool.num_cached + pool.num_held == pool.num_blocks
+        assert pool.num_available == len(self.eviction_order)
+        assert pool.num_held == sum(owners > 0 for owners in self.owners)
+        assert pool.num_cached == sum(block_id in self.hash_of for block_id in self.eviction_order)
+        assert [pool.generation(block_id) for block_id in range(pool.num_blocks)] == self.generations
+        assert set(pool.published_hashes()) == set(self.hash_of.values())
+
+
+BlockPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, database=None)
+TestBlockPoolAgainstItsModel = BlockPoolMachine.TestCase
+
+
+def cached_prompt(pool: BlockPool, first_number: int, num_blocks: int) -> list[int]:
+    """A prompt of some blocks, computed, published and released."""
+    blocks = pool.allocate(num_blocks)
+    for offset, block_id in enumerate(blocks):
+        pool.publish(block_id, block_hash(first_number + offset))
+    pool.release(blocks)
+    return blocks
+
+
+def test_the_tail_of_a_prompt_is_evicted_before_its_head() -> None:
+    pool = BlockPool(4)
+    cached_prompt(pool, 0, 4)
+    pool.allocate(3)
+    assert pool.lookup([block_hash(number) for number in range(4)]) == [0]
+
+
+def test_the_least_recently_used_prompt_is_evicted_first() -> None:
+    pool = BlockPool(4)
+    old, new = cached_prompt(pool, 0, 2), cached_prompt(pool, 10, 2)
+    pool.share(old)
+    pool.release(old)
+    pool.allocate(2)
+    assert pool.lookup([block_hash(0), block_hash(1)]) == old
+    assert pool.lookup([block_hash(10)]) == []
+    assert new != old
+
+
+def test_blocks_without_content_are_taken_before_cached_ones() -> None:
+    pool = BlockPool(3)
+    unnamed = pool.allocate(1)
+    cached_prompt(pool, 0, 2)
+    pool.release(unnamed)
+    assert pool.allocate(1) == unnamed
+    assert pool.num_cached == 2
+
+
+def test_an_allocation_that_does_not_fit_takes_nothing() -> None:
+    pool = BlockPool(2)
+    with pytest.raises(NoFreeBlocks, match="3 blocks"):
+        pool.allocate(3)
+    assert pool.num_free == 2
+
+
+def test_a_second_block_with_the_same_content_stays_unnamed() -> None:
+    pool = BlockPool(2)
+    first, second = pool.allocate(2)
+    pool.publish(first, block_hash(1))
+    pool.publish(second, block_hash(1))
+    pool.release([second])
+    assert pool.lookup([block_hash(1)]) == [first]
+    assert pool.num_free == 1
+
+
+def test_without_prefix_caching_nothing_is_findable() -> None:
+    pool = BlockPool(2, prefix_caching=False)
+    cached_prompt(pool, 0, 2)
+    assert pool.lookup([block_hash(0)]) == []
+    assert pool.num_free == 2
+
+
+def test_a_hash_stored_and_evicted_between_two_reports_is_not_reported() -> None:
+    pool = BlockPool(1)
+    cached_prompt(pool, 0, 1)
+    assert pool.allocate(1)
+    changes = pool.take_changes()
+    assert (changes.stored, changes.removed) == ([], [])
+
+
+def test_a_hash_evicted_and_computed_again_is_reported_as_findable() -> None:
+    pool = BlockPool(1)
+    cached_prompt(pool, 7, 1)
+    pool.take_changes()
+    pool.release(pool.allocate(1))
+    cached_prompt(pool, 7, 1)
+    assert block_hash(7) not in pool.take_changes().removed
+
+
+def test_releasing_what_is_not_held_is_an_error() -> None:
+    pool = BlockPool(1)
+    with pytest.raises(RuntimeError, match="released more often"):
+        pool.release([0])

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.cache.hashing import HASH_BYTES, chain_hash, extend_hashes, prompt_digest, root_hash
+
+
+def hashes_of(token_ids: list[int], block_size: int = 4, root: bytes = b"") -> list[bytes]:
+    hashes: list[bytes] = []
+    extend_hashes(hashes, token_ids, block_size, root)
+    return hashes
+
+
+def test_only_full_blocks_have_a_hash() -> None:
+    assert [len(hashes_of([1] * count)) for count in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 2]
+
+
+def test_a_hash_names_the_whole_prefix_before_it() -> None:
+    first, second = hashes_of([1, 2, 3, 4, 5, 6, 7, 8]), hashes_of([9, 2, 3, 4, 5, 6, 7, 8])
+    assert first[1] != second[1]
+    assert hashes_of([1, 2, 3, 4, 0, 0, 0, 0])[0] == first[0]
+
+
+def test_equal_blocks_at_different_places_differ() -> None:
+    hashes = hashes_of([5] * 40)
+    assert len(set(hashes)) == len(hashes) == 10
+
+
+def test_salt_and_model_separate_equal_tokens() -> None:
+    roots = [root_hash("a" * 32, b""), root_hash("a" * 32, b"tenant"), root_hash("b" * 32, b""), root_hash("", b"")]
+    assert len({hashes_of([1, 2, 3, 4], root=root)[0] for root in roots}) == len(roots)
+
+
+def test_hashes_are_128_bit_and_the_same_in_every_process() -> None:
+    assert HASH_BYTES == 16
+    assert root_hash("f", b"s").hex() == "45ab183631d9c9771f05a3e527ec094d"
+    assert chain_hash(b"", [1, 2, 3]).hex() == prompt_digest([1, 2, 3]).hex() == "b30a3c159d7e8193559a42a84f1fcae1"
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.data())
+def test_hashing_in_pieces_gives_the_same_chain(token_ids: list[int], data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(token_ids)))
+    hashes = hashes_of(token_ids[:cut])
+    extend_hashes(hashes, token_ids, 4, b"")
+    assert hashes == hashes_of(token_ids)
+
+
+def test_different_prompts_have_different_digests() -> None:
+    draw = random.Random(0)
+    prompts = sorted({tuple(draw.randrange(3) for _ in range(draw.randrange(8))) for _ in range(2000)})
+    digests = sorted(prompt_digest(prompt) for prompt in prompts)
+    assert all(one != other for one, other in pairwise(digests))

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from engine.api.sampling import DecodingParams
+from engine.runner.sampler import Sampler, uniform_noise
+from engine.scheduler.request import SampledToken, ScheduledRequest
+
+VOCAB_SIZE = 40
+EOS = 39
+Floats = npt.NDArray[np.float64]
+
+
+def random_logits(seed: int = 0, rows: int = 1, vocab_size: int = VOCAB_SIZE) -> Tensor:
+    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def request(prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **params: Any) -> ScheduledRequest:
+    token_ids = [*prompt, *output]
+    return ScheduledRequest("key", len(token_ids) - 1, 1, token_ids, len(prompt), [0], DecodingParams(**params))
+
+
+def sample(logits: Tensor, *requests: ScheduledRequest, eos: frozenset[int] = frozenset({EOS})) -> list[SampledToken]:
+    return Sampler(eos).sample(logits.clone(), list(requests))
+
+
+def draws(logits: Tensor, num_draws: int, **params: Any) -> Counter[int]:
+    """Tokens drawn from one row of logits with different seeds."""
+    requests = [request(seed=seed, **params) for seed in range(num_draws)]
+    return Counter(token.token_id for token in sample(logits.expand(num_draws, -1), *requests))
+
+
+def reference_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Floats:
+    """Temperature, top-k, top-p, min-p, each as its paper says, on a plain vector."""
+    scaled = logits[0].double().numpy() / temperature
+    order = np.argsort(-scaled, kind="stable")
+    kept = order[:top_k] if top_k > 0 else order
+    weights = np.exp(scaled[kept] - scaled[kept].max())
+    weights /= weights.sum()
+    nucleus = int(np.searchsorted(np.cumsum(weights), top_p)) + 1
+    kept, weights = kept[:nucleus], weights[:nucleus]
+    weights = np.where(weights < min_p * weights.max(), 0.0, weights)
+    probabilities = np.zeros(len(scaled))
+    probabilities[kept] = weights / weights.sum()
+    return probabilities
+
+
+def test_temperature_zero_takes_the_most_likely_token() -> None:
+    logits = random_logits(rows=5)
+    found = sample(logits, *[request(temperature=0, top_k=3, seed=seed) for seed in range(5)])
+    assert [token.token_id for token in found] == logits.argmax(-1).tolist()
+
+
+def test_top_k_one_and_a_tiny_top_p_are_greedy() -> None:
+    logits = random_logits()
+    best = int(logits.argmax())
+    assert draws(logits, 50, top_k=1, temperature=2.0) == draws(logits, 50, top_p=1e-9, temperature=2.0) == {best: 50}
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-5])
+def test_the_smallest_temperatures_are_greedy(temperature: float) -> None:
+    logits = random_logits()
+    assert draws(logits, 5, temperature=temperature) == {int(logits.argmax()): 5}
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(5, 1.0, 0.0), (-1, 0.6, 0.0), (0, 1.0, 0.2), (12, 0.7, 0.1), (100, 0.9, 0.0)]
+)
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
+def test_draws_follow_the_truncated_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    num_draws, logits = 3000, random_logits(seed=3)
+    expected = reference_probabilities(logits, temperature, top_k, top_p, min_p)
+    found = draws(logits, num_draws, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert set(found) <= set(np.flatnonzero(expected).tolist())
+    assert {int(token) for token in np.flatnonzero(expected > 0.01)} <= set(found)
+    large = np.flatnonzero(expected * num_draws >= 5).tolist()
+    squares = [(found[token] - expected[token] * num_draws) ** 2 / (expected[token] * num_draws) for token in large]
+    # mean of chi-square is its degrees of freedom n, deviation sqrt(2 n): five deviations never happen by chance
+    assert sum(squares) < len(large) + 5 * np.sqrt(2 * len(large))
+
+
+def test_noise_is_uniform_and_depends_on_all_its_arguments() -> None:
+    noises = [uniform_noise(*arguments) for arguments in itertools.product(range(20), range(10), range(20))]
+    assert len(set(noises)) == len(noises)
+    assert min(noises) >= 0.0
+    assert max(noises) < 1.0
+    counts, _ = np.histogram(noises, bins=10, range=(0, 1))
+    assert ((counts - 400) ** 2 / 400).sum() < 9 + 5 * np.sqrt(18)
+    assert uniform_noise(-(2**63), 2**16, 2**40) == uniform_noise(-(2**63), 2**16, 2**40)
+
+
+def test_a_token_depends_on_seed_choice_and_position_alone() -> None:
+    logits = random_logits().expand(3, -1)
+    by_seed = [sample(logits[:1], request(seed=seed))[0].token_id for seed in range(40)]
+    by_choice = [sample(logits[:1], request(seed=1, choice=choice))[0].token_id for choice in range(40)]
+    by_position = [sample(logits[:1], request(seed=1, output=(0,) * count))[0].token_id for count in range(40)]
+    assert min(len(set(by_seed)), len(set(by_choice)), len(set(by_position))) > 5
+    prompts = [sample(logits[:1], request((7,) * length, (3,), seed=1))[0].token_id for length in range(1, 9)]
+    assert len(set(prompts)) == 1
+
+
+def test_neighbours_in_the_batch_do_not_matter() -> None:
+    draw = random.Random(0)
+    logits = random_logits(seed=5, rows=12)
+    kinds: list[dict[str, Any]] = [{}, {"temperature": 0}, {"top_k": 3}, {"top_p": 0.5}, {"presence_penalty": 1.0}]
+    requests = [request(output=tuple(range(row)), seed=row, **kinds[row % len(kinds)]) for row in range(12)]
+    alone = [sample(logits[row : row + 1], requests[row])[0] for row in range(12)]
+    for _ in range(5):
+        rows = draw.sample(range(12), 7)
+        assert sample(logits[rows], *[requests[row] for row in rows]) == [alone[row] for row in rows]
+
+
+def adjusted(logits: Tensor, **arguments: Any) -> Tensor:
+    """Logits after everything that comes before the draw."""
+    changed = logits.clone()
+    Sampler(frozenset({EOS})).sample(changed, [request(temperature=0, **arguments)])
+    return changed
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.3, 2.0])
+def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
+    logits, prompt, output = random_logits(), (1, 2, 2, 9), (5, 9)
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([[*prompt, *output]]), logits.clone())
+    found = adjusted(logits, prompt=prompt, output=output, repetition_penalty=penalty)
+    torch.testing.assert_close(found, expected)
+
+
+def test_presence_and_frequency_count_the_output_alone() -> None:
+    logits = random_logits()
+    found = adjusted(logits, prompt=(1, 2, 2), output=(5, 6, 5), presence_penalty=0.5, frequency_penalty=-0.25)
+    expected = logits.clone()
+    expected[0, 5] += -0.5 + 2 * 0.25
+    expected[0, 6] += -0.5 + 0.25
+    torch.testing.assert_close(found, expected)
+
+
+def test_bias_is_added_before_penalties() -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    bias: dict[str, Any] = {"logit_bias_ids": (1, 3), "logit_bias_values": (4.0, -100.0)}
+    found = adjusted(logits, prompt=(1,), repetition_penalty=2.0, **bias)
+    assert found[0, :4].tolist() == [0.0, 2.0, 0.0, -100.0]
+
+
+def test_a_token_that_is_biased_away_is_never_drawn() -> None:
+    logits = torch.zeros(1, 4)
+    assert set(draws(logits, 200, logit_bias_ids=(0, 1), logit_bias_values=(-100.0, -100.0))) == {2, 3}
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_ends_are_withheld_until_min_tokens(ignore_eos: bool) -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    arguments: dict[str, Any] = {"min_tokens": 3, "stop_token_ids": (4,), "ignore_eos": ignore_eos}
+    early = adjusted(logits, output=(8,), **arguments)
+    assert torch.isinf(early[0, 4])
+    assert bool(torch.isinf(early[0, EOS])) is not ignore_eos
+    assert torch.equal(adjusted(logits, output=(8, 8), **arguments), logits)
+
+
+def test_logprobs_are_of_the_models_own_distribution() -> None:
+    logits = random_logits()
+    expected = torch.log_softmax(logits[0], dim=-1)
+    options: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "presence_penalty": 2.0, "logit_bias_ids": (3,)}
+    token = sample(logits, request(output=(1,), logprobs=4, logit_bias_values=(50.0,), seed=1, **options))[0]
+    assert token.token_id == 3
+    assert token.logprobs is not None
+    assert token.logprobs.logprob == pytest.approx(float(expected[3]))
+    assert token.logprobs.top_ids == tuple(expected.topk(4).indices.tolist())
+    assert token.logprobs.top_logprobs == pytest.approx(expected.topk(4).values.tolist())
+
+
+def test_logprobs_come_only_with_the_requests_that_ask() -> None:
+    found = sample(random_logits(rows=3), request(), request(logprobs=0), request(logprobs=20))
+    assert found[0].logprobs is None
+    assert [len(token.logprobs.top_ids) for token in found[1:] if token.logprobs is not None] == [0, 20]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 1e-40, "top_k": 5},
+        {"repetition_penalty": 1e6, "top_p": 0.5},
+        {"temperature": 5e-324, "top_p": 0.5, "min_p": 1.0},
+        {"logit_bias_ids": tuple(range(VOCAB_SIZE)), "logit_bias_values": (-100.0,) * VOCAB_SIZE},
+    ],
+    ids=str,
+)
+def test_extreme_parameters_still_draw_a_token_of_the_vocabulary(options: dict[str, Any]) -> None:
+    for seed in range(10):
+        token = sample(random_logits(seed), request(tuple(range(VOCAB_SIZE)), seed=seed, **options))[0]
+        assert 0 <= token.token_id < VOCAB_SIZE

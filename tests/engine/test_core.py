@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.api.errors import ContextLengthExceeded, InvalidSetting
+from engine.api.sampling import DecodingParams
+from engine.build import Engine, build_engine
+from engine.cache.block_pool import BlockPool
+from engine.core import EngineCore, StepFailed
+from engine.runner.kv_memory import allocate_private
+from engine.scheduler.request import RequestKey, RequestOutput, SampledToken, Step
+from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.settings import EngineSettings
+from tests.checkpoints import make_checkpoint
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+BLOCK_SIZE = 8
+NUM_NEW = 12
+GREEDY = DecodingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+PROMPT_LENGTHS = (1, 7, 8, 16, 29, 50)
+FOREVER_S = 1e9
+
+
+def prompt(num_tokens: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * seed + num_tokens)
+    return torch.randint(0, 300, (num_tokens,), generator=generator).tolist()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def any_checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("models") / request.param, request.param)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> Callable[[Sequence[int]], list[int]]:
+    return Reference(checkpoint)
+
+
+class Reference:
+    """Greedy continuations by transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._known: dict[tuple[int, ...], list[int]] = {}
+
+    def __call__(self, token_ids: Sequence[int]) -> list[int]:
+        key = tuple(token_ids)
+        if key not in self._known:
+            ids = torch.tensor([key])
+            options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NUM_NEW, "eos_token_id": None}
+            with torch.inference_mode():
+                found = self._model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
+            self._known[key] = found[0, len(key) :].tolist()
+        return self._known[key]
+
+
+def new_engine(folder: Path, **settings: Any) -> Engine:
+    chosen = {"block_size": BLOCK_SIZE, "num_blocks": 64, "num_threads": 1, **settings}
+    return build_engine(EngineSettings(model=str(folder), **chosen), allocate_private)
+
+
+def run(core: EngineCore, max_steps: int = 500) -> dict[RequestKey, list[int]]:
+    """Step until nothing is left, checking the blocks after every step. Tokens by request."""
+    tokens: dict[RequestKey, list[int]] = {}
+    for _ in range(max_steps):
+        if not core.has_work:
+            return tokens
+        note(core.step(FOREVER_S), tokens)
+        core.check()
+    raise AssertionError(f"{core.request_keys()} did not finish")
+
+
+def note(outputs: Iterable[RequestOutput], tokens: dict[RequestKey, list[int]]) -> None:
+    for output in outputs:
+        if output.token is not None:
+            tokens.setdefault(output.key, []).append(output.token.token_id)
+
+
+def num_held(core: EngineCore) -> int:
+    return core.status().num_held_blocks
+
+
+@pytest.mark.parametrize("budget", [BLOCK_SIZE, 3 * BLOCK_SIZE, 512])
+def test_greedy_tokens_of_a_batch_are_those_of_transformers(any_checkpoint: Path, budget: int) -> None:
+    core = new_engine(any_checkpoint, max_num_batched_tokens=budget).core
+    prompts = {length: prompt(length) for length in PROMPT_LENGTHS}
+    for key, token_ids in prompts.items():
+        core.add(key, token_ids, GREEDY)
+    reference = Reference(any_checkpoint)
+    assert run(core) == {key: reference(token_ids) for key, token_ids in prompts.items()}
+    assert num_held(core) == 0
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [False, True])
+def test_tokens_are_the_same_with_and_without_prefix_caching(
+    checkpoint: Path, expected: Reference, enable_prefix_caching: bool
+) -> None:
+    core = new_engine(checkpoint, enable_prefix_caching=enable_prefix_caching).core
+    beginning = prompt(24)
+    for round_number in range(2):
+        for tail in range(3):
+            core.add((round_number, tail), [*beginning, *prompt(tail, seed=tail)], GREEDY)
+        found = run(core)
+        assert found == {(round_number, tail): expected([*beginning, *prompt(tail, seed=tail)]) for tail in range(3)}
+    core.add("again", beginning, GREEDY)
+    assert core.step()[0].num_cached_tokens == (16 if enable_prefix_caching else 0)
+    assert run(core)["again"] == expected(beginning)[1:]
+
+
+def test_tokens_are_the_same_after_preemption(checkpoint: Path, expected: Reference) -> None:
+    core = new_engine(checkpoint, num_blocks=9, max_num_batched_tokens=32).core
+    prompts = {number: prompt(14, seed=number) for number in range(5)}
+    for key, token_ids in prompts.items():
+        core.add(key, token_ids, GREEDY)
+    assert run(core) == {key: expected(token_ids) for key, token_ids in prompts.items()}
+    assert core.num_preemptions > 0
+
+
+def test_a_seeded_stream_continues_exactly_after_an_interruption(checkpoint: Path) -> None:
+    params = DecodingParams(temperature=1.0, seed=7, max_tokens=NUM_NEW, ignore_eos=True, frequency_penalty=0.5)
+    token_ids = prompt(13)
+    core = new_engine(checkpoint).core
+    core.add("whole", token_ids, params)
+    whole = run(core)["whole"]
+    other = new_engine(checkpoint).core
+    other.add("rest", [*token_ids, *whole[:5]], params, num_prompt_tokens=13)
+    assert run(other)["rest"] == whole[5:]
+
+
+def hand_over(source: Engine, target: Engine, token_ids: list[int], key: str = "relay") -> list[int]:
+    """Prefill on one engine, copy the KV, continue on the other. Returns all tokens."""
+    reservation = target.core.reserve(key, token_ids, FOREVER_S)
+    assert reservation is not None
+    source.core.add(key, token_ids, GREEDY, first_token_only=True)
+    first = run(source.core)[key]
+    target.core.check()
+    num_cached_blocks = reservation.num_cached_tokens // BLOCK_SIZE
+    sent = source.core.block_table(key)[num_cached_blocks:]
+    for source_id, target_id in zip(sent, reservation.missing_block_ids, strict=True):
+        target.memory.blocks[target_id] = source.memory.blocks[source_id]
+    assert source.core.release(key)
+    source.core.check()
+    target.core.add_reserved(
+        reservation, [*token_ids, *first], GREEDY, num_prompt_tokens=len(token_ids), num_computed_tokens=len(token_ids)
+    )
+    target.core.check()
+    return first + run(target.core)[key]
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 29])
+def test_kv_copied_into_reserved_blocks_continues_with_the_same_tokens(
+    checkpoint: Path, expected: Reference, length: int
+) -> None:
+    source, target = new_engine(checkpoint), new_engine(checkpoint)
+    assert hand_over(source, target, prompt(length)) == expected(prompt(length))
+    assert num_held(source.core) == num_held(target.core) == 0
+    assert source.core.status().num_cached_blocks == length // BLOCK_SIZE
+    assert target.core.status().num_cached_blocks == (length + NUM_NEW - 1) // BLOCK_SIZE
+
+
+def test_only_what_the_receiver_lacks_is_reserved_anew(checkpoint: Path, expected: Reference) -> None:
+    source, target = new_engine(checkpoint), new_engine(checkpoint)
+    hand_over(source, target, prompt(16), "first")
+    longer = [*prompt(16), *prompt(9, seed=3)]
+    reservation = target.core.reserve("peek", longer, FOREVER_S)
+    assert reservation is not None
+    assert (reservation.num_cached_tokens, len(reservation.missing_block_ids)) == (16, 2)
+    target.core.release("peek")
+    assert hand_over(source, target, longer, "second") == expected(longer)
+
+
+def test_a_prompt_known_to_the_last_token_needs_no_blocks(checkpoint: Path, expected: Reference) -> None:
+    source, target = new_engine(checkpoint), new_engine(checkpoint)
+    hand_over(source, target, prompt(16), "first")
+    reservation = target.core.reserve("peek", prompt(16), FOREVER_S)
+    assert reservation is not None
+    assert reservation.missing_block_ids == ()
+    target.core.release("peek")
+    assert hand_over(source, target, prompt(16), "second") == expected(prompt(16))
+
+
+def test_a_reservation_waits_its_turn_and_names_generations(checkpoint: Path) -> None:
+    core = new_engine(checkpoint, num_blocks=4).core
+    first = core.reserve("a", prompt(16), FOREVER_S)
+    assert first is not None
+    assert core.reserve("b", prompt(17), FOREVER_S) is None
+    core.check()
+    assert core.release("a")
+    again = core.reserve("a", prompt(30), FOREVER_S)
+    assert again is not None
+    generations = dict(zip(again.missing_block_ids, again.missing_generations, strict=True))
+    assert all(generations[block_id] == 2 for block_id in first.missing_block_ids)
+    with pytest.raises(ContextLengthExceeded):
+        core.reserve("c", prompt(32), FOREVER_S)
+
+
+def test_another_salt_does_not_see_the_cache(checkpoint: Path) -> None:
+    core = new_engine(checkpoint).core
+    core.add("a", prompt(20), GREEDY, cache_salt=b"one")
+    run(core)
+    for salt, cached in ((b"one", 16), (b"two", 0)):
+        reservation = core.reserve(salt, prompt(20), FOREVER_S, cache_salt=salt)
+        assert reservation is not None
+        assert reservation.num_cached_tokens == cached
+
+
+def test_first_token_only_keeps_the_blocks_until_release(checkpoint: Path) -> None:
+    core = new_engine(checkpoint).core
+    core.add("a", prompt(20), GREEDY, first_token_only=True)
+    assert core.step(keep_until_s=5.0)[0].has_left
+    assert not core.has_work
+    assert len(core.block_table("a")) == num_held(core) == 3
+    assert [lease.owner for lease in core.leases.overdue(5.0)] == ["a"]
+    assert not core.abort("a")
+    core.check()
+    assert core.release("a")
+    assert not core.release("a")
+    assert num_held(core) == 0
+
+
+def test_a_first_token_that_ends_the_request_leaves_no_lease(checkpoint: Path) -> None:
+    core = new_engine(checkpoint).core
+    core.add("a", prompt(9), DecodingParams(temperature=0, max_tokens=1), first_token_only=True)
+    assert core.step(FOREVER_S)[0].finish_reason == "length"
+    assert len(core.leases) == num_held(core) == 0
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
+def test_an_abort_in_each_state_returns_all_blocks(checkpoint: Path, num_steps: int) -> None:
+    core = new_engine(checkpoint, max_num_batched_tokens=BLOCK_SIZE, num_blocks=10).core
+    for key in range(3):
+        core.add(key, prompt(20, seed=key), GREEDY)
+    for _ in range(num_steps):
+        core.step()
+    for key in (2, 0, 1):
+        assert core.abort(key)
+        core.check()
+    assert not core.abort(0)
+    assert num_held(core) == 0
+
+
+def test_aborting_a_request_that_came_with_its_kv_returns_its_blocks(checkpoint: Path) -> None:
+    core = new_engine(checkpoint).core
+    reservation = core.reserve("a", prompt(16), FOREVER_S)
+    assert reservation is not None
+    assert not core.abort("a")
+    core.add_reserved(reservation, [*prompt(16), 5], GREEDY, num_prompt_tokens=16, num_computed_tokens=16)
+    assert core.abort("a")
+    core.check()
+    assert num_held(core) == 0
+
+
+def test_a_finished_first_token_is_known_before_the_request_runs(checkpoint: Path) -> None:
+    core = new_engine(checkpoint).core
+    reservation = core.reserve("a", prompt(5), FOREVER_S)
+    assert reservation is not None
+    params = DecodingParams(stop_token_ids=(7,))
+    core.add_reserved(reservation, [*prompt(5), 7], params, num_prompt_tokens=5, num_computed_tokens=5)
+    assert core.finish_reason("a") == "stop"
+    assert core.finish_reason("nobody") == ""
+
+
+class FlakyRunner:
+    """Raises as long as it is broken."""
+
+    def __init__(self) -> None:
+        self.is_broken = True
+
+    def execute(self, step: Step) -> dict[RequestKey, SampledToken]:
+        if self.is_broken:
+            raise OSError("device lost")
+        return {request.key: SampledToken(1, None) for request in step.requests if request.needs_sample}
+
+
+def flaky_core() -> tuple[EngineCore, FlakyRunner]:
+    pool, runner = BlockPool(16), FlakyRunner()
+    return EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 64), frozenset()), runner, "f"), runner
+
+
+def test_a_step_that_fails_names_its_requests_and_can_be_tried_again() -> None:
+    core, runner = flaky_core()
+    for key in ("a", "b"):
+        core.add(key, prompt(5), GREEDY)
+    for _ in range(2):
+        with pytest.raises(StepFailed) as caught:
+            core.step()
+        assert caught.value.keys == ["a", "b"]
+        assert isinstance(caught.value.__cause__, OSError)
+        core.check()
+    runner.is_broken = False
+    assert run(core) == {"a": [1] * NUM_NEW, "b": [1] * NUM_NEW}
+
+
+def test_requests_of_a_failed_step_can_be_aborted() -> None:
+    core, _ = flaky_core()
+    core.add("a", prompt(5), GREEDY)
+    with pytest.raises(StepFailed):
+        core.step()
+    assert core.abort("a")
+    core.check()
+    assert num_held(core) == 0
+    assert core.step() == []
+
+
+def test_cache_changes_are_what_became_findable(checkpoint: Path) -> None:
+    core = new_engine(checkpoint).core
+    core.add("a", prompt(20), GREEDY)
+    run(core)
+    changes = core.take_cache_changes()
+    assert changes.stored == core.cached_hashes()
+    assert len(changes.stored) == (20 + NUM_NEW - 1) // BLOCK_SIZE
+    assert core.take_cache_changes().stored == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"num_blocks": -1}, "num-blocks"),
+        ({"num_blocks": 1}, "num-blocks"),
+        ({"max_model_len": -1}, "max-model-len"),
+        ({"max_model_len": 513}, "max-model-len"),
+        ({"block_size": 0}, "block-size"),
+        ({"max_num_seqs": 0}, "max-num-seqs"),
+        ({"num_blocks": 0, "kv_cache_memory_bytes": 100}, "kv-cache-memory-bytes"),
+        ({"dtype": "int3"}, "dtype"),
+    ],
+)
+def test_settings_that_give_no_engine_are_refused(checkpoint: Path, settings: dict[str, Any], name: str) -> None:
+    with pytest.raises(InvalidSetting, match=name):
+        new_engine(checkpoint, **settings)
+
+
+def test_a_prompt_that_leaves_no_room_for_output_is_refused(checkpoint: Path) -> None:
+    core = new_engine(checkpoint, num_blocks=4).core
+    with pytest.raises(ContextLengthExceeded):
+        core.add("a", prompt(32), GREEDY)
+    core.add("b", prompt(31), GREEDY)
+    assert len(run(core)["b"]) == 1

@@ -1,0 +1,198 @@
+"""A prefill leg and a decode leg with oracle engines, joined by real sockets, driven as `EngineLoop` drives them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import zmq
+
+from decode_node.leg import DecodeLeg
+from engine.api.errors import BatonError
+from engine.api.messages import Decode, Prefill, PrefillPeer, TokenEvent
+from engine.api.sampling import DecodingParams
+from engine.core import EngineCore, StepFailed
+from engine.service.loop import AttemptKey, Leg
+from kvtransfer.pusher import Pusher
+from kvtransfer.receiving import ReceivingSide
+from kvtransfer.sending import SendingSide, open_listener
+from kvtransfer.transports.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
+from prefill_node.leg import EngineBlocks, PrefillLeg
+from tests.kvtransfer.oracle import OracleRunner, make_core
+from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, LossyLink, empty_blocks, receiving_facts, sending_facts
+from tests.kvtransfer.pools import LEASE_S
+
+_DEADLINE_S = 10.0
+
+
+@dataclass(slots=True)
+class Node:
+    """A leg, its engine, and what it told the router."""
+
+    leg: Leg
+    core: EngineCore
+    runner: OracleRunner
+    tokens: dict[tuple[AttemptKey, int], int] = field(default_factory=dict)
+    finished: dict[AttemptKey, str] = field(default_factory=dict)
+    failures: list[tuple[AttemptKey, BatonError]] = field(default_factory=list)
+    num_cached_tokens: dict[AttemptKey, int] = field(default_factory=dict)
+
+    def round(self, now_s: float) -> None:
+        """As `EngineLoop.run` does it."""
+        self.leg.poll(now_s)
+        if self.core.has_work:
+            try:
+                outputs = self.core.step(keep_until_s=now_s + LEASE_S)
+            except StepFailed as error:
+                for key in error.keys:
+                    self.leg.fail(key, error, now_s)
+            else:
+                self._note(self.leg.applied(outputs, now_s))
+                self.leg.sent(now_s)
+        self.failures += self.leg.take_failures()
+        self.core.check()
+
+    def failures_of(self, key: AttemptKey) -> list[str]:
+        return [str(error) for failed, error in self.failures if failed == key]
+
+    def stream(self, key: AttemptKey) -> list[int]:
+        """Tokens reported for this attempt, in order of their index."""
+        return [token for (of, _), token in sorted(self.tokens.items()) if of == key]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is alive and no block is held."""
+        return self.leg.num_live == 0 and self.core.status().num_held_blocks == 0
+
+    def _note(self, events: Sequence[TokenEvent]) -> None:
+        for event in events:
+            key = (event.handoff_id, event.attempt)
+            self.tokens[(key, event.index)] = event.token_ids[0]
+            self.num_cached_tokens[key] = event.num_cached_tokens
+            if event.finish_reason:
+                self.finished[key] = event.finish_reason
+
+
+@dataclass(slots=True)
+class Relay:
+    """Both nodes, their clock, and the part of the router."""
+
+    prefill: Node
+    decode: Node
+    link: LossyLink
+    address: str
+    now_s: float = 0.0
+
+    def ask_prefill(self, key: AttemptKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
+        facts = receiving_facts()
+        request = Prefill(
+            handoff_id=key[0],
+            attempt=key[1],
+            token_ids=tuple(token_ids),
+            num_prompt_tokens=len(token_ids),
+            params=params(max_tokens),
+            cache_salt=b"",
+            decode_node_id=facts.node_id,
+            decode_epoch=facts.epoch,
+        )
+        self.prefill.leg.begin(request, self.now_s)
+
+    def ask_decode(self, key: AttemptKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
+        self.decode.leg.begin(self.decode_request(key, token_ids, max_tokens=max_tokens), self.now_s)
+
+    def decode_request(self, key: AttemptKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> Decode:
+        return Decode(
+            handoff_id=key[0],
+            attempt=key[1],
+            token_ids=tuple(token_ids),
+            num_prompt_tokens=len(token_ids),
+            params=params(max_tokens),
+            cache_salt=b"",
+            prefill_peer=PrefillPeer("P", sending_facts().epoch, self.address),
+        )
+
+    def ask(self, key: AttemptKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
+        """Both legs at once."""
+        self.ask_prefill(key, token_ids, max_tokens=max_tokens)
+        self.ask_decode(key, token_ids, max_tokens=max_tokens)
+
+    def round(self) -> None:
+        self.prefill.round(self.now_s)
+        self.decode.round(self.now_s)
+
+    def until(self, is_done: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + _DEADLINE_S
+        while not is_done():
+            if time.monotonic() > deadline_s:
+                raise TimeoutError("what the test waits for did not happen")
+            self.round()
+            time.sleep(0.0005)
+
+    def until_finished(self, *keys: AttemptKey) -> None:
+        self.until(lambda: all(key in self.decode.finished for key in keys) and self.is_empty)
+
+    def settle(self) -> None:
+        for _ in range(30):
+            self.round()
+            time.sleep(0.001)
+
+    def pass_time(self, duration_s: float) -> None:
+        for _ in range(round(duration_s)):
+            self.now_s += 1.0
+            for _ in range(5):
+                self.round()
+                time.sleep(0.001)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.prefill.is_empty and self.decode.is_empty
+
+
+def params(max_tokens: int) -> DecodingParams:
+    return DecodingParams(temperature=0.0, max_tokens=max_tokens)
+
+
+def undisturbed(token_ids: Sequence[int], *, max_tokens: int = 8) -> list[int]:
+    """What one engine alone generates."""
+    blocks = empty_blocks()
+    core = make_core(blocks, OracleRunner(blocks))
+    core.add("alone", token_ids, params(max_tokens))
+    found = []
+    while core.has_work:
+        found += [output.token.token_id for output in core.step() if output.token is not None]
+    return found
+
+
+@contextmanager
+def open_relay(*, plan: FaultPlan = without_faults, peers_write: bool = True) -> Iterator[Relay]:
+    """Two legs, closed at the end."""
+    network = LoopbackNetwork(plan)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sent_blocks, received_blocks = empty_blocks(), empty_blocks()
+    prefill_runner, decode_runner = OracleRunner(sent_blocks), OracleRunner(received_blocks)
+    prefill_core, decode_core = make_core(sent_blocks, prefill_runner), make_core(received_blocks, decode_runner)
+    socket, address = open_listener(context, "127.0.0.1", 0, SETTINGS)
+    link, pusher = LossyLink(socket), Pusher(sent_blocks)
+    sending = SendingSide(
+        sending_facts(),
+        cast("zmq.Socket[bytes]", link),
+        LoopbackOpener(network, sent_blocks),
+        pusher,
+        EngineBlocks(prefill_core),
+    )
+    sources: list[Any] = [socket, pusher.wakeup]
+    prefill_leg, decode_leg = PrefillLeg(prefill_core, sending, sources), DecodeLeg(decode_core, LEASE_S)
+    receiver = LoopbackReceiver(network, "D", received_blocks, peers_write=peers_write)
+    facts = replace(receiving_facts(), num_blocks=NUM_BLOCKS)
+    decode_leg.attach(ReceivingSide(facts, context, SETTINGS, [receiver], received_blocks, decode_leg))
+    prefill, decode = Node(prefill_leg, prefill_core, prefill_runner), Node(decode_leg, decode_core, decode_runner)
+    try:
+        yield Relay(prefill, decode, link, address)
+    finally:
+        prefill_leg.close()
+        decode_leg.close()
+        pusher.close()
+        context.destroy(linger=0)

@@ -1,0 +1,151 @@
+"""Both nodes' pools without an engine: real block accounting, real leases, and KV that can be recognised.
+
+The KV of block i of a prompt is a function of (prompt digest, i), so both ends know what every delivered byte must be.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+from engine.api.layout import KvLayout
+from engine.api.messages import TokenEvent
+from engine.cache.block_pool import BlockPool
+from engine.cache.leases import LeaseTable
+from kvtransfer.messages import HandoffKey
+from kvtransfer.receiving import Incoming
+from kvtransfer.transports.base import Blocks
+
+LAYOUT = KvLayout(dtype="float32", num_layers=1, num_kv_heads=1, head_dim=4, block_size=4)
+BLOCK_SIZE, BLOCK_BYTES = LAYOUT.block_size, LAYOUT.block_bytes
+LEASE_S = 10.0
+FREE_BYTE = 0xEE
+
+
+def key_of(number: int, attempt: int = 1) -> HandoffKey:
+    """A handoff id that is easy to read in failures."""
+    return (number.to_bytes(16, "big"), attempt)
+
+
+def digest_of(key: HandoffKey) -> bytes:
+    """The digest of the prompt that this handoff is about."""
+    return blake2b(repr(key).encode(), digest_size=16).digest()
+
+
+def kv(digest: bytes, index: int) -> bytes:
+    """The true KV of block `index` of a prompt."""
+    return random.Random(digest + bytes([index])).randbytes(BLOCK_BYTES)
+
+
+def num_blocks_of(num_tokens: int) -> int:
+    return -(-num_tokens // BLOCK_SIZE)
+
+
+def first_token(key: HandoffKey) -> TokenEvent:
+    """Token 1 as a prefill node reports it."""
+    return TokenEvent(*key, index=0, token_ids=(42,), logprobs=(), finish_reason="", num_cached_tokens=0)
+
+
+@dataclass(slots=True)
+class PrefillPool:
+    """A prefill node's pool: the `BlockHolder` of a sending side."""
+
+    blocks: Blocks
+    pool: BlockPool = field(init=False)
+    leases: LeaseTable[HandoffKey] = field(default_factory=LeaseTable)
+    tables: dict[HandoffKey, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pool = BlockPool(len(self.blocks))
+        self.blocks[:] = FREE_BYTE
+
+    def start(self, key: HandoffKey, num_tokens: int) -> None:
+        """Blocks for a prompt."""
+        self.tables[key] = self.pool.allocate(num_blocks_of(num_tokens))
+
+    def compute(self, key: HandoffKey, num_tokens: int) -> None:
+        """Write the KV of the first `num_tokens` tokens."""
+        for index in range(num_blocks_of(num_tokens)):
+            self.blocks[self.tables[key][index]] = np.frombuffer(kv(digest_of(key), index), dtype=np.uint8)
+
+    def keep(self, key: HandoffKey, deadline_s: float) -> None:
+        """The prompt is computed: what held its blocks is now a lease."""
+        self.leases.add(key, "kept", self.tables[key], deadline_s)
+
+    def block_table(self, key: HandoffKey) -> Sequence[int]:
+        return self.tables[key]
+
+    def renew(self, key: HandoffKey, deadline_s: float) -> None:
+        self.leases.renew(key, deadline_s)
+
+    def let_go(self, key: HandoffKey) -> None:
+        self.leases.end(key)
+        table = self.tables.pop(key, None)
+        if table is not None:
+            # freed memory is overwritten at once: whoever still reads it gets caught
+            self.blocks[table] = FREE_BYTE
+            self.pool.release(table)
+
+
+@dataclass(slots=True)
+class DecodePool:
+    """A decode node's pool: the `BlockOwner` of a receiving side. Everything it is told is kept."""
+
+    blocks: Blocks
+    pool: BlockPool = field(init=False)
+    leases: LeaseTable[HandoffKey] = field(default_factory=LeaseTable)
+    waiting: dict[HandoffKey, Incoming] = field(default_factory=dict)
+    delivered_kv: dict[HandoffKey, list[bytes]] = field(default_factory=dict)
+    delivered_first: dict[HandoffKey, TokenEvent] = field(default_factory=dict)
+    failures: list[tuple[HandoffKey, str]] = field(default_factory=list)
+    returned_keys: list[HandoffKey] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pool = BlockPool(len(self.blocks))
+        self.blocks[:] = FREE_BYTE
+
+    def reserve(self, key: HandoffKey, num_tokens: int, num_cached_tokens: int, now_s: float) -> Incoming:
+        """Set blocks aside for what is not cached. Raises `NoFreeBlocks`."""
+        block_ids = self.pool.allocate(num_blocks_of(num_tokens) - num_cached_tokens // BLOCK_SIZE)
+        self.leases.add(key, "reservation", block_ids, now_s + LEASE_S)
+        generations = tuple(self.pool.generation(block_id) for block_id in block_ids)
+        incoming = Incoming(key, num_tokens, num_cached_tokens, digest_of(key), tuple(block_ids), generations)
+        self.waiting[key] = incoming
+        return incoming
+
+    def renew(self, key: HandoffKey, deadline_s: float) -> None:
+        self.leases.renew(key, deadline_s)
+
+    def delivered(self, key: HandoffKey, first: TokenEvent) -> None:
+        incoming = self.waiting[key]
+        self.delivered_kv[key] = [self.blocks[block_id].tobytes() for block_id in incoming.block_ids]
+        self.delivered_first[key] = first
+        self._free(key)
+
+    def spoiled(self, key: HandoffKey, reason: str) -> None:
+        self.failures.append((key, reason))
+
+    def returned(self, key: HandoffKey) -> None:
+        self.returned_keys.append(key)
+        self._free(key)
+
+    def failures_of(self, key: HandoffKey) -> list[str]:
+        """Why this handoff failed; more than one reason is a mistake."""
+        return [reason for failed, reason in self.failures if failed == key]
+
+    def has_exactly(self, key: HandoffKey) -> bool:
+        """Whether the delivered bytes are the prompt's KV."""
+        incoming = self.waiting[key]
+        first = incoming.num_cached_tokens // BLOCK_SIZE
+        true_kv = [kv(digest_of(key), first + index) for index in range(len(incoming.block_ids))]
+        return self.delivered_kv[key] == true_kv
+
+    def _free(self, key: HandoffKey) -> None:
+        lease = self.leases.end(key)
+        if lease is not None:
+            self.blocks[lease.block_ids] = FREE_BYTE
+            self.pool.release(lease.block_ids)

@@ -1,0 +1,685 @@
+"""Both sides together over real sockets and every transport: what is promised about one handoff."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from engine.api.errors import InvalidSetting
+from kvtransfer.host import this_process
+from kvtransfer.messages import Commit, Grant, HandoffKey, HandoffName, Release, Renew, Revoke, Revoked
+from kvtransfer.sending import SendingFacts
+from kvtransfer.transports.base import Move
+from kvtransfer.transports.loopback import Fault
+from tests.kvtransfer.pair import (
+    MAILBOX,
+    MEMORY,
+    RECEIVER_EPOCH,
+    SETTINGS,
+    TRANSPORTS,
+    DecodeNode,
+    Pair,
+    PrefillNode,
+    make_decode_node,
+    make_prefill_node,
+    open_pair,
+    receiving_facts,
+    sending_facts,
+)
+from tests.kvtransfer.pools import LEASE_S, digest_of, first_token, key_of
+
+KEY = key_of(1)
+_NUM_TOKENS = 18  # four blocks and a half
+_ALL_BLOCKS = 5
+
+
+@pytest.fixture(params=TRANSPORTS)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    with open_pair(request.param) as pair:
+        yield pair
+
+
+@pytest.fixture(params=(MEMORY, MAILBOX))
+def quick_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """One transport of each kind, where the transport itself is not what is tested."""
+    with open_pair(request.param) as pair:
+        yield pair
+
+
+def is_delivered(pair: Pair, key: HandoffKey = KEY) -> bool:
+    return key in pair.decode.pool.delivered_kv
+
+
+def has_pushed(pair: Pair, num_blocks: int) -> bool:
+    return pair.prefill.side.counters.num_blocks == num_blocks
+
+
+def assert_delivered_and_quiet(pair: Pair, key: HandoffKey = KEY) -> None:
+    pair.until(lambda: is_delivered(pair, key) and pair.is_quiet)
+    assert pair.decode.pool.has_exactly(key)
+    assert pair.decode.pool.delivered_first[key] == first_token(key)
+    assert pair.decode.pool.failures == []
+
+
+def assert_failed_and_quiet(pair: Pair, reason: str, key: HandoffKey = KEY) -> None:
+    """Failed for this reason, exactly once; nothing delivered, nothing held."""
+    pair.until(lambda: pair.is_quiet)
+    reasons = pair.decode.pool.failures_of(key)
+    assert len(reasons) == 1
+    assert reason in reasons[0]
+    assert not is_delivered(pair, key)
+    assert pair.decode.pool.returned_keys == [key]
+
+
+def test_prompt_is_handed_over_in_chunks_and_every_block_is_sent_once(pair: Pair) -> None:
+    pair.prefill.begin(KEY, _NUM_TOKENS)
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+    pair.until(lambda: pair.prefill.link.num_seen(Grant) == 1)
+    for num_tokens, num_blocks in ((3, 0), (8, 2), (11, 2), (16, 4)):
+        pair.prefill.advance(KEY, num_tokens)
+        pair.until(partial(has_pushed, pair, num_blocks))
+    assert pair.prefill.link.num_seen(Commit) == 0
+    pair.prefill.finish(KEY, _NUM_TOKENS)
+    assert_delivered_and_quiet(pair)
+    assert pair.prefill.side.counters.num_blocks == pair.decode.side.counters.num_blocks == _ALL_BLOCKS
+    assert pair.prefill.link.num_seen(Release) == 1
+
+
+def test_only_what_the_decode_node_lacks_is_sent(pair: Pair) -> None:
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer, num_cached_tokens=8)
+    pair.prefill.begin(KEY, _NUM_TOKENS)
+    pair.prefill.advance(KEY, 12)
+    pair.prefill.finish(KEY, _NUM_TOKENS)
+    assert_delivered_and_quiet(pair)
+    assert pair.prefill.side.counters.num_blocks == 3
+
+
+def test_a_prompt_that_is_cached_whole_needs_the_commit_only(pair: Pair) -> None:
+    pair.decode.grant(KEY, 16, pair.prefill.peer, num_cached_tokens=16)
+    pair.prefill.prefill(KEY, 16)
+    assert_delivered_and_quiet(pair)
+    assert pair.prefill.side.counters.num_blocks == 0
+
+
+def test_a_grant_may_come_before_its_prompt(quick_pair: Pair) -> None:
+    pair = quick_pair
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+    pair.until(lambda: pair.prefill.link.num_seen(Grant) == 1)
+    pair.prefill.prefill(KEY, _NUM_TOKENS)
+    assert_delivered_and_quiet(pair)
+
+
+def test_a_grant_may_come_after_the_prompt_is_finished(quick_pair: Pair) -> None:
+    pair = quick_pair
+    pair.prefill.prefill(KEY, _NUM_TOKENS)
+    pair.pass_time(2)
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+    assert_delivered_and_quiet(pair)
+
+
+def test_many_handoffs_at_once_do_not_mix(pair: Pair) -> None:
+    keys = [key_of(number) for number in range(1, 6)]
+    for key in keys:
+        pair.prefill.begin(key, 12)
+        pair.decode.grant(key, 12, pair.prefill.peer)
+    for key in reversed(keys):
+        pair.prefill.finish(key, 12)
+    for key in keys:
+        assert_delivered_and_quiet(pair, key)
+
+
+def test_a_doubled_grant_changes_nothing(quick_pair: Pair) -> None:
+    pair = quick_pair
+    pair.prefill.begin(KEY, _NUM_TOKENS)
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+    pair.until(lambda: pair.prefill.link.num_seen(Grant) == 1)
+    send_again(pair.decode, KEY)
+    pair.prefill.finish(KEY, _NUM_TOKENS)
+    assert_delivered_and_quiet(pair)
+    assert pair.prefill.side.counters.num_blocks == _ALL_BLOCKS
+
+
+def send_again(decode: DecodeNode, key: HandoffKey) -> None:
+    side = decode.side
+    side._send_grant(side._handoffs[key])
+
+
+def test_a_request_that_token_1_ends_is_no_failure(pair: Pair) -> None:
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+    pair.prefill.begin(KEY, _NUM_TOKENS)
+    pair.prefill.advance(KEY, 8)
+    pair.prefill.side.withdraw(KEY, "token 1 ended the request", pair.now_s, request_ended=True)
+    pair.until(lambda: pair.is_quiet)
+    assert pair.decode.pool.failures == []
+    assert pair.decode.pool.returned_keys == [KEY]
+
+
+def test_a_grant_after_token_1_ended_the_request_is_no_failure(quick_pair: Pair) -> None:
+    pair = quick_pair
+    pair.prefill.begin(KEY, _NUM_TOKENS)
+    pair.prefill.side.withdraw(KEY, "token 1 ended the request", pair.now_s, request_ended=True)
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+    pair.until(lambda: pair.is_quiet)
+    assert pair.decode.pool.failures == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"prompt_digest": bytes(16)}, "for another prompt"),
+        ({"num_tokens": 17}, "for another prompt"),
+        ({"num_cached_tokens": 4}, "4 are needed"),
+        ({"num_cached_tokens": 3}, "must be whole blocks"),
+        ({"block_ids": (0, 1, 2, 3, 16)}, "beyond the pool of 16"),
+        ({"block_ids": (0, 1, 2, 3, 3)}, "5 are needed"),
+        ({"block_ids": (0, 1, 2, 3)}, "5 are needed"),
+        ({"generations": (1, 1, 1, 1)}, "5 are needed"),
+    ],
+    ids=str,
+)
+def test_a_grant_that_does_not_fit_is_refused(quick_pair: Pair, change: dict[str, Any], reason: str) -> None:
+    pair = quick_pair
+    pair.prefill.prefill(KEY, _NUM_TOKENS)
+    incoming = replace(pair.decode.pool.reserve(KEY, _NUM_TOKENS, 0, pair.now_s), **change)
+    pair.decode.side.grant(incoming, pair.prefill.peer, pair.now_s)
+    pair.until(lambda: not pair.decode.side.num_live)
+    assert reason in pair.decode.pool.failures_of(KEY)[0]
+    assert pair.prefill.side.counters.num_blocks == 0
+    pair.pass_time(LEASE_S + 2)
+    assert pair.is_quiet
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda grant: replace(grant, receiver_epoch=1), lambda grant: replace(grant, sender_epoch=1)],
+    ids=["receiver", "sender"],
+)
+def test_a_grant_that_names_another_life_is_refused(quick_pair: Pair, change: Callable[[Grant], Grant]) -> None:
+    pair = quick_pair
+    pair.prefill.prefill(KEY, _NUM_TOKENS)
+    rewrite_grants(pair, change)
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+    pair.until(lambda: bool(pair.decode.pool.failures))
+    assert "another epoch" in pair.decode.pool.failures_of(KEY)[0]
+    assert pair.prefill.side.counters.num_blocks == 0
+
+
+def rewrite_grants(pair: Pair, change: Callable[[Grant], Grant]) -> None:
+    side = pair.decode.side
+    send = side._send
+    side._send = lambda link, message: send(  # type: ignore[method-assign]
+        link, change(message) if isinstance(message, Grant) else message
+    )
+
+
+def test_only_the_decode_node_that_the_router_named_gets_the_kv(quick_pair: Pair) -> None:
+    pair = quick_pair
+    pair.prefill.begin(KEY, _NUM_TOKENS, decode_epoch=RECEIVER_EPOCH + 1)
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+    pair.until(lambda: bool(pair.decode.pool.failures))
+    assert "belongs to another decode node" in pair.decode.pool.failures_of(KEY)[0]
+    pair.prefill.finish(KEY, _NUM_TOKENS)
+    pair.settle()
+    assert pair.prefill.side.counters.num_blocks == 0
+    assert pair.prefill.link.num_seen(Commit) == 0
+
+
+def test_a_stranger_can_neither_release_nor_revoke_nor_renew(quick_pair: Pair) -> None:
+    pair = quick_pair
+    pair.prefill.begin(KEY, _NUM_TOKENS, decode_epoch=RECEIVER_EPOCH + 1)
+    pair.decode.grant(key_of(2), 4, pair.prefill.peer)
+    pair.until(lambda: pair.prefill.link.num_seen(Grant) == 1)
+    (link,) = pair.decode.side._links.values()
+    for message in (Release(HandoffName(*KEY)), Revoke(HandoffName(*KEY)), Renew((HandoffName(*KEY),))):
+        pair.decode.side._send(link, message)
+    pair.until(lambda: pair.prefill.link.num_seen(Renew) >= 1)
+    assert pair.prefill.side.live_keys() == [KEY]
+
+
+# --- what arrives is wrong -------------------------------------------------------------------------------------------
+
+
+def fault_on_first(fault: Fault) -> Callable[[int, HandoffKey, Move], Fault]:
+    return lambda number, key, move: fault if number == 0 else Fault()
+
+
+@pytest.mark.parametrize("transport", [MEMORY, MAILBOX])
+@pytest.mark.parametrize("bit", [0, 777, 1023])
+def test_a_flipped_bit_is_never_delivered(transport: str, bit: int) -> None:
+    with open_pair(transport, plan=fault_on_first(Fault(flipped_bits=(bit,)))) as pair:
+        pair.prefill.prefill(KEY, _NUM_TOKENS)
+        pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+        assert_failed_and_quiet(pair, "1 of 5 blocks arrived damaged")
+        assert pair.prefill.link.num_seen(Revoke) >= 1
+        # nothing is wrong with either pool: the next attempt goes through
+        again = key_of(1, attempt=2)
+        pair.prefill.prefill(again, _NUM_TOKENS)
+        pair.decode.grant(again, _NUM_TOKENS, pair.prefill.peer)
+        pair.until(lambda: is_delivered(pair, again) and pair.is_quiet)
+        assert pair.decode.pool.has_exactly(again)
+
+
+@pytest.mark.parametrize("fault", [Fault(num_cut_bytes=1), Fault(num_copies=0), Fault(delay=50)], ids=str)
+def test_cut_lost_or_late_bytes_in_memory_are_found_by_their_checksum(fault: Fault) -> None:
+    with open_pair(MEMORY, plan=fault_on_first(fault)) as pair:
+        pair.prefill.prefill(KEY, _NUM_TOKENS)
+        pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+        assert_failed_and_quiet(pair, "1 of 5 blocks arrived damaged")
+
+
+@pytest.mark.parametrize("fault", [Fault(num_cut_bytes=1), Fault(num_copies=0)], ids=str)
+def test_blocks_that_never_arrive_end_by_the_lease(fault: Fault) -> None:
+    with open_pair(MAILBOX, plan=fault_on_first(fault)) as pair:
+        pair.prefill.prefill(KEY, _NUM_TOKENS)
+        pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+        pair.until(lambda: pair.prefill.link.num_seen(Commit) == 1)
+        pair.pass_time(LEASE_S + 2)
+        assert_failed_and_quiet(pair, "stopped renewing")
+
+
+@pytest.mark.parametrize("transport", [MEMORY, MAILBOX])
+def test_doubled_and_reordered_blocks_do_no_harm(transport: str) -> None:
+    def plan(number: int, key: HandoffKey, move: Move) -> Fault:
+        return Fault(num_copies=1 + number % 2, delay=0 if transport == MEMORY else number % 3)
+
+    with open_pair(transport, plan=plan) as pair:
+        pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+        pair.prefill.prefill(KEY, _NUM_TOKENS)
+        assert_delivered_and_quiet(pair)
+
+
+def test_blocks_that_trickle_in_after_the_commit_keep_the_lease_alive() -> None:
+    def one_by_one(number: int, key: HandoffKey, move: Move) -> Fault:
+        return Fault(delay=200 * (number + 1))
+
+    with open_pair(MAILBOX, plan=one_by_one) as pair:
+        pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+        pair.prefill.prefill(KEY, _NUM_TOKENS)
+        pair.until(lambda: pair.prefill.link.num_seen(Commit) == 1)
+        while not is_delivered(pair) and pair.now_s < 4 * LEASE_S:
+            pair.now_s += 0.025
+            pair.poll()
+        assert pair.now_s > 2 * LEASE_S
+        assert pair.decode.pool.has_exactly(KEY)
+
+
+def swap_first_two(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    return (numbers[1], numbers[0], *numbers[2:])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda commit: replace(commit, checksums=swap_first_two(commit.checksums)), "2 of 5 blocks arrived damaged"),
+        (lambda commit: replace(commit, checksums=commit.checksums[:-1]), "other blocks than the grant"),
+        (lambda commit: replace(commit, generations=(9, *commit.generations[1:])), "other blocks than the grant"),
+        (lambda commit: replace(commit, receiver_epoch=1), "another epoch"),
+        (lambda commit: replace(commit, sender_epoch=1), "another epoch"),
+        (lambda commit: replace(commit, num_tokens=17), "covers 17 tokens, the grant 18"),
+        (lambda commit: replace(commit, prompt_digest=digest_of(key_of(9))), "for another prompt"),
+        (lambda commit: replace(commit, first=first_token(key_of(9))), "no first token of this request"),
+        (lambda commit: replace(commit, first=first_token(key_of(1, attempt=2))), "no first token of this request"),
+        (lambda commit: replace(commit, first=replace(commit.first, token_ids=())), "no first token of this request"),
+    ],
+)
+def test_a_commit_that_does_not_fit_the_grant_spoils(
+    quick_pair: Pair, change: Callable[[Commit], Commit], reason: str
+) -> None:
+    pair = quick_pair
+    rewrite_commits(pair, change)
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+    pair.prefill.prefill(KEY, _NUM_TOKENS)
+    assert_failed_and_quiet(pair, reason)
+
+
+def rewrite_commits(pair: Pair, change: Callable[[Commit], Commit]) -> None:
+    side = pair.prefill.side
+    send = side._send
+    side._send = lambda peer_id, message: send(  # type: ignore[method-assign,assignment,misc]
+        peer_id, change(message) if isinstance(message, Commit) else message
+    )
+
+
+def test_two_handoffs_whose_blocks_were_swapped_both_fail(quick_pair: Pair) -> None:
+    pair, keys = quick_pair, (key_of(1), key_of(2))
+    checksums: dict[bytes, tuple[int, ...]] = {}
+    for key in keys:
+        pair.prefill.begin(key, 8)
+        pair.prefill.pool.compute(key, 8)
+    tables = pair.prefill.pool.tables
+    rows = [tables[keys[0]][0], tables[keys[1]][0]]
+    pushed = pair.prefill.pool.blocks[rows].copy()
+
+    def checksums_of_the_other(commit: Commit) -> Commit:
+        checksums[commit.handoff.handoff_id] = commit.checksums
+        return commit
+
+    rewrite_commits(pair, checksums_of_the_other)
+    for key in keys:
+        pair.decode.grant(key, 8, pair.prefill.peer)
+    pair.until(lambda: pair.prefill.link.num_seen(Grant) == 2)
+    for key in keys:
+        pair.prefill.side.advance(key, 8)
+    pair.until(lambda: pair.prefill.side.counters.num_blocks == 4)
+    pair.settle()
+    first = [pair.decode.pool.waiting[key].block_ids[0] for key in keys]
+    assert (pair.decode.pool.blocks[first] == pushed).all()
+    pair.decode.pool.blocks[first] = pair.decode.pool.blocks[first[::-1]]
+    for key in keys:
+        pair.prefill.finish(key, 8)
+    pair.until(lambda: pair.is_quiet)
+    for key in keys:
+        assert pair.decode.pool.failures_of(key) == ["1 of 2 blocks arrived damaged"]
+
+
+# --- either side gives up --------------------------------------------------------------------------------------------
+
+_PHASES = ("before the grant arrives", "granted", "half pushed", "commit under way")
+
+
+def bring_to(pair: Pair, phase: str) -> None:
+    """A handoff in this phase."""
+    pair.prefill.begin(KEY, _NUM_TOKENS)
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+    if phase == "before the grant arrives":
+        return
+    pair.until(lambda: pair.prefill.link.num_seen(Grant) == 1)
+    if phase == "granted":
+        return
+    pair.prefill.advance(KEY, 8)
+    pair.until(lambda: pair.prefill.side.counters.num_blocks == 2)
+    if phase == "half pushed":
+        return
+    pair.prefill.link.lose(Commit)
+    pair.prefill.finish(KEY, _NUM_TOKENS)
+    pair.until(lambda: pair.prefill.side.counters.num_blocks == _ALL_BLOCKS)
+    pair.prefill.link.lose()
+
+
+@pytest.mark.parametrize("phase", _PHASES)
+def test_the_decode_node_cancels_in_every_phase(pair: Pair, phase: str) -> None:
+    bring_to(pair, phase)
+    pair.decode.side.cancel(KEY, pair.now_s)
+    pair.decode.side.cancel(KEY, pair.now_s)
+    if phase == "before the grant arrives":
+        pair.prefill.side.withdraw(KEY, "cancelled", pair.now_s)
+    pair.until(lambda: pair.is_quiet)
+    assert pair.decode.pool.failures == []
+    assert pair.decode.pool.returned_keys == [KEY]
+    assert not is_delivered(pair)
+
+
+@pytest.mark.parametrize("phase", _PHASES)
+def test_the_prefill_node_gives_up_in_every_phase(pair: Pair, phase: str) -> None:
+    bring_to(pair, phase)
+    assert pair.prefill.side.withdraw(KEY, "cancelled", pair.now_s)
+    assert not pair.prefill.side.withdraw(KEY, "cancelled again", pair.now_s)
+    # whoever asks later is told that it has ended
+    reason = "the handoff has ended" if phase == "before the grant arrives" else "cancelled"
+    assert_failed_and_quiet(pair, f"given up by the prefill node: {reason}")
+
+
+@pytest.mark.parametrize("gives_up", ["decode", "prefill"])
+def test_either_gives_up_while_committed_blocks_are_missing(gives_up: str) -> None:
+    with open_pair(MAILBOX, plan=fault_on_first(Fault(num_copies=0))) as pair:
+        pair.prefill.prefill(KEY, _NUM_TOKENS)
+        pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+        pair.until(lambda: pair.prefill.link.num_seen(Commit) == 1)
+        pair.settle()
+        assert pair.decode.side.num_live == 1
+        if gives_up == "decode":
+            pair.decode.side.cancel(KEY, pair.now_s)
+        else:
+            pair.prefill.side.withdraw(KEY, "cancelled", pair.now_s)
+        pair.until(lambda: pair.is_quiet)
+        assert len(pair.decode.pool.failures) == (gives_up == "prefill")
+        assert not is_delivered(pair)
+
+
+def test_an_ended_handoff_cannot_begin_again(quick_pair: Pair) -> None:
+    pair = quick_pair
+    bring_to(pair, "granted")
+    pair.decode.side.cancel(KEY, pair.now_s)
+    pair.until(lambda: pair.is_quiet)
+    with pytest.raises(Exception, match="exists already"):
+        pair.prefill.side.begin(
+            KEY, decode_node_id="D", decode_epoch=RECEIVER_EPOCH, num_tokens=4, prompt_digest=b"", now_s=0.0
+        )
+
+
+def test_memory_that_the_peer_may_write_stays_set_aside_until_it_answers() -> None:
+    with open_pair(MEMORY) as pair:
+        bring_to(pair, "half pushed")
+        pair.prefill.link.lose(Revoke)
+        pair.decode.side.cancel(KEY, pair.now_s)
+        pair.pass_time(5 * LEASE_S)
+        assert pair.decode.side.num_quarantined_blocks == _ALL_BLOCKS
+        assert pair.decode.pool.pool.num_held == _ALL_BLOCKS
+        pair.prefill.link.lose()
+        pair.pass_time(2)
+        assert pair.decode.side.num_quarantined_blocks == 0
+        assert pair.is_quiet
+
+
+def test_blocks_that_only_the_decode_node_writes_return_at_once() -> None:
+    with open_pair(MAILBOX) as pair:
+        bring_to(pair, "half pushed")
+        pair.decode.side.cancel(KEY, pair.now_s)
+        assert pair.decode.pool.returned_keys == [KEY]
+        assert pair.decode.pool.pool.num_held == 0
+
+
+# --- messages and nodes are lost -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", [MEMORY, MAILBOX])
+@pytest.mark.parametrize("lost", [Grant, Commit, Release, Renew], ids=lambda kind: str(kind.__name__))
+def test_a_lost_message_ends_by_the_leases(transport: str, lost: type[Any]) -> None:
+    with open_pair(transport) as pair:
+        pair.prefill.link.lose(lost)
+        pair.prefill.begin(KEY, _NUM_TOKENS)
+        pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+        pair.settle()
+        pair.prefill.advance(KEY, 8)
+        pair.settle()
+        if lost is not Renew:
+            pair.prefill.finish(KEY, _NUM_TOKENS)
+        pair.pass_time(3 * LEASE_S)
+        pair.until(lambda: pair.is_quiet)
+        assert is_delivered(pair) == (lost is Release)
+
+
+@pytest.mark.parametrize("lost", [Revoke, Revoked], ids=lambda kind: str(kind.__name__))
+def test_a_lost_word_about_the_end_is_said_again(quick_pair: Pair, lost: type[Any]) -> None:
+    pair = quick_pair
+    bring_to(pair, "half pushed")
+    pair.prefill.link.lose(lost)
+    pair.decode.side.cancel(KEY, pair.now_s)
+    pair.settle()
+    pair.prefill.link.lose()
+    if lost is Revoke:
+        pair.prefill.finish(KEY, _NUM_TOKENS)
+    pair.pass_time(LEASE_S + 2)
+    assert pair.is_quiet
+
+
+def test_an_unasked_revoked_that_was_lost_is_said_again_when_the_other_side_renews(quick_pair: Pair) -> None:
+    pair = quick_pair
+    bring_to(pair, "half pushed")
+    pair.prefill.link.lose(Revoked)
+    pair.prefill.side.withdraw(KEY, "cancelled", pair.now_s)
+    pair.settle()
+    pair.prefill.link.lose()
+    pair.pass_time(LEASE_S / 2)
+    assert_failed_and_quiet(pair, "the handoff has ended")
+
+
+def test_both_sides_keep_a_slow_handoff_alive(quick_pair: Pair) -> None:
+    pair = quick_pair
+    bring_to(pair, "half pushed")
+    pair.pass_time(5 * LEASE_S)
+    pair.prefill.finish(KEY, _NUM_TOKENS)
+    assert_delivered_and_quiet(pair)
+
+
+def test_waiting_for_room_keeps_the_kv_at_the_prefill_node(quick_pair: Pair) -> None:
+    pair = quick_pair
+    pair.decode.side.wait_for_room(KEY, pair.prefill.peer, pair.now_s)
+    pair.prefill.prefill(KEY, _NUM_TOKENS)
+    pair.pass_time(5 * LEASE_S)
+    assert pair.prefill.side.live_keys() == [KEY]
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+    assert_delivered_and_quiet(pair)
+
+
+def test_whoever_waits_for_room_hears_that_the_prefill_node_gave_up(quick_pair: Pair) -> None:
+    pair = quick_pair
+    pair.decode.side.wait_for_room(KEY, pair.prefill.peer, pair.now_s)
+    pair.prefill.prefill(KEY, _NUM_TOKENS)
+    pair.prefill.side.withdraw(KEY, "cancelled", pair.now_s)
+    pair.pass_time(LEASE_S)
+    assert_failed_and_quiet(pair, "the handoff has ended")
+
+
+def test_a_vanished_decode_node_frees_the_prefill_node_by_the_lease(quick_pair: Pair) -> None:
+    pair = quick_pair
+    bring_to(pair, "half pushed")
+    pair.prefill.finish(KEY, _NUM_TOKENS)
+    pair.prefill.link.lose(Release)
+    pair.decode.side.close()
+    for _ in range(round(LEASE_S) + 2):
+        pair.now_s += 1.0
+        pair.settle_prefill()
+    assert pair.prefill.side.num_live == 0
+    assert pair.prefill.pool.pool.num_held == 0
+    assert pair.prefill.side._peers == {}
+
+
+def test_a_dead_prefill_process_is_fenced() -> None:
+    with open_pair(MEMORY) as pair:
+        pretend_to_be(pair, dead=True)
+        bring_to(pair, "half pushed")
+        pair.prefill.side.close()
+        pair.prefill.link.lose(Grant, Release, Renew, Revoke, Revoked)
+        pair.pass_time(LEASE_S + 3)
+        assert pair.decode.pool.pool.num_held == 0
+        assert len(pair.decode.pool.failures_of(KEY)) == 1
+
+
+def test_a_silent_prefill_process_that_lives_is_not_fenced() -> None:
+    with open_pair(MEMORY) as pair:
+        pretend_to_be(pair, dead=False)
+        bring_to(pair, "half pushed")
+        pair.prefill.link.lose(Renew, Revoke, Revoked, Commit)
+        pair.pass_time(6 * LEASE_S)
+        assert len(pair.decode.pool.failures_of(KEY)) == 1
+        assert pair.decode.side.num_quarantined_blocks == _ALL_BLOCKS
+
+
+def pretend_to_be(pair: Pair, *, dead: bool) -> None:
+    """Let the prefill node introduce itself as a process of this host that lives or has ended."""
+    process = replace(this_process(), start_ticks=1) if dead else this_process()
+    pair.prefill.side._facts = replace(pair.prefill.side._facts, process=process)
+
+
+def restart(pair: Pair, facts: SendingFacts, port: int) -> PrefillNode:
+    """ZMQ closes sockets in the background: the port is free a moment later."""
+    for _ in range(200):
+        try:
+            return make_prefill_node(pair.context, pair.network, pair.transport, facts=facts, port=port)
+        except InvalidSetting:
+            time.sleep(0.01)
+    raise TimeoutError(f"port {port} does not become free")
+
+
+def test_a_prefill_node_restarted_at_the_same_address_is_refused(quick_pair: Pair) -> None:
+    pair = quick_pair
+    bring_to(pair, "granted")
+    old_peer, port = pair.prefill.peer, int(pair.prefill.address.rpartition(":")[2])
+    pair.prefill.close()
+    facts = replace(sending_facts(), epoch=sending_facts().epoch + 1)
+    pair.prefill = restart(pair, facts, port)
+    # the old link finds a stranger at its other end
+    for _ in range(40):
+        pair.now_s += LEASE_S / 30
+        pair.settle()
+    assert len(pair.decode.pool.failures_of(KEY)) == 1
+    # whoever still believes in the old life is told
+    pair.decode.grant(key_of(2), 4, old_peer)
+    pair.until(lambda: bool(pair.decode.pool.failures_of(key_of(2))))
+    assert "has restarted" in pair.decode.pool.failures_of(key_of(2))[0]
+    # and the new life serves
+    pair.prefill.prefill(key_of(3), _NUM_TOKENS)
+    pair.decode.grant(key_of(3), _NUM_TOKENS, pair.prefill.peer)
+    pair.until(lambda: is_delivered(pair, key_of(3)))
+    assert pair.decode.pool.has_exactly(key_of(3))
+
+
+def test_a_new_life_of_the_decode_node_gets_nothing_of_the_old_one(quick_pair: Pair) -> None:
+    pair = quick_pair
+    bring_to(pair, "half pushed")
+    pair.decode.close()
+    facts = replace(receiving_facts(), epoch=RECEIVER_EPOCH + 1)
+    pair.decode = make_decode_node(pair.context, pair.network, pair.transport, facts=facts)
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+    pair.prefill.finish(KEY, _NUM_TOKENS)
+    pair.until(lambda: bool(pair.decode.pool.failures))
+    assert "belongs to another decode node" in pair.decode.pool.failures_of(KEY)[0]
+    pair.pass_time(LEASE_S + 5)
+    assert pair.is_quiet
+    assert len(pair.prefill.side._peers) == 1
+
+
+def test_a_push_that_fails_ends_its_handoffs_and_the_next_connection_works() -> None:
+    broken = itertools.chain([Fault(), Fault(refusal="cable cut")], itertools.repeat(Fault()))
+    with open_pair(MAILBOX, plan=lambda number, key, move: next(broken)) as pair:
+        pair.prefill.prefill(KEY, _NUM_TOKENS)
+        pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+        assert_failed_and_quiet(pair, "cable cut")
+        again = key_of(1, attempt=2)
+        pair.prefill.prefill(again, _NUM_TOKENS)
+        pair.decode.grant(again, _NUM_TOKENS, pair.prefill.peer)
+        pair.until(lambda: is_delivered(pair, again) and pair.is_quiet)
+
+
+def test_a_grant_whose_prompt_never_comes_is_answered(quick_pair: Pair) -> None:
+    pair = quick_pair
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+    pair.settle()
+    pair.pass_time(LEASE_S + 2)
+    pair.until(lambda: pair.is_quiet)
+    assert len(pair.decode.pool.failures_of(KEY)) == 1
+    with pytest.raises(Exception, match="exists already"):
+        pair.prefill.begin(KEY, _NUM_TOKENS)
+
+
+def test_a_connection_that_goes_while_its_grant_waits_does_no_harm(quick_pair: Pair) -> None:
+    pair = quick_pair
+    pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+    pair.until(lambda: pair.prefill.link.num_seen(Grant) == 1)
+    (link,) = pair.decode.side._links.values()
+    link.socket.send(b"not a message")
+    pair.until(lambda: pair.prefill.side.counters.num_rejected_messages == 1)
+    pair.prefill.prefill(KEY, _NUM_TOKENS)
+    pair.pass_time(LEASE_S + 2)
+    assert pair.is_quiet
+    assert len(pair.decode.pool.failures_of(KEY)) == 1
+
+
+def test_an_address_that_cannot_be_dialled_is_refused_and_forgotten(quick_pair: Pair) -> None:
+    pair = quick_pair
+    for address in ("nonsense", "tcp://a b:5"):
+        peer = replace(pair.prefill.peer, address=address, node_id=address)
+        with pytest.raises(Exception, match=r"address|cannot be reached"):
+            pair.decode.side.wait_for_room(KEY, peer, pair.now_s)
+        with pytest.raises(Exception, match=r"address|cannot be reached"):
+            pair.decode.side.grant(pair.decode.pool.reserve(key_of(2), 4, 0, 0.0), peer, pair.now_s)
+        pair.decode.pool.returned(key_of(2))
+    assert pair.decode.side.num_live == 0
+    assert SETTINGS.cluster_key is None

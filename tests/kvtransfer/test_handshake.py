@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zmq
+
+from engine.api import codec
+from engine.api.errors import Refused
+from engine.api.layout import KvLayout
+from kvtransfer.messages import SENDER_TO_RECEIVER, Endpoint, PeerHello, PeerWelcome
+from kvtransfer.receiving import ReceivingFacts
+from kvtransfer.transports.registry import AUTO, SenderFactory
+from tests.kvtransfer.pair import (
+    MAILBOX,
+    NUM_BLOCKS,
+    SENDER_EPOCH,
+    SETTINGS,
+    SHM,
+    ZMQ,
+    Pair,
+    empty_blocks,
+    open_pair,
+    receiving_facts,
+    sending_facts,
+)
+from tests.kvtransfer.pools import LAYOUT, key_of
+
+KEY = key_of(1)
+
+
+def refusal(receiver: ReceivingFacts) -> str:
+    """Why a handoff to such a receiver fails."""
+    with open_pair(MAILBOX, receiver=receiver) as pair:
+        pair.decode.grant(KEY, 8, pair.prefill.peer)
+        pair.until(lambda: bool(pair.decode.pool.failures))
+        assert pair.decode.pool.pool.num_held == 0
+        assert pair.decode.side.num_live == 0
+        (reason,) = pair.decode.pool.failures_of(KEY)
+        return reason
+
+
+def test_another_model_is_refused_naming_both() -> None:
+    reason = refusal(replace(receiving_facts(), fingerprint="model-b"))
+    assert "model-a here, model-b at D" in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dtype", "float16"), ("num_layers", 2), ("num_kv_heads", 3), ("head_dim", 8), ("block_size", 16)],
+)
+def test_another_layout_is_refused_naming_both(name: str, value: str | int) -> None:
+    other: KvLayout = replace(LAYOUT, **{name: value})  # type: ignore[arg-type]
+    reason = refusal(replace(receiving_facts(), layout=other))
+    assert f"{name} is {getattr(LAYOUT, name)} here and {value} at D" in reason
+
+
+def test_another_protocol_version_is_refused_naming_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = SENDER_TO_RECEIVER.encode(PeerWelcome("P", SENDER_EPOCH, MAILBOX, sending_facts().process))
+    monkeypatch.setattr(codec, "PROTOCOL_VERSION", 2)
+    with pytest.raises(Refused, match="protocol version 1 does not match ours, 2"):
+        SENDER_TO_RECEIVER.decode(theirs)
+
+
+def test_a_peer_of_another_version_costs_its_handoffs_only() -> None:
+    with open_pair(MAILBOX) as pair:
+        pair.decode.grant(KEY, 8, pair.prefill.peer)
+        pair.until(lambda: is_welcome(pair))
+        (peer_id,) = pair.prefill.side._peers
+        newer = bytearray(SENDER_TO_RECEIVER.encode(PeerWelcome("P", 1, "x", sending_facts().process)))
+        newer[2] += 1
+        pair.prefill.link.link.send_multipart([peer_id, bytes(newer)])
+        pair.until(lambda: bool(pair.decode.pool.failures))
+        assert pair.decode.pool.failures_of(KEY) == ["protocol version 2 does not match ours, 1"]
+        assert pair.decode.side.counters.num_rejected_messages == 1
+
+
+def is_welcome(pair: Pair) -> bool:
+    return any(link.welcome is not None for link in pair.decode.side._links.values())
+
+
+@pytest.mark.parametrize("frames", [[b""], [b"junk"], [b"a", b"b"]], ids=str)
+def test_junk_costs_its_own_connection_only(frames: list[bytes]) -> None:
+    with open_pair(MAILBOX) as pair:
+        stranger = pair.context.socket(zmq.DEALER)
+        stranger.connect(pair.prefill.address)
+        stranger.send_multipart(frames)
+        pair.prefill.prefill(KEY, 8)
+        pair.decode.grant(KEY, 8, pair.prefill.peer)
+        pair.until(lambda: KEY in pair.decode.pool.delivered_kv)
+        pair.until(lambda: pair.prefill.side.counters.num_rejected_messages == 1)
+        assert type(SENDER_TO_RECEIVER.decode(stranger.recv())).__name__ == "PeerRefusal"
+        stranger.close(linger=0)
+
+
+def test_a_handshake_that_gets_no_answer_is_begun_again() -> None:
+    with open_pair(MAILBOX) as pair:
+        pair.prefill.link.lose(PeerHello, PeerWelcome)
+        pair.prefill.link.is_lost = lambda message: True
+        pair.decode.grant(KEY, 8, pair.prefill.peer)
+        pair.pass_time(12)
+        assert "no answer from prefill node P" in pair.decode.pool.failures_of(KEY)[0]
+        assert pair.decode.side.num_live == 0
+        pair.prefill.link.lose()
+        again = key_of(2)
+        pair.prefill.prefill(again, 8)
+        pair.decode.grant(again, 8, pair.prefill.peer)
+        pair.until(lambda: again in pair.decode.pool.delivered_kv)
+
+
+# --- choosing a transport --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def hello(*endpoints: Endpoint, host: str | None = None) -> PeerHello:
+    facts = receiving_facts()
+    process = facts.process if host is None else replace(facts.process, host=host)
+    return PeerHello("D", 1, "model-a", LAYOUT, NUM_BLOCKS, process, endpoints)
+
+
+def factory(context: zmq.Context[zmq.Socket[bytes]], choice: str) -> SenderFactory:
+    return SenderFactory(choice, context, empty_blocks(), sending_facts().process, SETTINGS)
+
+
+_NO_SEGMENT = Endpoint(SHM, f"baton-{'0' * 32}")
+_TCP = Endpoint(ZMQ, "tcp://127.0.0.1:9")
+
+
+def test_falls_back_to_the_next_endpoint_that_works(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    name, sender = factory(context, AUTO).open(hello(_NO_SEGMENT, _TCP))
+    sender.close()
+    assert name == ZMQ
+
+
+def test_shared_memory_of_another_host_is_not_tried(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with pytest.raises(Refused, match="do not share memory"):
+        factory(context, SHM).open(hello(_NO_SEGMENT, host="elsewhere"))
+
+
+@pytest.mark.parametrize(
+    ("choice", "endpoints", "reason"),
+    [
+        (SHM, [_TCP], "zmq: this node uses shm"),
+        (AUTO, [], "none offered"),
+        (AUTO, [Endpoint("pigeon", "x")], "unknown transport 'pigeon'"),
+        (AUTO, [Endpoint(ZMQ, "tcp://a b:5")], "cannot be dialled"),
+        (AUTO, [Endpoint(SHM, str(Path("/etc/passwd")))], "not a segment"),
+    ],
+)
+def test_says_why_there_is_no_transport_in_common(
+    context: zmq.Context[zmq.Socket[bytes]], choice: str, endpoints: list[Endpoint], reason: str
+) -> None:
+    with pytest.raises(Refused, match=reason):
+        factory(context, choice).open(hello(*endpoints))

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from engine.api.errors import ContextLengthExceeded, InvalidMessage
+from kvtransfer.messages import Commit, Grant, Release
+from tests.kvtransfer.legs import Relay, open_relay, undisturbed
+from tests.kvtransfer.oracle import EOS
+from tests.kvtransfer.pair import NUM_BLOCKS
+from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S, key_of
+
+KEY = key_of(1)
+PROMPT = list(range(18))
+
+
+@pytest.fixture
+def relay() -> Iterator[Relay]:
+    with open_relay() as relay:
+        yield relay
+
+
+def test_token_1_is_reported_without_waiting_for_the_handoff(relay: Relay) -> None:
+    relay.ask_prefill(KEY, PROMPT)
+    relay.until(lambda: bool(relay.prefill.stream(KEY)))
+    assert relay.prefill.stream(KEY) == undisturbed(PROMPT)[:1]
+    assert relay.prefill.leg.num_live == 1
+
+
+def test_blocks_are_held_until_the_lease_ends_when_nobody_comes(relay: Relay) -> None:
+    relay.ask_prefill(KEY, PROMPT)
+    relay.until(lambda: bool(relay.prefill.stream(KEY)))
+    relay.pass_time(LEASE_S - 2)
+    assert relay.prefill.core.status().num_held_blocks == 5
+    relay.pass_time(3)
+    assert relay.prefill.is_empty
+    assert relay.prefill.failures == []
+
+
+def test_released_kv_stays_in_the_prefix_cache(relay: Relay) -> None:
+    relay.ask(KEY, PROMPT)
+    relay.until_finished(KEY)
+    computed = relay.prefill.runner.num_slots_written
+    relay.ask(key_of(2), PROMPT)
+    relay.until_finished(key_of(2))
+    assert relay.prefill.runner.num_slots_written == computed + len(PROMPT) - 4 * BLOCK_SIZE
+    assert relay.decode.stream(key_of(2)) == undisturbed(PROMPT)
+
+
+def num_pushed_blocks(relay: Relay) -> float:
+    found = {metric.name: metric.samples[0].value for metric in relay.prefill.leg.metrics()}
+    return found["baton:kv_send_blocks"]
+
+
+def test_chunks_are_pushed_before_the_prompt_is_finished(relay: Relay) -> None:
+    relay.ask_decode(KEY, PROMPT)
+    relay.until(lambda: relay.link.num_seen(Grant) == 1)
+    relay.ask_prefill(KEY, PROMPT)
+    for _ in range(2):
+        relay.prefill.round(0.0)
+    while not num_pushed_blocks(relay):
+        relay.prefill.leg.poll(0.0)
+    assert num_pushed_blocks(relay) <= 12 // BLOCK_SIZE
+    assert relay.prefill.stream(KEY) == []
+    relay.until_finished(KEY)
+    assert relay.link.num_seen(Commit) == relay.link.num_seen(Release) == 1
+
+
+def test_a_first_token_that_ends_the_request_ends_both_legs(relay: Relay) -> None:
+    relay.prefill.runner.forced_token = EOS
+    relay.ask(KEY, PROMPT)
+    relay.until(lambda: relay.is_empty and KEY in relay.prefill.finished)
+    assert relay.prefill.finished[KEY] == "stop"
+    assert relay.prefill.failures == relay.decode.failures == []
+
+
+def test_cancel_in_the_middle_of_the_prompt_frees_everything(relay: Relay) -> None:
+    relay.ask_prefill(KEY, PROMPT)
+    relay.prefill.round(0.0)
+    relay.prefill.leg.cancel(KEY, 0.0)
+    relay.prefill.leg.cancel(KEY, 0.0)
+    assert relay.prefill.is_empty
+    relay.settle()
+    assert relay.prefill.stream(KEY) == []
+
+
+def test_cancel_all_frees_everything(relay: Relay) -> None:
+    for number in range(1, 4):
+        relay.ask_prefill(key_of(number), [number, *PROMPT[:9]])
+    for _ in range(3):
+        relay.prefill.round(0.0)
+    relay.prefill.leg.cancel_all(0.0)
+    relay.until(lambda: relay.is_empty)
+
+
+def test_a_step_that_cannot_be_computed_fails_its_requests_once(relay: Relay) -> None:
+    relay.ask(KEY, PROMPT)
+    relay.prefill.runner.error = ValueError("device lost")
+    relay.until(lambda: relay.is_empty)
+    assert len(relay.prefill.failures_of(KEY)) == 1
+    assert len(relay.decode.failures_of(KEY)) == 1
+    relay.prefill.runner.error = None
+    relay.ask(key_of(2), PROMPT)
+    relay.until_finished(key_of(2))
+
+
+def test_failing_twice_is_reported_once(relay: Relay) -> None:
+    relay.ask_prefill(KEY, PROMPT)
+    error = ContextLengthExceeded("x")
+    relay.prefill.leg.fail(KEY, error, 0.0)
+    relay.prefill.leg.fail(KEY, error, 0.0)
+    assert relay.prefill.leg.take_failures() == [(KEY, error)]
+    assert relay.prefill.leg.take_failures() == []
+
+
+def test_what_can_never_fit_is_refused_and_leaves_nothing(relay: Relay) -> None:
+    with pytest.raises(ContextLengthExceeded):
+        relay.ask_prefill(KEY, range(NUM_BLOCKS * BLOCK_SIZE))
+    assert relay.prefill.is_empty
+
+
+def test_an_attempt_that_exists_and_requests_of_another_kind_are_refused(relay: Relay) -> None:
+    relay.ask_prefill(KEY, PROMPT)
+    with pytest.raises(InvalidMessage, match="exists already"):
+        relay.ask_prefill(KEY, PROMPT)
+    with pytest.raises(InvalidMessage, match="cannot serve Decode"):
+        relay.prefill.leg.begin(relay.decode_request(KEY, PROMPT), 0.0)
+    assert relay.prefill.leg.num_live == 1
+
+
+def test_figures_are_reported(relay: Relay) -> None:
+    relay.ask(KEY, PROMPT)
+    relay.until_finished(KEY)
+    found = {metric.name: metric.samples[0].value for metric in relay.prefill.leg.metrics()}
+    assert found["baton:kv_send_handoffs"] == found["baton:kv_send_released"] == 1
+    assert found["baton:kv_send_blocks"] == 5

@@ -1,0 +1,20 @@
+"""One tiny checkpoint for all tests of the router: they need its tokenizer and chat template, not its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router.openai.prompts import PromptMaker
+from tests.checkpoints import make_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("router") / "tiny", "qwen3", max_position=256)
+
+
+@pytest.fixture(scope="session")
+def prompts(checkpoint: Path) -> PromptMaker:
+    return PromptMaker.from_folder(checkpoint)

@@ -1,0 +1,190 @@
+"""Helper: a router's relay and control link over real sockets, with fake nodes; and the HTTP server on top of them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+from aiohttp import web
+
+from engine.api import links
+from engine.api.messages import DECODE, PREFILL
+from engine.api.sampling import DecodingParams
+from router.app import build_app
+from router.control import ControlLink
+from router.metrics import RouterMetrics
+from router.nodes import Node, NodeRegistry
+from router.openai.endpoints import Endpoints
+from router.openai.prompts import PromptMaker
+from router.policies.base import Policy
+from router.policies.round_robin import RoundRobin
+from router.relay import Relay, RelaySettings
+from tests.router.fake_node import Context, FakeNode, Script, make_hello
+
+PROMPT = tuple(range(10, 30))
+MODEL = "org/tiny"
+SEND_BUFFER_BYTES = 16_384  # small, so that a client that does not read is noticed after few tokens
+DEFAULTS = RelaySettings(
+    local_prefill_tokens=4, max_concurrent_requests=64, max_attempts=3, request_timeout_s=20.0
+)
+
+
+@dataclass(slots=True)
+class Rig:
+    """One router without HTTP, and the nodes that joined it."""
+
+    context: Context
+    registry: NodeRegistry
+    relay: Relay
+    control: ControlLink
+    nodes: list[FakeNode] = field(default_factory=list)
+    members: list[Node] = field(default_factory=list)
+
+    async def join(self, role: str, script: Script | None = None, **changes: Any) -> FakeNode:
+        """A new node, registered."""
+        node = self.dial(role, script, **changes)
+        await node.join()
+        member = self.registry.get(node.hello.epoch)
+        assert member is not None
+        self.members.append(member)
+        return node
+
+    def dial(self, role: str, script: Script | None = None, **changes: Any) -> FakeNode:
+        """A new node that has just said Hello."""
+        node = FakeNode(self.context, self.control.address, make_hello(role, **changes), script)
+        self.nodes.append(node)
+        return node
+
+    async def pair(self, script: Script | None = None) -> tuple[FakeNode, FakeNode]:
+        """A prefill and a decode node."""
+        return await self.join(PREFILL, script), await self.join(DECODE, script)
+
+    def call(
+        self, prompt_ids: Sequence[int] = PROMPT, params: DecodingParams | None = None, cache_salt: bytes = b""
+    ) -> Call:
+        """Start a request."""
+        return Call(self.relay, prompt_ids, params or DecodingParams(max_tokens=16), cache_salt)
+
+    def member(self, node: FakeNode) -> Node:
+        """What the router knows of `node`."""
+        member = self.registry.get(node.hello.epoch)
+        assert member is not None
+        return member
+
+    async def settle(self, within_s: float = 2.0) -> None:
+        """Wait until nothing is in flight and no node, gone or not, is thought to have work."""
+        async with asyncio.timeout(within_s):
+            while self.relay.num_in_flight or any(member.load for member in self.members):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+
+class Call:
+    """A request in a task of its own, and what it was given so far."""
+
+    def __init__(
+        self, relay: Relay, prompt_ids: Sequence[int], params: DecodingParams, cache_salt: bytes = b""
+    ) -> None:
+        self.token_ids: list[int] = []
+        self.finish_reason = ""
+        self._changed = asyncio.Event()
+        self._task = asyncio.create_task(self._run(relay, prompt_ids, params, cache_salt))
+
+    async def result(self, within_s: float = 5.0) -> list[int]:
+        """All tokens; raises what the relay raised."""
+        async with asyncio.timeout(within_s):
+            await self._task
+        return self.token_ids
+
+    async def has_tokens(self, count: int, within_s: float = 5.0) -> list[int]:
+        """Wait for `count` tokens."""
+        async with asyncio.timeout(within_s):
+            while len(self.token_ids) < count:
+                self._changed.clear()
+                await self._changed.wait()
+        return self.token_ids
+
+    async def cancel(self) -> None:
+        """The client leaves."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(
+        self, relay: Relay, prompt_ids: Sequence[int], params: DecodingParams, cache_salt: bytes
+    ) -> None:
+        async with aclosing(relay.generate(prompt_ids, params, cache_salt)) as deliveries:
+            async for delivery, _ in deliveries:
+                self.token_ids.extend(delivery.token_ids)
+                self.finish_reason = delivery.finish_reason
+                self._changed.set()
+
+
+@asynccontextmanager
+async def relaying(
+    settings: RelaySettings = DEFAULTS, port: int = 0, epoch: int = 7, decode_policy: Policy | None = None
+) -> AsyncIterator[Rig]:
+    """A running relay without nodes."""
+    context: Context = zmq.Context()
+    registry = NodeRegistry(None)
+    relay = Relay(registry, RoundRobin(), decode_policy or RoundRobin(), settings)
+    control = ControlLink(context, "127.0.0.1", port, links.LinkSettings(), registry, relay, epoch)
+    relay.attach(control)
+    control.start()
+    rig = Rig(context, registry, relay, control)
+    try:
+        yield rig
+    finally:
+        for node in rig.nodes:
+            node.die()
+        await control.close()
+        context.destroy(linger=0)
+
+
+@dataclass(slots=True)
+class Server:
+    """A router with its HTTP endpoint."""
+
+    rig: Rig
+    endpoints: Endpoints
+    metrics: RouterMetrics
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        return f"http://{self.host}:{self.port}"
+
+
+@asynccontextmanager
+async def serving(
+    prompts: PromptMaker, settings: RelaySettings = DEFAULTS, max_body_bytes: int = 8 * 2**20
+) -> AsyncIterator[Server]:
+    """A router on a loopback port, set up as `python -m router` does, without nodes."""
+    async with relaying(settings) as rig:
+        metrics = RouterMetrics()
+        metrics.watch(rig.relay, rig.registry)
+        endpoints = Endpoints(
+            relay=rig.relay,
+            prompts=prompts,
+            metrics=metrics,
+            model_name=MODEL,
+            started=1_700_000_000,
+            max_model_len=lambda: rig.registry.max_request_tokens,
+        )
+        app = build_app(endpoints, rig.registry, metrics, max_body_bytes)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+        await runner.setup()
+        try:
+            listener = socket.socket()
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            listener.bind(("127.0.0.1", 0))
+            await web.SockSite(runner, listener).start()
+            host, port = runner.addresses[0][:2]
+            yield Server(rig, endpoints, metrics, host, port)
+        finally:
+            await runner.cleanup()

@@ -1,0 +1,230 @@
+"""The router's end of the control connections: who is let in, what is thrown away, who is taken for dead."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import xxhash
+import zmq
+
+import router.nodes
+from engine.api import links
+from engine.api.codec import PROTOCOL_VERSION
+from engine.api.errors import InvalidSetting
+from engine.api.messages import (
+    DECODE,
+    NODE_TO_ROUTER,
+    PREFILL,
+    Cancel,
+    Decode,
+    Heartbeat,
+    Introduce,
+    Refusal,
+    Tokens,
+    Welcome,
+)
+from router.control import ControlLink
+from router.nodes import NodeRegistry
+from tests.router.fake_node import LAYOUT, STATUS, FakeNode, answering, make_hello
+from tests.router.rig import relaying
+
+
+async def _until(holds: Callable[[], bool], within_s: float = 2.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _envelope(body: bytes, version: int = PROTOCOL_VERSION) -> bytes:
+    return struct.pack("<2sHIQ", b"BT", version, len(body), xxhash.xxh3_64_intdigest(body)) + body
+
+
+async def test_a_node_is_welcomed_and_pinged() -> None:
+    async with relaying(epoch=42) as rig:
+        node = rig.dial(DECODE)
+        assert await node.expect(Welcome) == Welcome(42)
+        await _until(lambda: node.num_pings >= 2)
+
+
+async def test_a_node_that_does_not_fit_is_told_why() -> None:
+    async with relaying() as rig:
+        await rig.join(DECODE)
+        stranger = rig.dial(PREFILL, layout=replace(LAYOUT, head_dim=99))
+        assert "head_dim is 16 here and 99" in (await stranger.expect(Refusal)).message
+        assert len(rig.registry) == 1
+
+
+async def test_a_node_with_another_protocol_version_is_told_both() -> None:
+    async with relaying() as rig:
+        node = await rig.join(DECODE)
+        node.send_raw(_envelope(b"from the future", version=77))
+        message = (await node.expect(Refusal)).message
+        assert "77" in message
+        assert str(PROTOCOL_VERSION) in message
+
+
+async def test_a_node_must_use_its_epoch_as_identity() -> None:
+    async with relaying() as rig:
+        node = await rig.join(DECODE)
+        node.send(make_hello(PREFILL))
+        assert "identity" in (await node.expect(Refusal)).message
+        assert len(rig.registry) == 1
+
+
+async def test_bad_frames_are_counted_and_hurt_nobody() -> None:
+    async with relaying() as rig:
+        node = await rig.join(DECODE, answering([1, 2, 3]))
+        hello = NODE_TO_ROUTER.encode(node.hello)
+        flipped = hello[:40] + bytes([hello[40] ^ 1]) + hello[41:]
+        bodies = [b"", b"\xc1", b"\x80", b"\x90" * 9, b"\x81\xa1t\xa4Exec"]
+        bad = [b"", b"x", secrets.token_bytes(300), hello[:-1], hello + b"x", flipped, *map(_envelope, bodies)]
+        for frame in bad:
+            node.send_raw(frame)
+        assert await rig.call().result() == [1, 2, 3]
+        assert rig.control.num_rejected_messages == len(bad)
+        assert not node.has(Refusal)
+
+
+async def test_a_node_speaks_for_itself_only() -> None:
+    async with relaying() as rig:
+        honest, liar = await rig.join(DECODE), await rig.join(DECODE)
+        call = rig.call()
+        leg = await honest.expect(Decode)
+        liar.send(Tokens(honest.hello.epoch, ()))
+        await _until(lambda: rig.control.num_rejected_messages == 1)
+        honest.emit(leg, [5], finish="stop")
+        assert await call.result() == [5]
+
+
+async def test_connections_that_are_no_node_get_nothing() -> None:
+    async with relaying() as rig:
+        other = rig.context.socket(zmq.DEALER)
+        try:
+            other.connect(rig.control.address)
+            await asyncio.to_thread(other.send, b"GET / HTTP/1.1")
+            await _until(lambda: rig.control.num_rejected_messages == 1)
+            assert len(rig.registry) == 0
+        finally:
+            other.close(0)
+
+
+async def test_work_of_an_unknown_node_is_answered_by_introduce() -> None:
+    async with relaying() as rig:
+        node = await rig.join(DECODE)
+        node.is_beating = False
+        rig.registry.remove(node.hello.epoch)
+        node.send(Tokens(node.hello.epoch, ()))
+        await node.expect(Introduce)
+        await node.join()
+        assert len(rig.registry) == 1
+
+
+async def test_a_heartbeat_on_its_own_connection_counts_for_its_node() -> None:
+    async with relaying() as rig:
+        node = await rig.join(DECODE)
+        node.is_beating = False
+        beat = links.open_socket(rig.context, zmq.DEALER, links.LinkSettings())
+        try:
+            links.connect(beat, rig.control.address, links.LinkSettings())
+            message = NODE_TO_ROUTER.encode(Heartbeat(node.hello.epoch, replace(STATUS, num_running=9)))
+            await asyncio.to_thread(beat.send, message)
+            await _until(lambda: rig.member(node).status.num_running == 9)
+            rig.registry.remove(node.hello.epoch)
+            await asyncio.to_thread(beat.send, message)
+            await node.expect(Introduce)
+        finally:
+            beat.close(0)
+
+
+async def test_a_node_finds_a_router_that_was_restarted() -> None:
+    async with relaying() as rig:
+        port = int(rig.control.address.rpartition(":")[2])
+        node = await rig.join(DECODE, answering([1, 2]))
+        await rig.control.close()
+        await _until(lambda: _is_free(port))
+        async with relaying(port=port, epoch=8) as second:
+            assert await node.expect(Introduce) == Introduce(8)
+            assert await node.expect(Welcome) == Welcome(8)
+            assert await second.call().result() == [1, 2]
+
+
+async def test_a_connection_that_breaks_is_noticed_within_a_second() -> None:
+    async with relaying() as rig:
+        node = await rig.join(DECODE)
+        node.die()
+        begin_s = time.monotonic()
+        await _until(lambda: len(rig.registry) == 0)
+        assert time.monotonic() - begin_s < 1.0
+
+
+async def test_a_silent_node_is_lost_and_its_work_done_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router.nodes, "DEAD_AFTER_S", 0.6)
+    async with relaying() as rig:
+        frozen = await rig.join(DECODE)
+        call = rig.call()
+        await frozen.expect(Decode)
+        await rig.join(DECODE, answering([1, 2]))
+        frozen.is_beating = False
+        assert await call.result() == [1, 2]
+        assert rig.registry.get(frozen.hello.epoch) is None
+        await frozen.expect(Cancel)
+        frozen.is_beating = True  # it was only slow: it may come back
+        await frozen.join()
+        assert len(rig.registry) == 2
+        await rig.settle()
+
+
+async def test_a_node_that_restarts_gives_up_its_earlier_work() -> None:
+    async with relaying() as rig:
+        node = await rig.join(DECODE, node_id="d")
+        call = rig.call()
+        await node.expect(Decode)
+        reborn = await rig.join(DECODE, answering([1]), node_id="d")
+        assert await call.result() == [1]
+        assert (await reborn.expect(Decode)).attempt == 2
+        assert len(rig.registry) == 1
+        await rig.settle()
+
+
+async def test_many_messages_at_once_are_all_read() -> None:
+    async with relaying() as rig:
+        node = await rig.join(DECODE)
+        call = rig.call()
+        leg = await node.expect(Decode)
+        for index in range(1000):
+            node.emit(leg, [index], index, finish="length" if index == 999 else "")
+        assert await call.result() == list(range(1000))
+
+
+async def test_a_port_in_use_is_an_error_with_its_name() -> None:
+    async with relaying() as rig:
+        port = int(rig.control.address.rpartition(":")[2])
+        with pytest.raises(InvalidSetting, match=f"127.0.0.1:{port}"):
+            ControlLink(
+                rig.context, "127.0.0.1", port, links.LinkSettings(), NodeRegistry(None), rig.relay, 1
+            )
+
+
+async def test_a_node_that_cannot_be_reached_is_reported() -> None:
+    async with relaying() as rig:
+        assert not rig.control.send(123456, Cancel(b"h" * 16, 1))
+        node: FakeNode = await rig.join(DECODE)
+        assert rig.control.send(node.hello.epoch, Cancel(b"h" * 16, 1))
+        await node.expect(Cancel)

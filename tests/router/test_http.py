@@ -1,0 +1,452 @@
+"""The HTTP endpoint on a real port, with nodes that answer as the test says: shapes of answers, ends of streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import router.openai.endpoints
+from engine.api.errors import RequestFailed
+from engine.api.messages import DECODE, Cancel, Decode, Prefill
+from router.openai.prompts import PromptMaker
+from router.openai.responses import CompletionStream
+from tests.router.fake_node import FakeNode, LegMessage, Script, answering
+from tests.router.http_client import (
+    chat_body,
+    completion_body,
+    connected,
+    fetch,
+    parse_reply,
+    post_chat,
+    post_completion,
+    request_bytes,
+)
+from tests.router.rig import DEFAULTS, MODEL, Server, serving
+
+TEXT = "The river goes to the sea."
+
+
+@pytest.fixture
+async def server(prompts: PromptMaker) -> AsyncIterator[Server]:
+    async with serving(prompts) as running:
+        yield running
+
+
+def _saying(prompts: PromptMaker, text: str = TEXT, finish: str = "stop") -> Script:
+    """Nodes that answer `text`; with "stop" the last token is the one that ends an answer."""
+    end = [max(prompts.tokenizer.eos_token_ids)] if finish == "stop" else []
+    return answering([*prompts.tokenizer.encode(text), *end], finish)
+
+
+def _content(chunks: list[dict[str, Any]], index: int = 0) -> str:
+    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices)
+
+
+def _finish_reasons(chunks: list[dict[str, Any]], index: int = 0) -> list[str]:
+    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    return [choice["finish_reason"] for choice in choices if choice["finish_reason"] is not None]
+
+
+async def test_a_chat_completion(server: Server, prompts: PromptMaker) -> None:
+    await server.rig.pair(_saying(prompts))
+    reply = await post_chat(server, max_tokens=60)
+    answer = reply.json()
+    num_tokens = len(prompts.tokenizer.encode(TEXT)) + 1
+    assert reply.status == 200
+    assert (answer["object"], answer["model"]) == ("chat.completion", MODEL)
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": TEXT, "refusal": None}
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    usage = answer["usage"]
+    assert usage["completion_tokens"] == num_tokens
+    assert usage["total_tokens"] == usage["prompt_tokens"] + num_tokens
+    assert len(reply.headers["x-request-id"]) == 32
+    await server.rig.settle()
+
+
+async def test_a_chat_prompt_goes_through_the_template(server: Server, prompts: PromptMaker) -> None:
+    _, decode = await server.rig.pair(_saying(prompts))
+    await post_chat(server, messages=[{"role": "user", "content": "Hi"}])
+    expected = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert prompts.tokenizer.decode((await decode.expect(Decode)).token_ids, skip_special_tokens=False) == expected
+
+
+async def test_a_chat_stream(server: Server, prompts: PromptMaker) -> None:
+    await server.rig.pair(_saying(prompts))
+    reply = await post_chat(server, stream=True, stream_options={"include_usage": True})
+    *chunks, usage = reply.chunks
+    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert len(reply.headers["x-request-id"]) == 32
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert _content(chunks) == TEXT
+    assert _finish_reasons(chunks) == ["stop"]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == len(prompts.tokenizer.encode(TEXT)) + 1
+    await server.rig.settle()
+
+
+async def test_a_completion_and_its_stream_say_the_same(server: Server, prompts: PromptMaker) -> None:
+    await server.rig.pair(_saying(prompts, finish="length"))
+    answer = (await post_completion(server)).json()
+    chunks = (await post_completion(server, stream=True)).chunks
+    assert answer["object"] == chunks[0]["object"] == "text_completion"
+    assert answer["choices"][0]["text"] == _content(chunks) == TEXT
+    assert [answer["choices"][0]["finish_reason"]] == _finish_reasons(chunks) == ["length"]
+    assert "usage" not in chunks[0]
+
+
+async def test_a_short_prompt_is_told_how_much_was_cached(server: Server, prompts: PromptMaker) -> None:
+    await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [5], finish="stop", cached=7))
+    assert (await post_completion(server)).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 7}
+
+
+async def test_the_first_token_is_streamed_before_the_decode_node_has_said_anything(
+    server: Server, prompts: PromptMaker
+) -> None:
+    prefill, decode = await server.rig.pair()
+    first, second = prompts.tokenizer.encode("ab")
+    async with connected(server) as connection:
+        body = json.dumps(completion_body(stream=True)).encode()
+        await connection.send(request_bytes("POST", "/v1/completions", body))
+        prefill.emit(await prefill.expect(Prefill), [first])
+        await connection.until(b'"text":"a"')
+        leg = await decode.expect(Decode)
+        decode.emit(leg, [first, second], 0, finish="length")
+        assert _content(parse_reply(await connection.to_end()).chunks) == "ab"
+    await server.rig.settle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_cuts_the_text_and_cancels_the_rest(
+    server: Server, prompts: PromptMaker, stream: bool
+) -> None:
+    ids = prompts.tokenizer.encode(TEXT)
+    decode = await server.rig.join(DECODE, lambda node, leg: node.emit(leg, ids))  # it would go on for ever
+    reply = await post_completion(server, stop=[" to the"], stream=stream)
+    text = _content(reply.chunks) if stream else reply.json()["choices"][0]["text"]
+    assert text == "The river goes"
+    leg = await decode.expect(Decode)
+    assert await decode.expect(Cancel) == Cancel(leg.handoff_id, 1)
+    await server.rig.settle()
+
+
+async def test_log_probabilities(server: Server, prompts: PromptMaker) -> None:
+    await server.rig.pair(_saying(prompts, "abc", finish="length"))
+    chat = (await post_chat(server, logprobs=True, top_logprobs=1)).json()["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in chat] == list("abc")
+    assert {entry["logprob"] for entry in chat} == {-0.5}
+    assert [entry["top_logprobs"][0]["token"] for entry in chat] == list("abc")
+    text = (await post_completion(server, logprobs=1)).json()["choices"][0]["logprobs"]
+    assert (text["tokens"], text["text_offset"]) == (list("abc"), [0, 1, 2])
+
+
+def _naming_the_choice(prompts: PromptMaker) -> Script:
+    """Each choice says its prompt's last character, its number and a dot."""
+
+    def script(node: FakeNode, leg: LegMessage) -> None:
+        prompt = prompts.tokenizer.decode(leg.token_ids[: leg.num_prompt_tokens])
+        answering(prompts.tokenizer.encode(f"{prompt[-1]}{leg.params.choice}."), "length")(node, leg)
+
+    return script
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_of_several_prompts_have_their_indices(
+    server: Server, prompts: PromptMaker, stream: bool
+) -> None:
+    await server.rig.pair(_naming_the_choice(prompts))
+    texts = ["A first prompt x", "A second prompt y"]
+    reply = await post_completion(server, prompt=texts, n=3, stream=stream, stream_options=None)
+    expected = ["x0.", "x1.", "x2.", "y0.", "y1.", "y2."]
+    if stream:
+        assert [_content(reply.chunks, index) for index in range(6)] == expected
+        assert all(_finish_reasons(reply.chunks, index) == ["length"] for index in range(6))
+    else:
+        answer = reply.json()
+        assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [*enumerate(expected)]
+        num_prompt_tokens = sum(len(prompts.tokenizer.encode(text)) for text in texts)
+        num_tokens = sum(len(prompts.tokenizer.encode(text)) for text in expected)
+        assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (
+            num_prompt_tokens, num_tokens
+        )  # fmt: skip
+    await server.rig.settle()
+
+
+async def test_siblings_start_when_the_first_choice_has_its_first_token(server: Server) -> None:
+    decode = await server.rig.join(DECODE)
+    waiting = asyncio.create_task(post_completion(server, n=3, seed=5))
+    first = await decode.expect(Decode)
+    await asyncio.sleep(0.1)
+    assert not decode.has(Decode)
+    decode.emit(first, [5])
+    others = [await decode.expect(Decode) for _ in range(2)]
+    assert [leg.params.choice for leg in (first, *others)] == [0, 1, 2]
+    assert {leg.params.seed for leg in (first, *others)} == {5}
+    for leg in (first, *others):
+        decode.emit(leg, [5, 5], 0, finish="length")
+    assert (await waiting).status == 200
+    await server.rig.settle()
+
+
+async def test_one_failed_choice_ends_the_others(server: Server) -> None:
+    decode = await server.rig.join(DECODE)
+    waiting = asyncio.create_task(post_completion(server, n=2))
+    first = await decode.expect(Decode)
+    decode.emit(first, [5])
+    second = await decode.expect(Decode)
+    for _ in range(DEFAULTS.max_attempts):
+        decode.fail(second, RequestFailed.code)
+        second = await decode.expect(Decode) if _ < DEFAULTS.max_attempts - 1 else second
+    reply = await waiting
+    assert (reply.status, reply.error["code"]) == (502, "request_failed")
+    await server.rig.settle()
+
+
+async def test_models(server: Server) -> None:
+    await server.rig.join(DECODE)
+    listed = (await fetch(server, "GET", "/v1/models")).json()
+    assert [model["id"] for model in listed["data"]] == [MODEL]
+    one = await fetch(server, "GET", f"/v1/models/{MODEL}")
+    assert one.json() == listed["data"][0]
+    assert one.json()["max_model_len"] == 256
+    missing = await fetch(server, "GET", "/v1/models/other/model")
+    assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+
+
+async def test_health_follows_the_decode_nodes(server: Server) -> None:
+    assert (await fetch(server, "GET", "/health")).status == 503
+    await server.rig.pair()
+    reply = await fetch(server, "GET", "/health")
+    assert (reply.status, reply.json()) == (200, {"status": "ok", "nodes": {"prefill": 1, "decode": 1}})
+    server.endpoints.is_draining = True
+    assert (await fetch(server, "GET", "/health")).status == 503
+
+
+async def test_metrics_count_what_happened(server: Server, prompts: PromptMaker) -> None:
+    await server.rig.pair(_saying(prompts, "abc", finish="length"))
+    await post_completion(server)
+    await post_chat(server, stream=True)
+    reply = await fetch(server, "GET", "/metrics")
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(reply.body.decode())
+        for sample in family.samples
+    }
+    assert samples["baton:request_success_total", "length"] == 2
+    assert samples["baton:generation_tokens_total",] == 6
+    assert samples["baton:time_to_first_token_seconds_count",] == 2
+    assert samples["baton:relay_finished_total",] == 2
+    assert samples["baton:relay_cancelled_total",] == 0
+    assert samples["baton:num_requests_running",] == 0
+    assert samples["baton:nodes", "decode"] == 1
+
+
+async def test_without_nodes_the_answer_is_503_with_retry_after(server: Server) -> None:
+    for stream in (False, True):
+        reply = await post_chat(server, stream=stream)
+        assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "no_node", "1")
+    await server.rig.pair()
+    server.rig.nodes[1].leave()
+    await asyncio.sleep(0.05)
+    assert (await post_chat(server, stream=True)).status == 503
+
+
+async def test_a_draining_router_takes_nothing_new(server: Server, prompts: PromptMaker) -> None:
+    await server.rig.pair(_saying(prompts))
+    server.endpoints.is_draining = True
+    reply = await post_chat(server)
+    assert (reply.status, reply.error["type"]) == (503, "service_unavailable_error")
+    assert int(reply.headers["retry-after"]) >= 1
+
+
+async def test_too_many_requests_are_answered_with_503(prompts: PromptMaker) -> None:
+    async with serving(prompts, replace(DEFAULTS, max_concurrent_requests=1)) as server:
+        decode = await server.rig.join(DECODE)
+        waiting = asyncio.create_task(post_completion(server))
+        leg = await decode.expect(Decode)
+        reply = await post_chat(server, stream=True)
+        assert (reply.status, reply.error["code"]) == (503, "overloaded")
+        decode.emit(leg, [5], finish="length")
+        assert (await waiting).status == 200
+
+
+async def test_more_choices_than_there_is_room_for_are_refused_before_the_first(prompts: PromptMaker) -> None:
+    async with serving(prompts, replace(DEFAULTS, max_concurrent_requests=2)) as server:
+        decode = await server.rig.join(DECODE)
+        assert (await post_completion(server, n=3, stream=True)).status == 503
+        assert not decode.has(Decode)
+
+
+async def test_a_deadline_is_answered_with_504(prompts: PromptMaker) -> None:
+    async with serving(prompts, replace(DEFAULTS, request_timeout_s=0.1)) as server:
+        await server.rig.join(DECODE)
+        assert (await post_completion(server)).status == 504
+        await server.rig.settle()
+
+
+async def test_a_bug_is_a_500_that_tells_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(type(server.rig.relay), "check_size", fail)
+    reply = await post_chat(server)
+    assert (reply.status, reply.error["code"]) == (500, "internal_error")
+    assert b"secret" not in reply.body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_before_the_first_token_cancels_its_request(server: Server, stream: bool) -> None:
+    prefill, decode = await server.rig.pair()
+    async with connected(server) as connection:
+        body = json.dumps(chat_body(stream=stream)).encode()
+        await connection.send(request_bytes("POST", "/v1/chat/completions", body))
+        await decode.expect(Decode)
+        connection.break_off()
+    await prefill.expect(Cancel, within_s=2.0)
+    await decode.expect(Cancel, within_s=2.0)
+    await server.rig.settle()
+
+
+@pytest.mark.parametrize("num_choices", [1, 2])
+async def test_a_client_that_leaves_a_stream_cancels_its_request(server: Server, num_choices: int) -> None:
+    decode = await server.rig.join(DECODE)
+    async with connected(server) as connection:
+        body = json.dumps(completion_body(stream=True, n=num_choices)).encode()
+        await connection.send(request_bytes("POST", "/v1/completions", body))
+        decode.emit(await decode.expect(Decode), [70])
+        await connection.until(b"data: ")
+        connection.break_off()
+    for _ in range(num_choices):
+        await decode.expect(Cancel, within_s=2.0)
+    await server.rig.settle()
+
+
+async def test_a_failure_after_the_first_token_is_an_event_and_a_connection_that_breaks_off(
+    server: Server, prompts: PromptMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, = prompts.tokenizer.encode("a")
+
+    def script(node: FakeNode, leg: LegMessage) -> None:
+        if leg.attempt == 1:
+            node.emit(leg, [first])
+        node.fail(leg, RequestFailed.code, "the pool burned")
+
+    await server.rig.join(DECODE, script)
+    async with connected(server) as connection:
+        body = json.dumps(completion_body(stream=True)).encode()
+        await connection.send(request_bytes("POST", "/v1/completions", body, is_last=False))
+        raw = await connection.to_end(within_s=2.0)
+    reply = parse_reply(raw)
+    assert reply.status == 200
+    assert not reply.is_whole
+    assert not raw.endswith(b"0\r\n\r\n")
+    assert json.loads(reply.events[0])["choices"][0]["text"] == "a"
+    error = json.loads(reply.events[-1])["error"]
+    assert error["code"] == "request_failed"
+    assert b"[DONE]" not in raw
+    assert raw.count(b"HTTP/1.1") == 1
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    await server.rig.settle()
+
+
+async def test_a_bug_in_the_middle_of_a_stream_is_no_second_answer(
+    server: Server, prompts: PromptMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise RuntimeError("secret detail")
+
+    await server.rig.pair(_saying(prompts))
+    monkeypatch.setattr(CompletionStream, "usage", fail)
+    body = json.dumps(completion_body(stream=True, stream_options={"include_usage": True})).encode()
+    async with connected(server) as connection:
+        await connection.send(request_bytes("POST", "/v1/completions", body, is_last=False))
+        raw = await connection.to_end(within_s=2.0)
+    reply = parse_reply(raw)
+    assert not reply.is_whole
+    assert json.loads(reply.events[-1])["error"]["code"] == "internal_error"
+    assert (raw.count(b"HTTP/1.1"), raw.count(b"secret"), raw.count(b"[DONE]")) == (1, 0, 0)
+
+
+async def test_a_failure_before_the_first_token_is_a_status_even_for_a_stream(server: Server) -> None:
+    await server.rig.join(DECODE, lambda node, leg: node.fail(leg, RequestFailed.code))
+    reply = await post_chat(server, stream=True)
+    assert (reply.status, reply.error["code"]) == (502, "request_failed")
+
+
+async def test_a_node_that_finds_the_request_wrong_is_a_400(server: Server) -> None:
+    await server.rig.join(DECODE, lambda node, leg: node.fail(leg, "context_length_exceeded", "too long"))
+    reply = await post_chat(server)
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_client_that_takes_nothing_is_dropped(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router.openai.endpoints, "WRITE_TIMEOUT_S", 0.3)
+    decode = await server.rig.join(DECODE)
+    async with connected(server, buffer_bytes=4096) as connection:
+        body = json.dumps(completion_body(stream=True)).encode()
+        await connection.send(request_bytes("POST", "/v1/completions", body))
+        connection.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        leg = await decode.expect(Decode)
+        index = 0
+        async with asyncio.timeout(15.0):
+            while not decode.has(Cancel):
+                decode.emit(leg, [70] * 2000, index * 2000)
+                index += 1
+                await asyncio.sleep(0.01)
+        connection.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        assert not parse_reply(await connection.to_end()).is_whole
+    await server.rig.settle()
+
+
+async def test_errors_of_the_http_layer_have_the_envelope(server: Server) -> None:
+    missing = await fetch(server, "GET", "/v2/anything")
+    assert (missing.status, missing.error["code"]) == (404, "not_found")
+    wrong = await fetch(server, "GET", "/v1/chat/completions")
+    assert (wrong.status, wrong.error["code"], wrong.headers["allow"]) == (405, "method_not_allowed", "POST")
+    assert (await fetch(server, "DELETE", "/v1/models")).headers["allow"] == "GET,HEAD"
+
+
+async def test_every_answer_has_a_request_id_of_its_own(server: Server, prompts: PromptMaker) -> None:
+    await server.rig.pair(_saying(prompts))
+    replies = [
+        await post_chat(server, stream=True),
+        await post_chat(server),
+        await post_chat(server, temperature=9),
+        await fetch(server, "GET", "/health"),
+        await fetch(server, "GET", "/metrics", headers={"x-request-id": "mine"}),
+        await fetch(server, "GET", "/nowhere"),
+        await fetch(server, "PUT", "/v1/completions"),
+    ]
+    ids = {reply.headers["x-request-id"] for reply in replies}
+    assert len(ids) == len(replies)
+    assert all(len(request_id) == 32 for request_id in ids)
+
+
+async def test_a_connection_serves_one_request_after_another(server: Server, prompts: PromptMaker) -> None:
+    await server.rig.pair(_saying(prompts))
+    body = json.dumps(completion_body(stream=True)).encode()
+    async with connected(server) as connection:
+        for _ in range(2):
+            connection.received.clear()
+            await connection.send(request_bytes("POST", "/v1/completions", body, is_last=False))
+            assert _content(parse_reply(await connection.until(b"0\r\n\r\n")).chunks) == TEXT
+
+
+async def test_a_long_prompt_is_prepared_off_the_event_loop(server: Server, prompts: PromptMaker) -> None:
+    await server.rig.pair(_saying(prompts))
+    reply = await post_completion(server, prompt="word " * 2000)
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+
+
+async def test_text_in_any_language_survives_the_stream(server: Server, prompts: PromptMaker) -> None:
+    text = "Grüße, 世界 \U0001f30d\u2028 done"
+    await server.rig.pair(_saying(prompts, text, finish="length"))
+    assert _content((await post_chat(server, stream=True)).chunks) == text
+    assert (await post_chat(server)).json()["choices"][0]["message"]["content"] == text

@@ -1,0 +1,158 @@
+"""Who may join, who is alive, and what each node is thought to have cached."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import router.nodes
+from engine.api.errors import Refused
+from engine.api.messages import DECODE, PREFILL, CacheEvents, Heartbeat, Hello
+from router.nodes import DEAD_AFTER_S, NodeRegistry
+from tests.router.fake_node import FINGERPRINT, LAYOUT, STATUS, make_hello
+
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
+
+
+@pytest.fixture
+def registry() -> NodeRegistry:
+    return NodeRegistry(None)
+
+
+def _join(registry: NodeRegistry, role: str = DECODE, now_s: float = 0.0, **changes: object) -> Hello:
+    hello = make_hello(role, **changes)
+    assert registry.register(hello, now_s) is None
+    return hello
+
+
+def test_a_node_is_available_for_its_role_only(registry: NodeRegistry) -> None:
+    hello = _join(registry, PREFILL)
+    assert [node.epoch for node in registry.available(PREFILL)] == [hello.epoch]
+    assert registry.available(DECODE) == []
+    assert (len(registry), registry.layout) == (1, LAYOUT)
+
+
+def test_the_smallest_node_limits_requests(registry: NodeRegistry) -> None:
+    assert registry.max_request_tokens is None
+    _join(registry, max_request_tokens=300)
+    _join(registry, PREFILL, max_request_tokens=200)
+    assert registry.max_request_tokens == 200
+
+
+def test_another_model_is_refused_with_both_fingerprints(registry: NodeRegistry) -> None:
+    _join(registry)
+    with pytest.raises(Refused, match=f"{FINGERPRINT} here, 1234 at stranger"):
+        registry.register(make_hello(PREFILL, node_id="stranger", fingerprint="1234"), 0.0)
+    assert len(registry) == 1
+
+
+def test_the_routers_own_checkpoint_decides_for_the_first_node() -> None:
+    registry = NodeRegistry("own")
+    with pytest.raises(Refused, match=f"own here, {FINGERPRINT} at first"):
+        registry.register(make_hello(DECODE, node_id="first"), 0.0)
+
+
+def test_another_layout_is_refused_with_both_values(registry: NodeRegistry) -> None:
+    _join(registry)
+    with pytest.raises(Refused, match="block_size is 4 here and 32 at stranger"):
+        registry.register(make_hello(PREFILL, node_id="stranger", layout=replace(LAYOUT, block_size=32)), 0.0)
+
+
+def test_an_unknown_role_is_refused(registry: NodeRegistry) -> None:
+    with pytest.raises(Refused, match="role 'spectator'"):
+        registry.register(make_hello("spectator"), 0.0)
+
+
+def test_the_only_node_may_come_back_with_another_model(registry: NodeRegistry) -> None:
+    _join(registry, node_id="d")
+    assert registry.register(make_hello(DECODE, node_id="d", fingerprint="new"), 0.0) is not None
+
+
+def test_a_new_life_replaces_the_earlier_one(registry: NodeRegistry) -> None:
+    first = _join(registry, node_id="d")
+    second = make_hello(DECODE, node_id="d")
+    earlier = registry.register(second, 1.0)
+    assert earlier is not None
+    assert earlier.epoch == first.epoch
+    assert [node.epoch for node in registry.all()] == [second.epoch]
+    assert registry.get(first.epoch) is None
+
+
+def test_the_same_life_may_say_hello_again(registry: NodeRegistry) -> None:
+    hello = _join(registry, now_s=0.0)
+    node = registry.get(hello.epoch)
+    assert node is not None
+    node.load = 3
+    assert registry.register(hello, 5.0) is None
+    assert registry.get(hello.epoch) is node
+    assert (node.load, node.heard_s) == (3, 5.0)
+
+
+def test_a_node_without_heartbeat_is_overdue(registry: NodeRegistry) -> None:
+    silent, beating = _join(registry), _join(registry)
+    busy = replace(STATUS, num_running=5)
+    assert registry.heartbeat(Heartbeat(beating.epoch, busy), DEAD_AFTER_S)
+    assert registry.overdue(DEAD_AFTER_S) == []
+    assert [node.epoch for node in registry.overdue(DEAD_AFTER_S + 0.1)] == [silent.epoch]
+    assert [node.status for node in registry.all()] == [STATUS, busy]
+
+
+def test_the_heartbeat_of_a_stranger_is_told_apart(registry: NodeRegistry) -> None:
+    assert not registry.heartbeat(Heartbeat(123, STATUS), 0.0)
+
+
+def test_a_leaving_node_gets_nothing_more_but_stays_known(registry: NodeRegistry) -> None:
+    leaving, staying = _join(registry), _join(registry)
+    registry.leave(leaving.epoch)
+    assert [node.epoch for node in registry.available(DECODE)] == [staying.epoch]
+    assert len(registry) == 2
+    assert registry.available(DECODE, frozenset([staying.epoch]))  # rather an avoided node than one that leaves
+
+
+def test_avoided_nodes_are_used_only_when_there_is_no_other(registry: NodeRegistry) -> None:
+    first, second = _join(registry), _join(registry)
+    assert [node.epoch for node in registry.available(DECODE, frozenset([first.epoch]))] == [second.epoch]
+    assert len(registry.available(DECODE, frozenset([first.epoch, second.epoch]))) == 2
+
+
+def test_a_removed_node_is_forgotten(registry: NodeRegistry) -> None:
+    hello = _join(registry)
+    assert registry.remove(hello.epoch) is not None
+    assert registry.remove(hello.epoch) is None
+    assert len(registry) == 0
+
+
+def _cached(registry: NodeRegistry, hello: Hello) -> set[bytes]:
+    node = registry.get(hello.epoch)
+    assert node is not None
+    return node.cached_hashes
+
+
+def test_cache_events_add_and_remove(registry: NodeRegistry) -> None:
+    hello = _join(registry)
+    registry.cache_events(CacheEvents(hello.epoch, False, A + B, b""))
+    registry.cache_events(CacheEvents(hello.epoch, False, C, A))
+    assert _cached(registry, hello) == {B, C}
+
+
+def test_a_snapshot_forgets_what_was_known(registry: NodeRegistry) -> None:
+    hello = _join(registry)
+    registry.cache_events(CacheEvents(hello.epoch, False, A + B, b""))
+    registry.cache_events(CacheEvents(hello.epoch, True, C, b""))
+    assert _cached(registry, hello) == {C}
+
+
+def test_half_a_hash_and_strangers_are_ignored(registry: NodeRegistry) -> None:
+    hello = _join(registry)
+    registry.cache_events(CacheEvents(hello.epoch, False, A + b"half", b"x"))
+    registry.cache_events(CacheEvents(hello.epoch + 1, False, B, b""))
+    assert _cached(registry, hello) == {A}
+
+
+def test_known_hashes_are_bounded(registry: NodeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router.nodes, "_MAX_KNOWN_HASHES", 2)
+    hello = _join(registry)
+    for number in range(100):
+        registry.cache_events(CacheEvents(hello.epoch, False, number.to_bytes(16, "big"), b""))
+        assert len(_cached(registry, hello)) <= 2

@@ -1,0 +1,191 @@
+"""`python -m router` as a process of its own: how it starts, refuses to start, and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from engine.api.messages import DECODE, Cancel, Decode
+from engine.models.config import load_config
+from engine.models.identity import model_fingerprint
+from tests.router.fake_node import Context, FakeNode, make_hello
+from tests.router.http_client import Connection, Reply, parse_reply, request_bytes
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPLETION = {"prompt": "The quick brown fox", "stream": True}
+
+
+@dataclass(slots=True)
+class RouterProcess:
+    """A router that has said that it is ready."""
+
+    process: asyncio.subprocess.Process
+    ready: dict[str, Any]
+    node: FakeNode
+    name: str
+
+    async def request(self, **members: Any) -> Connection:
+        """A connection on which a completion has been asked for."""
+        host, _, port = self.ready["address"].removeprefix("http://").rpartition(":")
+        connection = Connection(*await asyncio.open_connection(host, int(port)))
+        body = json.dumps({"model": self.name, **COMPLETION, **members}).encode()
+        await connection.send(request_bytes("POST", "/v1/completions", body))
+        return connection
+
+    async def ended(self, within_s: float) -> int:
+        """Wait for its end; the exit status."""
+        async with asyncio.timeout(within_s):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def _router(checkpoint: Path, *flags: str) -> AsyncIterator[RouterProcess]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "router", str(checkpoint), "--port=0", "--control-port=0", *flags,
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    context: Context = zmq.Context()
+    node: FakeNode | None = None
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(15):
+            ready = json.loads(await process.stdout.readline())
+        fingerprint = model_fingerprint(checkpoint, load_config(checkpoint))
+        node = FakeNode(context, ready["control_address"], make_hello(DECODE, fingerprint=fingerprint))
+        await node.join()
+        yield RouterProcess(process, ready, node, str(checkpoint))
+    finally:
+        if node is not None:
+            node.die()
+        context.destroy(linger=0)
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def _start(*arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    begin_s = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-m", "router", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+    return ended, time.monotonic() - begin_s
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+async def test_it_is_soon_ready_and_says_where(checkpoint: Path) -> None:
+    begin_s = time.monotonic()
+    async with _router(checkpoint) as router:
+        assert time.monotonic() - begin_s < 10.0  # about 0.7 s on an idle machine
+        assert router.ready["event"] == "ready"
+        assert router.ready["role"] == "router"
+        connection = await router.request(stream=False)
+        router.node.emit(await router.node.expect(Decode), [70], finish="length")
+        assert parse_reply(await connection.to_end()).status == 200
+        connection.break_off()
+
+
+def test_it_starts_without_torch() -> None:
+    code = "import router.__main__, sys; sys.exit(bool({'torch', 'transformers', 'numpy'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=30).returncode == 0
+
+
+def test_a_port_in_use_is_one_line(checkpoint: Path, taken_port: int) -> None:
+    ended, _ = _start(str(checkpoint), f"--port={taken_port}", "--control-port=0")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.splitlines() == [
+        f"error: --port: cannot listen on 127.0.0.1:{taken_port}: {os.strerror(errno.EADDRINUSE)}"
+    ]
+
+
+def test_a_control_port_in_use_is_one_line(checkpoint: Path, taken_port: int) -> None:
+    ended, _ = _start(str(checkpoint), "--port=0", f"--control-port={taken_port}")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    line, = ended.stderr.splitlines()
+    assert line.startswith(f"error: cannot listen on 127.0.0.1:{taken_port}")
+
+
+@pytest.mark.parametrize("arguments", [
+    ("./no/such/folder",), ("--prefill-policy=fastest",), ("--port=eighty",), ("--control-host=0.0.0.0",)
+])  # fmt: skip
+def test_settings_that_cannot_be_used_are_one_line(checkpoint: Path, arguments: tuple[str, ...]) -> None:
+    model = () if not arguments[0].startswith("--") else (str(checkpoint),)
+    ended, _ = _start(*model, "--control-port=0", *([] if "--port" in arguments[0] else ["--port=0"]), *arguments)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    line, = ended.stderr.splitlines()
+    assert line.startswith("error: ")
+
+
+async def test_sigterm_lets_a_stream_finish(checkpoint: Path) -> None:
+    async with _router(checkpoint) as router:
+        connection = await router.request()
+        leg = await router.node.expect(Decode)
+        router.node.emit(leg, [70])
+        await connection.until(b"data: ")
+        router.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        late = await router.request()
+        refused: Reply = parse_reply(await late.to_end())
+        assert (refused.status, refused.error["code"]) == (503, "overloaded")
+        late.break_off()
+        router.node.emit(leg, [70, 70], 0, finish="length")
+        assert len(parse_reply(await connection.to_end()).chunks) >= 2
+        connection.break_off()
+        assert await router.ended(5.0) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_an_idle_router_stops_at_once(checkpoint: Path, number: signal.Signals) -> None:
+    async with _router(checkpoint) as router:
+        router.process.send_signal(number)
+        assert await router.ended(2.0) == 0
+
+
+async def test_a_second_signal_breaks_streams_off(checkpoint: Path) -> None:
+    async with _router(checkpoint) as router:
+        connection = await router.request()
+        router.node.emit(await router.node.expect(Decode), [70])
+        await connection.until(b"data: ")
+        router.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        router.process.send_signal(signal.SIGTERM)
+        begin_s = time.monotonic()
+        reply = parse_reply(await connection.to_end())
+        connection.break_off()
+        assert not reply.is_whole
+        assert json.loads(reply.events[-1])["error"]["code"] == "overloaded"
+        await router.node.expect(Cancel)
+        assert await router.ended(5.0) == 0
+        assert time.monotonic() - begin_s < 1.5
+
+
+async def test_the_shutdown_deadline_breaks_streams_off(checkpoint: Path) -> None:
+    async with _router(checkpoint, "--shutdown-timeout-s=0.3") as router:
+        connection = await router.request()
+        router.node.emit(await router.node.expect(Decode), [70])
+        await connection.until(b"data: ")
+        router.process.send_signal(signal.SIGTERM)
+        assert not parse_reply(await connection.to_end()).is_whole
+        connection.break_off()
+        assert await router.ended(5.0) == 0

@@ -1,0 +1,432 @@
+"""A request over both legs, on real sockets with nodes that do as the test says: tokens, failures, losses, limits."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from engine.api.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InvalidRequest,
+    NoNode,
+    Overloaded,
+    RequestFailed,
+    TransferFailed,
+)
+from engine.api.messages import DECODE, PREFILL, Cancel, Decode, Prefill
+from engine.api.sampling import DecodingParams
+from engine.cache.hashing import extend_hashes, root_hash
+from router.policies.least_loaded import LeastLoaded
+from tests.router.fake_node import FINGERPRINT, LAYOUT, FakeNode, LegMessage, answering, first_index
+from tests.router.rig import DEFAULTS, PROMPT, Call, Rig, relaying
+
+NODE_FAILED = RequestFailed.code
+QUIET_S = 0.05
+
+
+async def _legs(prefill: FakeNode, decode: FakeNode) -> tuple[Prefill, Decode]:
+    return await prefill.expect(Prefill), await decode.expect(Decode)
+
+
+async def _finish(rig: Rig, call: Call, decode: FakeNode, leg: LegMessage, *token_ids: int) -> list[int]:
+    """End the request with these tokens from the decode node, and check that nothing is left of it."""
+    decode.emit(leg, token_ids, len(call.token_ids), finish="length")
+    result = await call.result()
+    await rig.settle()
+    return result
+
+
+async def _failure(call: Call) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        await call.result()
+    return caught.value
+
+
+async def test_both_legs_start_at_once_under_one_name() -> None:
+    async with relaying() as rig:
+        prefill, decode = await rig.pair()
+        params = DecodingParams(max_tokens=5, seed=3, temperature=0.5)
+        call = rig.call(params=params, cache_salt=b"tenant")
+        first, last = await _legs(prefill, decode)
+        assert (first.handoff_id, first.attempt) == (last.handoff_id, last.attempt)
+        assert (len(first.handoff_id), first.attempt) == (16, 1)
+        assert (first.decode_node_id, first.decode_epoch) == (decode.hello.node_id, decode.hello.epoch)
+        assert last.prefill_peer is not None
+        assert last.prefill_peer.epoch == prefill.hello.epoch
+        assert last.prefill_peer.address == prefill.hello.peer_address
+        for leg in (first, last):
+            assert (leg.token_ids, leg.num_prompt_tokens, leg.params, leg.cache_salt) == (
+                PROMPT, len(PROMPT), params, b"tenant"
+            )  # fmt: skip
+        assert await _finish(rig, call, decode, last, 1) == [1]
+
+
+async def test_token_1_does_not_wait_for_the_decode_node() -> None:
+    async with relaying() as rig:
+        prefill, decode = await rig.pair()
+        call = rig.call()
+        first, last = await _legs(prefill, decode)
+        prefill.emit(first, [1])
+        assert await call.has_tokens(1) == [1]
+        decode.emit(last, [1], 0)
+        decode.emit(last, [2], 1)
+        assert await call.has_tokens(2) == [1, 2]
+        assert await _finish(rig, call, decode, last, 3) == [1, 2, 3]
+        assert call.finish_reason == "length"
+        assert (rig.relay.counters.num_split, rig.relay.counters.num_finished) == (1, 1)
+
+
+async def test_tokens_of_the_decode_node_may_come_first() -> None:
+    async with relaying() as rig:
+        prefill, decode = await rig.pair()
+        call = rig.call()
+        first, last = await _legs(prefill, decode)
+        decode.emit(last, [2], 1)
+        decode.emit(last, [3], 2, finish="stop")
+        await asyncio.sleep(QUIET_S)
+        assert call.token_ids == []
+        prefill.emit(first, [1])
+        assert await call.result() == [1, 2, 3]
+        await rig.settle()
+
+
+async def test_a_decode_node_that_repeats_token_1_replaces_a_lost_one() -> None:
+    async with relaying() as rig:
+        prefill, decode = await rig.pair()
+        call = rig.call()
+        first, last = await _legs(prefill, decode)
+        decode.emit(last, [1], 0)
+        assert await call.has_tokens(1) == [1]
+        prefill.emit(first, [1])
+        assert await _finish(rig, call, decode, last, 2) == [1, 2]
+
+
+async def test_a_first_token_that_ends_the_request_cancels_the_decode_node() -> None:
+    async with relaying() as rig:
+        prefill, decode = await rig.pair()
+        call = rig.call()
+        first, last = await _legs(prefill, decode)
+        prefill.emit(first, [1], finish="stop")
+        assert await call.result() == [1]
+        assert await decode.expect(Cancel) == Cancel(last.handoff_id, 1)
+        await rig.settle()
+
+
+async def test_a_client_that_leaves_cancels_both_legs() -> None:
+    async with relaying() as rig:
+        prefill, decode = await rig.pair()
+        call = rig.call()
+        first, _ = await _legs(prefill, decode)
+        await call.cancel()
+        for node in (prefill, decode):
+            assert await node.expect(Cancel) == Cancel(first.handoff_id, 1)
+        await rig.settle()
+        assert rig.relay.counters.num_cancelled == 1
+
+
+async def test_a_decode_leg_is_the_whole_request_without_prefill_nodes() -> None:
+    async with relaying() as rig:
+        decode = await rig.join(DECODE, answering([4, 5, 6]))
+        call = rig.call()
+        assert await call.result() == [4, 5, 6]
+        leg = await decode.expect(Decode)
+        assert leg.prefill_peer is None
+        await rig.settle()
+        assert (rig.relay.counters.num_local, rig.relay.counters.num_split) == (1, 0)
+
+
+@pytest.mark.parametrize(("num_tokens", "is_local"), [(4, True), (5, False)])
+async def test_short_prompts_stay_at_the_decode_node(num_tokens: int, is_local: bool) -> None:
+    async with relaying() as rig:
+        _, decode = await rig.pair(answering([1]))
+        await rig.call(PROMPT[:num_tokens]).result()
+        assert ((await decode.expect(Decode)).prefill_peer is None) == is_local
+        await rig.settle()
+
+
+@pytest.mark.parametrize(("num_blocks", "salt", "is_local"), [(4, b"", True), (3, b"", False), (4, b"x", False)])
+async def test_prompts_that_a_decode_node_has_cached_stay_there(num_blocks: int, salt: bytes, is_local: bool) -> None:
+    async with relaying() as rig:
+        _, decode = await rig.pair(answering([1]))
+        hashes: list[bytes] = []
+        extend_hashes(hashes, PROMPT, LAYOUT.block_size, root_hash(FINGERPRINT, b""))
+        decode.report_cache(b"".join(hashes[:num_blocks]))
+        async with asyncio.timeout(2):
+            while len(rig.member(decode).cached_hashes) < num_blocks:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        await rig.call(cache_salt=salt).result()
+        assert ((await decode.expect(Decode)).prefill_peer is None) == is_local
+
+
+@pytest.mark.parametrize("role", [PREFILL, DECODE])
+async def test_a_failed_leg_cancels_the_other_and_tries_again(role: str) -> None:
+    async with relaying() as rig:
+        prefill, decode = await rig.pair()
+        call = rig.call()
+        first, last = await _legs(prefill, decode)
+        failing, other = (prefill, decode) if role == PREFILL else (decode, prefill)
+        failing.fail(first, NODE_FAILED)
+        assert await other.expect(Cancel) == Cancel(first.handoff_id, 1)
+        first, last = await _legs(prefill, decode)
+        assert (first.attempt, last.attempt, last.handoff_id) == (2, 2, first.handoff_id)
+        prefill.emit(first, [1])
+        assert await _finish(rig, call, decode, last, 1, 2) == [1, 2]
+        assert rig.relay.counters.num_retries == 1
+
+
+async def test_the_next_attempt_continues_after_what_was_sent_and_fences_the_old_one() -> None:
+    async with relaying() as rig:
+        prefill, decode = await rig.pair()
+        call = rig.call()
+        first, old = await _legs(prefill, decode)
+        prefill.emit(first, [1])
+        decode.emit(old, [2], 1)
+        await call.has_tokens(2)
+        decode.fail(old, NODE_FAILED)
+        first, last = await _legs(prefill, decode)
+        for leg in (first, last):
+            assert leg.token_ids == (*PROMPT, 1, 2)
+            assert (leg.num_prompt_tokens, first_index(leg)) == (len(PROMPT), 2)
+        decode.emit(old, [99, 99], 2, finish="stop")
+        await asyncio.sleep(QUIET_S)
+        assert rig.member(prefill).load == 1  # those tokens do not end the new first leg either
+        prefill.emit(first, [3])
+        assert await call.has_tokens(3) == [1, 2, 3]
+        decode.fail(old, NODE_FAILED)
+        assert await _finish(rig, call, decode, last, 4) == [1, 2, 3, 4]
+        assert rig.relay.counters.num_retries == 1
+
+
+async def test_another_node_is_preferred_after_a_failure() -> None:
+    async with relaying(decode_policy=LeastLoaded()) as rig:
+        failing = await rig.join(DECODE, lambda node, leg: node.fail(leg, NODE_FAILED))
+        working = await rig.join(DECODE, answering([1]))
+        for _ in range(2):
+            assert await rig.call().result() == [1]
+        await rig.settle()
+        assert failing.has(Decode)
+        assert working.has(Decode)
+
+
+async def test_a_request_is_tried_so_often_and_no_more() -> None:
+    async with relaying(replace(DEFAULTS, max_attempts=3)) as rig:
+        decode = await rig.join(DECODE, lambda node, leg: node.fail(leg, NODE_FAILED, "no luck"))
+        error = await _failure(rig.call())
+        assert isinstance(error, RequestFailed)
+        assert "no luck" in str(error)
+        assert [(await decode.expect(Decode)).attempt for _ in range(3)] == [1, 2, 3]
+        await rig.settle()
+        assert not decode.has(Decode)
+        assert rig.relay.counters.num_failed == 1
+
+
+@pytest.mark.parametrize("kind", [InvalidRequest, ContextLengthExceeded])
+async def test_the_clients_mistake_is_not_tried_again(kind: type[InvalidRequest]) -> None:
+    async with relaying() as rig:
+        decode = await rig.join(DECODE, lambda node, leg: node.fail(leg, kind.code, "too much"))
+        assert type(await _failure(rig.call())) is kind
+        await rig.settle()
+        await decode.expect(Decode)
+        assert not decode.has(Decode)
+
+
+async def test_a_handoff_that_failed_twice_is_left_to_the_decode_node() -> None:
+    async with relaying() as rig:
+        prefill, decode = await rig.pair()
+        call = rig.call()
+        for attempt in (1, 2):
+            _, last = await _legs(prefill, decode)
+            assert last.attempt == attempt
+            decode.fail(last, TransferFailed.code)
+        alone = await decode.expect(Decode)
+        assert (alone.attempt, alone.prefill_peer) == (3, None)
+        assert await _finish(rig, call, decode, alone, 1) == [1]
+        assert not prefill.has(Prefill)
+
+
+async def test_a_prefill_node_that_is_lost_before_the_decode_node_generates_is_replaced() -> None:
+    async with relaying() as rig:
+        prefill, decode = await rig.pair()
+        call = rig.call()
+        first, last = await _legs(prefill, decode)
+        prefill.emit(first, [1])
+        await call.has_tokens(1)
+        prefill.die()
+        assert await decode.expect(Cancel, within_s=1.5) == Cancel(last.handoff_id, 1)
+        last = await decode.expect(Decode)
+        assert (last.attempt, last.prefill_peer, last.token_ids) == (2, None, (*PROMPT, 1))
+        assert await _finish(rig, call, decode, last, 2) == [1, 2]
+
+
+async def test_a_prefill_node_that_is_lost_once_the_decode_node_generates_is_not_missed() -> None:
+    async with relaying() as rig:
+        prefill, decode = await rig.pair()
+        call = rig.call()
+        first, last = await _legs(prefill, decode)
+        prefill.emit(first, [1])
+        decode.emit(last, [1], 0)
+        decode.emit(last, [2], 1)
+        await call.has_tokens(2)
+        assert rig.member(prefill).load == 0
+        prefill.fail(first, NODE_FAILED)
+        await asyncio.sleep(QUIET_S)
+        prefill.die()
+        async with asyncio.timeout(1.5):
+            while rig.registry.available(PREFILL):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert not decode.has(Cancel)
+        assert await _finish(rig, call, decode, last, 3) == [1, 2, 3]
+        assert rig.relay.counters.num_retries == 0
+
+
+async def test_a_lost_decode_node_is_replaced_by_another() -> None:
+    async with relaying() as rig:
+        prefill, decode = await rig.pair()
+        call = rig.call()
+        first, last = await _legs(prefill, decode)
+        prefill.emit(first, [1])
+        decode.emit(last, [1], 0)
+        decode.emit(last, [2], 1)
+        await call.has_tokens(2)
+        other = await rig.join(DECODE)
+        decode.die()
+        last = await other.expect(Decode, within_s=1.5)
+        assert last.token_ids == (*PROMPT, 1, 2)
+        assert await _finish(rig, call, other, last, 3) == [1, 2, 3]
+
+
+async def test_a_node_that_died_unnoticed_costs_a_request_no_time() -> None:
+    async with relaying() as rig:
+        dead = await rig.join(DECODE)
+        await rig.join(DECODE, answering([1, 2]))
+        dead.die()
+        await asyncio.sleep(QUIET_S)
+        for _ in range(2):
+            assert await rig.call().result(within_s=0.3) == [1, 2]
+        await rig.settle()
+
+
+async def test_without_another_decode_node_the_request_fails() -> None:
+    async with relaying() as rig:
+        prefill, decode = await rig.pair()
+        call = rig.call()
+        await _legs(prefill, decode)
+        decode.die()
+        assert isinstance(await _failure(call), NoNode)
+        await prefill.expect(Cancel)
+        await rig.settle()
+
+
+async def test_without_nodes_there_is_nothing_to_wait_for() -> None:
+    async with relaying() as rig:
+        with pytest.raises(NoNode):
+            rig.relay.check_size(1, 1, "prompt")
+        assert isinstance(await _failure(rig.call()), NoNode)
+        await rig.join(PREFILL)
+        assert isinstance(await _failure(rig.call()), NoNode)
+        await rig.settle()
+
+
+async def test_a_leaving_node_finishes_its_work_and_gets_no_more() -> None:
+    async with relaying() as rig:
+        decode = await rig.join(DECODE)
+        call = rig.call()
+        leg = await decode.expect(Decode)
+        decode.leave()
+        async with asyncio.timeout(2):
+            while rig.registry.available(DECODE):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert isinstance(await _failure(rig.call()), NoNode)
+        assert await _finish(rig, call, decode, leg, 1) == [1]
+
+
+async def test_a_request_has_a_deadline() -> None:
+    async with relaying(replace(DEFAULTS, request_timeout_s=0.2)) as rig:
+        prefill, decode = await rig.pair()
+        call = rig.call()
+        first, _ = await _legs(prefill, decode)
+        prefill.emit(first, [1])
+        assert isinstance(await _failure(call), DeadlineExceeded)
+        assert call.token_ids == [1]
+        await prefill.expect(Cancel)
+        await decode.expect(Cancel)
+        await rig.settle()
+
+
+async def test_more_requests_than_allowed_are_refused_at_once() -> None:
+    async with relaying(replace(DEFAULTS, max_concurrent_requests=1)) as rig:
+        decode = await rig.join(DECODE)
+        call = rig.call()
+        leg = await decode.expect(Decode)
+        assert type(await _failure(rig.call())) is Overloaded
+        assert await _finish(rig, call, decode, leg, 1) == [1]
+        assert rig.relay.num_in_flight == 0
+
+
+async def test_a_gap_in_the_output_is_a_failed_attempt() -> None:
+    async with relaying() as rig:
+        decode = await rig.join(DECODE)
+        call = rig.call()
+        leg = await decode.expect(Decode)
+        for index in range(1, 70):
+            decode.emit(leg, [index], index)
+        leg = await decode.expect(Decode)
+        assert (leg.attempt, leg.token_ids) == (2, PROMPT)
+        assert await _finish(rig, call, decode, leg, 1) == [1]
+
+
+async def test_what_comes_after_the_end_starts_nothing() -> None:
+    async with relaying() as rig:
+        decode = await rig.join(DECODE)
+        deliveries = rig.relay.generate(PROMPT, DecodingParams(max_tokens=4))
+        waiting = asyncio.ensure_future(anext(deliveries))
+        leg = await decode.expect(Decode)
+        decode.emit(leg, [1], finish="stop")
+        delivery, _ = await waiting
+        assert delivery.finish_reason == "stop"
+        decode.fail(leg, NODE_FAILED)
+        await asyncio.sleep(QUIET_S)
+        decode.die()
+        await asyncio.sleep(0.7)
+        await deliveries.aclose()
+        await rig.settle()
+        counters = rig.relay.counters
+        assert (counters.num_retries, counters.num_finished, counters.num_cancelled) == (0, 1, 0)
+
+
+async def test_requests_do_not_touch_each_other() -> None:
+    async with relaying() as rig:
+        def script(node: FakeNode, leg: LegMessage) -> None:
+            if leg.token_ids[0] % 3 == 0 and leg.attempt == 1:
+                node.fail(leg, NODE_FAILED)
+                return
+            answering([leg.token_ids[0] + number for number in range(8)])(node, leg)
+
+        await rig.pair(script)
+        await rig.pair(script)
+        prompts = [(start, *PROMPT) for start in range(30)]
+        calls = [rig.call(prompt) for prompt in prompts]
+        for prompt, call in zip(prompts, calls, strict=True):
+            assert await call.result() == [prompt[0] + number for number in range(8)]
+        await rig.settle()
+        assert rig.relay.counters.num_finished == 30
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens", "fits"), [
+    (255, None, True), (256, None, False), (250, 6, True), (250, 7, False), (1, 10**18, False),
+])  # fmt: skip
+async def test_sizes_are_checked_against_the_smallest_node(
+    num_prompt_tokens: int, max_tokens: int | None, fits: bool
+) -> None:
+    async with relaying() as rig:
+        await rig.join(DECODE)
+        await rig.join(PREFILL, max_request_tokens=1000)
+        if fits:
+            rig.relay.check_size(num_prompt_tokens, max_tokens, "prompt")
+            return
+        with pytest.raises(ContextLengthExceeded, match="256 tokens") as caught:
+            rig.relay.check_size(num_prompt_tokens, max_tokens, "prompt")
+        assert caught.value.param == "prompt"

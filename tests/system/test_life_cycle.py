@@ -1,0 +1,203 @@
+"""Programs that die, leave and come back while requests run: each stream continues exactly or ends with an error."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+
+from tests.system.conftest import Checkpoints, running
+from tests.system.harness import MODEL_NAME, Node, Program, Relay, start_relay, wait_until
+from tests.system.reference import Reference, make_prompt
+
+References = Callable[[str], Reference]
+SLOW_PREFILL = str(Path(__file__).with_name("slow_prefill.py"))
+NODE_FLAGS = ("--lease-s", "3")
+LONG = 300
+
+
+@pytest.fixture(scope="module")
+def relay(
+    checkpoints: Checkpoints, relays: list[Relay], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Relay]:
+    """A relay whose members change; each test asks for those it needs with `ensure`."""
+    started = start_relay(
+        checkpoints("llama"),
+        tmp_path_factory.mktemp("life-cycle"),
+        prefill=(NODE_FLAGS,),
+        decode=(NODE_FLAGS, NODE_FLAGS),
+        router=("--local-prefill-tokens", "0"),
+    )
+    yield from running(started, relays)
+
+
+def ensure(relay: Relay, *, prefill: int, decode: int) -> None:
+    """Bring the relay to that many nodes."""
+    for nodes, count in ((relay.prefills, prefill), (relay.decodes, decode)):
+        for node in nodes[count:]:
+            relay.nodes.remove(node)
+            node.stop()
+    launched = [relay.launch("prefill", *NODE_FLAGS) for _ in range(prefill - len(relay.prefills))]
+    launched += [relay.launch("decode", *NODE_FLAGS) for _ in range(decode - len(relay.decodes))]
+    relay.join(*launched)
+    relay.wait_for_members()
+
+
+def delivered(relay: Relay) -> int:
+    """Handoffs that arrived, over all decode nodes."""
+    return sum(node.metrics().value("kv_receive_delivered_total") for node in relay.decodes)
+
+
+def busy_decode(relay: Relay) -> Node:
+    """The decode node that generates now."""
+    busy = [node for node in relay.decodes if node.metrics().value("num_requests_running")]
+    assert len(busy) == 1
+    return busy[0]
+
+
+def test_a_killed_prefill_node_is_replaced(relay: Relay, references: References) -> None:
+    ensure(relay, prefill=1, decode=2)
+    relay.drop(relay.prefills[0])
+    before = delivered(relay)
+    prompts = [make_prompt(60 + index, 100 + index) for index in range(3)]
+    assert relay.ask(prompts[0]).token_ids == references("llama").greedy(prompts[0]).token_ids
+    assert delivered(relay) == before
+    relay.add("prefill", *NODE_FLAGS)
+    assert relay.ask(prompts[1]).token_ids == references("llama").greedy(prompts[1]).token_ids
+    assert delivered(relay) == before + 1
+
+
+def test_a_prefill_node_killed_without_notice_costs_no_request(relay: Relay, references: References) -> None:
+    ensure(relay, prefill=1, decode=2)
+    node = relay.prefills[0]
+    relay.nodes.remove(node)
+    node.kill()
+    prompt = make_prompt(90, 150)
+    assert relay.ask(prompt).token_ids == references("llama").greedy(prompt).token_ids
+
+
+def test_a_stream_continues_exactly_when_its_decode_node_is_killed(relay: Relay, references: References) -> None:
+    ensure(relay, prefill=1, decode=2)
+    prompt = make_prompt(75, 200)
+    expected = references("llama").greedy(prompt, LONG)
+    with relay.open(prompt, LONG, logprobs=0) as stream:
+        stream.read(5)
+        victim = busy_decode(relay)
+        relay.nodes.remove(victim)
+        victim.kill()
+        stream.read_all()
+    answer = stream.answer()
+    assert answer.token_ids == expected.token_ids
+    assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert answer.finish_reason == "length"
+    relay.add("decode", *NODE_FLAGS)
+    victim.require_nothing_left()  # the next decode node has swept the segment
+
+
+def test_a_sampled_stream_continues_exactly_when_its_decode_node_is_killed(relay: Relay) -> None:
+    ensure(relay, prefill=1, decode=2)
+    prompt = make_prompt(66, 210)
+    undisturbed = relay.ask(prompt, LONG, temperature=0.9, seed=7)
+    with relay.open(prompt, LONG, temperature=0.9, seed=7) as stream:
+        stream.read(5)
+        victim = busy_decode(relay)
+        relay.nodes.remove(victim)
+        victim.kill()
+        stream.read_all()
+    assert stream.answer().token_ids == undisturbed.token_ids
+
+
+def test_without_another_decode_node_the_stream_ends_with_an_error(relay: Relay) -> None:
+    ensure(relay, prefill=1, decode=1)
+    body = {
+        "model": MODEL_NAME,
+        "prompt": list(make_prompt(80, 300)),
+        "max_tokens": 400,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    events: list[str] = []
+    killed_s = 0.0
+    connection = http.client.HTTPConnection(urlsplit(relay.router.address).netloc, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        with connection.getresponse() as answer, contextlib.suppress(http.client.HTTPException, ConnectionError):
+            while line := answer.readline():  # breaks off or just ends: it must not look finished
+                events += [line.decode().strip()] if line.strip() else []
+                if len(events) == 5 and not killed_s:
+                    killed_s = time.monotonic()
+                    relay.decodes[0].kill()
+                    relay.nodes.remove(relay.decodes[0])
+    assert time.monotonic() - killed_s < 4.0
+    assert "data: [DONE]" not in events
+    assert "error" in json.loads(events[-1].removeprefix("data: "))
+    relay.wait_for_members()
+    with pytest.raises(openai.InternalServerError) as caught:
+        relay.ask(make_prompt(20, 301))
+    assert caught.value.status_code == 503
+
+
+@pytest.mark.parametrize(("step_s", "push_s"), [("0.1", "0"), ("0", "0.1")], ids=["computing", "pushing"])
+def test_a_prefill_node_killed_at_work_costs_no_request(
+    relay: Relay, references: References, step_s: str, push_s: str
+) -> None:
+    ensure(relay, prefill=0, decode=1)
+    flags = ("--max-num-batched-tokens", "16", *NODE_FLAGS)
+    slow = relay.add("prefill", *flags, script=(SLOW_PREFILL, step_s, push_s))
+    prompt = make_prompt(320 + len(step_s), 400)
+    expected = references("llama").greedy(prompt)
+    before = delivered(relay)
+    with relay.open_soon(prompt) as opened:
+        wait_until(lambda: slow.metrics().value("kv_send_blocks_total") >= 3, "some blocks are handed over")
+        relay.nodes.remove(slow)
+        slow.kill()
+        assert opened.result().token_ids == expected.token_ids
+    assert delivered(relay) == before
+    relay.settle(timeout_s=8.0)
+
+
+def test_nodes_come_back_to_a_restarted_router(relay: Relay, references: References) -> None:
+    ensure(relay, prefill=1, decode=1)
+    nodes = list(relay.nodes)
+    with relay.open(make_prompt(70, 500), 400) as stream:
+        stream.read(5)
+        relay.router.kill()
+        with pytest.raises(openai.APIError):
+            stream.read_all()
+    relay.restart_router()
+    wait_until(lambda: relay.router.metrics().value("nodes") == len(nodes), "all nodes are back", 10.0)
+    relay.settle()
+    prompt = make_prompt(71, 501)
+    before = delivered(relay)
+    assert relay.ask(prompt).token_ids == references("llama").greedy(prompt).token_ids
+    assert delivered(relay) == before + 1
+    assert [node.is_running for node in nodes] == [True, True]
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "router"])
+def test_a_program_told_to_stop_finishes_its_streams(relay: Relay, references: References, role: str) -> None:
+    ensure(relay, prefill=1, decode=1)
+    prompt = make_prompt(64, 600 + len(role))
+    expected = references("llama").greedy(prompt, LONG)
+    leaving: Program = relay.router if role == "router" else next(node for node in relay.nodes if node.role == role)
+    with relay.open(prompt, LONG) as stream:
+        stream.read(5)
+        leaving.signal(signal.SIGTERM)
+        stream.read_all()
+    assert stream.answer().token_ids == expected.token_ids
+    assert leaving.wait_exit(10) == 0
+    leaving.require_nothing_left()
+    if isinstance(leaving, Node):
+        relay.nodes.remove(leaving)
+        relay.wait_for_members()
+    else:
+        relay.restart_router()
+        relay.wait_for_members()

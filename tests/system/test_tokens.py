@@ -1,0 +1,119 @@
+"""Token ids and log probabilities through the whole relay, HTTP in and server-sent events out, equal transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from engine.api.sampling import DecodingParams
+from engine.build import build_engine
+from engine.runner.kv_memory import allocate_private
+from engine.settings import EngineSettings
+from tests.system.conftest import ROUND_ROBIN, Checkpoints, running
+from tests.system.harness import BLOCK_SIZE, Answer, Relay, start_relay
+from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
+
+References = Callable[[str], Reference]
+LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE, 5 * BLOCK_SIZE + 7, 150)
+SEEDED: dict[str, Any] = {"temperature": 0.8, "seed": 1234, "top_p": 0.95}
+
+
+def require_equal(answers: Sequence[Answer], expected: Sequence[Expected]) -> None:
+    """Same tokens exactly, log probabilities within the tolerance."""
+    for answer, wanted in zip(answers, expected, strict=True):
+        assert answer.token_ids == wanted.token_ids
+        assert answer.logprobs == pytest.approx(wanted.logprobs, abs=LOGPROB_TOLERANCE)
+        assert answer.finish_reason == "length"
+
+
+def received(relay: Relay) -> list[int]:
+    """Handoffs delivered so far, by decode node."""
+    return [node.metrics().value("kv_receive_delivered_total") for node in relay.decodes]
+
+
+@pytest.fixture(scope="module", params=["mistral", "qwen2", "qwen3"])
+def family_relay(
+    request: pytest.FixtureRequest,
+    checkpoints: Checkpoints,
+    relays: list[Relay],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, Relay]]:
+    """One prefill node and a decode node on each transport."""
+    relay = start_relay(
+        checkpoints(request.param),
+        tmp_path_factory.mktemp(f"{request.param}-relay"),
+        decode=(("--kv-transport", "shm"), ("--kv-transport", "zmq")),
+        router=ROUND_ROBIN,
+    )
+    for each in running(relay, relays):
+        yield request.param, each
+
+
+def test_every_family_over_every_transport_equals_transformers(
+    family_relay: tuple[str, Relay], references: References
+) -> None:
+    family, relay = family_relay
+    before = received(relay)
+    for num_in_flight in (1, 4, 16):
+        prompts = [make_prompt(length, seed) for length in LENGTHS for seed in (num_in_flight, 50 + num_in_flight)]
+        expected = [references(family).greedy(prompt) for prompt in prompts]
+        require_equal(relay.ask_all(prompts, num_in_flight, logprobs=0), expected)
+    gained = [after - start for after, start in zip(received(relay), before, strict=True)]
+    assert min(gained) >= len(LENGTHS), f"handoffs over shm and zmq: {gained}"
+    assert sum(gained) == 6 * len(LENGTHS)
+
+
+@pytest.mark.parametrize("num_in_flight", [1, 4, 16])
+def test_llama_equals_transformers_on_every_kind_of_node(
+    llama_relay: Relay, references: References, num_in_flight: int
+) -> None:
+    prompts = [make_prompt(length, 100 * num_in_flight + index) for index, length in enumerate(LENGTHS * 4)]
+    expected = [references("llama").greedy(prompt) for prompt in prompts]
+    require_equal(llama_relay.ask_all(prompts, num_in_flight, logprobs=0), expected)
+
+
+def test_preempted_requests_equal_transformers(llama_relay: Relay, references: References) -> None:
+    small = llama_relay.decodes[2]
+    before = small.metrics().value("num_preemptions_total")
+    prompts = [make_prompt(40 + 3 * seed, 7000 + seed) for seed in range(18)]
+    expected = [references("llama").greedy(prompt, 200) for prompt in prompts]
+    require_equal(llama_relay.ask_all(prompts, len(prompts), max_tokens=200, logprobs=0), expected)
+    assert small.metrics().value("num_preemptions_total") > before
+
+
+def test_prompts_wait_for_room_in_a_small_prefill_pool(llama_relay: Relay, references: References) -> None:
+    prompts = [make_prompt(300 + seed, 8000 + seed) for seed in range(12)]
+    expected = [references("llama").greedy(prompt) for prompt in prompts]
+    require_equal(llama_relay.ask_all(prompts, len(prompts), logprobs=0), expected)
+
+
+def test_seeded_sampling_is_the_same_split_colocated_and_offline(
+    llama_relay: Relay, checkpoints: Checkpoints, relays: list[Relay], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    prompts = [make_prompt(length, 9000 + length) for length in LENGTHS]
+    split = llama_relay.ask_all(prompts, 4, logprobs=0, **SEEDED)
+    colocated_relay = start_relay(checkpoints("llama"), tmp_path_factory.mktemp("colocated"), prefill=())
+    for relay in running(colocated_relay, relays):
+        colocated = relay.ask_all(prompts, 4, logprobs=0, **SEEDED)
+        assert [answer.token_ids for answer in split] == [answer.token_ids for answer in colocated]
+        assert received(relay) == [0]
+    offline = _generate_offline(str(checkpoints("llama")), prompts)
+    assert [answer.token_ids for answer in split] == offline
+    greedy = llama_relay.ask_all(prompts, 4)
+    assert [answer.token_ids for answer in greedy] != offline, "the temperature changed nothing"
+
+
+def _generate_offline(model: str, prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    core = build_engine(EngineSettings(model=model, num_threads=1, num_blocks=256), allocate_private).core
+    params = DecodingParams(max_tokens=24, ignore_eos=True, logprobs=0, **SEEDED)
+    outputs: list[list[int]] = [[] for _ in prompts]
+    for index, prompt in enumerate(prompts):
+        core.add(index, prompt, params)
+    while core.has_work:
+        for output in core.step():
+            if output.token is not None and isinstance(output.key, int):
+                outputs[output.key].append(output.token.token_id)
+        core.check()
+    return [tuple(token_ids) for token_ids in outputs]
