@@ -14,7 +14,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from engine.api.errors import BatonError, InvalidMessage, TransferFailed
+from engine.api.errors import BatonError, InvalidMessage, RequestFailed, TransferFailed
 from engine.api.messages import Decode, PrefillPeer, TokenEvent
 from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore, Reservation
@@ -105,6 +105,7 @@ class DecodeLeg:
         for key in [*self._core.request_keys(), *self._awaited]:
             if isinstance(key, tuple):
                 self.cancel(key, now_s)
+                self._failures.append((key, RequestFailed("the router was silent for too long")))
 
     def poll(self, now_s: float) -> None:
         """See `Leg`."""

@@ -65,7 +65,11 @@ def build_engine(settings: EngineSettings, allocate: KvAllocator, progress: Prog
     pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching)
     max_request_tokens = min(max_model_len, num_blocks * settings.block_size)
     limits = SchedulerLimits(
-        settings.block_size, settings.max_num_seqs, settings.max_num_batched_tokens, max_request_tokens
+        settings.block_size,
+        settings.max_num_seqs,
+        settings.max_num_batched_tokens,
+        max_request_tokens,
+        vocab_size=config.vocab_size,
     )
     core = EngineCore(pool, Scheduler(pool, limits, eos_token_ids), runner, fingerprint)
     return Engine(core, memory, config, fingerprint, num_blocks, max_request_tokens)

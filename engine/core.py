@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.api.errors import BatonError, ContextLengthExceeded
+from engine.api.errors import BatonError
 from engine.api.messages import NodeStatus
 from engine.api.sampling import DecodingParams
 from engine.cache.block_pool import BlockPool, CacheChanges
@@ -100,24 +100,34 @@ class EngineCore:
         ended it, its blocks stay leased until `release(key)`.
 
         `num_prompt_tokens` (default: all) says how many of them count as prompt; the rest are earlier output.
-        Raises `ContextLengthExceeded` when it can never fit and `Overloaded` when the queue is full.
+        Raises `ContextLengthExceeded` when it can never fit, `Overloaded` when the queue is full, `InvalidRequest` for
+        token ids outside the vocabulary and `ValueError` for a key in use.
         """
         request = self._request(key, token_ids, params, num_prompt_tokens, cache_salt)
         request.first_token_only = first_token_only
+        self._require_new(key)
         self._scheduler.add(request)
 
     def check_size(self, num_tokens: int) -> None:
         """Raise `ContextLengthExceeded` when so many known tokens leave no room for output."""
         self._scheduler.check_size(num_tokens)
 
+    def _require_new(self, key: RequestKey) -> None:
+        if key in self.leases or self._scheduler.get(key) is not None:
+            raise ValueError(f"{key!r} is in use already")
+
     def reserve(
         self, key: RequestKey, token_ids: Sequence[int], deadline_s: float, *, cache_salt: bytes = b""
     ) -> Reservation | None:
-        """Lease blocks for the KV of `token_ids`, reusing what the prefix cache has. None when there is no room now.
+        """Lease blocks for the KV of `token_ids`, reusing what the prefix cache has. None when there is no room now,
+        or when a request of the engine itself waits for room: steady reservations must not starve it.
 
         Raises `ContextLengthExceeded` when there will never be room.
         """
         self.check_size(len(token_ids))
+        self._require_new(key)
+        if self._scheduler.is_short_of_blocks:
+            return None
         hashes: list[bytes] = []
         extend_hashes(hashes, token_ids, self._scheduler.limits.block_size, self._root(cache_salt))
         taken = self._scheduler.take_prefix(hashes, len(token_ids), len(token_ids))
@@ -153,7 +163,7 @@ class EngineCore:
         request.num_published_blocks = reservation.num_cached_tokens // self._scheduler.limits.block_size
         try:
             self._scheduler.add_computed(request)
-        except ContextLengthExceeded:
+        except BatonError:
             self._pool.release(lease.block_ids)
             raise
 

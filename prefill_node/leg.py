@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from engine.api.errors import BatonError, InvalidMessage
+from engine.api.errors import BatonError, InvalidMessage, RequestFailed
 from engine.api.messages import Prefill, TokenEvent
 from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore
@@ -98,6 +98,7 @@ class PrefillLeg:
         """See `Leg`."""
         for key in self._sending.live_keys():
             self.cancel(key, now_s)
+            self._failures.append((key, RequestFailed("the router was silent for too long")))
 
     def poll(self, now_s: float) -> None:
         """See `Leg`."""

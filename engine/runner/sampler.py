@@ -57,7 +57,7 @@ class Sampler:
         if _has_penalties(params):
             _penalise(logits, request)
         num_output = len(request.token_ids) - request.num_prompt_tokens
-        if num_output + 1 < params.min_tokens:
+        if num_output < params.min_tokens:
             withheld = [*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)]
             logits.index_fill_(0, _ids(withheld, logits), -torch.inf)
 

@@ -31,13 +31,17 @@ from engine.scheduler.request import Request, RequestKey, RequestOutput, Sampled
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """`max_num_batched_tokens` is the token budget of a step; `max_request_tokens` bounds prompt plus output."""
+    """`max_num_batched_tokens` is the token budget of a step; `max_request_tokens` bounds prompt plus output.
+
+    Token ids lie below `vocab_size`: one that does not would fail the whole step it is computed in.
+    """
 
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
     max_request_tokens: int
     max_num_waiting: int = 4096
+    vocab_size: int = 2**32
 
 
 class Scheduler:
@@ -58,6 +62,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def is_short_of_blocks(self) -> bool:
+        """Whether a request waits that holds no blocks yet: it comes before anything new."""
+        return bool(self._waiting) and not self._waiting[-1].block_table
+
+    @property
     def num_running(self) -> int:
         """Requests that hold blocks and are served each step."""
         return len(self._running)
@@ -69,7 +78,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request without blocks. Raises `ContextLengthExceeded` or `Overloaded`."""
-        self.check_size(len(request.token_ids))
+        self._check(request)
         if len(self._waiting) >= self.limits.max_num_waiting:
             raise Overloaded(f"{len(self._waiting)} requests are waiting already")
         self._number(request)
@@ -77,7 +86,7 @@ class Scheduler:
 
     def add_computed(self, request: Request) -> None:
         """Queue a request whose `block_table` holds the KV of `num_computed_tokens` tokens and becomes its own."""
-        self.check_size(len(request.token_ids))
+        self._check(request)
         self._number(request)
         self._publish_full_blocks(request)
         # ahead of all that hold no blocks, behind those that came with theirs earlier
@@ -162,6 +171,12 @@ class Scheduler:
                 f"at most {self.limits.max_request_tokens} tokens of prompt and output fit this node"
             )
 
+    def _check(self, request: Request) -> None:
+        self.check_size(len(request.token_ids))
+        if max(request.token_ids) >= self.limits.vocab_size:
+            raise InvalidRequest(f"token id {max(request.token_ids)} is outside the vocabulary", "prompt")
+        request.params.check_vocabulary(self.limits.vocab_size)
+
     def _number(self, request: Request) -> None:
         self._num_arrivals += 1
         request.arrival = self._num_arrivals
@@ -218,11 +233,10 @@ class Scheduler:
         """Move the next waiting request into the batch if it fits now."""
         if not self._waiting or len(self._running) >= self.limits.max_num_seqs:
             return None
-        # holders of blocks go first: behind somebody who waits for blocks, theirs would never come free
-        request = next((waiting for waiting in self._waiting if waiting.block_table), self._waiting[0])
+        request = self._waiting[0]
         if not self._take_blocks(request):
             return None
-        self._waiting.remove(request)
+        self._waiting.popleft()
         self._running[request.key] = request
         return request
 

@@ -51,7 +51,7 @@ class Leg(Protocol):
         ...
 
     def cancel_all(self, now_s: float) -> None:
-        """Stop everything: the router that asked for it is gone."""
+        """Stop everything: the router that asked for it is gone. Reported as failures, should it come back."""
         ...
 
     def poll(self, now_s: float) -> None:

@@ -160,10 +160,10 @@ def test_a_token_that_is_biased_away_is_never_drawn() -> None:
 def test_ends_are_withheld_until_min_tokens(ignore_eos: bool) -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     arguments: dict[str, Any] = {"min_tokens": 3, "stop_token_ids": (4,), "ignore_eos": ignore_eos}
-    early = adjusted(logits, output=(8,), **arguments)
+    early = adjusted(logits, output=(8, 8), **arguments)
     assert torch.isinf(early[0, 4])
     assert bool(torch.isinf(early[0, EOS])) is not ignore_eos
-    assert torch.equal(adjusted(logits, output=(8, 8), **arguments), logits)
+    assert torch.equal(adjusted(logits, output=(8, 8, 8), **arguments), logits)
 
 
 def test_logprobs_are_of_the_models_own_distribution() -> None:
