@@ -75,15 +75,18 @@ async def serve(settings: RouterSettings) -> None:
         if authenticator is not None:
             stack.callback(authenticator.stop)
         link_settings = links.LinkSettings(cluster_key=key)
-        control = ControlLink(
-            context,
-            settings.control_host,
-            settings.control_port,
-            link_settings,
-            registry,
-            relay,
-            secrets.randbits(63),
-        )
+        try:
+            control = ControlLink(
+                context,
+                settings.control_host,
+                settings.control_port,
+                link_settings,
+                registry,
+                relay,
+                secrets.randbits(63),
+            )
+        except InvalidSetting as error:
+            raise InvalidSetting(f"--control-host, --control-port: {error}") from None
         stack.push_async_callback(control.close)
         relay.attach(control)
         app = build_app(endpoints, registry, metrics, settings.max_body_bytes)

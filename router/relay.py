@@ -172,7 +172,11 @@ class Relay:
         """See `ControlHandler`."""
         for event in tokens.events:
             flight = self._flights.get(event.handoff_id)
-            if flight is None or event.attempt != flight.journal.attempt:
+            if flight is None:
+                # its node has not heard of the end, or was taken for lost: it must not go on for nobody
+                self._require_sender().send(tokens.epoch, Cancel(event.handoff_id, event.attempt))
+                continue
+            if event.attempt != flight.journal.attempt:
                 continue
             if flight.decode is not None and tokens.epoch == flight.decode.epoch:
                 self._end_first_leg(flight)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from engine.attention.base import SequenceShare
 
+_QUERY_TILE = 128
 
 @dataclass(frozen=True, slots=True)
 class _DecodePlan:
@@ -41,6 +42,7 @@ class _PromptPlan:
     """One sequence with several tokens. masks: window -> [tokens, S]."""
 
     first_token: int
+    start: int
     num_tokens: int
     rows: Tensor
     context_len: int
@@ -133,17 +135,21 @@ class TorchAttention:
         out.index_copy_(0, plan.token_index, attended.view(plan.num_sequences, -1, self._head_dim))
 
     def _attend_prompt(self, plan: _PromptPlan, layer: int, window: int | None, q: Tensor, out: Tensor) -> None:
-        keys, values = self._gather(plan.rows, layer)
         shape = (1, self._num_kv_heads, plan.context_len, self._head_dim)
-        last_token = plan.first_token + plan.num_tokens
-        attended = F.scaled_dot_product_attention(
-            q[plan.first_token : last_token].transpose(0, 1).unsqueeze(0),
-            keys.view(shape),
-            values.view(shape),
-            attn_mask=plan.masks[window],
-            enable_gqa=q.shape[1] != self._num_kv_heads,
-        )
-        out[plan.first_token : last_token] = attended[0].transpose(0, 1)
+        keys, values = (rows.view(shape) for rows in self._gather(plan.rows, layer))
+        queries = q[plan.first_token : plan.first_token + plan.num_tokens].transpose(0, 1).unsqueeze(0)
+        attended = out[plan.first_token : plan.first_token + plan.num_tokens].transpose(0, 1)
+        for first in range(0, plan.num_tokens, _QUERY_TILE):
+            # keys behind the tile's last token are invisible to all of it
+            last = min(first + _QUERY_TILE, plan.num_tokens)
+            visible = plan.start + last
+            attended[:, first:last] = F.scaled_dot_product_attention(
+                queries[:, :, first:last],
+                keys[:, :, :visible],
+                values[:, :, :visible],
+                attn_mask=plan.masks[window][first:last, :visible],
+                enable_gqa=q.shape[1] != self._num_kv_heads,
+            )[0]
 
     @property
     def _scale(self) -> float:
@@ -185,6 +191,7 @@ class TorchAttention:
             masks[window] = self._to_device(visible)
         return _PromptPlan(
             first_token=first_token,
+            start=share.start,
             num_tokens=share.num_tokens,
             rows=self._to_device(self._rows_of_heads(table[None, :])),
             context_len=len(keys),

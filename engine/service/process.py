@@ -96,7 +96,7 @@ def run_node(settings: NodeSettings, make_role: RoleFactory) -> None:
 def _serve(
     settings: NodeSettings, context: Context, link_settings: links.LinkSettings, role: Role, stopper: Stopper
 ) -> None:
-    node_id = settings.node_id or f"{role.name}-{os.getpid()}"
+    node_id = settings.node_id or f"{role.name}-{secrets.token_hex(3)}"
     epoch = secrets.randbits(63)
     engine = build_engine(settings, role.allocate, _Progress(role.name))
     leg, peer_address = role.build_leg(NodeParts(settings, context, link_settings, engine, node_id, epoch))

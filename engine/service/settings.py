@@ -18,7 +18,7 @@ class NodeSettings(EngineSettings):
     host: str = setting("127.0.0.1", "address this node listens on; beyond loopback a cluster key is needed")
     port: int = setting(0, "port for other nodes; 0: chosen by the system")
     http_port: int = setting(0, "port of /health and /metrics; 0: chosen by the system")
-    node_id: str = setting("", "name of this node in logs and metrics; empty: role and process id")
+    node_id: str = setting("", "name of this node, kept over its restarts; empty: a random one")
     kv_transport: str = setting("auto", "how KV travels between nodes", choices=("auto", "shm", "zmq"))
     lease_s: float = setting(10.0, "seconds after which blocks held for a silent peer are taken back")
     cpu_affinity: str = setting("", "cores this process may use, for example 0 or 2,3; empty: all")

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from tests.system.conftest import Checkpoints, running
+from tests.checkpoints import make_checkpoint
+from tests.system.conftest import running
 from tests.system.harness import MODEL_NAME, Node, Program, Relay, start_relay, wait_until
 from tests.system.reference import Reference, make_prompt
 
@@ -22,15 +23,16 @@ References = Callable[[str], Reference]
 SLOW_PREFILL = str(Path(__file__).with_name("slow_prefill.py"))
 NODE_FLAGS = ("--lease-s", "3")
 LONG = 300
+VERY_LONG = 3900
+"""Takes longer than restarting a router."""
 
 
 @pytest.fixture(scope="module")
-def relay(
-    checkpoints: Checkpoints, relays: list[Relay], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Relay]:
-    """A relay whose members change; each test asks for those it needs with `ensure`."""
+def relay(relays: list[Relay], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
+    """A relay whose members change; each test asks for those it needs with `ensure`. The weights are those of the
+    checkpoint "llama", for longer contexts."""
     started = start_relay(
-        checkpoints("llama"),
+        make_checkpoint(tmp_path_factory.mktemp("long"), "llama", max_position=4096),
         tmp_path_factory.mktemp("life-cycle"),
         prefill=(NODE_FLAGS,),
         decode=(NODE_FLAGS, NODE_FLAGS),
@@ -167,7 +169,8 @@ def test_a_prefill_node_killed_at_work_costs_no_request(
 def test_nodes_come_back_to_a_restarted_router(relay: Relay, references: References) -> None:
     ensure(relay, prefill=1, decode=1)
     nodes = list(relay.nodes)
-    with relay.open(make_prompt(70, 500), 400) as stream:
+    generated = relay.decodes[0].metrics().value("generation_tokens_total")
+    with relay.open(make_prompt(70, 500), VERY_LONG) as stream:
         stream.read(5)
         relay.router.kill()
         with pytest.raises(openai.APIError):
@@ -175,6 +178,8 @@ def test_nodes_come_back_to_a_restarted_router(relay: Relay, references: Referen
     relay.restart_router()
     wait_until(lambda: relay.router.metrics().value("nodes") == len(nodes), "all nodes are back", 10.0)
     relay.settle()
+    generated = relay.decodes[0].metrics().value("generation_tokens_total") - generated
+    assert generated < VERY_LONG, "the request of the dead router was dropped"
     prompt = make_prompt(71, 501)
     before = delivered(relay)
     assert relay.ask(prompt).token_ids == references("llama").greedy(prompt).token_ids
