@@ -26,6 +26,7 @@ from engine.attention.base import SequenceShare
 
 _QUERY_TILE = 128
 
+
 @dataclass(frozen=True, slots=True)
 class _DecodePlan:
     """N sequences with one token each. rows: [N * Hkv * blocks]; masks: window -> [N, 1, 1, S], True where visible."""

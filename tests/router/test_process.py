@@ -123,7 +123,7 @@ def test_a_control_port_in_use_is_one_line(checkpoint: Path, taken_port: int) ->
     ended, _ = _start(str(checkpoint), "--port=0", f"--control-port={taken_port}")
     assert (ended.returncode, ended.stdout) == (1, "")
     line, = ended.stderr.splitlines()
-    assert line.startswith(f"error: cannot listen on 127.0.0.1:{taken_port}")
+    assert line.startswith(f"error: --control-host, --control-port: cannot listen on 127.0.0.1:{taken_port}")
 
 
 @pytest.mark.parametrize("arguments", [
