@@ -240,7 +240,7 @@ class EngineCore:
         request = self._scheduler.remove(output.key)
         if request is None:
             return
-        if not output.finish_reason:
+        if not output.finish_reason and not output.has_failed:
             self.leases.add(output.key, "kept", request.block_table, keep_until_s)
         else:
             self._pool.release(request.block_table)

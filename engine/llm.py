@@ -120,6 +120,8 @@ class LLM:
         """Hand a step's tokens to their streams; how many of them ended."""
         num_ended = 0
         for output in outputs:
+            if output.has_failed:
+                raise BatonError("the model computed no number for a prompt: its weights overflow in this dtype")
             if output.token is None or not isinstance(output.key, int):
                 continue
             stream = streams[output.key]

@@ -32,6 +32,11 @@ class Journal:
     has_finished: bool = False
     _early: dict[int, TokenEvent] = field(default_factory=dict)
 
+    @property
+    def has_gap(self) -> bool:
+        """Whether tokens have come whose predecessors have not."""
+        return bool(self._early)
+
     def next_attempt(self) -> int:
         """Fence off everything that the current attempt may still send."""
         self.attempt += 1

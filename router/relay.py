@@ -188,6 +188,9 @@ class Relay:
             if deliveries:
                 flight.due.extend(deliveries)
                 flight.changed.set()
+            elif flight.decode is not None and tokens.epoch == flight.decode.epoch and flight.journal.has_gap:
+                # a decode node sends in order and repeats token 1: what is missing was lost on the way
+                self._attempt_failed(flight, RequestFailed("tokens of the decode node were lost"))
 
     def on_failed(self, failed: Failed, epoch: int) -> None:
         """See `ControlHandler`."""

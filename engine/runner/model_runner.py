@@ -21,7 +21,10 @@ class Runner(Protocol):
     """Computes steps."""
 
     def execute(self, step: Step) -> dict[RequestKey, SampledToken]:
-        """Store the KV of the step's tokens; return a token for each request whose share `needs_sample`."""
+        """Store the KV of the step's tokens; return a token for each request whose share `needs_sample`.
+
+        A request for which the model computed no number gets none.
+        """
         ...
 
 
@@ -48,7 +51,8 @@ class ModelRunner:
         rows = torch.tensor([end for end, _ in sampling], device=device)
         logits = self._decoder.logits(hidden.index_select(0, rows))
         tokens = self._sampler.sample(logits, [request for _, request in sampling])
-        return {request.key: token for (_, request), token in zip(sampling, tokens, strict=True)}
+        drawn = zip(sampling, tokens, strict=True)
+        return {request.key: token for (_, request), token in drawn if token is not None}
 
 
 def _flatten(step: Step) -> tuple[torch.Tensor, torch.Tensor]:

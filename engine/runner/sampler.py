@@ -33,20 +33,22 @@ class Sampler:
     def __init__(self, eos_token_ids: frozenset[int]) -> None:
         self._eos_token_ids = sorted(eos_token_ids)
 
-    def sample(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[SampledToken]:
-        """logits: [N, V] float32, changed in place; one request per row."""
+    def sample(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[SampledToken | None]:
+        """logits: [N, V] float32, changed in place; one request per row. None for a row that holds NaN."""
         wanted = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
         original = torch.log_softmax(logits[wanted], dim=-1) if wanted else logits[:0]
         for row, request in enumerate(requests):
             self._adjust(logits[row], request)
-        token_ids = logits.argmax(dim=-1).tolist()
+        largest, best = logits.max(dim=-1)
+        token_ids, is_number = best.tolist(), (~largest.isnan()).tolist()
         for row, request in enumerate(requests):
-            if not request.params.is_greedy:
+            if is_number[row] and not request.params.is_greedy:
                 token_ids[row] = _draw(logits[row], request)
         logprobs: list[TokenLogprobs | None] = [None] * len(requests)
         for place, row in enumerate(wanted):
             logprobs[row] = _report(original[place], token_ids[row], requests[row].params.logprobs or 0)
-        return [SampledToken(token_id, report) for token_id, report in zip(token_ids, logprobs, strict=True)]
+        drawn = zip(token_ids, logprobs, is_number, strict=True)
+        return [SampledToken(token_id, report) if valid else None for token_id, report, valid in drawn]
 
     def _adjust(self, logits: Tensor, request: ScheduledRequest) -> None:
         """Bias, penalties and minimum length, in place on one row [V]."""

@@ -93,8 +93,9 @@ class RequestOutput:
     """What a step did for one request.
 
     `token` is the token drawn, if any, with output index `index`. `finish_reason` is "" unless that token ended the
-    request; `has_left` also when the request leaves because only its first token was wanted. Its KV reaches over
-    `num_computed_tokens`, `num_step_tokens` of them computed in this step.
+    request; `has_left` also when the request leaves because only its first token was wanted, or because it `has_failed`:
+    a token was due and the model computed no number. Its KV reaches over `num_computed_tokens`, `num_step_tokens` of
+    them computed in this step.
     """
 
     key: RequestKey
@@ -105,3 +106,4 @@ class RequestOutput:
     token: SampledToken | None
     finish_reason: str
     has_left: bool
+    has_failed: bool

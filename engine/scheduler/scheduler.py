@@ -126,7 +126,7 @@ class Scheduler:
         return Step(tuple(self._scheduled(key, count) for key, count in shares.items()))
 
     def apply(self, step: Step, sampled: Mapping[RequestKey, SampledToken]) -> list[RequestOutput]:
-        """Record that `step` was computed and what it drew. The caller removes those that have left."""
+        """Record that `step` was computed and what it drew; a due token that is missing ends its request. The caller removes those that have left."""
         return [self._apply(share, sampled.get(share.key)) for share in step.requests if share.key in self._running]
 
     def _apply(self, share: ScheduledRequest, token: SampledToken | None) -> RequestOutput:
@@ -137,6 +137,7 @@ class Scheduler:
         if token is not None:
             request.token_ids.append(token.token_id)
             finish_reason = self.finish_reason(request)
+        has_failed = token is None and share.needs_sample
         return RequestOutput(
             key=request.key,
             num_step_tokens=share.num_tokens,
@@ -145,7 +146,8 @@ class Scheduler:
             index=index,
             token=token,
             finish_reason=finish_reason,
-            has_left=bool(finish_reason) or (token is not None and request.first_token_only),
+            has_left=bool(finish_reason) or has_failed or (token is not None and request.first_token_only),
+            has_failed=has_failed,
         )
 
     def finish_reason(self, request: Request) -> str:

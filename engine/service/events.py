@@ -7,8 +7,14 @@ from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
+from engine.api.errors import BatonError, RequestFailed
 from engine.api.messages import TokenEvent
 from engine.scheduler.request import RequestOutput
+
+
+def failure_of(output: RequestOutput) -> BatonError:
+    """Why a request with `has_failed` left without its token."""
+    return RequestFailed(f"the model computed no number for output {output.index}", "not_a_number")
 
 
 def token_event(output: RequestOutput) -> TokenEvent | None:

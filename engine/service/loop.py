@@ -19,6 +19,7 @@ from engine.api.errors import BatonError, Overloaded
 from engine.api.messages import Cancel, TokenEvent
 from engine.core import EngineCore, StepFailed
 from engine.scheduler.request import RequestKey, RequestOutput
+from engine.service.events import failure_of
 from engine.service.heartbeat import HeartbeatThread
 from engine.service.router_link import RouterLink
 from engine.service.stopper import Stopper
@@ -160,6 +161,9 @@ class EngineLoop:
             return
         self._could_step = bool(outputs)
         done_s = time.monotonic()
+        for output in outputs:
+            if output.has_failed:
+                self._leg.fail(output.key, failure_of(output), done_s)
         self._router.send_tokens(self._leg.applied(outputs, done_s))
         self._leg.sent(done_s)
 

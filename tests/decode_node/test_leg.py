@@ -116,8 +116,20 @@ def test_cancel_all_frees_everything(relay: Relay) -> None:
     relay.ask_decode(key_of(2), [2] * 20)
     relay.ask_decode(key_of(3), [3] * 60)
     relay.decode.leg.cancel_all(relay.now_s)
-    relay.until(lambda: relay.is_empty)
-    assert relay.decode.failures == []
+    relay.settle()
+    assert relay.is_empty
+    assert sorted(key for key, _ in relay.decode.failures) == [key_of(1), key_of(2), key_of(3)]
+
+
+def test_a_first_token_outside_the_vocabulary_fails_its_own_request_only(relay: Relay) -> None:
+    relay.ask(key_of(2), [2] * 9, max_tokens=30)
+    relay.until(lambda: len(relay.decode.stream(key_of(2))) > 2)
+    relay.prefill.runner.forced_token = 10**6
+    relay.ask(KEY, PROMPT)
+    relay.until(lambda: bool(relay.decode.failures))
+    relay.until_finished(key_of(2))
+    assert "outside the vocabulary" in relay.decode.failures_of(KEY)[0]
+    assert relay.decode.stream(key_of(2)) == undisturbed([2] * 9, max_tokens=30)
 
 
 def test_kv_that_never_comes_fails_once_by_the_lease(relay: Relay) -> None:
@@ -160,6 +172,6 @@ def test_a_peer_that_cannot_be_dialled_is_refused_and_leaves_nothing(relay: Rela
             relay.decode.leg.begin(replace(request, prefill_peer=PrefillPeer(address, 1, address)), 0.0)
     relay.settle()
     assert relay.decode.leg.num_live == 1
-    relay.decode.leg.cancel_all(0.0)
-    relay.until(lambda: relay.is_empty)
     assert relay.decode.failures == []
+    relay.decode.leg.cancel(key_of(9), 0.0)
+    relay.until(lambda: relay.is_empty)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.api.errors import ContextLengthExceeded, InvalidSetting
+from engine.api.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting
 from engine.api.sampling import DecodingParams
 from engine.build import Engine, build_engine
 from engine.cache.block_pool import BlockPool
@@ -300,6 +300,59 @@ def test_a_step_that_fails_names_its_requests_and_can_be_tried_again() -> None:
         core.check()
     runner.is_broken = False
     assert run(core) == {"a": [1] * NUM_NEW, "b": [1] * NUM_NEW}
+
+
+class SilentRunner(FlakyRunner):
+    """Computes no number for the request "bad"."""
+
+    def execute(self, step: Step) -> dict[RequestKey, SampledToken]:
+        self.is_broken = False
+        return {key: token for key, token in super().execute(step).items() if key != "bad"}
+
+
+@pytest.mark.parametrize("first_token_only", [False, True])
+def test_a_request_without_a_number_leaves_with_its_blocks_and_fails_no_other(first_token_only: bool) -> None:
+    pool = BlockPool(16)
+    core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 64), frozenset()), SilentRunner(), "f")
+    core.add("bad", prompt(5), GREEDY, first_token_only=first_token_only)
+    core.add("good", prompt(5), GREEDY)
+    outputs = {output.key: output for output in core.step()}
+    assert (outputs["bad"].has_failed, outputs["bad"].has_left, outputs["bad"].token) == (True, True, None)
+    assert (outputs["good"].has_failed, outputs["good"].has_left) == (False, False)
+    core.check()
+    assert run(core)["good"] == [1] * (NUM_NEW - 1)
+    assert num_held(core) == 0
+
+
+def test_a_key_in_use_is_refused() -> None:
+    core, _ = flaky_core()
+    core.add("a", prompt(5), GREEDY)
+    with pytest.raises(ValueError, match="in use"):
+        core.add("a", prompt(5), GREEDY)
+    with pytest.raises(ValueError, match="in use"):
+        core.reserve("a", prompt(5), 10.0)
+
+
+def test_reservations_wait_behind_requests_that_are_short_of_blocks() -> None:
+    pool = BlockPool(4)
+    core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 16), frozenset()), SilentRunner(), "f")
+    assert core.reserve("held", prompt(8), 10.0) is not None
+    core.add("big", prompt(12), GREEDY)
+    core.step()
+    assert core.reserve("late", prompt(4), 10.0) is None
+    core.release("held")
+    core.step()
+    assert core.reserve("late", prompt(4), 10.0) is not None
+    core.check()
+
+
+def test_token_ids_outside_the_vocabulary_are_refused(checkpoint: Path) -> None:
+    core = new_engine(checkpoint).core
+    with pytest.raises(InvalidRequest):
+        core.add("a", [1, 2, 10**6], GREEDY)
+    with pytest.raises(InvalidRequest):
+        core.add("a", [1, 2], DecodingParams(stop_token_ids=(10**6,)))
+    assert not core.has_work
 
 
 def test_requests_of_a_failed_step_can_be_aborted() -> None:

@@ -22,7 +22,7 @@ from kvtransfer.sending import SendingSide, open_listener
 from kvtransfer.transports.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
 from prefill_node.leg import EngineBlocks, PrefillLeg
 from tests.kvtransfer.oracle import OracleRunner, make_core
-from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, LossyLink, empty_blocks, receiving_facts, sending_facts
+from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, Echo, LossyLink, empty_blocks, receiving_facts, sending_facts
 from tests.kvtransfer.pools import LEASE_S
 
 _DEADLINE_S = 10.0
@@ -84,6 +84,7 @@ class Relay:
     decode: Node
     link: LossyLink
     address: str
+    echo: Echo
     now_s: float = 0.0
 
     def ask_prefill(self, key: AttemptKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
@@ -137,14 +138,14 @@ class Relay:
     def settle(self) -> None:
         for _ in range(30):
             self.round()
-            time.sleep(0.001)
+            self.echo.wait()
 
     def pass_time(self, duration_s: float) -> None:
         for _ in range(round(duration_s)):
             self.now_s += 1.0
-            for _ in range(5):
+            for _ in range(6):
                 self.round()
-                time.sleep(0.001)
+                self.echo.wait()
 
     @property
     def is_empty(self) -> bool:
@@ -170,10 +171,10 @@ def undisturbed(token_ids: Sequence[int], *, max_tokens: int = 8) -> list[int]:
 def open_relay(*, plan: FaultPlan = without_faults, peers_write: bool = True) -> Iterator[Relay]:
     """Two legs, closed at the end."""
     network = LoopbackNetwork(plan)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sent_blocks, received_blocks = empty_blocks(), empty_blocks()
     prefill_runner, decode_runner = OracleRunner(sent_blocks), OracleRunner(received_blocks)
     prefill_core, decode_core = make_core(sent_blocks, prefill_runner), make_core(received_blocks, decode_runner)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket, address = open_listener(context, "127.0.0.1", 0, SETTINGS)
     link, pusher = LossyLink(socket), Pusher(sent_blocks)
     sending = SendingSide(
@@ -190,7 +191,7 @@ def open_relay(*, plan: FaultPlan = without_faults, peers_write: bool = True) ->
     decode_leg.attach(ReceivingSide(facts, context, SETTINGS, [receiver], received_blocks, decode_leg))
     prefill, decode = Node(prefill_leg, prefill_core, prefill_runner), Node(decode_leg, decode_core, decode_runner)
     try:
-        yield Relay(prefill, decode, link, address)
+        yield Relay(prefill, decode, link, address, Echo(context))
     finally:
         prefill_leg.close()
         decode_leg.close()

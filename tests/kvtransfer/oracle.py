@@ -58,5 +58,6 @@ def make_core(blocks: Blocks, runner: OracleRunner, max_num_batched_tokens: int 
         max_num_seqs=8,
         max_num_batched_tokens=max_num_batched_tokens,
         max_request_tokens=len(blocks) * BLOCK_SIZE,
+        vocab_size=EOS + 1,
     )
     return EngineCore(pool, Scheduler(pool, limits, frozenset({EOS})), runner, "model-a")

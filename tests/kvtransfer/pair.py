@@ -80,6 +80,25 @@ class LossyLink:
         return False
 
 
+class Echo:
+    """A round trip through a context's own I/O thread: what was sent before it has had its chance to arrive."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._near, self._far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        port = self._near.bind_to_random_port("tcp://127.0.0.1")
+        self._far.connect(f"tcp://127.0.0.1:{port}")
+
+    def wait(self) -> None:
+        self._near.send(b"")
+        self._far.recv()
+        self._far.send(b"")
+        self._near.recv()
+
+    def close(self) -> None:
+        self._near.close(linger=0)
+        self._far.close(linger=0)
+
+
 @dataclass(slots=True)
 class PrefillNode:
     """The sending side of a node that listens at `address`."""
@@ -175,6 +194,7 @@ class Pair:
     transport: str
     prefill: PrefillNode
     decode: DecodeNode
+    echo: Echo
     now_s: float = 0.0
 
     def poll(self) -> None:
@@ -195,21 +215,21 @@ class Pair:
         """Rounds enough for every message under way to arrive and be answered."""
         for _ in range(30):
             self.poll()
-            time.sleep(0.001)
+            self.echo.wait()
 
     def settle_prefill(self) -> None:
         """The same, when there is no decode node any more."""
         for _ in range(10):
             self.prefill.poll(self.now_s)
-            time.sleep(0.001)
+            self.echo.wait()
 
     def pass_time(self, duration_s: float) -> None:
         """Let the virtual clock run, second by second."""
         for _ in range(round(duration_s)):
             self.now_s += 1.0
-            for _ in range(5):
+            for _ in range(6):
                 self.poll()
-                time.sleep(0.001)
+                self.echo.wait()
 
     @property
     def is_quiet(self) -> bool:
@@ -294,12 +314,14 @@ def open_pair(
     try:
         prefill = make_prefill_node(context, network, transport, facts=sender)
         decode = make_decode_node(context, network, transport, facts=receiver)
-        pair = Pair(context, network, transport, prefill, decode)
+        echo = Echo(context)
+        pair = Pair(context, network, transport, prefill, decode, echo)
         try:
             yield pair
         finally:
             pair.prefill.close()
             pair.decode.close()
+            echo.close()
     finally:
         context.destroy(linger=0)
 

@@ -91,7 +91,9 @@ def test_cancel_all_frees_everything(relay: Relay) -> None:
     for _ in range(3):
         relay.prefill.round(0.0)
     relay.prefill.leg.cancel_all(0.0)
-    relay.until(lambda: relay.is_empty)
+    relay.settle()
+    assert relay.is_empty
+    assert sorted(key for key, _ in relay.prefill.failures) == [key_of(1), key_of(2), key_of(3)]
 
 
 def test_a_step_that_cannot_be_computed_fails_its_requests_once(relay: Relay) -> None:

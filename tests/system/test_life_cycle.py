@@ -179,7 +179,7 @@ def test_nodes_come_back_to_a_restarted_router(relay: Relay, references: Referen
     wait_until(lambda: relay.router.metrics().value("nodes") == len(nodes), "all nodes are back", 10.0)
     relay.settle()
     generated = relay.decodes[0].metrics().value("generation_tokens_total") - generated
-    assert generated < VERY_LONG, "the request of the dead router was dropped"
+    assert generated < VERY_LONG * 3 // 4, "the request of the dead router was dropped"
     prompt = make_prompt(71, 501)
     before = delivered(relay)
     assert relay.ask(prompt).token_ids == references("llama").greedy(prompt).token_ids

@@ -31,7 +31,8 @@ def request(prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **pa
 
 
 def sample(logits: Tensor, *requests: ScheduledRequest, eos: frozenset[int] = frozenset({EOS})) -> list[SampledToken]:
-    return Sampler(eos).sample(logits.clone(), list(requests))
+    drawn = Sampler(eos).sample(logits.clone(), list(requests))
+    return [token for token in drawn if token is not None]
 
 
 def draws(logits: Tensor, num_draws: int, **params: Any) -> Counter[int]:
@@ -53,6 +54,15 @@ def reference_probabilities(logits: Tensor, temperature: float, top_k: int, top_
     probabilities = np.zeros(len(scaled))
     probabilities[kept] = weights / weights.sum()
     return probabilities
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_a_number_draws_nothing_and_disturbs_no_other(temperature: float) -> None:
+    logits = random_logits(rows=3)
+    logits[1, 7] = torch.nan
+    found = Sampler(frozenset()).sample(logits.clone(), [request(temperature=temperature, seed=1)] * 3)
+    assert found[1] is None
+    assert [found[0], found[2]] == sample(logits[[0, 2]], *[request(temperature=temperature, seed=1)] * 2)
 
 
 def test_temperature_zero_takes_the_most_likely_token() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -173,12 +174,13 @@ def test_large_pushes_are_cut_into_bounded_messages(monkeypatch: pytest.MonkeyPa
 
 def test_a_receiver_that_takes_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
     monkeypatch.setattr(tcp_zmq, "_SEND_TIMEOUT_MS", 50)
-    address = target.receiver.endpoint.address
-    target.receiver.close()
-    sender = ZmqSender(target.context, Endpoint("zmq", address), target.blocks, SETTINGS)
-    with pytest.raises(TransferFailed, match="took nothing"):
-        sender.push(key_of(1), [Move(0, 0, 0, 1)])
-    sender.close()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and never listens
+        address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+        sender = ZmqSender(target.context, Endpoint("zmq", address), target.blocks, SETTINGS)
+        with pytest.raises(TransferFailed, match="took nothing"):
+            sender.push(key_of(1), [Move(0, 0, 0, 1)])
+        sender.close()
 
 
 @pytest.mark.parametrize("address", ["", "inproc://x", "tcp://a b:5", "tcp://host", "tcp://127.0.0.1:99999"])
