@@ -41,8 +41,9 @@ chat: install ## talk to what `make serve` started
 test: install ## run all tests, without network: ARGS=
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
 
-lint: install ## ruff, and mypy in strict mode
+lint: install ## ruff (rules and format), and mypy in strict mode
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(PACKAGES) tests
 
 clean: ## remove .venv and all caches

@@ -96,8 +96,8 @@ class EngineCore:
         cache_salt: bytes = b"",
         first_token_only: bool = False,
     ) -> None:
-        """Compute and continue `token_ids`. With `first_token_only` it leaves after one token, and unless that token
-        ended it, its blocks stay leased until `release(key)`.
+        """Compute and continue `token_ids`. With `first_token_only` the request leaves after one token and its blocks
+        stay leased until `release(key)`: somebody may be reading them, also when that token ended it.
 
         `num_prompt_tokens` (default: all) says how many of them count as prompt; the rest are earlier output.
         Raises `ContextLengthExceeded` when it can never fit, `Overloaded` when the queue is full, `InvalidRequest` for
@@ -240,7 +240,7 @@ class EngineCore:
         request = self._scheduler.remove(output.key)
         if request is None:
             return
-        if not output.finish_reason and not output.has_failed:
+        if request.first_token_only:
             self.leases.add(output.key, "kept", request.block_table, keep_until_s)
         else:
             self._pool.release(request.block_table)

@@ -14,9 +14,7 @@ def block_checksum(block: npt.NDArray[np.uint8]) -> int:
     return xxhash.xxh3_64_intdigest(block.data)
 
 
-def damaged_blocks(
-    blocks: npt.NDArray[np.uint8], block_ids: Sequence[int], checksums: Sequence[int]
-) -> list[int]:
+def damaged_blocks(blocks: npt.NDArray[np.uint8], block_ids: Sequence[int], checksums: Sequence[int]) -> list[int]:
     """Those of `block_ids` whose bytes in `blocks` [num_blocks, block_bytes] do not match their checksum."""
     pairs = zip(block_ids, checksums, strict=True)
     return [block_id for block_id, checksum in pairs if block_checksum(blocks[block_id]) != checksum]

@@ -37,9 +37,7 @@ def build_app(
         counts = {role: len(nodes.available(role)) for role in (PREFILL, DECODE)}
         is_ready = counts[DECODE] > 0 and not endpoints.is_draining
         body = {"status": "ok" if is_ready else "not ready", "nodes": counts}
-        return web.Response(
-            status=200 if is_ready else 503, body=json_bytes(body), content_type="application/json"
-        )
+        return web.Response(status=200 if is_ready else 503, body=json_bytes(body), content_type="application/json")
 
     async def render_metrics(http: web.Request) -> web.Response:
         return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})

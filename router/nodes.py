@@ -45,7 +45,7 @@ class Node:
 
     @property
     def role(self) -> str:
-        """"prefill" or "decode"."""
+        """ "prefill" or "decode"."""
         return self.hello.role
 
 

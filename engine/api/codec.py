@@ -216,7 +216,11 @@ def _decoder(path: str, hint: Any) -> _Coder:
 
 def _scalar_decoder(path: str, hint: Any, constraint: Any) -> _Coder:
     scalars: Mapping[Any, Callable[[str, Any], _Coder]] = {
-        bool: _bool_decoder, int: _int_decoder, float: _float_decoder, str: _str_decoder, bytes: _bytes_decoder
+        bool: _bool_decoder,
+        int: _int_decoder,
+        float: _float_decoder,
+        str: _str_decoder,
+        bytes: _bytes_decoder,
     }
     if hint not in scalars:
         raise TypeError(f"{path}: {hint} is not part of the wire format")

@@ -32,9 +32,7 @@ class KvLayout:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
-        return (
-            self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim * DTYPE_BYTES[self.dtype]
-        )
+        return self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim * DTYPE_BYTES[self.dtype]
 
     def require_same(self, other: KvLayout, whose: str) -> None:
         """Raise `Refused` naming both values of the first fact in which `other` (of `whose`) differs."""

@@ -113,9 +113,7 @@ def check_stop_strings(stop: tuple[str, ...]) -> None:
             raise InvalidRequest(f"each stop must be a string of 1 to {MAX_STOP_LENGTH} characters", "stop")
 
 
-def _require_number(
-    params: DecodingParams, name: str, low: float, high: float, *, low_is_open: bool = False
-) -> None:
+def _require_number(params: DecodingParams, name: str, low: float, high: float, *, low_is_open: bool = False) -> None:
     value = getattr(params, name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidRequest(f"{name} must be a finite number", name)

@@ -17,7 +17,7 @@ class Request:
     """Mutable state of one request; only the scheduler changes it.
 
     `token_ids` is the prompt and everything generated; `num_computed_tokens` of them have their KV in `block_table`.
-    `first_token_only`: the request leaves after one token, and unless that ended it, its blocks pass to a lease.
+    `first_token_only`: the request leaves after one token, and its blocks pass to a lease.
     `num_cached_tokens` is set at the first admission: prompt tokens that somebody else had computed.
     """
 
@@ -93,9 +93,9 @@ class RequestOutput:
     """What a step did for one request.
 
     `token` is the token drawn, if any, with output index `index`. `finish_reason` is "" unless that token ended the
-    request; `has_left` also when the request leaves because only its first token was wanted, or because it `has_failed`:
-    a token was due and the model computed no number. Its KV reaches over `num_computed_tokens`, `num_step_tokens` of
-    them computed in this step.
+    request; `has_left` also when it leaves because only its first token was wanted, or because it `has_failed`: a token
+    was due and the model computed no number. Its KV reaches over `num_computed_tokens`, `num_step_tokens` of them
+    computed in this step.
     """
 
     key: RequestKey

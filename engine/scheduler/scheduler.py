@@ -126,7 +126,10 @@ class Scheduler:
         return Step(tuple(self._scheduled(key, count) for key, count in shares.items()))
 
     def apply(self, step: Step, sampled: Mapping[RequestKey, SampledToken]) -> list[RequestOutput]:
-        """Record that `step` was computed and what it drew; a due token that is missing ends its request. The caller removes those that have left."""
+        """Record that `step` was computed and what it drew; a due token that is missing ends its request.
+
+        The caller removes those that have left.
+        """
         return [self._apply(share, sampled.get(share.key)) for share in step.requests if share.key in self._running]
 
     def _apply(self, share: ScheduledRequest, token: SampledToken | None) -> RequestOutput:

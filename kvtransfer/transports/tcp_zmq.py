@@ -26,6 +26,7 @@ from kvtransfer.transports.base import Blocks, Move
 NAME = "zmq"
 _MAX_MESSAGE_BYTES = 2**20
 _MAX_QUEUED = 32
+_MAX_PER_POLL = 64
 _SEND_TIMEOUT_MS = 5_000
 
 
@@ -92,7 +93,9 @@ class ZmqReceiver:
 
     def poll(self) -> None:
         """See `Receiver.poll`."""
-        while self.socket is not None:
+        for _ in range(_MAX_PER_POLL):
+            if self.socket is None:
+                return
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:

@@ -100,8 +100,8 @@ def retry_after(error: Exception) -> str | None:
 def http_layer_body(status: int) -> dict[str, Any]:
     """The envelope for an error that HTTP itself raises (no route, body too large, ...), by its status."""
     fallback = (INVALID, "bad_request", "the request cannot be served") if 400 <= status < 500 else None
-    error_type, code, message = _HTTP_LAYER.get(status) or fallback or (
-        SERVER, BatonError.code, "the server failed to handle this request"
+    error_type, code, message = (
+        _HTTP_LAYER.get(status) or fallback or (SERVER, BatonError.code, "the server failed to handle this request")
     )
     return envelope(message, error_type, None, code)
 

@@ -33,7 +33,12 @@ UNSUPPORTED, TOO_LONG = "unsupported_parameter", "string_above_max_length"
 
 # tools and documents are no text-only conversation, so their variables stay out of reach
 _TEMPLATE_VARIABLES = ALLOWED_VARIABLES - {
-    "builtin_tools", "custom_tools", "documents", "tool_choice", "tools", "tools_in_user_message"
+    "builtin_tools",
+    "custom_tools",
+    "documents",
+    "tool_choice",
+    "tools",
+    "tools_in_user_message",
 }
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 

@@ -212,9 +212,7 @@ class ChatCompletionRequest(_GenerationRequest):
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise field_error("differs from max_tokens; send one of them", ("max_completion_tokens",))
         if sum(len(message.content) for message in self.messages) > MAX_TEXT_CHARS:
-            raise field_error(
-                f"hold more than {MAX_TEXT_CHARS} characters together", ("messages",), TOO_LONG
-            )
+            raise field_error(f"hold more than {MAX_TEXT_CHARS} characters together", ("messages",), TOO_LONG)
         return self
 
     @property

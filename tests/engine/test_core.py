@@ -229,11 +229,13 @@ def test_first_token_only_keeps_the_blocks_until_release(checkpoint: Path) -> No
     assert num_held(core) == 0
 
 
-def test_a_first_token_that_ends_the_request_leaves_no_lease(checkpoint: Path) -> None:
+def test_blocks_stay_leased_also_when_the_first_token_ends_the_request(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
     core.add("a", prompt(9), DecodingParams(temperature=0, max_tokens=1), first_token_only=True)
     assert core.step(FOREVER_S)[0].finish_reason == "length"
-    assert len(core.leases) == num_held(core) == 0
+    assert "a" in core.leases
+    assert core.release("a")
+    assert num_held(core) == 0
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
@@ -321,6 +323,7 @@ def test_a_request_without_a_number_leaves_with_its_blocks_and_fails_no_other(fi
     assert (outputs["good"].has_failed, outputs["good"].has_left) == (False, False)
     core.check()
     assert run(core)["good"] == [1] * (NUM_NEW - 1)
+    assert core.release("bad") is first_token_only
     assert num_held(core) == 0
 
 

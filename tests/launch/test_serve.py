@@ -96,9 +96,7 @@ def test_a_port_in_use_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.count("\n") == 1
 
 
-def test_announces_the_address_and_a_command_to_try(
-    endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_announces_the_address_and_a_command_to_try(endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]) -> None:
     announce(endpoint.url, resolve_serve([], {}))
     ready, curl = capsys.readouterr().out.splitlines()
     assert ready == f"Baton ready at {endpoint.url}"

@@ -29,9 +29,7 @@ from tests.router.fake_node import Context, FakeNode, Script, make_hello
 PROMPT = tuple(range(10, 30))
 MODEL = "org/tiny"
 SEND_BUFFER_BYTES = 16_384  # small, so that a client that does not read is noticed after few tokens
-DEFAULTS = RelaySettings(
-    local_prefill_tokens=4, max_concurrent_requests=64, max_attempts=3, request_timeout_s=20.0
-)
+DEFAULTS = RelaySettings(local_prefill_tokens=4, max_concurrent_requests=64, max_attempts=3, request_timeout_s=20.0)
 
 
 @dataclass(slots=True)
@@ -113,9 +111,7 @@ class Call:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _run(
-        self, relay: Relay, prompt_ids: Sequence[int], params: DecodingParams, cache_salt: bytes
-    ) -> None:
+    async def _run(self, relay: Relay, prompt_ids: Sequence[int], params: DecodingParams, cache_salt: bytes) -> None:
         async with aclosing(relay.generate(prompt_ids, params, cache_salt)) as deliveries:
             async for delivery, _ in deliveries:
                 self.token_ids.extend(delivery.token_ids)

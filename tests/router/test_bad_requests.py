@@ -156,6 +156,7 @@ async def _beside_a_stream(prompts: PromptMaker, request: Any) -> Reply:
     """What `request(server)` is answered in the middle of a good stream, whose text is checked."""
     ids = prompts.tokenizer.encode("the good stream")
     async with serving(prompts, replace(DEFAULTS, max_concurrent_requests=200), MAX_BODY_BYTES) as server:
+
         def script(node: Any, leg: Any) -> None:
             if leg.params.seed == 4711:
                 node.emit(leg, ids[:3])
@@ -184,9 +185,7 @@ def _changed(path: str, members: dict[str, Any]) -> bytes:
 
 @pytest.mark.parametrize("case", RAW.values(), ids=RAW.keys())
 async def test_bodies_that_cannot_be_read(prompts: PromptMaker, case: Raw) -> None:
-    reply = await _beside_a_stream(
-        prompts, lambda server: fetch(server, "POST", CHAT, case.body, dict(case.headers))
-    )
+    reply = await _beside_a_stream(prompts, lambda server: fetch(server, "POST", CHAT, case.body, dict(case.headers)))
     assert (reply.status, reply.error["type"]) == (case.status, "invalid_request_error")
     assert case.code in (None, reply.error["code"])
 
@@ -206,9 +205,7 @@ async def test_fields_that_are_wrong(
 
 
 @pytest.mark.parametrize(("path", "members"), [case[1:] for case in ACCEPTED], ids=[case[0] for case in ACCEPTED])
-async def test_fields_at_the_edge_of_what_is_allowed(
-    prompts: PromptMaker, path: str, members: dict[str, Any]
-) -> None:
+async def test_fields_at_the_edge_of_what_is_allowed(prompts: PromptMaker, path: str, members: dict[str, Any]) -> None:
     reply = await _beside_a_stream(prompts, lambda server: fetch(server, "POST", path, _changed(path, members)))
     assert reply.status == 200
 

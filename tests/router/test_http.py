@@ -331,7 +331,7 @@ async def test_a_client_that_leaves_a_stream_cancels_its_request(server: Server,
 async def test_a_failure_after_the_first_token_is_an_event_and_a_connection_that_breaks_off(
     server: Server, prompts: PromptMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, = prompts.tokenizer.encode("a")
+    (first,) = prompts.tokenizer.encode("a")
 
     def script(node: FakeNode, leg: LegMessage) -> None:
         if leg.attempt == 1:

@@ -23,7 +23,7 @@ def _ids(deliveries: list[Delivery]) -> list[int]:
 
 
 def test_tokens_are_delivered_with_their_logprobs() -> None:
-    delivery, = Journal().record(_event(0, 5, 6, finish="stop"))
+    (delivery,) = Journal().record(_event(0, 5, 6, finish="stop"))
     assert (delivery.token_ids, delivery.finish_reason) == ((5, 6), "stop")
     assert [entry.logprob for entry in delivery.logprobs] == [-5.0, -6.0]
 
@@ -32,7 +32,7 @@ def test_a_repeated_token_is_not_delivered_again() -> None:
     journal = Journal()
     assert _ids(journal.record(_event(0, 5))) == [5]
     assert journal.record(_event(0, 5)) == []
-    delivery, = journal.record(_event(0, 5, 6))
+    (delivery,) = journal.record(_event(0, 5, 6))
     assert delivery.token_ids == (6,)
     assert [entry.logprob for entry in delivery.logprobs] == [-6.0]
 
@@ -126,7 +126,7 @@ def _histories(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, TokenEvent]]
 
 @given(_histories())
 def test_any_history_delivers_each_output_once_in_order(
-    history: tuple[list[int], list[tuple[int, TokenEvent]]]
+    history: tuple[list[int], list[tuple[int, TokenEvent]]],
 ) -> None:
     output, events = history
     journal = Journal()

@@ -122,7 +122,7 @@ def test_a_port_in_use_is_one_line(checkpoint: Path, taken_port: int) -> None:
 def test_a_control_port_in_use_is_one_line(checkpoint: Path, taken_port: int) -> None:
     ended, _ = _start(str(checkpoint), "--port=0", f"--control-port={taken_port}")
     assert (ended.returncode, ended.stdout) == (1, "")
-    line, = ended.stderr.splitlines()
+    (line,) = ended.stderr.splitlines()
     assert line.startswith(f"error: --control-host, --control-port: cannot listen on 127.0.0.1:{taken_port}")
 
 
@@ -133,7 +133,7 @@ def test_settings_that_cannot_be_used_are_one_line(checkpoint: Path, arguments: 
     model = () if not arguments[0].startswith("--") else (str(checkpoint),)
     ended, _ = _start(*model, "--control-port=0", *([] if "--port" in arguments[0] else ["--port=0"]), *arguments)
     assert (ended.returncode, ended.stdout) == (1, "")
-    line, = ended.stderr.splitlines()
+    (line,) = ended.stderr.splitlines()
     assert line.startswith("error: ")
 
 

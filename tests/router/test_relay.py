@@ -399,6 +399,7 @@ async def test_what_comes_after_the_end_starts_nothing() -> None:
 
 async def test_requests_do_not_touch_each_other() -> None:
     async with relaying() as rig:
+
         def script(node: FakeNode, leg: LegMessage) -> None:
             if leg.token_ids[0] % 3 == 0 and leg.attempt == 1:
                 node.fail(leg, NODE_FAILED)

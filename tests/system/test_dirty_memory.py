@@ -16,9 +16,7 @@ from tests.system.reference import Reference, make_prompt
 NOT_A_NUMBER_BYTE = 0xFF
 
 
-def test_a_pool_full_of_nan_changes_no_token(
-    checkpoints: Checkpoints, references: Callable[[str], Reference]
-) -> None:
+def test_a_pool_full_of_nan_changes_no_token(checkpoints: Checkpoints, references: Callable[[str], Reference]) -> None:
     pools: list[ByteArray] = []
 
     def allocate(num_bytes: int) -> ByteArray:

@@ -316,7 +316,10 @@ def test_every_sampling_field_reaches_the_nodes() -> None:
     }
     params = completion(**sent, logit_bias={"5": 1, "3": -2.5}, stop_token_ids=[4]).decoding_params()
     expected = DecodingParams(
-        **sent, logit_bias_ids=(5, 3), logit_bias_values=(1.0, -2.5), stop_token_ids=(4,)  # type: ignore[arg-type]
+        **sent,  # type: ignore[arg-type]
+        logit_bias_ids=(5, 3),
+        logit_bias_values=(1.0, -2.5),
+        stop_token_ids=(4,),
     )
     assert params == expected
 

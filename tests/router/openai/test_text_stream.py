@@ -79,9 +79,7 @@ def test_a_stop_token_is_silent_unless_it_is_to_be_included(tokenizer: Tokenizer
 
 @pytest.mark.parametrize(("skip", "text"), [(True, "Hello world"), (False, "Hello<eos> world")])
 def test_special_tokens_within_the_text(tokenizer: Tokenizer, skip: bool, text: str) -> None:
-    whole = join_deltas(
-        _push_all(ChoiceText(tokenizer, TextOptions(skip_special_tokens=skip)), [HELLO, EOS, WORLD])
-    )
+    whole = join_deltas(_push_all(ChoiceText(tokenizer, TextOptions(skip_special_tokens=skip)), [HELLO, EOS, WORLD]))
     assert (whole.text, _ids(whole)) == (text, [HELLO, EOS, WORLD])
 
 
