@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import zmq
@@ -14,11 +14,26 @@ import zmq.auth.thread
 from engine.api.errors import BatonError
 from engine.api.links import ZAP_DOMAIN, ClusterKey
 
+_BAR_WIDTH = 30
+
 
 def emit(**event: object) -> None:
-    """One machine-readable line on stdout, for whoever started this program."""
-    sys.stdout.write(json.dumps(event) + "\n")
+    """Say on stdout how the start goes: one line of JSON for a program that listens, words for a person."""
+    sys.stdout.write(_for_person(event) if sys.stdout.isatty() else json.dumps(event) + "\n")
     sys.stdout.flush()
+
+
+def _for_person(event: Mapping[str, object]) -> str:
+    """The event for a terminal; a "loading" line is overwritten by the next one."""
+    done, total = event.get("done"), event.get("total")
+    if isinstance(done, int) and isinstance(total, int):
+        filled = _BAR_WIDTH * done // max(1, total)
+        bar = "#" * filled + "." * (_BAR_WIDTH - filled)
+        return f"\rloading weights [{bar}] {done / 1e6:.0f} of {total / 1e6:.0f} MB" + "\n" * (done == total)
+    line = f"{event.get('role')} ready at {event.get('address')}"
+    if "control_address" in event:
+        line += f", nodes join with --router {event['control_address']}"
+    return line + "\n"
 
 
 def report_errors(run: Callable[[], None]) -> int:

@@ -1,6 +1,10 @@
 """Trains the demo model from nothing and writes it as a published checkpoint.
 
-    python -m engine.demo.train --out engine/demo/checkpoint --minutes 75 --threads 1 --seed 1
+    python -m engine.demo.train --out build/demo --steps 3600 --threads 1 --seed 1
+    python -m engine.demo.train --out build/demo --steps 4600 --threads 1 --seed 1
+
+are the two commands the packaged checkpoint comes from: the second goes on from the state of the first, with the
+learning rate up again and down once more. `--minutes` instead of `--steps` trains for a time, on any machine.
 
 First a byte-level BPE tokenizer (digits one by one), then a small Qwen3 model on packed texts of
 `engine.demo.corpus`; the loss counts what the assistant says and plain text. The texts, their order, the
@@ -254,7 +258,8 @@ def rate(step: int, progress: float) -> float:
 def optimizers_for(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices of the layers and AdamW for the embedding and the norms.
 
-    Muon (https://kellerjordan.github.io/posts/muon/) needs about two thirds of the tokens AdamW needs here.
+    Muon (https://kellerjordan.github.io/posts/muon/) instead of AdamW for all: after 0.4 million tokens the loss was
+    0.80 and not 1.02, at the same speed.
     """
     matrices = [weight for name, weight in model.named_parameters() if weight.dim() == 2 and "embed" not in name]
     others = [weight for name, weight in model.named_parameters() if weight.dim() != 2 or "embed" in name]
