@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
-from engine.api.process import report_errors
-from engine.api.settings import add_flags, check_file_keys, resolve
+from engine.service.command import run_command
 from prefill_node.settings import PrefillNodeSettings
+
+
+def _serve(settings: PrefillNodeSettings) -> None:
+    # imported late: these bring in torch, and help and wrong flags have been answered by now
+    from engine.service.process import run_node
+    from prefill_node.node import PrefillRole
+
+    run_node(settings, PrefillRole)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a prefill node until it is told to stop; the exit status."""
-    parser = argparse.ArgumentParser("baton prefill", description="Run one prefill node.")
-    add_flags(parser, PrefillNodeSettings)
-    flags = parser.parse_args(argv)
-    # help and wrong flags answer before torch is imported
-    from engine.service.process import run_node
-    from prefill_node.node import PrefillRole
-
-    def run() -> None:
-        if flags.config:
-            check_file_keys(flags.config, PrefillNodeSettings)
-        run_node(resolve(PrefillNodeSettings, flags), PrefillRole)
-
-    return report_errors(run)
+    return run_command("prefill", PrefillNodeSettings, _serve, argv)
 
 
 if __name__ == "__main__":

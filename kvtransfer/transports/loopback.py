@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +21,7 @@ import zmq
 
 from engine.api.errors import Refused, TransferFailed
 from kvtransfer.messages import Endpoint, HandoffKey, PeerHello
+from kvtransfer.transports.announced import AnnouncedBlocks
 from kvtransfer.transports.base import Blocks, Move
 
 NAME = "loopback"
@@ -57,13 +58,6 @@ class _Parcel:
     key: HandoffKey
     move: Move
     payload: bytes
-
-
-@dataclass(slots=True)
-class _Expected:
-    block_ids: tuple[int, ...]
-    generations: tuple[int, ...]
-    arrived: set[int] = field(default_factory=set)
 
 
 class LoopbackNetwork:
@@ -129,7 +123,7 @@ class LoopbackReceiver:
         self._network = network
         self._name = name
         self._blocks = blocks
-        self._expected: dict[HandoffKey, _Expected] = {}
+        self._announced = AnnouncedBlocks()
         self._mailbox: deque[tuple[HandoffKey, Move, bytes]] = deque()
         network.attach(name, self)
 
@@ -140,27 +134,25 @@ class LoopbackReceiver:
 
     def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """See `Receiver.expect`."""
-        self._expected[key] = _Expected(tuple(block_ids), tuple(generations))
+        self._announced.expect(key, block_ids, generations)
 
     def forget(self, key: HandoffKey) -> None:
         """See `Receiver.forget`."""
-        self._expected.pop(key, None)
+        self._announced.forget(key)
 
     def num_missing(self, key: HandoffKey) -> int:
         """See `Receiver.num_missing`."""
-        expected = self._expected.get(key)
-        if self.peers_write or expected is None:
-            return 0
-        return len(expected.block_ids) - len(expected.arrived)
+        return 0 if self.peers_write else self._announced.num_missing(key)
 
     def poll(self) -> None:
         """See `Receiver.poll`."""
         self._network.advance()
         while self._mailbox:
             key, move, payload = self._mailbox.popleft()
-            if self._is_announced(key, move, payload):
+            is_announced = self._announced.may_write(key, move.index, (move.target,), (move.generation,))
+            if is_announced and len(payload) == self._blocks.shape[1]:
                 self._write(move, payload)
-                self._expected[key].arrived.add(move.index)
+                self._announced.arrived(key, move.index, 1)
             else:
                 self.num_refused += 1
 
@@ -177,13 +169,6 @@ class LoopbackReceiver:
 
     def _write(self, move: Move, payload: bytes) -> None:
         self._blocks[move.target, : len(payload)] = np.frombuffer(payload, dtype=np.uint8)
-
-    def _is_announced(self, key: HandoffKey, move: Move, payload: bytes) -> bool:
-        expected = self._expected.get(key)
-        if expected is None or move.index in expected.arrived or len(payload) != self._blocks.shape[1]:
-            return False
-        announced = expected.block_ids[move.index : move.index + 1], expected.generations[move.index : move.index + 1]
-        return announced == ((move.target,), (move.generation,))
 
 
 class LoopbackSender:

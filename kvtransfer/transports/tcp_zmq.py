@@ -11,7 +11,7 @@ on either side. Encrypted when a cluster key is set.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -21,6 +21,7 @@ from engine.api import links
 from engine.api.codec import BlockIds, Bounds, Codec, U64s
 from engine.api.errors import BatonError, InvalidSetting, TransferFailed
 from kvtransfer.messages import Endpoint, HandoffKey, HandoffName
+from kvtransfer.transports.announced import AnnouncedBlocks
 from kvtransfer.transports.base import Blocks, Move
 
 NAME = "zmq"
@@ -43,13 +44,6 @@ class BlockBatch:
 _HEADERS = Codec(BlockBatch)
 
 
-@dataclass(slots=True)
-class _Expected:
-    block_ids: tuple[int, ...]
-    generations: tuple[int, ...]
-    arrived: set[int] = field(default_factory=set)
-
-
 class ZmqReceiver:
     """Listens for blocks and writes them into `blocks`. `num_refused` counts messages that no grant announced."""
 
@@ -70,7 +64,7 @@ class ZmqReceiver:
             self.socket.close()
             raise
         self._blocks = blocks
-        self._expected: dict[HandoffKey, _Expected] = {}
+        self._announced = AnnouncedBlocks()
         self.num_refused = 0
 
     @property
@@ -80,16 +74,15 @@ class ZmqReceiver:
 
     def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """See `Receiver.expect`."""
-        self._expected[key] = _Expected(tuple(block_ids), tuple(generations))
+        self._announced.expect(key, block_ids, generations)
 
     def forget(self, key: HandoffKey) -> None:
         """See `Receiver.forget`."""
-        self._expected.pop(key, None)
+        self._announced.forget(key)
 
     def num_missing(self, key: HandoffKey) -> int:
         """See `Receiver.num_missing`."""
-        expected = self._expected.get(key)
-        return 0 if expected is None else len(expected.block_ids) - len(expected.arrived)
+        return self._announced.num_missing(key)
 
     def poll(self) -> None:
         """See `Receiver.poll`."""
@@ -109,21 +102,16 @@ class ZmqReceiver:
             batch = _HEADERS.decode(frames[0].bytes)
         except BatonError:
             return False
-        expected = self._expected.get(batch.handoff.key)
-        if expected is None:
-            return False
-        first, last = batch.first_index, batch.first_index + len(batch.block_ids)
-        if expected.block_ids[first:last] != batch.block_ids or expected.generations[first:last] != batch.generations:
-            return False
-        indices = range(first, last)
+        key = batch.handoff.key
         payload = [np.frombuffer(frame.buffer, dtype=np.uint8) for frame in frames[1:]]
-        if not indices or not expected.arrived.isdisjoint(indices) or not self._fits(payload, len(indices)):
+        is_announced = self._announced.may_write(key, batch.first_index, batch.block_ids, batch.generations)
+        if not is_announced or not self._fits(payload, len(batch.block_ids)):
             return False
         block_ids = iter(batch.block_ids)
         for run in payload:
             for block in run.reshape(-1, self._blocks.shape[1]):
                 self._blocks[next(block_ids)] = block
-        expected.arrived.update(indices)
+        self._announced.arrived(key, batch.first_index, len(batch.block_ids))
         return True
 
     def _fits(self, payload: Sequence[Blocks], num_blocks: int) -> bool:
