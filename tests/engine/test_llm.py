@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from engine import LLM, SamplingParams
+from engine.api.errors import InvalidRequest
+from tests.checkpoints import make_checkpoint
+
+PROMPTS = ["The quick brown fox", "Once upon a time there was", "1 + 1 ="]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("llm"), "qwen2")
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path) -> LLM:
+    return LLM(str(checkpoint), num_threads=1, num_blocks=64)
+
+
+def test_a_batch_equals_transformers_prompt_by_prompt(checkpoint: Path, llm: LLM) -> None:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    for prompt, completion in zip(PROMPTS, llm.generate(PROMPTS, GREEDY), strict=True):
+        inputs = tokenizer(prompt, return_tensors="pt")
+        expected = model.generate(
+            **inputs, do_sample=False, max_new_tokens=12, min_new_tokens=12, pad_token_id=0, eos_token_id=None
+        )
+        new_ids = expected[0, inputs["input_ids"].shape[1] :].tolist()
+        assert list(completion.prompt_token_ids) == inputs["input_ids"][0].tolist()
+        assert list(completion.token_ids) == new_ids
+        assert completion.text == tokenizer.decode(new_ids, skip_special_tokens=True)
+        assert len(completion.logprobs) == 12
+        assert completion.finish_reason == "length"
+
+
+def test_text_and_its_token_ids_are_the_same_prompt(llm: LLM) -> None:
+    as_text = llm.generate(PROMPTS[0], GREEDY)[0]
+    assert llm.generate(list(as_text.prompt_token_ids), GREEDY)[0].token_ids == as_text.token_ids
+    assert llm.generate([list(as_text.prompt_token_ids)], GREEDY)[0].token_ids == as_text.token_ids
+
+
+def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+    whole = llm.generate(PROMPTS[0], GREEDY)[0].text
+    stop = whole[3:6]
+    stopped = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=(stop,)))[0]
+    assert stopped.text == whole[: whole.index(stop)]
+    assert stopped.finish_reason == "stop"
+
+
+def test_a_seed_repeats_and_no_seed_does_not(llm: LLM) -> None:
+    seeded = SamplingParams(seed=7, max_tokens=12, ignore_eos=True)
+    free = SamplingParams(max_tokens=12, ignore_eos=True)
+    first, second = llm.generate([PROMPTS[0]] * 2, seeded)
+    assert first.token_ids == second.token_ids
+    assert len({completion.token_ids for completion in llm.generate([PROMPTS[0]] * 6, free)}) > 1
+
+
+def test_each_prompt_can_have_parameters_of_its_own(llm: LLM) -> None:
+    short, long = llm.generate(
+        PROMPTS[:2], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=5, ignore_eos=True)]
+    )
+    assert (len(short.token_ids), len(long.token_ids)) == (1, 5)
+    with pytest.raises(InvalidRequest):
+        llm.generate(PROMPTS[:2], [GREEDY])
+
+
+def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:
+    answer = llm.chat([{"role": "user", "content": "Hello"}], GREEDY)
+    prompt = llm.generate("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n", GREEDY)[0]
+    assert (answer.prompt_token_ids, answer.token_ids) == (prompt.prompt_token_ids, prompt.token_ids)
+
+
+def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
+    for bad in ("", [10**6], list(range(300)) * 4):
+        with pytest.raises(InvalidRequest):
+            llm.generate([PROMPTS[0], bad], GREEDY)
+    assert llm.generate(PROMPTS[0], GREEDY)[0].finish_reason == "length"
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import engine, engine.api.sampling, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0
