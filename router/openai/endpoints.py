@@ -8,6 +8,7 @@ finished. A client that takes nothing for `WRITE_TIMEOUT_S` is dropped; one that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -145,15 +146,20 @@ class Endpoints:
                         beginning = stream.begin(choice.index, choice.prompt_ids if request.return_token_ids else ())
                     await writer.write(beginning + stream.chunk(choice.index, delta))
             ending = stream.usage(answer.usage()) if request.include_usage else b""
-            return await writer.finish(ending + SSE_DONE)
-        except ConnectionError:
-            raise
+            await writer.finish(ending + SSE_DONE)
+            return writer.response
+        except ConnectionError as error:
+            # no news: clients leave. aiohttp finds the connection closed and leaves it at that
+            _log.debug("a client is gone: %s", error)
+            return writer.response
         except Exception as error:  # the edge of one stream: whatever it is, no second answer may follow its headers
             if not writer.has_begun:
                 raise
             if not isinstance(error, BatonError):
                 _log.exception("a stream failed")
-            return await writer.break_off(sse_error(error))
+            with contextlib.suppress(ConnectionError):
+                await writer.break_off(sse_error(error))
+            return writer.response
 
 
 class _EventWriter:
@@ -162,7 +168,7 @@ class _EventWriter:
     def __init__(self, http: web.Request) -> None:
         self._http = http
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-        self._response = web.StreamResponse(headers=headers)
+        self.response = web.StreamResponse(headers=headers)
         self.has_begun = False
 
     async def write(self, events: bytes) -> None:
@@ -170,22 +176,20 @@ class _EventWriter:
         async with self._deadline():
             if not self.has_begun:
                 self.has_begun = True
-                await self._response.prepare(self._http)
-            await self._response.write(events)
+                await self.response.prepare(self._http)
+            await self.response.write(events)
 
-    async def finish(self, events: bytes) -> web.StreamResponse:
+    async def finish(self, events: bytes) -> None:
         """The last events and the regular end of the response. Raises as `write`."""
         await self.write(events)
         async with self._deadline():
-            await self._response.write_eof()
-        return self._response
+            await self.response.write_eof()
 
-    async def break_off(self, events: bytes) -> web.StreamResponse:
+    async def break_off(self, events: bytes) -> None:
         """Send `events`, then end the connection without ending the response. Raises as `write`."""
         await self.write(events)
         if self._http.transport is not None:
             self._http.transport.close()
-        return self._response  # aiohttp tries to end it, finds the connection closing and leaves it at that
 
     @asynccontextmanager
     async def _deadline(self) -> AsyncIterator[None]:

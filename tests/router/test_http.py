@@ -386,7 +386,9 @@ async def test_a_node_that_finds_the_request_wrong_is_a_400(server: Server) -> N
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
-async def test_a_client_that_takes_nothing_is_dropped(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_takes_nothing_is_dropped_without_a_word(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(router.openai.endpoints, "WRITE_TIMEOUT_S", 0.3)
     decode = await server.rig.join(DECODE)
     async with connected(server, buffer_bytes=4096) as connection:
@@ -403,6 +405,7 @@ async def test_a_client_that_takes_nothing_is_dropped(server: Server, monkeypatc
         connection.reader._transport.resume_reading()  # type: ignore[attr-defined]
         assert not parse_reply(await connection.to_end()).is_whole
     await server.rig.settle()
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_errors_of_the_http_layer_have_the_envelope(server: Server) -> None:
