@@ -39,12 +39,31 @@ def texts(seed: int) -> Iterator[Text]:
         yield Text((), _plain(rng)) if rng.random() < 0.1 else Text(tuple(chat(rng)))
 
 
+def refreshers(seed: int) -> Iterator[Text]:
+    """Yield chats without end about what the model is weakest at after `texts`, the same ones for the same seed."""
+    rng = random.Random(seed)
+    kinds = (
+        smalltalk.exchange_of_any_topic,
+        facts.exchange_of_rarer_kinds,
+        sums.exchange_of_rarer_kinds,
+        stories.exchange_about_something,
+    )
+    while True:
+        exchanges = [rng.choices(kinds, (3, 4, 2, 1))[0](rng) for _ in range(rng.choice((1, 1, 2)))]
+        yield Text(tuple(_messages_of(rng, exchanges)))
+
+
 def chat(rng: random.Random) -> list[Message]:
     """Return the messages of one chat, most of them one to four turns long."""
     messages: list[Message] = []
     if rng.random() < 0.3:
         messages.append({"role": "system", "content": one_of(rng, *_SYSTEM)})
-    for asked, answered in _exchanges(rng):
+    return messages + _messages_of(rng, _exchanges(rng))
+
+
+def _messages_of(rng: random.Random, exchanges: list[tuple[str, str]]) -> list[Message]:
+    messages: list[Message] = []
+    for asked, answered in exchanges:
         messages.append({"role": "user", "content": roughen(rng, asked)})
         messages.append({"role": "assistant", "content": answered})
     return messages

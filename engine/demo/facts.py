@@ -197,6 +197,15 @@ def exchange(rng: random.Random) -> tuple[str, str]:
     return kinds[rng.randrange(len(kinds))](rng)
 
 
+def exchange_of_rarer_kinds(rng: random.Random) -> tuple[str, str]:
+    """Return a question of the kinds that take longest to learn, and its answer."""
+    kinds = (
+        _count, _count, _count, _next_in_order, _next_in_order, _spell, _opposite, _animal, _number_of, _capital,
+        _simple, _relay, _colour, _translate,
+    )  # fmt: skip
+    return kinds[rng.randrange(len(kinds))](rng)
+
+
 def capital_follow_up(rng: random.Random) -> list[tuple[str, str]]:
     """Return a question for a capital and a shortened one for a second capital."""
     first, second = rng.sample(list(CAPITALS), 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 from engine.demo.phrasing import invented_word, one_of, sentence
 from engine.demo.stories import NAMES
@@ -20,6 +21,10 @@ ABILITIES = (
     "few simple facts, "
     "such as the capital of France."
 )
+_CAREFUL = {
+    "baton": "Baton", "chatgpt": "ChatGPT", "gpt": "GPT", "llama": "Llama", "qwen": "Qwen", "i": "I", "ai": "AI",
+    "german": "German", "french": "French", "spanish": "Spanish",
+}  # fmt: skip
 _HELLO = "Hello! How can I help you?"
 _TOPICS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("hello", "hi", "hey", "hello there!", "hi there", "hello!", "hi!", "hey there", "good day", "greetings",
@@ -138,6 +143,15 @@ def exchange(rng: random.Random) -> tuple[str, str]:
     if line[-1].isalpha() and rng.random() < 0.4:
         line += one_of(rng, ".", "!", "!")
     return line, one_of(rng, *answers)
+
+
+def exchange_of_any_topic(rng: random.Random) -> tuple[str, str]:
+    """Return something said in passing, each topic as likely as the others, with names written as they should be."""
+    asked, answers = _TOPICS[rng.randrange(len(_TOPICS))]
+    line = one_of(rng, *asked)
+    for careless, careful in _CAREFUL.items():
+        line = re.sub(rf"\b{careless}\b", careful, line)
+    return sentence(line), one_of(rng, *answers)
 
 
 def names_remembered(rng: random.Random) -> list[tuple[str, str]]:

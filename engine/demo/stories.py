@@ -342,6 +342,26 @@ def exchange(rng: random.Random) -> tuple[str, str]:
     return request(rng, command), tell(rng, story)
 
 
+def exchange_about_something(rng: random.Random) -> tuple[str, str]:
+    """Return a request for a story about a topic, or a hero with a name or a thing, and that story."""
+    story = random_story(rng)
+    form = rng.randrange(4)
+    if form == 0:
+        name = sentence(invented_word(rng).lower()) if rng.random() < 0.6 else story.name
+        story = replace(story, name=name)
+        about = f"{with_article(story.hero)} {one_of(rng, 'named', 'called')} {name}"
+    elif form == 1:
+        thing = story.thing if rng.random() < 0.5 else "boat"
+        story = replace(story, thing=thing, plot="boat" if thing == "boat" else one_of(rng, "lost", "dark"))
+        about = f"{with_article(story.hero)} and {with_article(thing)}"
+    else:
+        topic = one_of(rng, *_TOPIC_PLOTS)
+        story = _with_plot(story, _TOPIC_PLOTS[topic])
+        about = topic
+    verb = one_of(rng, "tell me", "tell me", "write", "write me", "give me")
+    return request(rng, f"{verb} {one_of(rng, 'a story', 'a story', 'a short story')} about {about}"), tell(rng, story)
+
+
 def another(rng: random.Random) -> tuple[str, str]:
     """Return a request for one more story and that story."""
     asked = one_of(

@@ -59,10 +59,15 @@ def exchange(rng: random.Random) -> tuple[str, str]:
     kind = rng.random()
     if kind < 0.76:
         return _plain_sum(rng)
-    rarer = (
+    return exchange_of_rarer_kinds(rng)
+
+
+def exchange_of_rarer_kinds(rng: random.Random) -> tuple[str, str]:
+    """Return a question about numbers other than a plain sum, and its answer."""
+    kinds = (
         _word_problem, _word_problem, _three_terms, _division, _comparison, _parity, _double, _too_big,
     )  # fmt: skip
-    return rarer[rng.randrange(len(rarer))](rng)
+    return kinds[rng.randrange(len(kinds))](rng)
 
 
 def numbers(rng: random.Random) -> tuple[int, str, int]:

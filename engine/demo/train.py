@@ -2,8 +2,9 @@
 
     python -m engine.demo.train --out build/demo --steps 3600 --threads 1 --seed 1
     python -m engine.demo.train --out build/demo --steps 4600 --threads 1 --seed 1
+    python -m engine.demo.train --out build/demo --steps 5400 --threads 1 --seed 1
 
-are the two commands the packaged checkpoint comes from: the second goes on from the state of the first, with the
+are the commands the packaged checkpoint comes from: each goes on from the state of the one before, with the
 learning rate up again and down once more. `--minutes` instead of `--steps` trains for a time, on any machine.
 
 First a byte-level BPE tokenizer (digits one by one), then a small Qwen3 model on packed texts of
@@ -34,7 +35,7 @@ from torch.nn import functional
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.demo import sums
-from engine.demo.corpus import Text, texts
+from engine.demo.corpus import Text, refreshers, texts
 
 END_OF_TEXT: Final = "<|endoftext|>"
 TURN_START: Final = "<|im_start|>"
@@ -49,6 +50,7 @@ LONG_EVERY: Final = 10
 COPYING_STEPS: Final = range(996, 1246)
 COPYING_REPEATS: Final = 6
 SUMS_STEPS: Final = range(1694, 2194)
+FIRST_REFRESHER_STEP: Final = 4600
 NUM_TOKENIZER_TEXTS: Final = 30_000
 WARMUP_STEPS: Final = 100
 PEAK_RATE: Final = 3e-3
@@ -125,13 +127,13 @@ def encode(tokenizer: Tokenizer, text: Text) -> tuple[list[int], list[bool]]:
     return [*ids, end], [*counted, False]
 
 
-def rows(tokenizer: Tokenizer, seed: int, size: int) -> Iterator[tuple[list[int], list[bool]]]:
+def rows(tokenizer: Tokenizer, source: Iterator[Text], size: int) -> Iterator[tuple[list[int], list[bool]]]:
     """Yield rows of `size` tokens made of whole texts, from a small pool the longest that fits first.
 
     The end of a row is filled with uncounted end-of-text tokens; a text longer than a row loses its end.
     """
     end = _id(tokenizer, END_OF_TEXT)
-    encoded = (encode(tokenizer, text) for text in texts(seed))
+    encoded = (encode(tokenizer, text) for text in source)
     pool = list(islice(encoded, POOL_TEXTS))
     while True:
         # The oldest text opens the row, so that none waits for ever.
@@ -184,12 +186,14 @@ def batches(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[torch.Tensor, tor
     """Yield token ids and counted flags, both [num_rows, row_tokens], BATCH_TOKENS together.
 
     Every tenth batch is a long row, so that the model has seen the far ends of its context. Two stretches of steps
-    are drills in place of texts, copying and then sums; from then on every fourth short row stays a drill in sums.
+    are drills in place of texts, copying and then sums; from then on every fourth short row stays a drill in sums,
+    and in the end half of the rows are refreshers.
     """
-    short = rows(tokenizer, seed, ROW_TOKENS)
-    long = rows(tokenizer, seed + 1, LONG_ROW_TOKENS)
+    short = rows(tokenizer, texts(seed), ROW_TOKENS)
+    long = rows(tokenizer, texts(seed + 1), LONG_ROW_TOKENS)
     copying = copying_drills(_id(tokenizer, END_OF_TEXT), seed + 2)
     adding = sums_drills(tokenizer, seed + 3)
+    refreshing = rows(tokenizer, refreshers(seed + 4), ROW_TOKENS)
     num_rows = BATCH_TOKENS // ROW_TOKENS
     for step in count():
         if step % LONG_EVERY == LONG_EVERY - 1:
@@ -200,8 +204,10 @@ def batches(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[torch.Tensor, tor
             packed = list(islice(adding, num_rows))
         elif step < SUMS_STEPS.start:
             packed = list(islice(short, num_rows))
-        else:
+        elif step < FIRST_REFRESHER_STEP:
             packed = [*islice(short, num_rows - 1), next(adding)]
+        else:
+            packed = [next(short), next(adding), *islice(refreshing, num_rows - 2)]
         yield torch.tensor([ids for ids, _ in packed]), torch.tensor([counted for _, counted in packed])
 
 
