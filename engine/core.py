@@ -167,11 +167,6 @@ class EngineCore:
             self._pool.release(lease.block_ids)
             raise
 
-    def finish_reason(self, key: RequestKey) -> str:
-        """Why the last token of a live request already ends it, or ""."""
-        request = self._scheduler.get(key)
-        return "" if request is None else self._scheduler.finish_reason(request)
-
     def block_table(self, key: RequestKey) -> Sequence[int]:
         """Blocks of a live request or of a lease, in sequence order; empty when there is neither."""
         request = self._scheduler.get(key)

@@ -28,7 +28,7 @@ class Lease(Generic[OwnerT]):
 
 
 class LeaseTable(Generic[OwnerT]):
-    """Leases by owner, with the next deadline at hand."""
+    """Leases by owner and by deadline."""
 
     def __init__(self) -> None:
         self._leases: dict[OwnerT, Lease[OwnerT]] = {}
@@ -82,16 +82,6 @@ class LeaseTable(Generic[OwnerT]):
         for lease in found:
             self._push(lease)
         return found
-
-    def next_deadline_s(self) -> float | None:
-        """When `overdue` can next find something."""
-        while self._heap:
-            deadline_s, entry, owner = self._heap[0]
-            lease = self._leases.get(owner)
-            if lease is not None and lease._entry == entry:
-                return deadline_s
-            heapq.heappop(self._heap)
-        return None
 
     def _push(self, lease: Lease[OwnerT]) -> None:
         self._num_entries += 1

@@ -6,7 +6,6 @@ Owns the order of preference. A transport's module is imported when it is first 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -106,9 +105,3 @@ class SenderFactory:
 
             return ZmqSender(self.context, endpoint, self.blocks, self.links)
         raise TransferFailed(f"unknown transport {endpoint.transport!r}")
-
-
-def check_choice(choice: str, supported: Sequence[str] = TRANSPORTS) -> None:
-    """Raise `InvalidSetting` for a transport that does not exist."""
-    if choice not in supported:
-        raise InvalidSetting(f"--kv-transport {choice!r} is not one of {', '.join(supported)}")

@@ -263,16 +263,6 @@ def test_aborting_a_request_that_came_with_its_kv_returns_its_blocks(checkpoint:
     assert num_held(core) == 0
 
 
-def test_a_finished_first_token_is_known_before_the_request_runs(checkpoint: Path) -> None:
-    core = new_engine(checkpoint).core
-    reservation = core.reserve("a", prompt(5), FOREVER_S)
-    assert reservation is not None
-    params = DecodingParams(stop_token_ids=(7,))
-    core.add_reserved(reservation, [*prompt(5), 7], params, num_prompt_tokens=5, num_computed_tokens=5)
-    assert core.finish_reason("a") == "stop"
-    assert core.finish_reason("nobody") == ""
-
-
 class FlakyRunner:
     """Raises as long as it is broken."""
 

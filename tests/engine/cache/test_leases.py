@@ -62,18 +62,8 @@ def test_an_ended_lease_does_not_shorten_the_owners_next_one() -> None:
     table = table_of(a=10.0)
     table.end("a")
     table.add("a", "kept", [1], 50.0)
-    assert overdue(table, 20.0) == set()
-    assert table.next_deadline_s() == 50.0
-
-
-def test_the_next_deadline_follows_renewals_and_ends() -> None:
-    table = table_of(a=10.0, b=20.0)
-    table.renew("a", 30.0)
-    assert table.next_deadline_s() == 20.0
-    table.end("b")
-    assert table.next_deadline_s() == 30.0
-    table.end("a")
-    assert table.next_deadline_s() is None
+    assert overdue(table, 49.0) == set()
+    assert overdue(table, 50.0) == {"a"}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -95,5 +85,4 @@ def test_any_order_of_events_finds_exactly_what_is_overdue(seed: int) -> None:
             del deadlines[owner]
         expected = {owner for owner, deadline_s in deadlines.items() if deadline_s <= now_s}
         assert {lease.owner for lease in table.overdue(now_s)} == expected
-        assert table.next_deadline_s() == min(deadlines.values(), default=None)
         assert {lease.owner for lease in table.all()} == deadlines.keys()
