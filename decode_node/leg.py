@@ -1,28 +1,80 @@
 """What a decode node does with the router's requests: reserve blocks, take the KV, generate.
 
 Owns which of the router's requests are alive here and what each waits for. The engine holds the blocks, the receiving
-side the handoffs; this module connects their verbs. A request without a prefill peer is computed here from its prompt.
+side (on the transfer thread) the handoffs; this module connects their verbs: commands go there, and what comes back is
+taken in `poll`. A request without a prefill peer is computed here from its prompt.
 
-A request is waiting for room (no blocks yet), awaited (blocks granted, KV on its way), or running (in the engine).
+A request is waiting for room (no blocks yet), awaited (blocks granted, KV on its way), or running (in the engine). A
+granted one stays awaited, wanted or not, until the receiving side has said `Delivered` or `Returned`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from engine.api.errors import BatonError, InvalidMessage, RequestFailed, TransferFailed
-from engine.api.messages import Decode, PrefillPeer, TokenEvent
+from engine.api.messages import Decode, HandoffFigures, PrefillPeer, TokenEvent
+from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore, Reservation
-from engine.scheduler.request import RequestKey, RequestOutput
-from engine.service.events import StepCounters, counters_as_metrics, token_event
+from engine.scheduler.request import RequestKey, RequestOutput, Step
+from engine.service.events import HandoffTimes, StepCounters, counters_as_metrics, token_event
 from engine.service.loop import AttemptKey
+from kvtransfer.mailbox import Mailbox
 from kvtransfer.messages import HandoffKey
 from kvtransfer.receiving import Incoming, ReceivingSide
+from kvtransfer.thread import TransferThread
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Verified KV lies in the blocks that were kept for it."""
+
+    key: HandoffKey
+    first: TokenEvent
+    figures: HandoffFigures
+
+
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """A handoff will not come; its blocks may still be written. `reason` is "" when nothing failed."""
+
+    key: HandoffKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A handoff is over and its blocks are free to go."""
+
+    key: HandoffKey
+
+
+Notice: TypeAlias = Delivered | Spoiled | Returned
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivingNotices:
+    """The engine's end as the receiving side sees it (see `BlockOwner`): notices for the engine's thread."""
+
+    notices: Mailbox[Notice]
+
+    def delivered(self, key: HandoffKey, first: TokenEvent, figures: HandoffFigures) -> None:
+        """See `BlockOwner`."""
+        self.notices.put(Delivered(key, first, figures))
+
+    def spoiled(self, key: HandoffKey, reason: str) -> None:
+        """See `BlockOwner`."""
+        self.notices.put(Spoiled(key, reason))
+
+    def returned(self, key: HandoffKey) -> None:
+        """See `BlockOwner`."""
+        self.notices.put(Returned(key))
 
 
 @dataclass(slots=True)
@@ -32,42 +84,37 @@ class _Awaited:
     request: Decode
     peer: PrefillPeer
     reservation: Reservation | None = None
+    is_wanted: bool = True
 
 
 class DecodeLeg:
-    """See `engine.service.loop.Leg`. Also the `BlockOwner` of its receiving side, which `attach` gives it."""
+    """See `engine.service.loop.Leg`. `thread` runs `receiving`."""
 
-    def __init__(self, core: EngineCore, lease_s: float) -> None:
+    def __init__(
+        self, core: EngineCore, receiving: ReceivingSide, thread: TransferThread, notices: Mailbox[Notice]
+    ) -> None:
         self._core = core
-        self._lease_s = lease_s
-        self._receiving: ReceivingSide | None = None
+        self._receiving = receiving
+        self._thread = thread
+        self._notices = notices
         self._awaited: dict[AttemptKey, _Awaited] = {}
         self._first_events: list[TokenEvent] = []
         self._failures: list[tuple[AttemptKey, BatonError]] = []
         self._counters = StepCounters()
-
-    def attach(self, receiving: ReceivingSide) -> None:
-        """Complete the construction: the receiving side and its owner need each other."""
-        self._receiving = receiving
-
-    @property
-    def _handoffs(self) -> ReceivingSide:
-        if self._receiving is None:
-            raise RuntimeError("a decode leg needs its receiving side")
-        return self._receiving
+        self._exposed = HandoffTimes()
 
     @property
     def num_live(self) -> int:
-        """Requests in the engine, awaited ones, and handoffs whose blocks are not back yet."""
-        return len(self._core.request_keys()) + self._handoffs.num_live + self._num_waiting
+        """Requests in the engine, and awaited ones: granted blocks that are not back yet among them."""
+        return len(self._core.request_keys()) + len(self._awaited)
 
     @property
     def _num_waiting(self) -> int:
         return sum(1 for awaited in self._awaited.values() if awaited.reservation is None)
 
     def wait_on(self) -> Sequence[Any]:
-        """Links to prefill nodes and data sockets."""
-        return self._handoffs.sockets()
+        """The receiving side's notices."""
+        return [self._notices.wakeup]
 
     def begin(self, request: Any, now_s: float) -> None:
         """Take a last leg. Raises `BatonError`."""
@@ -86,35 +133,45 @@ class DecodeLeg:
             )
             return
         self._core.check_size(len(request.token_ids))
-        awaited = _Awaited(request, request.prefill_peer)
+        awaited = self._awaited[key] = _Awaited(request, request.prefill_peer)
         # whoever waits for room already comes first
-        if self._num_waiting or not self._reserve(key, awaited, now_s):
-            self._handoffs.wait_for_room(key, request.prefill_peer, now_s)
-        self._awaited[key] = awaited
+        if self._num_waiting > 1 or not self._reserve(key, awaited):
+            self._thread.post(partial(self._receiving.wait_for_room, key, request.prefill_peer))
 
     def cancel(self, key: AttemptKey, now_s: float) -> None:
         """See `Leg`."""
         self._core.abort(key)
-        self._handoffs.cancel(key, now_s)
         awaited = self._awaited.get(key)
-        if awaited is not None and awaited.reservation is None:
-            del self._awaited[key]
+        if awaited is not None and awaited.is_wanted:
+            awaited.is_wanted = False
+            self._thread.post(partial(self._receiving.cancel, key))
+            if awaited.reservation is None:
+                del self._awaited[key]
 
     def cancel_all(self, now_s: float) -> None:
         """See `Leg`."""
-        for key in [*self._core.request_keys(), *self._awaited]:
+        wanted = [key for key, awaited in self._awaited.items() if awaited.is_wanted]
+        for key in [*self._core.request_keys(), *wanted]:
             if isinstance(key, tuple):
                 self.cancel(key, now_s)
                 self._failures.append((key, RequestFailed("the router was silent for too long")))
 
     def poll(self, now_s: float) -> None:
         """See `Leg`."""
-        self._handoffs.handle(now_s)
-        for lease in self._core.leases.overdue(now_s):
-            if isinstance(lease.owner, tuple):
-                self._handoffs.expire(lease.owner, now_s)
-        self._handoffs.tick(now_s)
-        self._grant_waiting(now_s)
+        self._thread.require_alive()
+        for notice in self._notices.take():
+            if isinstance(notice, Delivered):
+                self._deliver(notice)
+            elif isinstance(notice, Spoiled):
+                self._spoil(notice)
+            else:
+                self._awaited.pop(notice.key, None)
+                self._core.release(notice.key)
+        self._grant_waiting()
+
+    def watch(self, step: Step) -> LayerStored | None:
+        """See `Leg`: nobody waits for single layers here."""
+        return None
 
     def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
         """Every token of the step. Token 1 of a handoff was sent by its prefill node; it is repeated here, so that
@@ -138,74 +195,69 @@ class DecodeLeg:
         if isinstance(key, tuple):
             self._failures.append((key, error))
 
-    def renew(self, key: HandoffKey, deadline_s: float) -> None:
-        """See `BlockOwner`."""
-        self._core.leases.renew(key, deadline_s)
-
-    def delivered(self, key: HandoffKey, first: TokenEvent) -> None:
-        """See `BlockOwner`: the request joins the batch at the next step."""
-        awaited = self._awaited.pop(key)
+    def _deliver(self, notice: Delivered) -> None:
+        """The request joins the batch at the next step, unless nobody wants it any more."""
+        awaited = self._awaited.pop(notice.key)
+        if not awaited.is_wanted or awaited.reservation is None:
+            self._core.release(notice.key)
+            return
         request, reservation = awaited.request, awaited.reservation
-        if reservation is None:
-            raise RuntimeError("KV was delivered for a request without blocks")
-        num_transferred = len(request.token_ids) - reservation.num_cached_tokens
-        self._counters.num_transferred_tokens += num_transferred
+        self._counters.num_transferred_tokens += len(request.token_ids) - reservation.num_cached_tokens
         self._counters.num_cached_tokens += reservation.num_cached_tokens
+        self._exposed.count(notice.figures)
         try:
             self._core.add_reserved(
                 reservation,
-                [*request.token_ids, *first.token_ids],
+                [*request.token_ids, *notice.first.token_ids],
                 request.params,
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_computed_tokens=len(request.token_ids),
                 cache_salt=request.cache_salt,
             )
         except BatonError as error:
-            self._failures.append((key, error))
+            self._failures.append((notice.key, error))
         else:
-            self._first_events.append(first)
+            self._first_events.append(replace(notice.first, handoff=notice.figures))
 
-    def spoiled(self, key: HandoffKey, reason: str) -> None:
-        """See `BlockOwner`: the router decides whether to try again."""
-        self._failures.append((key, TransferFailed(reason)))
-
-    def returned(self, key: HandoffKey) -> None:
-        """See `BlockOwner`."""
-        self._awaited.pop(key, None)
-        self._core.release(key)
+    def _spoil(self, notice: Spoiled) -> None:
+        """The KV will not come: the router decides whether to try again."""
+        awaited = self._awaited.get(notice.key)
+        if awaited is None or not awaited.is_wanted:
+            return
+        awaited.is_wanted = False
+        if notice.reason:
+            self._failures.append((notice.key, TransferFailed(notice.reason)))
+        if awaited.reservation is None:
+            del self._awaited[notice.key]
+        else:
+            # it may have been granted while this notice was on its way
+            self._thread.post(partial(self._receiving.cancel, notice.key))
 
     def metrics(self) -> Iterable[Metric]:
         """See `Leg`."""
         yield from self._counters.metrics()
+        yield from self._exposed.metrics()
         help_text = "Handoffs received by this node, since its start"
-        yield from counters_as_metrics("baton:kv_receive_", help_text, asdict(self._handoffs.counters))
+        yield from counters_as_metrics("baton:kv_receive_", help_text, asdict(self._receiving.counters))
         yield CounterMetricFamily("baton:num_preemptions", "Requests computed again", self._core.num_preemptions)
-        quarantined = self._handoffs.num_quarantined_blocks
+        quarantined = self._receiving.num_quarantined_blocks
         yield GaugeMetricFamily("baton:kv_quarantined_blocks", "Blocks a dead or silent peer may write", quarantined)
 
     def close(self) -> None:
         """See `Leg`."""
-        self._handoffs.close()
+        self._thread.close()
+        self._notices.close()
 
-    def _grant_waiting(self, now_s: float) -> None:
+    def _grant_waiting(self) -> None:
         """Give room to those that wait for it, in order of arrival; the first that does not fit keeps its place."""
         for key, awaited in list(self._awaited.items()):
-            if awaited.reservation is not None:
-                continue
-            try:
-                if not self._reserve(key, awaited, now_s):
-                    return
-            except BatonError as error:
-                self.cancel(key, now_s)
-                self._failures.append((key, error))
+            if awaited.reservation is None and awaited.is_wanted and not self._reserve(key, awaited):
+                return
 
-    def _reserve(self, key: AttemptKey, awaited: _Awaited, now_s: float) -> bool:
-        """Set blocks aside and grant them. False when there is no room now; raises `BatonError`, holding nothing, when
-        the peer cannot be dialled.
-        """
+    def _reserve(self, key: AttemptKey, awaited: _Awaited) -> bool:
+        """Keep blocks for a request and grant them. False when there is no room now."""
         request = awaited.request
-        deadline_s = now_s + self._lease_s
-        reservation = self._core.reserve(key, request.token_ids, deadline_s, cache_salt=request.cache_salt)
+        reservation = self._core.reserve(key, request.token_ids, cache_salt=request.cache_salt)
         if reservation is None:
             return False
         incoming = Incoming(
@@ -216,10 +268,6 @@ class DecodeLeg:
             block_ids=reservation.missing_block_ids,
             generations=reservation.missing_generations,
         )
-        try:
-            self._handoffs.grant(incoming, awaited.peer, now_s)
-        except BatonError:
-            self._core.release(key)
-            raise
         awaited.reservation = reservation
+        self._thread.post(partial(self._receiving.grant, incoming, awaited.peer))
         return True

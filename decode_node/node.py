@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from decode_node.leg import DecodeLeg
+from decode_node.leg import DecodeLeg, Notice, ReceivingNotices
 from engine.api import links
 from engine.runner.kv_memory import ByteArray
 from engine.service.loop import Leg
 from engine.service.process import Context, NodeParts
 from engine.service.settings import NodeSettings
 from kvtransfer.host import this_process
+from kvtransfer.mailbox import Mailbox
 from kvtransfer.receiving import ReceivingFacts, ReceivingSide
-from kvtransfer.transports.registry import PoolMemory
+from kvtransfer.thread import TransferThread
+from kvtransfer.transports.base import Receiver
+from kvtransfer.transports.registry import PoolMemory, TransportSettings, open_receivers
 
 
 class DecodeRole:
@@ -22,7 +25,11 @@ class DecodeRole:
         self._settings = settings
         self._context = context
         self._links = link_settings
-        self._memory = PoolMemory(settings.kv_transport, context, settings.host, link_settings)
+        self._transports = TransportSettings(
+            settings.kv_transport, context, settings.host, link_settings, this_process()
+        )
+        self._memory = PoolMemory(self._transports, "receiver")
+        self._receivers: list[Receiver] = []
 
     def allocate(self, num_bytes: int) -> ByteArray:
         """Where peers can reach it, if the transport writes into memory."""
@@ -37,14 +44,20 @@ class DecodeRole:
             fingerprint=parts.engine.fingerprint,
             layout=parts.engine.memory.layout,
             num_blocks=parts.engine.num_blocks,
-            process=this_process(),
+            process=self._transports.process,
             lease_s=self._settings.lease_s,
+            checksum=self._settings.kv_checksum,
         )
-        leg = DecodeLeg(parts.engine.core, self._settings.lease_s)
-        receivers = self._memory.open_receivers(blocks)
-        leg.attach(ReceivingSide(facts, self._context, self._links, receivers, blocks, leg))
-        return leg, ""
+        self._receivers = open_receivers(self._transports, self._memory, blocks)
+        notices: Mailbox[Notice] = Mailbox()
+        owner = ReceivingNotices(notices)
+        receiving = ReceivingSide(facts, self._context, self._links, self._receivers, blocks, owner)
+        thread = TransferThread(receiving, "kv-receiving")
+        thread.start()
+        return DecodeLeg(parts.engine.core, receiving, thread, notices), ""
 
     def close(self) -> None:
-        """Remove shared segments and data sockets."""
+        """Remove shared segments, data sockets and processes."""
+        for receiver in self._receivers:
+            receiver.close()
         self._memory.close()

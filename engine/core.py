@@ -1,33 +1,36 @@
 """EngineCore: the verbs every program of Baton drives an engine with, and `step()`.
 
-Owns the block pool, the scheduler, the runner and the leases, and is the only place that moves blocks between them.
-Does not know which program drives it, where requests come from, or how KV travels: there are no roles in here.
+Owns the block pool, the scheduler, the runner and the blocks kept for somebody, and is the only place that moves blocks
+between them. Does not know which program drives it, where requests come from, or how KV travels: there are no roles in
+here.
 
-A block has an owner at every moment: the pool, a request, or a lease. Requests become leases (`first_token_only`:
-their blocks stay for whoever continues them elsewhere) and leases become requests (`add_reserved`: somebody else has
-written the KV). Invariant, checked by `check`: blocks of requests and leases are exactly the held blocks.
+A block has an owner at every moment: the pool, a request, or the one it is kept for. Requests become kept blocks
+(`first_token_only`: they stay for whoever continues them elsewhere) and kept blocks become requests (`add_reserved`:
+somebody else has written the KV). How long blocks are kept is a lease of the program that asked for them: it calls
+`release`. Invariant, checked by `check`: blocks of requests and kept blocks are exactly the held blocks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from engine.api.errors import BatonError
 from engine.api.messages import NodeStatus
 from engine.api.sampling import DecodingParams
+from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool, CacheChanges
 from engine.cache.hashing import extend_hashes, root_hash
-from engine.cache.leases import LeaseTable
 from engine.runner.model_runner import Runner
-from engine.scheduler.request import Request, RequestKey, RequestOutput
+from engine.scheduler.request import Request, RequestKey, RequestOutput, Step
 from engine.scheduler.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks set aside for KV that somebody else will write.
+    """Blocks kept for KV that somebody else will write.
 
     `block_table` covers all tokens; the blocks of its first `num_cached_tokens` tokens hold their KV already. The
     others, with their generations, are in `missing_block_ids` and `missing_generations`, in sequence order.
@@ -50,11 +53,19 @@ class StepFailed(BatonError):
         self.keys = keys
 
 
+StepWatch: TypeAlias = Callable[[Step], LayerStored | None]
+"""Called with a step before it runs; what it returns is called after each layer whose KV is stored."""
+
+
+def unwatched(step: Step) -> None:
+    """Nobody looks."""
+
+
 class EngineCore:
     """One model on one device."""
 
     def __init__(self, pool: BlockPool, scheduler: Scheduler, runner: Runner, fingerprint: str) -> None:
-        self.leases: LeaseTable[RequestKey] = LeaseTable()
+        self._kept: dict[RequestKey, list[int]] = {}
         self._pool = pool
         self._scheduler = scheduler
         self._runner = runner
@@ -97,7 +108,7 @@ class EngineCore:
         first_token_only: bool = False,
     ) -> None:
         """Compute and continue `token_ids`. With `first_token_only` the request leaves after one token and its blocks
-        stay leased until `release(key)`: somebody may be reading them, also when that token ended it.
+        are kept until `release(key)`: somebody may be reading them, also when that token ended it.
 
         `num_prompt_tokens` (default: all) says how many of them count as prompt; the rest are earlier output.
         Raises `ContextLengthExceeded` when it can never fit, `Overloaded` when the queue is full, `InvalidRequest` for
@@ -113,13 +124,11 @@ class EngineCore:
         self._scheduler.check_size(num_tokens)
 
     def _require_new(self, key: RequestKey) -> None:
-        if key in self.leases or self._scheduler.get(key) is not None:
+        if key in self._kept or self._scheduler.get(key) is not None:
             raise ValueError(f"{key!r} is in use already")
 
-    def reserve(
-        self, key: RequestKey, token_ids: Sequence[int], deadline_s: float, *, cache_salt: bytes = b""
-    ) -> Reservation | None:
-        """Lease blocks for the KV of `token_ids`, reusing what the prefix cache has. None when there is no room now,
+    def reserve(self, key: RequestKey, token_ids: Sequence[int], *, cache_salt: bytes = b"") -> Reservation | None:
+        """Keep blocks for the KV of `token_ids`, reusing what the prefix cache has. None when there is no room now,
         or when a request of the engine itself waits for room: steady reservations must not starve it.
 
         Raises `ContextLengthExceeded` when there will never be room.
@@ -134,7 +143,7 @@ class EngineCore:
         if taken is None:
             return None
         block_table, num_cached_tokens = taken
-        self.leases.add(key, "reservation", block_table, deadline_s)
+        self._kept[key] = block_table
         missing = tuple(block_table[num_cached_tokens // self._scheduler.limits.block_size :])
         generations = tuple(self._pool.generation(block_id) for block_id in missing)
         return Reservation(key, block_table, num_cached_tokens, missing, generations)
@@ -149,63 +158,62 @@ class EngineCore:
         num_computed_tokens: int,
         cache_salt: bytes = b"",
     ) -> None:
-        """Continue a request whose KV now lies in the reserved blocks; its lease ends and its blocks become cached.
+        """Continue a request whose KV now lies in the reserved blocks; they become its own, and cached.
 
         `token_ids` includes the token drawn elsewhere. Raises as `add`, and then releases the blocks.
         """
         request = self._request(reservation.key, token_ids, params, num_prompt_tokens, cache_salt)
-        lease = self.leases.end(reservation.key)
-        if lease is None:
+        block_table = self._kept.pop(reservation.key, None)
+        if block_table is None:
             raise KeyError(f"{reservation.key!r} holds no reservation")
-        request.block_table = lease.block_ids
+        request.block_table = block_table
         request.num_computed_tokens = num_computed_tokens
         request.num_cached_tokens = min(reservation.num_cached_tokens, num_prompt_tokens)
         request.num_published_blocks = reservation.num_cached_tokens // self._scheduler.limits.block_size
         try:
             self._scheduler.add_computed(request)
         except BatonError:
-            self._pool.release(lease.block_ids)
+            self._pool.release(block_table)
             raise
 
     def block_table(self, key: RequestKey) -> Sequence[int]:
-        """Blocks of a live request or of a lease, in sequence order; empty when there is neither."""
+        """Blocks of a live request, or those kept under this key, in sequence order; empty when there are neither."""
         request = self._scheduler.get(key)
-        if request is not None:
-            return request.block_table
-        lease = self.leases.get(key)
-        return lease.block_ids if lease is not None else ()
+        return request.block_table if request is not None else self._kept.get(key, ())
 
     def release(self, key: RequestKey) -> bool:
-        """End the lease of `key` and give its blocks back. False when it holds none."""
-        lease = self.leases.end(key)
-        if lease is not None:
-            self._pool.release(lease.block_ids)
-        return lease is not None
+        """Give the blocks kept under `key` back. False when there are none."""
+        block_table = self._kept.pop(key, None)
+        if block_table is not None:
+            self._pool.release(block_table)
+        return block_table is not None
 
     def abort(self, key: RequestKey) -> bool:
-        """Drop a request in whatever state, with its blocks. Leases stay. False when it is unknown."""
+        """Drop a request in whatever state, with its blocks. Kept ones stay. False when it is unknown."""
         request = self._scheduler.remove(key)
         if request is not None:
             self._pool.release(request.block_table)
         return request is not None
 
-    def step(self, keep_until_s: float = 0.0) -> list[RequestOutput]:
+    def step(self, watch: StepWatch = unwatched) -> list[RequestOutput]:
         """Compute one step: schedule, execute, apply. Empty when nothing fits now.
 
-        Blocks of requests that leave are released, or leased until `keep_until_s` (see `first_token_only`).
+        Blocks of requests that leave are released, or kept (see `first_token_only`). `watch` is told of the step before
+        it runs, and of its layers as they are stored.
         Raises `StepFailed` when the runner does; no request of the step has advanced then.
         """
         step = self._scheduler.schedule()
         if not step.requests:
             return []
+        layer_stored = watch(step)
         try:
-            sampled = self._runner.execute(step)
+            sampled = self._runner.execute(step, layer_stored)
         except Exception as error:
             raise StepFailed([request.key for request in step.requests]) from error
         outputs = self._scheduler.apply(step, sampled)
         for output in outputs:
             if output.has_left:
-                self._retire(output, keep_until_s)
+                self._retire(output)
         return outputs
 
     def request_keys(self) -> list[RequestKey]:
@@ -226,17 +234,17 @@ class EngineCore:
         owned: Counter[int] = Counter()
         for key in self._scheduler.live_keys():
             owned.update(self.block_table(key))
-        for lease in self.leases.all():
-            owned.update(lease.block_ids)
+        for block_table in self._kept.values():
+            owned.update(block_table)
         if len(owned) != self._pool.num_held:
             raise RuntimeError(f"{len(owned)} blocks have an owner, {self._pool.num_held} are held")
 
-    def _retire(self, output: RequestOutput, keep_until_s: float) -> None:
+    def _retire(self, output: RequestOutput) -> None:
         request = self._scheduler.remove(output.key)
         if request is None:
             return
         if request.first_token_only:
-            self.leases.add(output.key, "kept", request.block_table, keep_until_s)
+            self._kept[output.key] = request.block_table
         else:
             self._pool.release(request.block_table)
 

@@ -17,6 +17,7 @@ _Name = Annotated[str, Length(256)]
 _Text = Annotated[str, Length(1024)]
 _Count = Annotated[int, Bounds(0, 2**40)]
 _Attempt = Annotated[int, Bounds(1, 1000)]
+_Round = Annotated[int, Bounds(0, 1000)]
 
 HandoffKey: TypeAlias = tuple[bytes, int]
 """(handoff_id, attempt)."""
@@ -46,33 +47,40 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How to reach a receiver's pool by one transport: `address` is a segment name or a socket address."""
+    """How to reach a receiver's pool by one transport: `address` is a segment name or a socket address, `details` what
+    else that transport needs (see there).
+    """
 
     transport: _Name
     address: _Name
+    details: Annotated[bytes, Length(2**16)] = b""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerHello:
-    """D -> P, first message of a connection. `endpoints` are in D's order of preference."""
+    """D -> P, first message of a connection. `endpoints` are in D's order of preference.
+
+    Said again on the same connection when an endpoint has changed: what P knew of D's endpoints is void then.
+    """
 
     node_id: _Name
     epoch: U64
     fingerprint: _Name
     layout: KvLayout
     num_blocks: _Count
+    checksum: Annotated[str, Length(16)]
     process: ProcessIdentity
     endpoints: Annotated[tuple[Endpoint, ...], Length(8)]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerWelcome:
-    """P -> D: the handshake succeeded; P will push by `transport`."""
+    """P -> D: the handshake succeeded; P will push by `transport`. `writer` is the process that writes."""
 
     node_id: _Name
     epoch: U64
     transport: _Name
-    process: ProcessIdentity
+    writer: ProcessIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +108,19 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
+class Pushed:
+    """P -> D, where blocks land in D's pool without D's noticing: those of the grant at `indexes` are there."""
+
+    handoff: HandoffName
+    indexes: BlockIds
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """P -> D: every granted block was sent. `checksums` are xxh3_64 of each block's bytes as P read them.
 
-    `first` is the token that P drew (and has sent to the router already).
+    `round` counts from 0; each `Resend` asks for the next. `first` is the token that P drew (and has sent to the router
+    already). `exposed_us`: microseconds by P's clock since the prompt was computed.
     """
 
     handoff: HandoffName
@@ -114,6 +131,17 @@ class Commit:
     generations: U64s
     checksums: U64s
     first: TokenEvent
+    round: _Round
+    exposed_us: _Count
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """D -> P: the blocks of the grant at `indexes` arrived damaged; push them again and commit with `round`."""
+
+    handoff: HandoffName
+    round: _Round
+    indexes: BlockIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,5 +177,5 @@ class Renew:
     handoffs: tuple[HandoffName, ...]
 
 
-RECEIVER_TO_SENDER = Codec(PeerHello, Grant, Release, Revoke, Renew)
-SENDER_TO_RECEIVER = Codec(PeerWelcome, PeerRefusal, Commit, Revoked, Renew)
+RECEIVER_TO_SENDER = Codec(PeerHello, Grant, Resend, Release, Revoke, Renew)
+SENDER_TO_RECEIVER = Codec(PeerWelcome, PeerRefusal, Pushed, Commit, Revoked, Renew)

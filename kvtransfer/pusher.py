@@ -1,40 +1,48 @@
-"""The pushing thread: moves blocks while the engine computes the next chunk.
+"""The pushing of blocks: takes jobs apart into pieces, hands them to transports, and computes checksums on the way.
 
-Owns one thread, its queue of jobs and the checksums it computes on the way. Knows no leases and no states: it is given
-blocks that stay untouched until the job is reported done.
+Owns the jobs of every sender, their order, and the rule that ends a sender which stands still. Knows no leases and no
+states: it is given blocks that stay untouched until their handoff is neither queued nor read any more.
 
-Bounds: a job names blocks that are held anyway, so the queue holds at most one reference per block of the pool.
-Invariant: every job that was submitted is reported exactly once, done, failed or cancelled, and nothing of it is read
-or written after the report.
+A piece is hashed right after it was handed to the transport: while its bytes are in the cache where the transport
+copies, and while they are under way where something else does. Senders are served in turn, so one slow receiver delays
+nobody else.
+
+Bounds: a job names blocks that are held anyway, so the queues hold at most a few references per block of the pool.
+Invariant: every job that was submitted is reported exactly once, done, failed or cancelled, and no piece of it begins
+after the report. `is_reading` says whether a piece that began may still be under way.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import logging
-import queue
-import socket
-import threading
+import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from engine.api.errors import BatonError
+import xxhash
+
+from engine.api.errors import BatonError, TransferFailed
 from kvtransfer.integrity import block_checksum
+from kvtransfer.layers import LayerProgress
 from kvtransfer.messages import HandoffKey
 from kvtransfer.transports.base import Blocks, Move, Sender
 
-_BLOCKS_PER_CHECK = 8
+STANDSTILL_S = 5.0
+_SLICE_S = 0.002
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PushJob:
-    """Blocks of one handoff to one receiver."""
+    """Blocks of one handoff to one receiver. With `layers`, their KV is still being computed, layer by layer."""
 
     key: HandoffKey
     sender: Sender
     moves: Sequence[Move]
+    layers: LayerProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,83 +55,185 @@ class PushReport:
     error: str
 
 
+@dataclass(slots=True)
+class _Job:
+    job: PushJob
+    checksums: list[int] = field(default_factory=list)
+    hashes: list[Any] = field(default_factory=list)
+    num_layers_pushed: int = 0
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The jobs of one sender, and when something last moved on it."""
+
+    sender: Sender
+    moved_s: float
+    jobs: deque[_Job] = field(default_factory=deque)
+    is_blocked: bool = False
+
+
 class Pusher:
-    """Runs jobs in order on its own thread. `wakeup` becomes readable when reports are waiting."""
+    """Driven by the transfer thread: `work` does a slice, `reports` tells what has ended."""
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: Blocks, *, checksums: bool = True) -> None:
         self._blocks = blocks
-        self._jobs: queue.SimpleQueue[PushJob | Sender | None] = queue.SimpleQueue()
-        self._reports: collections.deque[PushReport] = collections.deque()
-        self._cancelled: set[HandoffKey] = set()
-        self.wakeup, self._signal = socket.socketpair()
-        self.wakeup.setblocking(False)
-        self._signal.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="kv-pusher", daemon=True)
-        self._thread.start()
+        self._checksums = checksums
+        self._queues: dict[int, _Queue] = {}
+        self._readers: dict[HandoffKey, list[Sender]] = {}
+        self._closed: list[Sender] = []
+        self._reports: list[PushReport] = []
+        self._failures: list[tuple[Sender, str]] = []
 
-    def submit(self, job: PushJob) -> None:
-        """Queue a job. Its blocks must not change until it is reported."""
-        self._jobs.put(job)
-
-    def retire(self, sender: Sender) -> None:
-        """Close `sender` after the jobs that were submitted for it: only this thread touches senders."""
-        self._jobs.put(sender)
+    def submit(self, job: PushJob, now_s: float) -> None:
+        """Queue a job."""
+        queue = self._queues.setdefault(id(job.sender), _Queue(job.sender, now_s))
+        if not queue.jobs:
+            queue.moved_s = now_s
+        entry = _Job(job)
+        if job.layers is not None and self._checksums:
+            entry.hashes = [xxhash.xxh3_64() for _ in job.moves]
+        queue.jobs.append(entry)
+        readers = self._readers.setdefault(job.key, [])
+        if job.sender not in readers:
+            readers.append(job.sender)
 
     def cancel(self, key: HandoffKey) -> None:
-        """Stop this handoff's jobs between blocks. They are still reported, as "cancelled"."""
-        self._cancelled.add(key)
+        """Begin no further piece of this handoff. Its jobs are reported as "cancelled"."""
+        for queue in self._queues.values():
+            for entry in [entry for entry in queue.jobs if entry.job.key == key]:
+                queue.jobs.remove(entry)
+                self._report(entry, "cancelled")
+
+    def is_reading(self, key: HandoffKey) -> bool:
+        """Whether pieces of this handoff may still be under way."""
+        return any(sender.is_reading(key) for sender in self._readers.get(key, ()))
 
     def forget(self, key: HandoffKey) -> None:
-        """The handoff is over: drop its cancel mark."""
-        self._cancelled.discard(key)
+        """The handoff is over, and nothing of it is under way."""
+        self._readers.pop(key, None)
+        in_use = {id(sender) for senders in self._readers.values() for sender in senders}
+        self._closed = [sender for sender in self._closed if id(sender) in in_use]
+
+    def retire(self, sender: Sender, reason: str) -> None:
+        """Close a sender. Its jobs are reported with `reason`."""
+        queue = self._queues.pop(id(sender), None)
+        for entry in queue.jobs if queue is not None else ():
+            self._report(entry, reason)
+        self._closed.append(sender)
+        try:
+            sender.close()
+        except Exception:  # the thread outlives whatever one receiver's transport does
+            _log.exception("a transport could not be closed")
+
+    def work(self, now_s: float) -> float:
+        """Push for a few milliseconds; returns after how many seconds there is more to do."""
+        end_s = time.monotonic() + _SLICE_S
+        for sender in self._closed:
+            with contextlib.suppress(BatonError):
+                sender.poll()  # it may have to hear that nothing is read any more
+        for queue in list(self._queues.values()):
+            queue.is_blocked = False
+            self._notice(queue, now_s)
+        while time.monotonic() < end_s:
+            ready = [queue for queue in self._queues.values() if self._is_ready(queue)]
+            if not ready:
+                break
+            for queue in ready:
+                self._advance(queue, now_s)
+        return self._next_s()
 
     def reports(self) -> list[PushReport]:
         """Jobs that ended since the last call."""
-        try:
-            while self.wakeup.recv(4096):
-                pass
-        except BlockingIOError:
-            pass
-        found = []
-        while self._reports:
-            found.append(self._reports.popleft())
+        found, self._reports = self._reports, []
         return found
 
-    def close(self, timeout_s: float = 10.0) -> None:
-        """End the thread after the job it is in."""
-        self._jobs.put(None)
-        self._thread.join(timeout_s)
-        self.wakeup.close()
-        self._signal.close()
+    def failures(self) -> list[tuple[Sender, str]]:
+        """Senders that failed since the last call, and why. They are closed, their jobs reported."""
+        found, self._failures = self._failures, []
+        return found
 
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if isinstance(job, PushJob):
-                self._reports.append(self._push(job))
-                # a full pipe wakes the reader as well; a closed one has no reader
-                with contextlib.suppress(OSError):
-                    self._signal.send(b"\0")
-            else:
-                self._close(job)
+    def wait_on(self) -> list[Any]:
+        """What is readable when a sender has something to notice."""
+        senders = [*(queue.sender for queue in self._queues.values()), *self._closed]
+        return [source for sender in senders for source in sender.wait_on()]
 
-    def _close(self, sender: Sender) -> None:
+    def _next_s(self) -> float:
+        if any(self._is_ready(queue) for queue in self._queues.values()):
+            return 0.0
+        is_busy = any(queue.is_blocked for queue in self._queues.values()) or any(map(self.is_reading, self._readers))
+        return 0.001 if is_busy else float("inf")
+
+    def _is_ready(self, queue: _Queue) -> bool:
+        if queue.is_blocked or not queue.jobs:
+            return False
+        entry = queue.jobs[0]
+        layers = entry.job.layers
+        return layers is None or layers.is_abandoned or entry.num_layers_pushed < layers.num_done
+
+    def _notice(self, queue: _Queue, now_s: float) -> None:
+        """Let a sender see what has finished; fail it when it cannot go on or nothing has moved for too long."""
         try:
-            sender.close()
-        except Exception:  # as below
-            _log.exception("a transport could not be closed")
+            queue.sender.poll()
+            is_waiting = bool(queue.jobs) and queue.jobs[0].job.layers is None
+            if not is_waiting:
+                queue.moved_s = now_s
+            elif now_s - queue.moved_s > STANDSTILL_S:
+                raise TransferFailed(f"the receiver took nothing for {STANDSTILL_S:g} s")
+        except Exception as error:  # as above
+            self._fail(queue, error)
 
-    def _push(self, job: PushJob) -> PushReport:
-        checksums: list[int] = []
+    def _advance(self, queue: _Queue, now_s: float) -> None:
+        entry = queue.jobs[0]
+        layers = entry.job.layers
+        if layers is not None and layers.is_abandoned:
+            queue.jobs.popleft()
+            self._report(entry, "the step could not be computed")
+            return
         try:
-            for first in range(0, len(job.moves), _BLOCKS_PER_CHECK):
-                if job.key in self._cancelled:
-                    return PushReport(job.key, job.moves, checksums, "cancelled")
-                moves = job.moves[first : first + _BLOCKS_PER_CHECK]
-                job.sender.push(job.key, moves)
-                checksums.extend(block_checksum(self._blocks[move.source]) for move in moves)
-        except BatonError as error:
-            return PushReport(job.key, job.moves, checksums, str(error))
-        except Exception as error:  # the thread outlives whatever one receiver's transport does
-            _log.exception("push failed")
-            return PushReport(job.key, job.moves, checksums, f"{type(error).__name__}: {error}")
-        return PushReport(job.key, job.moves, checksums, "")
+            has_moved = self._push_piece(entry) if layers is None else self._push_layers(entry, layers)
+        except Exception as error:  # as above
+            self._fail(queue, error)
+            return
+        queue.is_blocked = not has_moved
+        if has_moved:
+            queue.moved_s = now_s
+        if len(entry.checksums) == len(entry.job.moves):
+            queue.jobs.popleft()
+            self._report(entry, "")
+
+    def _push_piece(self, entry: _Job) -> bool:
+        """Push the next piece of a job. False when its sender takes nothing now."""
+        job, first = entry.job, len(entry.checksums)
+        count = max(1, job.sender.piece_bytes // self._blocks.shape[1])
+        moves = job.moves[first : first + count]
+        if not job.sender.push(job.key, moves):
+            return False
+        entry.checksums.extend(self._checksum(move.source) for move in moves)
+        return True
+
+    def _push_layers(self, entry: _Job, layers: LayerProgress) -> bool:
+        """Push what became complete of every block of a job."""
+        num_done = layers.num_done
+        layer_bytes = self._blocks.shape[1] // layers.num_layers
+        begin, end = entry.num_layers_pushed * layer_bytes, num_done * layer_bytes
+        entry.job.sender.push_part(entry.job.key, entry.job.moves, begin, end)
+        for checksum, move in zip(entry.hashes, entry.job.moves, strict=False):
+            checksum.update(self._blocks[move.source, begin:end].data)
+        entry.num_layers_pushed = num_done
+        if num_done == layers.num_layers:
+            entry.checksums = [checksum.intdigest() for checksum in entry.hashes] or [0] * len(entry.job.moves)
+        return True
+
+    def _checksum(self, source: int) -> int:
+        return block_checksum(self._blocks[source]) if self._checksums else 0
+
+    def _fail(self, queue: _Queue, error: Exception) -> None:
+        if not isinstance(error, BatonError):
+            _log.error("push failed", exc_info=error)
+        reason = str(error) if isinstance(error, BatonError) else f"{type(error).__name__}: {error}"
+        self._failures.append((queue.sender, reason))
+        self.retire(queue.sender, reason)
+
+    def _report(self, entry: _Job, error: str) -> None:
+        self._reports.append(PushReport(entry.job.key, entry.job.moves, entry.checksums, error))

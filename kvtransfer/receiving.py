@@ -9,28 +9,35 @@ token count, the prompt's digest and the generations we granted, every block has
 match the checksums. Anything else spoils this one request.
 
 Blocks that a peer can write by itself stay set aside after a spoiled or cancelled handoff until the peer says that no
-write is under way, or its process is gone: never on a timer alone.
+write is under way, its writing process is gone, or the receiver was fenced: never on a timer alone.
 
-Timeouts: the owner's leases are the clock. Whatever the sender says about a handoff before its Commit renews its lease
-by `lease_s`, and after it every block that arrives; `expire` spoils one whose lease ran out.
+Blocks are verified as they arrive, a few milliseconds at a time; Commit finds most of the work done. Damage is answered
+by one Resend of the damaged blocks; the second time it spoils the handoff, and the prompt is computed again elsewhere.
+
+Timeouts: granted blocks are leased to their handoff. Whatever the sender says about it before its Commit renews the
+lease by `lease_s`, and after it every block that arrives; one that runs out is spoiled. A revoked handoff waits
+`FENCE_AFTER_S` for its sender's word before its receiver is fenced, where that is possible.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import zmq
 
 from engine.api import links
-from engine.api.errors import BatonError, Refused
+from engine.api.errors import BatonError, InvalidMessage, Refused
 from engine.api.layout import KvLayout
-from engine.api.messages import PrefillPeer, TokenEvent
+from engine.api.messages import HandoffFigures, PrefillPeer, TokenEvent
+from kvtransfer.arrived import ArrivedBlocks
 from kvtransfer.host import is_gone, shares_memory
-from kvtransfer.integrity import damaged_blocks
+from kvtransfer.integrity import XXH3
+from kvtransfer.leases import LeaseTable
 from kvtransfer.messages import (
     RECEIVER_TO_SENDER,
     SENDER_TO_RECEIVER,
@@ -42,32 +49,39 @@ from kvtransfer.messages import (
     PeerRefusal,
     PeerWelcome,
     ProcessIdentity,
+    Pushed,
     Release,
     Renew,
+    Resend,
     Revoke,
     Revoked,
 )
 from kvtransfer.states import RECEIVING_MOVES, Progress, ReceivingState
-from kvtransfer.transports.base import Blocks, Receiver
+from kvtransfer.thread import MAX_IDLE_S
+from kvtransfer.transports.base import Arrival, Blocks, Receiver
 
+FENCE_AFTER_S = 5.0
 _FENCE_RETRY_S = 1.0
+_MAX_RESENDS = 1
+_SLICE_S = 0.002
 _IDLE_LINK_S = 60.0
 _log = logging.getLogger(__name__)
 
 
 class BlockOwner(Protocol):
-    """Who leased the granted blocks: the engine behind a decode node."""
+    """Who holds the granted blocks: the engine behind a decode node. Called on the transfer thread.
 
-    def renew(self, key: HandoffKey, deadline_s: float) -> None:
-        """Hold the granted blocks until then."""
-        ...
+    Every granted handoff ends with exactly one of `delivered` and `returned`; one that waits for room with neither.
+    """
 
-    def delivered(self, key: HandoffKey, first: TokenEvent) -> None:
+    def delivered(self, key: HandoffKey, first: TokenEvent, figures: HandoffFigures) -> None:
         """The blocks hold verified KV of the prompt; `first` is the token drawn by the sender."""
         ...
 
     def spoiled(self, key: HandoffKey, reason: str) -> None:
-        """This handoff has failed. Its blocks, if it had any, are still set aside."""
+        """This handoff will not come. Its blocks, if it had any, are still set aside. `reason` is "" when nothing
+        failed: the first token ended the request.
+        """
         ...
 
     def returned(self, key: HandoffKey) -> None:
@@ -86,6 +100,7 @@ class ReceivingFacts:
     num_blocks: int
     process: ProcessIdentity
     lease_s: float
+    checksum: str = XXH3
 
 
 @dataclass(slots=True)
@@ -100,6 +115,8 @@ class ReceivingCounters:
     num_blocks: int = 0
     num_bytes: int = 0
     num_damaged_blocks: int = 0
+    num_resends: int = 0
+    num_fences: int = 0
     num_rejected_messages: int = 0
 
 
@@ -121,9 +138,17 @@ class _Handoff:
     name: HandoffName
     link: _Link
     progress: Progress[ReceivingState]
+    blocks: ArrivedBlocks
+    receiver: Receiver | None = None
+    writer: ProcessIdentity | None = None
     commit: Commit | None = None
-    num_missing: int = 0
+    round: int = 0
     next_fence_s: float = 0.0
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether blocks of it are still wanted."""
+        return self.progress.state in (ReceivingState.GRANTED, ReceivingState.COMMITTED)
 
 
 @dataclass(slots=True)
@@ -138,7 +163,7 @@ class _Link:
 
 
 class ReceivingSide:
-    """All incoming handoffs of one node. Driven by one thread: `handle`, `tick` and the verbs."""
+    """All incoming handoffs of one node. Driven by one thread: the verbs, and `round` between them."""
 
     def __init__(
         self,
@@ -148,6 +173,7 @@ class ReceivingSide:
         receivers: Sequence[Receiver],
         blocks: Blocks,
         owner: BlockOwner,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = ReceivingCounters()
         self._facts = facts
@@ -156,6 +182,9 @@ class ReceivingSide:
         self._receivers = {receiver.endpoint.transport: receiver for receiver in receivers}
         self._blocks = blocks
         self._owner = owner
+        self._clock = clock
+        self._endpoints = {name: receiver.endpoint for name, receiver in self._receivers.items()}
+        self._leases: LeaseTable[HandoffKey] = LeaseTable()
         self._links: dict[tuple[str, int], _Link] = {}
         self._handoffs: dict[HandoffKey, _Handoff] = {}
         self._interests: dict[HandoffKey, PrefillPeer] = {}
@@ -172,34 +201,38 @@ class ReceivingSide:
         revoking = (h for h in self._handoffs.values() if h.progress.state is ReceivingState.REVOKING)
         return sum(len(handoff.incoming.block_ids) for handoff in revoking)
 
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Readable when `handle` has something to do."""
-        data = [receiver.socket for receiver in self._receivers.values() if receiver.socket is not None]
+    def wait_on(self) -> Sequence[Any]:
+        """See `Side`."""
+        data = [source for receiver in self._receivers.values() for source in receiver.wait_on()]
         return [*data, *(link.socket for link in self._links.values())]
 
     def wait_for_room(self, key: HandoffKey, peer: PrefillPeer, now_s: float) -> None:
-        """There are no blocks for this handoff yet: keep the sender's lease alive until `grant` or `forget`.
-
-        Raises `InvalidSetting` or `Refused` when the peer's address cannot be dialled.
+        """There are no blocks for this handoff yet: keep the sender's lease alive until `grant` or `forget`. A peer
+        that cannot be dialled spoils it.
         """
-        self._link(peer, now_s)
-        self._interests[key] = peer
+        if self._link_or_spoil(key, peer, now_s) is not None:
+            self._interests[key] = peer
 
     def forget(self, key: HandoffKey) -> None:
         """No longer interested in a handoff that was never granted."""
         self._interests.pop(key, None)
 
     def grant(self, incoming: Incoming, peer: PrefillPeer, now_s: float) -> None:
-        """Allow `peer` to write the blocks of `incoming`. Raises as `wait_for_room`."""
+        """Allow `peer` to write the blocks of `incoming`. A peer that cannot be dialled spoils it."""
         self._interests.pop(incoming.key, None)
-        link = self._link(peer, now_s)
+        link = self._link_or_spoil(incoming.key, peer, now_s)
+        if link is None:
+            self._owner.returned(incoming.key)
+            return
         handoff = _Handoff(
             incoming=incoming,
             name=HandoffName(*incoming.key),
             link=link,
             progress=Progress(ReceivingState.GRANTED, {ReceivingState.GRANTED: now_s}),
+            blocks=ArrivedBlocks(len(incoming.block_ids), checksums=self._facts.checksum == XXH3),
         )
         self._handoffs[incoming.key] = handoff
+        self._leases.begin(incoming.key, now_s + self._facts.lease_s)
         self.counters.num_granted += 1
         if link.welcome is not None:
             self._send_grant(handoff)
@@ -211,31 +244,39 @@ class ReceivingSide:
         if handoff is not None and handoff.progress.state is not ReceivingState.REVOKING:
             self._revoke(handoff, now_s)
 
-    def expire(self, key: HandoffKey, now_s: float) -> None:
-        """The lease of this handoff's blocks ran out."""
-        handoff = self._handoffs.get(key)
-        if handoff is None:
-            self._owner.returned(key)
-        elif handoff.progress.state is not ReceivingState.REVOKING:
-            self.counters.num_expired += 1
-            if handoff.link.welcome is None:
-                # a handshake that got no answer: the next handoff begins with a new one
-                self._drop(handoff.link, f"no answer from prefill node {handoff.link.peer.node_id}", now_s)
-            else:
-                self._spoil(handoff, "the prefill node stopped renewing the handoff", now_s)
-
-    def handle(self, now_s: float) -> None:
-        """Process every message and block that has arrived."""
+    def round(self, now_s: float) -> float:
+        """See `Side`."""
         for link in list(self._links.values()):
             self._read(link, now_s)
         for receiver in self._receivers.values():
             receiver.poll()
-        for handoff in list(self._handoffs.values()):
-            if handoff.progress.state is ReceivingState.COMMITTED:
-                self._deliver_if_complete(handoff, now_s)
+            for arrival in receiver.take_arrivals():
+                self._on_arrival(receiver, arrival, now_s)
+        self._look_at_endpoints(now_s)
+        self._verify(now_s)
+        for key in self._leases.overdue(now_s):
+            self._expire(key, now_s)
+        self._tick(now_s)
+        return 0.0 if any(not handoff.blocks.is_hashed for handoff in self._handoffs.values()) else MAX_IDLE_S
 
-    def tick(self, now_s: float) -> None:
-        """Fence what was revoked and renew what is alive. Call at least every `lease_s` / 3."""
+    def close(self) -> None:
+        """Close every connection. Receivers belong to whoever opened them."""
+        for link in self._links.values():
+            link.socket.close()
+        self._links.clear()
+
+    def _expire(self, key: HandoffKey, now_s: float) -> None:
+        """The lease of this handoff's blocks ran out."""
+        handoff = self._handoffs[key]
+        self.counters.num_expired += 1
+        if handoff.link.welcome is None:
+            # a handshake that got no answer: the next handoff begins with a new one
+            self._drop(handoff.link, f"no answer from prefill node {handoff.link.peer.node_id}", now_s)
+        else:
+            self._spoil(handoff, "the prefill node stopped renewing the handoff", now_s)
+
+    def _tick(self, now_s: float) -> None:
+        """Fence what was revoked and renew what is alive."""
         for handoff in list(self._handoffs.values()):
             if handoff.progress.state is ReceivingState.REVOKING:
                 self._fence(handoff, now_s)
@@ -244,11 +285,13 @@ class ReceivingSide:
             self._renew(now_s)
             self._close_idle_links(now_s)
 
-    def close(self) -> None:
-        """Close every connection. Receivers belong to whoever opened them."""
-        for link in self._links.values():
-            link.socket.close()
-        self._links.clear()
+    def _link_or_spoil(self, key: HandoffKey, peer: PrefillPeer, now_s: float) -> _Link | None:
+        try:
+            return self._link(peer, now_s)
+        except BatonError as error:
+            self.counters.num_spoiled += 1
+            self._owner.spoiled(key, str(error))
+            return None
 
     def _link(self, peer: PrefillPeer, now_s: float) -> _Link:
         """The connection to this life of the peer, made when it is first needed. Raises `InvalidSetting`, `Refused`."""
@@ -256,7 +299,7 @@ class ReceivingSide:
         if link is None:
             socket = self._dial(links.parse_address(peer.address, "peer address"))
             link = self._links[(peer.node_id, peer.epoch)] = _Link(peer, socket, now_s)
-            self._send(link, self._hello())
+            self._say_hello(link)
         link.used_s = now_s
         return link
 
@@ -272,16 +315,35 @@ class ReceivingSide:
             raise Refused(f"a prefill node cannot be reached at {address}: {error}") from None
         return socket
 
-    def _hello(self) -> PeerHello:
-        return PeerHello(
-            node_id=self._facts.node_id,
-            epoch=self._facts.epoch,
-            fingerprint=self._facts.fingerprint,
-            layout=self._facts.layout,
-            num_blocks=self._facts.num_blocks,
-            process=self._facts.process,
-            endpoints=tuple(receiver.endpoint for receiver in self._receivers.values()),
-        )
+    def _say_hello(self, link: _Link) -> None:
+        """Offer what there is, or wait until everything can be offered."""
+        link.welcome = link.receiver = None
+        if all(receiver.is_ready for receiver in self._receivers.values()):
+            hello = PeerHello(
+                node_id=self._facts.node_id,
+                epoch=self._facts.epoch,
+                fingerprint=self._facts.fingerprint,
+                layout=self._facts.layout,
+                num_blocks=self._facts.num_blocks,
+                checksum=self._facts.checksum,
+                process=self._facts.process,
+                endpoints=tuple(self._endpoints.values()),
+            )
+            self._send(link, hello)
+
+    def _look_at_endpoints(self, now_s: float) -> None:
+        """A receiver with another endpoint is another receiver: nobody writes by the old one any more."""
+        changed = [name for name, receiver in self._receivers.items() if receiver.endpoint != self._endpoints[name]]
+        for name in changed:
+            self._endpoints[name] = self._receivers[name].endpoint
+            for handoff in list(self._handoffs.values()):
+                if handoff.receiver is self._receivers[name]:
+                    handoff.receiver = None
+                    if handoff.progress.state is not ReceivingState.REVOKING:
+                        self._spoil(handoff, "the receiver of the blocks was fenced", now_s)
+        if changed:
+            for link in self._links.values():
+                self._say_hello(link)
 
     def _read(self, link: _Link, now_s: float) -> None:
         while not link.socket.closed:
@@ -301,6 +363,8 @@ class ReceivingSide:
             self._on_welcome(link, message)
         elif isinstance(message, PeerRefusal):
             self._drop(link, f"refused by {link.peer.node_id}: {message.message}", now_s)
+        elif isinstance(message, Pushed):
+            self._on_pushed(link, message, now_s)
         elif isinstance(message, Commit):
             self._on_commit(link, message, now_s)
         elif isinstance(message, Revoked):
@@ -309,7 +373,7 @@ class ReceivingSide:
             for name in message.handoffs:
                 handoff = self._of_link(link, name.key)
                 if handoff is not None and handoff.progress.state is ReceivingState.GRANTED:
-                    self._owner.renew(name.key, now_s + self._facts.lease_s)
+                    self._leases.renew(name.key, now_s + self._facts.lease_s)
 
     def _on_welcome(self, link: _Link, welcome: PeerWelcome) -> None:
         if (welcome.node_id, welcome.epoch) != (link.peer.node_id, link.peer.epoch):
@@ -319,15 +383,17 @@ class ReceivingSide:
         link.welcome = welcome
         link.receiver = self._receivers.get(welcome.transport)
         if link.receiver is None:
-            raise Refused(f"{link.peer.node_id} chose the transport {welcome.transport!r}, which was not offered")
+            raise Refused(f"{link.peer.node_id} chose the transport {welcome.transport!r:.40}, which was not offered")
         for handoff in self._handoffs.values():
-            if handoff.link is link and handoff.progress.state is ReceivingState.GRANTED:
+            if handoff.link is link and handoff.progress.state is ReceivingState.GRANTED and handoff.receiver is None:
                 self._send_grant(handoff)
 
     def _send_grant(self, handoff: _Handoff) -> None:
         incoming, link = handoff.incoming, handoff.link
-        if link.receiver is not None:
-            link.receiver.expect(incoming.key, incoming.block_ids, incoming.generations)
+        if link.receiver is None or link.welcome is None:
+            raise RuntimeError("a grant is sent to a peer that has welcomed us")
+        handoff.receiver, handoff.writer = link.receiver, link.welcome.writer
+        link.receiver.expect(incoming.key, incoming.block_ids, incoming.generations)
         grant = Grant(
             handoff=handoff.name,
             receiver_epoch=self._facts.epoch,
@@ -340,17 +406,34 @@ class ReceivingSide:
         )
         self._send(link, grant)
 
+    def _on_pushed(self, link: _Link, pushed: Pushed, now_s: float) -> None:
+        handoff = self._of_link(link, pushed.handoff.key)
+        if handoff is None or handoff.receiver is None or not handoff.receiver.is_silent:
+            return
+        if any(index >= len(handoff.incoming.block_ids) for index in pushed.indexes):
+            raise InvalidMessage("blocks were pushed that the grant does not have")
+        if handoff.progress.state is ReceivingState.GRANTED:
+            handoff.blocks.note(pushed.indexes)
+            self._leases.renew(handoff.incoming.key, now_s + self._facts.lease_s)
+
+    def _on_arrival(self, receiver: Receiver, arrival: Arrival, now_s: float) -> None:
+        handoff = self._handoffs.get(arrival.key)
+        if handoff is not None and handoff.receiver is receiver and handoff.is_awaited:
+            handoff.blocks.note(range(arrival.first_index, arrival.first_index + arrival.count))
+            self._leases.renew(arrival.key, now_s + self._facts.lease_s)
+
     def _on_commit(self, link: _Link, commit: Commit, now_s: float) -> None:
         handoff = self._of_link(link, commit.handoff.key)
-        if handoff is None or handoff.progress.state is not ReceivingState.GRANTED:
+        if handoff is None or handoff.progress.state is not ReceivingState.GRANTED or commit.round != handoff.round:
             return
         objection = self._objection(handoff, commit)
         if objection:
             self._spoil(handoff, objection, now_s)
             return
-        handoff.commit, handoff.num_missing = commit, len(commit.checksums)
-        handoff.progress.move(ReceivingState.COMMITTED, RECEIVING_MOVES, now_s)
-        self._deliver_if_complete(handoff, now_s)
+        handoff.commit = commit
+        if handoff.receiver is not None and handoff.receiver.is_silent:
+            handoff.blocks.note_rest()
+        handoff.progress.move(ReceivingState.COMMITTED, RECEIVING_MOVES, self._clock())
 
     def _objection(self, handoff: _Handoff, commit: Commit) -> str:
         """Why this Commit does not belong to the grant; "" if it does."""
@@ -367,43 +450,69 @@ class ReceivingSide:
             return "the commit carries no first token of this request"
         return ""
 
-    def _deliver_if_complete(self, handoff: _Handoff, now_s: float) -> None:
-        incoming, commit, receiver = handoff.incoming, handoff.commit, handoff.link.receiver
-        if commit is None or receiver is None:
-            return
-        num_missing = receiver.num_missing(incoming.key)
-        if num_missing:
-            if num_missing < handoff.num_missing:
-                self._owner.renew(incoming.key, now_s + self._facts.lease_s)
-            handoff.num_missing = num_missing
-            return
-        damaged = damaged_blocks(self._blocks, incoming.block_ids, commit.checksums)
-        if damaged:
-            self.counters.num_damaged_blocks += len(damaged)
-            self._spoil(handoff, f"{len(damaged)} of {len(incoming.block_ids)} blocks arrived damaged", now_s)
-            return
+    def _verify(self, now_s: float) -> None:
+        """Hash what has arrived, those first that somebody waits for, and deliver what is complete."""
+        end_s = time.monotonic() + _SLICE_S
+        awaited = [handoff for handoff in self._handoffs.values() if handoff.is_awaited]
+        for handoff in sorted(awaited, key=lambda handoff: handoff.commit is None):
+            if not handoff.blocks.is_hashed and time.monotonic() < end_s:
+                handoff.blocks.hash(self._blocks, handoff.incoming.block_ids, end_s)
+            if handoff.commit is not None and not handoff.blocks.num_missing and handoff.blocks.is_hashed:
+                self._conclude(handoff, handoff.commit, now_s)
+
+    def _conclude(self, handoff: _Handoff, commit: Commit, now_s: float) -> None:
+        """Everything is here: it is what was sent, or it is asked for once more, or the handoff has failed."""
+        damaged = handoff.blocks.damaged(commit.checksums)
+        self.counters.num_damaged_blocks += len(damaged)
+        if not damaged:
+            self._deliver(handoff, commit, now_s)
+        elif handoff.round < _MAX_RESENDS:
+            self._ask_again(handoff, damaged, now_s)
+        else:
+            self._spoil(handoff, f"{len(damaged)} of {len(commit.checksums)} blocks arrived damaged, twice", now_s)
+
+    def _ask_again(self, handoff: _Handoff, damaged: Sequence[int], now_s: float) -> None:
+        incoming, key = handoff.incoming, handoff.incoming.key
+        _log.warning("handoff %s: %d blocks arrived damaged and are sent again", key[0].hex(), len(damaged))
+        self.counters.num_resends += 1
+        handoff.commit = None
+        handoff.round += 1
+        handoff.blocks.miss(damaged)
+        handoff.progress.move(ReceivingState.GRANTED, RECEIVING_MOVES, now_s)
+        if handoff.receiver is not None:
+            handoff.receiver.expect(key, incoming.block_ids, incoming.generations)
+        self._leases.renew(key, now_s + self._facts.lease_s)
+        self._send(handoff.link, Resend(handoff.name, handoff.round, tuple(damaged)))
+
+    def _deliver(self, handoff: _Handoff, commit: Commit, now_s: float) -> None:
+        num_blocks = len(handoff.incoming.block_ids)
+        num_bytes = num_blocks * self._facts.layout.block_bytes
         self.counters.num_delivered += 1
-        self.counters.num_blocks += len(incoming.block_ids)
-        self.counters.num_bytes += len(incoming.block_ids) * self._facts.layout.block_bytes
+        self.counters.num_blocks += num_blocks
+        self.counters.num_bytes += num_bytes
+        done_s, stamps = self._clock(), handoff.progress.stamps
+        # by two clocks, each for its own part: only the flight of Commit between them is in neither
+        exposed_us = commit.exposed_us + round((done_s - stamps[ReceivingState.COMMITTED]) * 1e6)
+        transfer_us = round((done_s - stamps[ReceivingState.GRANTED]) * 1e6)
         handoff.progress.move(ReceivingState.DELIVERED, RECEIVING_MOVES, now_s)
         self._send(handoff.link, Release(handoff.name))
         self._end(handoff, now_s)
-        self._owner.delivered(incoming.key, commit.first)
+        figures = HandoffFigures(num_blocks, num_bytes, transfer_us, exposed_us)
+        self._owner.delivered(handoff.incoming.key, commit.first, figures)
 
     def _on_revoked(self, link: _Link, revoked: Revoked, now_s: float) -> None:
-        handoff = self._of_link(link, revoked.handoff.key)
-        key = revoked.handoff.key
+        key, handoff = revoked.handoff.key, self._of_link(link, revoked.handoff.key)
+        reason = "" if revoked.request_ended else f"given up by the prefill node: {revoked.reason}"
         if handoff is None:
             is_wanted = self._interests.pop(key, None) is not None
-            if not is_wanted:
-                return
         else:
-            is_wanted = handoff.progress.state is not ReceivingState.REVOKING
+            is_wanted = handoff.is_awaited
             self._end(handoff, now_s)
-        if is_wanted and not revoked.request_ended:
-            self.counters.num_spoiled += 1
-            self._owner.spoiled(key, f"given up by the prefill node: {revoked.reason}")
-        self._owner.returned(key)
+        if is_wanted:
+            self.counters.num_spoiled += bool(reason)
+            self._owner.spoiled(key, reason)
+        if handoff is not None:
+            self._owner.returned(key)
 
     def _spoil(self, handoff: _Handoff, reason: str, now_s: float) -> None:
         self.counters.num_spoiled += 1
@@ -415,34 +524,39 @@ class ReceivingSide:
         """Take the grant back. Blocks return when no write can be under way."""
         self.counters.num_revoked += 1
         handoff.progress.move(ReceivingState.REVOKING, RECEIVING_MOVES, now_s)
-        if handoff.link.receiver is not None:
-            handoff.link.receiver.forget(handoff.incoming.key)
+        self._leases.end(handoff.incoming.key)
+        if handoff.receiver is not None:
+            handoff.receiver.forget(handoff.incoming.key)
         self._send(handoff.link, Revoke(handoff.name))
         handoff.next_fence_s = now_s + _FENCE_RETRY_S
         self._fence(handoff, now_s)
 
     def _fence(self, handoff: _Handoff, now_s: float) -> None:
         """End a revoked handoff when its writer provably cannot write any more."""
-        link = handoff.link
-        writer = link.welcome.process if link.welcome is not None else None
-        if writer is not None and link.receiver is not None and link.receiver.peers_write:
+        receiver, writer = handoff.receiver, handoff.writer
+        if receiver is not None and writer is not None and receiver.peers_write:
             if now_s < handoff.next_fence_s:
                 return
             handoff.next_fence_s = now_s + _FENCE_RETRY_S
             if not (shares_memory(self._facts.process, writer) and is_gone(writer)):
+                if now_s - handoff.progress.stamps[ReceivingState.REVOKING] >= FENCE_AFTER_S and receiver.fence():
+                    self.counters.num_fences += 1
+                    self._look_at_endpoints(now_s)
+                    return  # the next round finds it without a receiver
                 # asked again, over a new connection if need be: the blocks must not wait for one lost message
                 with contextlib.suppress(BatonError):
-                    self._send(self._link(link.peer, now_s), Revoke(handoff.name))
+                    self._send(self._link(handoff.link.peer, now_s), Revoke(handoff.name))
                 return
-        # the grant was never sent, or blocks pass through our own hands, or the writer is gone
+        # the grant was never sent, or blocks pass through our own hands, or the writer is gone, or fenced
         self._end(handoff, now_s)
         self._owner.returned(handoff.incoming.key)
 
     def _end(self, handoff: _Handoff, now_s: float) -> None:
         handoff.progress.move(ReceivingState.ENDED, RECEIVING_MOVES, now_s)
+        self._leases.end(handoff.incoming.key)
         del self._handoffs[handoff.incoming.key]
-        if handoff.link.receiver is not None:
-            handoff.link.receiver.forget(handoff.incoming.key)
+        if handoff.receiver is not None:
+            handoff.receiver.forget(handoff.incoming.key)
 
     def _of_link(self, link: _Link, key: HandoffKey) -> _Handoff | None:
         """The handoff, when it was granted to the peer at the other end of `link`."""
@@ -457,7 +571,6 @@ class ReceivingSide:
             if (peer.node_id, peer.epoch) == (link.peer.node_id, link.peer.epoch):
                 del self._interests[key]
                 self._owner.spoiled(key, reason)
-                self._owner.returned(key)
         for handoff in list(self._handoffs.values()):
             if handoff.link is link and handoff.progress.state is not ReceivingState.REVOKING:
                 self._spoil(handoff, reason, now_s)

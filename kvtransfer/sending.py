@@ -3,10 +3,11 @@
 Owns the state of every outgoing handoff, the connections of receivers, and the order push -> Commit -> Release. Does
 not compute KV and does not hold blocks: a `BlockHolder` (the engine) does, and is told when it may give them back.
 
-Timeouts: the holder's leases are the clock. Whatever the receiver says about a handoff renews its lease by `lease_s`;
-`expire` withdraws one whose lease ran out. A Grant that comes before its Prefill waits `lease_s`. A withdrawn handoff
-ends when the pushing thread has reported its jobs, so blocks are never given back while they are read. A committed
-handoff is not renewed towards its receiver: the two would otherwise keep each other alive when Commit or KV was lost.
+Timeouts: a computed prompt's blocks are leased to its handoff. Whatever the receiver says about the handoff renews the
+lease by `lease_s`; one that runs out is withdrawn. A Grant that comes before its Prefill waits `lease_s`. A handoff
+ends when nothing of it is queued or under way any more, so blocks are never given back while they are read; blocks that
+stay under way for `STANDSTILL_S` cost the receiver its transport. A committed handoff is not renewed towards its
+receiver: the two would otherwise keep each other alive when Commit or KV was lost.
 
 A receiver that has gone is noticed by a message that cannot be delivered, at the latest by the next renewal: its
 transport is closed then, because a mapping of a dead node's pool would keep that memory in use.
@@ -15,10 +16,11 @@ transport is closed then, because a mapping of a dead node's pool would keep tha
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import zmq
 
@@ -27,6 +29,9 @@ from engine.api.codec import Codec
 from engine.api.errors import BatonError, InvalidMessage, InvalidSetting, Refused
 from engine.api.layout import KvLayout
 from engine.api.messages import TokenEvent
+from kvtransfer.integrity import XXH3
+from kvtransfer.layers import LayerProgress
+from kvtransfer.leases import LeaseTable
 from kvtransfer.messages import (
     RECEIVER_TO_SENDER,
     SENDER_TO_RECEIVER,
@@ -38,33 +43,32 @@ from kvtransfer.messages import (
     PeerRefusal,
     PeerWelcome,
     ProcessIdentity,
+    Pushed,
     Release,
     Renew,
+    Resend,
     Revoke,
     Revoked,
 )
-from kvtransfer.pusher import Pusher, PushJob, PushReport
+from kvtransfer.pusher import STANDSTILL_S, Pusher, PushJob, PushReport
 from kvtransfer.states import SENDING_MOVES, Progress, SendingState
 from kvtransfer.transports.base import Move, Sender
 
 _MAX_ENDED = 4096
 _MAX_EARLY = 4096
+_JOB_BYTES = 8 * 2**20
 _log = logging.getLogger(__name__)
 
 
 class BlockHolder(Protocol):
-    """Who holds the blocks: the engine behind a prefill node."""
-
-    def block_table(self, key: HandoffKey) -> Sequence[int]:
-        """Blocks of a handoff's prompt, in order."""
-        ...
-
-    def renew(self, key: HandoffKey, deadline_s: float) -> None:
-        """Hold them until then, if they are leased."""
-        ...
+    """Who holds the blocks: the engine behind a prefill node. Called on the transfer thread."""
 
     def let_go(self, key: HandoffKey) -> None:
-        """Stop computing it, if it still is, and give its blocks back."""
+        """Stop computing this prompt, if it still is, and give its blocks back: nothing reads them any more."""
+        ...
+
+    def refused(self, key: HandoffKey, reason: str) -> None:
+        """This handoff cannot be; nothing of it was begun."""
         ...
 
 
@@ -84,6 +88,7 @@ class SendingFacts:
     layout: KvLayout
     process: ProcessIdentity
     lease_s: float
+    checksum: str = XXH3
 
 
 @dataclass(slots=True)
@@ -94,6 +99,7 @@ class SendingCounters:
     num_released: int = 0
     num_withdrawn: int = 0
     num_expired: int = 0
+    num_resent_blocks: int = 0
     num_blocks: int = 0
     num_bytes: int = 0
     num_rejected_messages: int = 0
@@ -117,11 +123,14 @@ class _Outgoing:
     progress: Progress[SendingState]
     peer_id: bytes = b""
     grant: Grant | None = None
+    table: Sequence[int] = ()
     num_ready_blocks: int = 0
     num_submitted: int = 0
     num_jobs: int = 0
     checksums: dict[int, int] = field(default_factory=dict)
     first: TokenEvent | None = None
+    computed_s: float = 0.0
+    round: int = 0
     reason: str = ""
     request_ended: bool = False
 
@@ -129,9 +138,14 @@ class _Outgoing:
         """Whether that receiver is the one the router named."""
         return (hello.node_id, hello.epoch) == (self.decode_node_id, self.decode_epoch)
 
+    @property
+    def may_push(self) -> bool:
+        """Whether blocks of it may still begin to move."""
+        return self.progress.state in (SendingState.COMPUTING, SendingState.PUSHING)
+
 
 class SendingSide:
-    """All outgoing handoffs of one node. Driven by one thread: `handle`, `collect`, `tick` and the verbs."""
+    """All outgoing handoffs of one node. Driven by one thread: the verbs, and `round` between them."""
 
     def __init__(
         self,
@@ -140,6 +154,7 @@ class SendingSide:
         opener: SenderOpener,
         pusher: Pusher,
         holder: BlockHolder,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = SendingCounters()
         self._facts = facts
@@ -147,8 +162,11 @@ class SendingSide:
         self._opener = opener
         self._pusher = pusher
         self._holder = holder
+        self._clock = clock
+        self._leases: LeaseTable[HandoffKey] = LeaseTable()
         self._peers: dict[bytes, _Peer] = {}
         self._outgoing: dict[HandoffKey, _Outgoing] = {}
+        self._draining: dict[HandoffKey, float] = {}
         self._early: dict[HandoffKey, tuple[float, bytes, Grant]] = {}
         self._ended: OrderedDict[HandoffKey, bool] = OrderedDict()
         self._next_renewal_s = 0.0
@@ -158,23 +176,24 @@ class SendingSide:
         """Handoffs that have not ended."""
         return len(self._outgoing)
 
-    def live_keys(self) -> list[HandoffKey]:
-        """Handoffs that have not ended."""
-        return list(self._outgoing)
+    def wait_on(self) -> Sequence[Any]:
+        """See `Side`."""
+        return [self._link, *self._pusher.wait_on()]
 
     def begin(
         self,
         key: HandoffKey,
+        now_s: float,
         *,
         decode_node_id: str,
         decode_epoch: int,
         num_tokens: int,
         prompt_digest: bytes,
-        now_s: float,
     ) -> None:
-        """A prompt is about to be computed for that decode node. Raises `InvalidMessage` for a known key."""
+        """A prompt is about to be computed for that decode node. A key that is known already is refused."""
         if key in self._outgoing or key in self._ended:
-            raise InvalidMessage("this attempt of the handoff exists already")
+            self._holder.refused(key, "this attempt of the handoff exists already, or has ended")
+            return
         self.counters.num_handoffs += 1
         self._outgoing[key] = _Outgoing(
             key=key,
@@ -188,46 +207,77 @@ class SendingSide:
         if early is not None and early[1] in self._peers:
             self._on_grant(early[1], early[2], now_s)
 
-    def advance(self, key: HandoffKey, num_computed_tokens: int) -> None:
-        """The KV of so many tokens is in the blocks: push what became complete."""
+    def advance(self, key: HandoffKey, table: Sequence[int], num_computed_tokens: int, now_s: float) -> None:
+        """The KV of so many tokens is in the blocks of `table`: push what became complete."""
         handoff = self._outgoing.get(key)
         if handoff is not None and handoff.progress.state is SendingState.COMPUTING:
+            handoff.table = table
             handoff.num_ready_blocks = num_computed_tokens // self._facts.layout.block_size
-            self._push_ready(handoff)
+            self._push_ready(handoff, now_s)
 
-    def finish(self, key: HandoffKey, first: TokenEvent, now_s: float) -> None:
-        """The prompt is computed and token 1 is on its way to the client: push the rest, then commit."""
+    def follow(self, key: HandoffKey, table: Sequence[int], layers: LayerProgress, now_s: float) -> None:
+        """The step that is about to run computes the rest of the prompt: push its blocks layer by layer, where the
+        receiver has granted them and its transport makes that cheap.
+        """
+        handoff = self._outgoing.get(key)
+        if handoff is None or handoff.progress.state is not SendingState.COMPUTING or handoff.grant is None:
+            return
+        peer = self._peers.get(handoff.peer_id)
+        if peer is None or not peer.sender.pushes_parts:
+            return
+        handoff.table = table
+        indexes = range(handoff.num_submitted, len(handoff.grant.block_ids))
+        handoff.num_submitted = len(handoff.grant.block_ids)
+        self._submit(handoff, peer.sender, indexes, now_s, layers)
+
+    def finish(self, key: HandoffKey, table: Sequence[int], first: TokenEvent, computed_s: float, now_s: float) -> None:
+        """The prompt was computed at `computed_s` and token 1 is on its way to the client: push the rest and commit."""
         handoff = self._outgoing.get(key)
         if handoff is None or handoff.progress.state is not SendingState.COMPUTING:
             return
         handoff.progress.move(SendingState.PUSHING, SENDING_MOVES, now_s)
-        handoff.first = first
+        handoff.table, handoff.first, handoff.computed_s = table, first, computed_s
         handoff.num_ready_blocks = -(-handoff.num_tokens // self._facts.layout.block_size)
-        self._push_ready(handoff)
+        self._leases.begin(key, now_s + self._facts.lease_s)
+        self._push_ready(handoff, now_s)
         self._commit_if_pushed(handoff, now_s)
 
-    def withdraw(self, key: HandoffKey, reason: str, now_s: float, *, request_ended: bool = False) -> bool:
-        """Give a handoff up: no further writes; its blocks go back once none is under way. False: it was over."""
+    def withdraw(self, key: HandoffKey, reason: str, now_s: float, *, request_ended: bool = False) -> None:
+        """Give a handoff up: no further writes; its blocks go back once none is under way. Harmless when it is over."""
         handoff = self._outgoing.get(key)
-        if handoff is None or handoff.progress.state is SendingState.WITHDRAWING:
-            return False
+        if handoff is None or key in self._draining:
+            return
         self.counters.num_withdrawn += 1
         handoff.reason, handoff.request_ended = reason[:1000], request_ended
         _log.debug("handoff %s/%d withdrawn: %s", key[0].hex(), key[1], reason)
         handoff.progress.move(SendingState.WITHDRAWING, SENDING_MOVES, now_s)
         self._pusher.cancel(key)
-        self._end_if_drained(handoff, now_s)
-        return True
+        self._draining[key] = now_s
 
-    def expire(self, key: HandoffKey, now_s: float) -> None:
+    def round(self, now_s: float) -> float:
+        """See `Side`."""
+        self._handle(now_s)
+        for owner in self._leases.overdue(now_s):
+            self._expire(owner, now_s)
+        wait_s = self._pusher.work(now_s)
+        self._collect(now_s)
+        self._drain(now_s)
+        self._tick(now_s)
+        return wait_s
+
+    def close(self) -> None:
+        """Close every connection."""
+        for peer_id in list(self._peers):
+            self._drop_peer(peer_id, "this node stops")
+        self._link.close()
+
+    def _expire(self, key: HandoffKey, now_s: float) -> None:
         """The lease of this handoff's blocks ran out."""
-        if key in self._outgoing:
-            self.counters.num_expired += self._outgoing[key].progress.state is not SendingState.WITHDRAWING
+        if key not in self._draining:
+            self.counters.num_expired += 1
             self.withdraw(key, "lease expired", now_s)
-        else:
-            self._holder.let_go(key)
 
-    def handle(self, now_s: float) -> None:
+    def _handle(self, now_s: float) -> None:
         """Process every message that has arrived. A bad one costs its sender's connection, nothing else."""
         while True:
             try:
@@ -239,16 +289,29 @@ class SendingSide:
             except BatonError as error:
                 self.counters.num_rejected_messages += 1
                 _log.warning("message from a decode node rejected: %s", error)
-                self._drop_peer(peer_id)
+                self._drop_peer(peer_id, "the receiver sent a bad message")
                 self._send(peer_id, PeerRefusal(str(error)[:1000]))
 
-    def collect(self, now_s: float) -> None:
-        """Take the pushing thread's reports."""
+    def _collect(self, now_s: float) -> None:
+        """Take what the pusher has to tell."""
         for report in self._pusher.reports():
             self._on_report(report, now_s)
+        for sender, reason in self._pusher.failures():
+            for peer_id in [peer_id for peer_id, peer in self._peers.items() if peer.sender is sender]:
+                self._give_up_peer(peer_id, reason, now_s)
 
-    def tick(self, now_s: float) -> None:
-        """Answer grants that nothing came for and renew what is alive. Call at least every `lease_s` / 3."""
+    def _drain(self, now_s: float) -> None:
+        """End what is over, as soon as nothing of it is under way."""
+        for key, since_s in list(self._draining.items()):
+            handoff = self._outgoing[key]
+            if handoff.num_jobs or self._pusher.is_reading(key):
+                if now_s - since_s > STANDSTILL_S and handoff.peer_id in self._peers:
+                    self._give_up_peer(handoff.peer_id, "blocks under way could not be called back", now_s)
+            else:
+                self._end(handoff, now_s)
+
+    def _tick(self, now_s: float) -> None:
+        """Answer grants that nothing came for and renew what is alive."""
         for key, (deadline_s, peer_id, grant) in list(self._early.items()):
             if deadline_s <= now_s:
                 del self._early[key]
@@ -258,11 +321,6 @@ class SendingSide:
         if now_s >= self._next_renewal_s:
             self._next_renewal_s = now_s + self._facts.lease_s / 3
             self._renew()
-
-    def close(self) -> None:
-        """Close every connection."""
-        for peer_id in list(self._peers):
-            self._drop_peer(peer_id)
 
     def _dispatch(self, peer_id: bytes, frames: Sequence[bytes], now_s: float) -> None:
         if len(frames) != 1:
@@ -274,6 +332,8 @@ class SendingSide:
             raise Refused("say PeerHello first")
         elif isinstance(message, Grant):
             self._on_grant(peer_id, message, now_s)
+        elif isinstance(message, Resend):
+            self._on_resend(peer_id, message, now_s)
         elif isinstance(message, Release):
             self._on_release(peer_id, message, now_s)
         elif isinstance(message, Revoke):
@@ -285,14 +345,17 @@ class SendingSide:
         if hello.fingerprint != self._facts.fingerprint:
             raise Refused(f"model differs: {self._facts.fingerprint} here, {hello.fingerprint} at {hello.node_id}")
         self._facts.layout.require_same(hello.layout, hello.node_id)
-        self._drop_peer(peer_id)
+        if hello.checksum != self._facts.checksum:
+            raise Refused(f"KV checksum is {self._facts.checksum} here and {hello.checksum} at {hello.node_id}")
+        self._drop_peer(peer_id, "the receiver said hello again")
         transport, sender = self._opener.open(hello)
         self._peers[peer_id] = _Peer(hello, sender)
         for handoff in self._outgoing.values():
             if handoff.grant is not None and handoff.belongs_to(hello):
                 handoff.peer_id = peer_id  # the same life of the receiver, dialling again
         _log.info("decode node %s connected, KV goes by %s", hello.node_id, transport)
-        self._send(peer_id, PeerWelcome(self._facts.node_id, self._facts.epoch, transport, self._facts.process))
+        writer = sender.writer or self._facts.process
+        self._send(peer_id, PeerWelcome(self._facts.node_id, self._facts.epoch, transport, writer))
 
     def _on_grant(self, peer_id: bytes, grant: Grant, now_s: float) -> None:
         key = grant.handoff.key
@@ -313,10 +376,10 @@ class SendingSide:
             self._send(peer_id, Revoked(grant.handoff, objection, False))
             return
         handoff.peer_id, handoff.grant = peer_id, grant
-        self._holder.renew(key, now_s + self._facts.lease_s)
+        self._leases.renew(key, now_s + self._facts.lease_s)
         if handoff.progress.state is SendingState.WITHDRAWING:
             return
-        self._push_ready(handoff)
+        self._push_ready(handoff, now_s)
         self._commit_if_pushed(handoff, now_s)
 
     def _objection(self, handoff: _Outgoing, hello: PeerHello, grant: Grant) -> str:
@@ -339,23 +402,38 @@ class SendingSide:
             return f"the grant names blocks beyond the pool of {hello.num_blocks}"
         return ""
 
-    def _push_ready(self, handoff: _Outgoing) -> None:
+    def _push_ready(self, handoff: _Outgoing, now_s: float) -> None:
         """Submit the granted blocks that are complete and not submitted yet."""
         grant, peer = handoff.grant, self._peers.get(handoff.peer_id)
         if grant is None or peer is None:
             return
         first = grant.num_cached_tokens // self._facts.layout.block_size
         last = min(handoff.num_ready_blocks - first, len(grant.block_ids))
-        if last <= handoff.num_submitted:
-            return
-        table = self._holder.block_table(handoff.key)
+        if last > handoff.num_submitted:
+            self._submit(handoff, peer.sender, range(handoff.num_submitted, last), now_s)
+            handoff.num_submitted = last
+
+    def _submit(
+        self,
+        handoff: _Outgoing,
+        sender: Sender,
+        indexes: Sequence[int],
+        now_s: float,
+        layers: LayerProgress | None = None,
+    ) -> None:
+        """Have blocks of the grant pushed, in jobs small enough for the receiver to verify one while the next comes."""
+        grant = handoff.grant
+        if grant is None:
+            raise RuntimeError("blocks are pushed to where a grant says")
+        first = grant.num_cached_tokens // self._facts.layout.block_size
         moves = [
-            Move(index, table[first + index], grant.block_ids[index], grant.generations[index])
-            for index in range(handoff.num_submitted, last)
+            Move(index, handoff.table[first + index], grant.block_ids[index], grant.generations[index])
+            for index in indexes
         ]
-        handoff.num_submitted = last
-        handoff.num_jobs += 1
-        self._pusher.submit(PushJob(handoff.key, peer.sender, moves))
+        size = len(moves) if layers is not None else max(1, _JOB_BYTES // self._facts.layout.block_bytes)
+        for begin in range(0, len(moves), max(1, size)):
+            handoff.num_jobs += 1
+            self._pusher.submit(PushJob(handoff.key, sender, moves[begin : begin + size], layers), now_s)
 
     def _on_report(self, report: PushReport, now_s: float) -> None:
         handoff = self._outgoing.get(report.key)
@@ -366,20 +444,23 @@ class SendingSide:
         self.counters.num_bytes += len(report.checksums) * self._facts.layout.block_bytes
         for move, checksum in zip(report.moves, report.checksums, strict=False):
             handoff.checksums[move.index] = checksum
-        if handoff.progress.state is SendingState.WITHDRAWING:
-            self._end_if_drained(handoff, now_s)
-        elif report.error:
-            self._give_up_peer(handoff.peer_id, report.error, now_s)
+        if handoff.may_push and report.error:
             self.withdraw(report.key, report.error, now_s)
-        else:
-            self._commit_if_pushed(handoff, now_s)
+        elif handoff.may_push and not self._commit_if_pushed(handoff, now_s):
+            self._tell_pushed(handoff, report)
 
-    def _commit_if_pushed(self, handoff: _Outgoing, now_s: float) -> None:
+    def _tell_pushed(self, handoff: _Outgoing, report: PushReport) -> None:
+        """Let the receiver verify what it could not know is there."""
+        peer = self._peers.get(handoff.peer_id)
+        if peer is not None and handoff.grant is not None and peer.sender.is_silent:
+            self._send(handoff.peer_id, Pushed(handoff.grant.handoff, tuple(move.index for move in report.moves)))
+
+    def _commit_if_pushed(self, handoff: _Outgoing, now_s: float) -> bool:
         grant = handoff.grant
         if handoff.progress.state is not SendingState.PUSHING or grant is None or handoff.first is None:
-            return
+            return False
         if len(handoff.checksums) < len(grant.block_ids):
-            return
+            return False
         handoff.progress.move(SendingState.COMMITTED, SENDING_MOVES, now_s)
         commit = Commit(
             handoff=grant.handoff,
@@ -390,14 +471,35 @@ class SendingSide:
             generations=grant.generations,
             checksums=tuple(handoff.checksums[index] for index in range(len(grant.block_ids))),
             first=handoff.first,
+            round=handoff.round,
+            exposed_us=round((self._clock() - handoff.computed_s) * 1e6),
         )
         self._send(handoff.peer_id, commit)
+        return True
+
+    def _on_resend(self, peer_id: bytes, resend: Resend, now_s: float) -> None:
+        handoff, peer = self._of_peer(peer_id, resend.handoff.key), self._peers[peer_id]
+        if handoff is None or handoff.progress.state is not SendingState.COMMITTED or handoff.grant is None:
+            return
+        if resend.round != handoff.round + 1 or handoff.key in self._draining:
+            return  # doubled on its way
+        indexes = sorted(set(resend.indexes))
+        if not indexes or indexes[-1] >= len(handoff.grant.block_ids):
+            raise InvalidMessage("blocks were asked for again that the grant does not have")
+        self.counters.num_resent_blocks += len(indexes)
+        handoff.round = resend.round
+        handoff.progress.move(SendingState.PUSHING, SENDING_MOVES, now_s)
+        self._leases.renew(handoff.key, now_s + self._facts.lease_s)
+        for index in indexes:
+            del handoff.checksums[index]
+        self._submit(handoff, peer.sender, indexes, now_s)
 
     def _on_release(self, peer_id: bytes, release: Release, now_s: float) -> None:
         handoff = self._of_peer(peer_id, release.handoff.key)
-        if handoff is not None and handoff.progress.state is SendingState.COMMITTED:
-            self.counters.num_released += 1
-            self._end(handoff, now_s)
+        if handoff is None or handoff.progress.state is not SendingState.COMMITTED or handoff.key in self._draining:
+            return
+        self.counters.num_released += 1
+        self._draining[handoff.key] = now_s
 
     def _on_revoke(self, peer_id: bytes, revoke: Revoke, now_s: float) -> None:
         key = revoke.handoff.key
@@ -419,23 +521,20 @@ class SendingSide:
                 if name.key in self._ended:
                     self._send(peer_id, Revoked(name, "the handoff has ended", self._ended[name.key]))
             elif handoff.belongs_to(hello):
-                self._holder.renew(name.key, now_s + self._facts.lease_s)
+                self._leases.renew(name.key, now_s + self._facts.lease_s)
 
     def _of_peer(self, peer_id: bytes, key: HandoffKey) -> _Outgoing | None:
         """The handoff, when it is meant for the receiver at the other end of this connection."""
         handoff = self._outgoing.get(key)
         return handoff if handoff is not None and handoff.belongs_to(self._peers[peer_id].hello) else None
 
-    def _end_if_drained(self, handoff: _Outgoing, now_s: float) -> None:
-        if handoff.num_jobs:
-            return
-        if handoff.grant is not None:
-            self._send(handoff.peer_id, Revoked(handoff.grant.handoff, handoff.reason, handoff.request_ended))
-        self._end(handoff, now_s)
-
     def _end(self, handoff: _Outgoing, now_s: float) -> None:
+        if handoff.progress.state is SendingState.WITHDRAWING and handoff.grant is not None:
+            self._send(handoff.peer_id, Revoked(handoff.grant.handoff, handoff.reason, handoff.request_ended))
         handoff.progress.move(SendingState.ENDED, SENDING_MOVES, now_s)
         del self._outgoing[handoff.key]
+        self._draining.pop(handoff.key, None)
+        self._leases.end(handoff.key)
         self._pusher.forget(handoff.key)
         self._remember_end(handoff.key, request_ended=handoff.request_ended)
         self._holder.let_go(handoff.key)
@@ -450,23 +549,23 @@ class SendingSide:
         # an empty Renew is sent too: it finds out whether the receiver is still there
         by_peer: dict[bytes, list[HandoffName]] = {peer_id: [] for peer_id in self._peers}
         for handoff in self._outgoing.values():
-            if handoff.grant is not None and handoff.progress.state in (SendingState.COMPUTING, SendingState.PUSHING):
+            if handoff.grant is not None and handoff.may_push:
                 by_peer.setdefault(handoff.peer_id, []).append(handoff.grant.handoff)
         for peer_id, names in by_peer.items():
             self._send(peer_id, Renew(tuple(names)))
 
     def _give_up_peer(self, peer_id: bytes, reason: str, now_s: float) -> None:
-        """A transport has failed: whatever else waits for it would block the pushing thread for as long again."""
-        self._drop_peer(peer_id)
+        """A transport has failed: nothing else that waits for it would come through."""
+        self._drop_peer(peer_id, reason)
         for handoff in list(self._outgoing.values()):
             if handoff.grant is not None and handoff.peer_id == peer_id:
                 self.withdraw(handoff.key, reason, now_s)
         self._send(peer_id, PeerRefusal(reason[:1000]))
 
-    def _drop_peer(self, peer_id: bytes) -> None:
+    def _drop_peer(self, peer_id: bytes, reason: str) -> None:
         peer = self._peers.pop(peer_id, None)
         if peer is not None:
-            self._pusher.retire(peer.sender)
+            self._pusher.retire(peer.sender, reason)
 
     def _send(self, peer_id: bytes, message: object, codec: Codec = SENDER_TO_RECEIVER) -> None:
         try:
@@ -476,7 +575,7 @@ class SendingSide:
         except zmq.ZMQError:
             # this connection is gone for good: its leases on our blocks end by their deadline
             _log.info("a decode node is not reachable, %s dropped", type(message).__name__)
-            self._drop_peer(peer_id)
+            self._drop_peer(peer_id, "the receiver is not reachable")
 
 
 def open_listener(

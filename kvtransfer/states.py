@@ -4,14 +4,14 @@ Sender (P)                                        Receiver (D)
 
     COMPUTING   prompt not finished                   GRANTED     blocks set aside, P may write
         │                                                 │
-    PUSHING     token 1 is out, blocks remain         COMMITTED   all sent, some not yet arrived
-        │                                                 │
-    COMMITTED   all sent, D verifies                  DELIVERED   verified; blocks are the request's
+    PUSHING     token 1 is out, blocks remain ◄─┐     COMMITTED   all sent, some not arrived or verified
+        │                                       │         │   (damaged once: GRANTED again, and Resend to P)
+    COMMITTED   all sent, D verifies ──Resend───┘     DELIVERED   verified; blocks are the request's
         │                                                 │
     ENDED       blocks back in P's cache              ENDED
 
     WITHDRAWING (from any but ENDED): no new          REVOKING (from GRANTED, COMMITTED): blocks stay set aside
-    writes, waiting for those under way               until P acknowledges or P's process is gone
+    writes, waiting for those under way               until P acknowledges or the writer is gone or fenced
 
 Every move is stamped with a monotonic time; the stamps are the transfer's latency figures.
 """
@@ -48,14 +48,16 @@ StateT = TypeVar("StateT", SendingState, ReceivingState)
 SENDING_MOVES: dict[SendingState, frozenset[SendingState]] = {
     SendingState.COMPUTING: frozenset({SendingState.PUSHING, SendingState.WITHDRAWING}),
     SendingState.PUSHING: frozenset({SendingState.COMMITTED, SendingState.WITHDRAWING}),
-    SendingState.COMMITTED: frozenset({SendingState.ENDED, SendingState.WITHDRAWING}),
+    SendingState.COMMITTED: frozenset({SendingState.PUSHING, SendingState.ENDED, SendingState.WITHDRAWING}),
     SendingState.WITHDRAWING: frozenset({SendingState.ENDED}),
     SendingState.ENDED: frozenset(),
 }
 
 RECEIVING_MOVES: dict[ReceivingState, frozenset[ReceivingState]] = {
     ReceivingState.GRANTED: frozenset({ReceivingState.COMMITTED, ReceivingState.REVOKING, ReceivingState.ENDED}),
-    ReceivingState.COMMITTED: frozenset({ReceivingState.DELIVERED, ReceivingState.REVOKING, ReceivingState.ENDED}),
+    ReceivingState.COMMITTED: frozenset(
+        {ReceivingState.GRANTED, ReceivingState.DELIVERED, ReceivingState.REVOKING, ReceivingState.ENDED}
+    ),
     ReceivingState.DELIVERED: frozenset({ReceivingState.ENDED}),
     ReceivingState.REVOKING: frozenset({ReceivingState.ENDED}),
     ReceivingState.ENDED: frozenset(),

@@ -1,135 +1,168 @@
 """What a prefill node does with the router's requests: compute the prompt, draw one token, hand the KV over.
 
-Owns which of the router's requests are alive here. The engine holds the blocks, the sending side the handoffs; this
-module only connects their verbs. A request ends here when the decode node has released its KV, or at once when its
-first token already ends it.
+Owns which of the router's requests are alive here, and which of them somebody still wants. The engine holds the blocks,
+the sending side (on the transfer thread) the handoffs; this module connects their verbs: commands go there, and what
+comes back is taken in `poll`. A request ends here when the sending side lets its blocks go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 from prometheus_client.core import Metric
 
 from engine.api.errors import BatonError, InvalidMessage, RequestFailed
 from engine.api.messages import Prefill, TokenEvent
+from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore
-from engine.scheduler.request import RequestKey, RequestOutput
+from engine.scheduler.request import RequestKey, RequestOutput, Step
 from engine.service.events import StepCounters, counters_as_metrics, token_event
 from engine.service.loop import AttemptKey
+from kvtransfer.layers import LayerProgress
+from kvtransfer.mailbox import Mailbox
 from kvtransfer.messages import HandoffKey
 from kvtransfer.sending import SendingSide
+from kvtransfer.thread import TransferThread
+
+Notice: TypeAlias = tuple[HandoffKey, str]
+"""A handoff whose blocks are free to go, and why it never began ("" if it did)."""
 
 
-class EngineBlocks:
-    """The engine as `kvtransfer.sending` sees it."""
+@dataclass(frozen=True, slots=True)
+class SendingNotices:
+    """The engine's end as the sending side sees it (see `BlockHolder`): notices for the engine's thread."""
 
-    def __init__(self, core: EngineCore) -> None:
-        self._core = core
-
-    def block_table(self, key: HandoffKey) -> Sequence[int]:
-        """See `BlockHolder`."""
-        return self._core.block_table(key)
-
-    def renew(self, key: HandoffKey, deadline_s: float) -> None:
-        """See `BlockHolder`."""
-        self._core.leases.renew(key, deadline_s)
+    notices: Mailbox[Notice]
 
     def let_go(self, key: HandoffKey) -> None:
         """See `BlockHolder`."""
-        self._core.abort(key)
-        self._core.release(key)
+        self.notices.put((key, ""))
+
+    def refused(self, key: HandoffKey, reason: str) -> None:
+        """See `BlockHolder`."""
+        self.notices.put((key, reason))
 
 
 class PrefillLeg:
-    """See `engine.service.loop.Leg`."""
+    """See `engine.service.loop.Leg`. `num_layers`: of the KV layout; `thread` runs `sending`."""
 
-    def __init__(self, core: EngineCore, sending: SendingSide, sources: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        sending: SendingSide,
+        thread: TransferThread,
+        notices: Mailbox[Notice],
+        num_layers: int,
+    ) -> None:
         self._core = core
         self._sending = sending
-        self._sources = sources
+        self._thread = thread
+        self._notices = notices
+        self._num_layers = num_layers
+        self._live: dict[AttemptKey, bool] = {}
         self._failures: list[tuple[AttemptKey, BatonError]] = []
         self._finished: list[TokenEvent] = []
+        self._layers: LayerProgress | None = None
         self._counters = StepCounters()
 
     @property
     def num_live(self) -> int:
         """Prompts being computed and handoffs not yet released."""
-        return self._sending.num_live
+        return len(self._live)
 
     def wait_on(self) -> Sequence[Any]:
-        """The peers' socket and the pushing thread's wake-up."""
-        return self._sources
+        """The sending side's notices."""
+        return [self._notices.wakeup]
 
     def begin(self, request: Any, now_s: float) -> None:
         """Compute a prompt for a handoff. Raises `BatonError`."""
         if not isinstance(request, Prefill):
             raise InvalidMessage(f"a prefill node cannot serve {type(request).__name__}")
         key = (request.handoff_id, request.attempt)
-        self._sending.begin(
+        if key in self._live:
+            raise InvalidMessage("this attempt of the handoff exists already")
+        self._core.add(
             key,
-            decode_node_id=request.decode_node_id,
-            decode_epoch=request.decode_epoch,
-            num_tokens=len(request.token_ids),
-            prompt_digest=prompt_digest(request.token_ids),
-            now_s=now_s,
+            request.token_ids,
+            request.params,
+            num_prompt_tokens=request.num_prompt_tokens,
+            cache_salt=request.cache_salt,
+            first_token_only=True,
         )
-        try:
-            self._core.add(
+        self._live[key] = True
+        self._thread.post(
+            partial(
+                self._sending.begin,
                 key,
-                request.token_ids,
-                request.params,
-                num_prompt_tokens=request.num_prompt_tokens,
-                cache_salt=request.cache_salt,
-                first_token_only=True,
+                decode_node_id=request.decode_node_id,
+                decode_epoch=request.decode_epoch,
+                num_tokens=len(request.token_ids),
+                prompt_digest=prompt_digest(request.token_ids),
             )
-        except BatonError:
-            self._sending.withdraw(key, "refused by the engine", now_s)
-            raise
+        )
 
     def cancel(self, key: AttemptKey, now_s: float) -> None:
         """See `Leg`."""
-        self._sending.withdraw(key, "cancelled", now_s)
+        if self._live.get(key):
+            self._live[key] = False
+            self._thread.post(partial(self._sending.withdraw, key, "cancelled"))
 
     def cancel_all(self, now_s: float) -> None:
         """See `Leg`."""
-        for key in self._sending.live_keys():
+        for key in [key for key, is_wanted in self._live.items() if is_wanted]:
             self.cancel(key, now_s)
             self._failures.append((key, RequestFailed("the router was silent for too long")))
 
     def poll(self, now_s: float) -> None:
         """See `Leg`."""
-        self._sending.handle(now_s)
-        self._sending.collect(now_s)
-        for lease in self._core.leases.overdue(now_s):
-            if isinstance(lease.owner, tuple):
-                self._sending.expire(lease.owner, now_s)
-        self._sending.tick(now_s)
+        self._thread.require_alive()
+        for key, refusal in self._notices.take():
+            self._core.abort(key)
+            self._core.release(key)
+            is_wanted = self._live.pop(key, False)
+            if refusal and is_wanted:
+                self._failures.append((key, InvalidMessage(refusal)))
+
+    def watch(self, step: Step) -> LayerStored | None:
+        """See `Leg`: prompts that the step completes are pushed layer by layer."""
+        layers = LayerProgress(self._num_layers, self._thread.wake)
+        ending = [request for request in step.requests if request.needs_sample]
+        for request in ending:
+            if isinstance(request.key, tuple):
+                self._thread.post(partial(self._sending.follow, request.key, tuple(request.block_table), layers))
+        self._layers = layers if ending else None
+        return layers.count if ending else None
 
     def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
-        """Token 1 of the prompts that this step finished; it goes to the client before its KV is complete at D."""
+        """Push what the step completed; token 1 of each finished prompt goes straight to the router."""
+        self._end_layers()
         self._counters.count(outputs)
-        events = []
+        self._finished = []
         for output in outputs:
+            if not isinstance(output.key, tuple) or output.has_failed:
+                continue
             event = token_event(output)
             if event is not None:
-                events.append(event)
-            elif isinstance(output.key, tuple):
-                self._sending.advance(output.key, output.num_computed_tokens)
-        self._finished = events
-        return events
+                self._finished.append(event)
+            else:
+                table = tuple(self._core.block_table(output.key))
+                self._thread.post(partial(self._sending.advance, output.key, table, output.num_computed_tokens))
+        return self._finished
 
     def sent(self, now_s: float) -> None:
-        """Push the rest of the finished prompts; a request that token 1 ends has nothing to hand over."""
+        """Token 1 is with the router: push the rest and commit, unless it ended the request."""
         for event in self._finished:
             key = (event.handoff_id, event.attempt)
             if event.finish_reason:
-                self._sending.withdraw(key, "the first token ended the request", now_s, request_ended=True)
+                reason = "the first token ended the request"
+                self._thread.post(partial(self._sending.withdraw, key, reason, request_ended=True))
             else:
-                self._sending.finish(key, event, now_s)
+                table = tuple(self._core.block_table(key))
+                self._thread.post(partial(self._sending.finish, key, table, event, now_s))
         self._finished = []
 
     def take_failures(self) -> list[tuple[AttemptKey, BatonError]]:
@@ -139,9 +172,12 @@ class PrefillLeg:
 
     def fail(self, key: RequestKey, error: BatonError, now_s: float) -> None:
         """See `Leg`."""
-        # a request that is waiting for its last reads may be in more steps, and fail again
-        if isinstance(key, tuple) and self._sending.withdraw(key, str(error), now_s):
+        self._end_layers()
+        # its blocks stay until nothing reads them: until then it may be in more steps, and fail again
+        if isinstance(key, tuple) and self._live.get(key):
+            self._live[key] = False
             self._failures.append((key, error))
+            self._thread.post(partial(self._sending.withdraw, key, str(error)))
 
     def metrics(self) -> Iterable[Metric]:
         """See `Leg`."""
@@ -149,6 +185,13 @@ class PrefillLeg:
         help_text = "Handoffs sent by this node, since its start"
         yield from counters_as_metrics("baton:kv_send_", help_text, asdict(self._sending.counters))
 
+    def _end_layers(self) -> None:
+        """The step is over: layers that were not stored by now never will be."""
+        if self._layers is not None:
+            self._layers.abandon()
+            self._layers = None
+
     def close(self) -> None:
         """See `Leg`."""
-        self._sending.close()
+        self._thread.close()
+        self._notices.close()

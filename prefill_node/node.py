@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from engine.api import links
-from engine.runner.kv_memory import ByteArray, allocate_private
+from engine.runner.kv_memory import ByteArray
 from engine.service.loop import Leg
 from engine.service.process import Context, NodeParts
 from engine.service.settings import NodeSettings
 from kvtransfer.host import this_process
+from kvtransfer.integrity import XXH3
+from kvtransfer.mailbox import Mailbox
 from kvtransfer.pusher import Pusher
 from kvtransfer.sending import SendingFacts, SendingSide, open_listener
-from kvtransfer.transports.registry import SenderFactory
-from prefill_node.leg import EngineBlocks, PrefillLeg
+from kvtransfer.thread import TransferThread
+from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings
+from prefill_node.leg import Notice, PrefillLeg, SendingNotices
 
 
 class PrefillRole:
@@ -23,31 +26,39 @@ class PrefillRole:
         self._settings = settings
         self._context = context
         self._links = link_settings
-        self._pusher: Pusher | None = None
+        self._transports = TransportSettings(
+            settings.kv_transport, context, settings.host, link_settings, this_process()
+        )
+        self._memory = PoolMemory(self._transports, "sender")
+        self._senders: SenderFactory | None = None
 
     def allocate(self, num_bytes: int) -> ByteArray:
-        """Nobody else touches this pool: private memory."""
-        return allocate_private(num_bytes)
+        """Where the transport reads it from."""
+        return self._memory.allocate(num_bytes)
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
         """See `Role`."""
-        blocks = parts.engine.memory.blocks
+        blocks, layout = parts.engine.memory.blocks, parts.engine.memory.layout
         facts = SendingFacts(
             node_id=parts.node_id,
             epoch=parts.epoch,
             fingerprint=parts.engine.fingerprint,
-            layout=parts.engine.memory.layout,
-            process=this_process(),
+            layout=layout,
+            process=self._transports.process,
             lease_s=self._settings.lease_s,
+            checksum=self._settings.kv_checksum,
         )
+        self._senders = SenderFactory(self._transports, self._memory, blocks)
         link, address = open_listener(self._context, self._settings.host, self._settings.port, self._links)
-        self._pusher = Pusher(blocks)
-        opener = SenderFactory(self._settings.kv_transport, self._context, blocks, facts.process, self._links)
-        core = parts.engine.core
-        sending = SendingSide(facts, link, opener, self._pusher, EngineBlocks(core))
-        return PrefillLeg(core, sending, [link, self._pusher.wakeup]), address
+        notices: Mailbox[Notice] = Mailbox()
+        pusher = Pusher(blocks, checksums=facts.checksum == XXH3)
+        sending = SendingSide(facts, link, self._senders, pusher, SendingNotices(notices))
+        thread = TransferThread(sending, "kv-sending")
+        thread.start()
+        return PrefillLeg(parts.engine.core, sending, thread, notices, layout.num_layers), address
 
     def close(self) -> None:
-        """End the pushing thread."""
-        if self._pusher is not None:
-            self._pusher.close()
+        """End what the transports share."""
+        if self._senders is not None:
+            self._senders.close()
+        self._memory.close()

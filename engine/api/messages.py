@@ -161,11 +161,25 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class HandoffFigures:
+    """What one handoff moved and how long it took, by monotonic clocks.
+
+    `transfer_us`: from the grant to the verified blocks, the computing of the prompt included. `exposed_us`: the part
+    of it that came after the prompt was computed.
+    """
+
+    num_blocks: _Count
+    num_bytes: _Count
+    transfer_us: _Count
+    exposed_us: _Count
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """Tokens of one request. `index` is the output index of token_ids[0]; logprobs is empty or one per token.
 
     `finish_reason` is "" while the request goes on. `num_cached_tokens` counts prompt tokens that were not computed
-    for this request because the reporting node had them cached.
+    for this request because the reporting node had them cached. `handoff` comes once, with the token that D repeats.
     """
 
     handoff_id: Id128
@@ -175,6 +189,7 @@ class TokenEvent:
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: Annotated[str, Length(16)]
     num_cached_tokens: _Count
+    handoff: HandoffFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)

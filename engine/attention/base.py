@@ -8,11 +8,13 @@ Letters: T tokens of the step, all sequences flattened; Hq query heads; Hkv key 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
+
+LayerStored: TypeAlias = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,9 @@ class Attention(Protocol):
 class AttentionBackend(Attention, Protocol):
     """What a runner needs: an `Attention` that can be told the next step."""
 
-    def plan(self, shares: Sequence[SequenceShare]) -> None:
-        """Prepare for one step over `shares`; valid until the next plan. Block tables must cover every context."""
+    def plan(self, shares: Sequence[SequenceShare], layer_stored: LayerStored | None = None) -> None:
+        """Prepare for one step over `shares`; valid until the next plan. Block tables must cover every context.
+
+        `layer_stored` is called in each `run` as soon as keys and values of that layer are in their blocks for good.
+        """
         ...

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.attention.base import SequenceShare
+from engine.attention.base import LayerStored, SequenceShare
 
 _QUERY_TILE = 128
 
@@ -64,10 +64,12 @@ class TorchAttention:
         self._workspace = kv.new_empty(2, 0)
         self._store_rows = torch.empty(0, dtype=torch.int64)
         self._decodes: _DecodePlan | None = None
+        self._layer_stored: LayerStored | None = None
         self._prompts: list[_PromptPlan] = []
 
-    def plan(self, shares: Sequence[SequenceShare]) -> None:
+    def plan(self, shares: Sequence[SequenceShare], layer_stored: LayerStored | None = None) -> None:
         """See `AttentionBackend.plan`."""
+        self._layer_stored = layer_stored
         self._clear_tails(shares)
         self._store_rows = self._to_device(self._rows_of_new_tokens(shares))
         decodes: list[tuple[int, SequenceShare]] = []
@@ -84,6 +86,8 @@ class TorchAttention:
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Attention.run`."""
         self._store(layer, k, v)
+        if self._layer_stored is not None:
+            self._layer_stored()
         window = self._windows[layer]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if self._decodes is not None:

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBackend, SequenceShare
+from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
 from engine.models.decoder import Decoder
 from engine.runner.sampler import Sampler
 from engine.scheduler.request import RequestKey, SampledToken, Step
@@ -20,10 +20,11 @@ from engine.scheduler.request import RequestKey, SampledToken, Step
 class Runner(Protocol):
     """Computes steps."""
 
-    def execute(self, step: Step) -> dict[RequestKey, SampledToken]:
+    def execute(self, step: Step, layer_stored: LayerStored | None = None) -> dict[RequestKey, SampledToken]:
         """Store the KV of the step's tokens; return a token for each request whose share `needs_sample`.
 
-        A request for which the model computed no number gets none.
+        A request for which the model computed no number gets none. `layer_stored` is called as often as the model has
+        layers, each time when one more of them will not change in this step's blocks any more.
         """
         ...
 
@@ -37,15 +38,16 @@ class ModelRunner:
         self._sampler = sampler
 
     @torch.inference_mode()
-    def execute(self, step: Step) -> dict[RequestKey, SampledToken]:
+    def execute(self, step: Step, layer_stored: LayerStored | None = None) -> dict[RequestKey, SampledToken]:
         """See `Runner.execute`. Raises whatever the device raises; the caller then holds no KV of this step."""
-        self._attention.plan([SequenceShare(r.start, r.num_tokens, r.block_table) for r in step.requests])
+        shares = [SequenceShare(r.start, r.num_tokens, r.block_table) for r in step.requests]
+        self._attention.plan(shares, layer_stored)
         token_ids, positions = _flatten(step)
         device = self._decoder.device
         hidden = self._decoder.forward(token_ids.to(device), positions.to(device), self._attention)
         ends = np.cumsum([request.num_tokens for request in step.requests]) - 1
-        shares = zip(ends.tolist(), step.requests, strict=True)
-        sampling = [(end, request) for end, request in shares if request.needs_sample]
+        last_rows = zip(ends.tolist(), step.requests, strict=True)
+        sampling = [(end, request) for end, request in last_rows if request.needs_sample]
         if not sampling:
             return {}
         rows = torch.tensor([end for end, _ in sampling], device=device)

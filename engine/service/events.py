@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from engine.api.errors import BatonError, RequestFailed
-from engine.api.messages import TokenEvent
+from engine.api.messages import HandoffFigures, TokenEvent
 from engine.scheduler.request import RequestOutput
 
 
@@ -64,6 +66,39 @@ class StepCounters:
         yield CounterMetricFamily("baton:computed_tokens", "Tokens computed in steps", self.num_computed_tokens)
         yield CounterMetricFamily("baton:generation_tokens", "Tokens drawn", self.num_generated_tokens)
         yield CounterMetricFamily("baton:steps", "Steps computed", self.num_steps)
+
+
+_BOUNDS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+@dataclass(slots=True)
+class HandoffTimes:
+    """How long handoffs took, as Prometheus histograms: the whole, and the part after the prompt was computed."""
+
+    transfer: list[int] = field(default_factory=lambda: [0] * (len(_BOUNDS_S) + 1))
+    exposed: list[int] = field(default_factory=lambda: [0] * (len(_BOUNDS_S) + 1))
+    transfer_us: int = 0
+    exposed_us: int = 0
+
+    def count(self, figures: HandoffFigures) -> None:
+        """Add one handoff."""
+        self.transfer[bisect_left(_BOUNDS_S, figures.transfer_us / 1e6)] += 1
+        self.exposed[bisect_left(_BOUNDS_S, figures.exposed_us / 1e6)] += 1
+        self.transfer_us += figures.transfer_us
+        self.exposed_us += figures.exposed_us
+
+    def metrics(self) -> Iterable[Metric]:
+        """Both histograms, in seconds."""
+        help_text = "Time of a handoff from its grant to verified blocks"
+        yield _histogram("baton:kv_transfer_seconds", help_text, self.transfer, self.transfer_us)
+        help_text = "Part of a handoff that came after the prompt was computed"
+        yield _histogram("baton:kv_exposed_seconds", help_text, self.exposed, self.exposed_us)
+
+
+def _histogram(name: str, help_text: str, counts: Sequence[int], sum_us: int) -> Metric:
+    edges = [*(str(bound) for bound in _BOUNDS_S), "+Inf"]
+    buckets = [(edge, float(total)) for edge, total in zip(edges, accumulate(counts), strict=True)]
+    return HistogramMetricFamily(name, help_text, buckets=buckets, sum_value=sum_us / 1e6)
 
 
 def counters_as_metrics(prefix: str, help_text: str, counters: dict[str, int]) -> Iterable[Metric]:

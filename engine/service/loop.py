@@ -1,8 +1,8 @@
-"""The engine loop: read messages, run a step, send what came out, move transfers along.
+"""The engine loop: read messages, run a step, send what came out.
 
 Owns the order of these and the waiting between them. A `Leg` says what requests mean; the loop is the same for all.
 Idle means blocked on sockets: the loop wakes for a message, a finished transfer, a signal or a timer, nothing else.
-Time-outs and leases are looked at every round and at least every `_TICK_S`, whether or not there is work.
+Transfers have a thread of their own (see `kvtransfer.thread`); the loop only takes what it has to say.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from prometheus_client.core import Metric
 
 from engine.api.errors import BatonError, Overloaded
 from engine.api.messages import Cancel, TokenEvent
+from engine.attention.base import LayerStored
 from engine.core import EngineCore, StepFailed
-from engine.scheduler.request import RequestKey, RequestOutput
+from engine.scheduler.request import RequestKey, RequestOutput, Step
 from engine.service.events import failure_of
 from engine.service.heartbeat import HeartbeatThread
 from engine.service.router_link import RouterLink
@@ -56,7 +57,11 @@ class Leg(Protocol):
         ...
 
     def poll(self, now_s: float) -> None:
-        """Process messages of peers and finished transfers, and time-outs."""
+        """Take what finished transfers have to say. Raises `BatonError` when transfers cannot go on at all."""
+        ...
+
+    def watch(self, step: Step) -> LayerStored | None:
+        """A step is about to run: what to call after each layer, if anything."""
         ...
 
     def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
@@ -94,14 +99,12 @@ class EngineLoop:
         router: RouterLink,
         heartbeat: HeartbeatThread,
         stopper: Stopper,
-        lease_s: float,
     ) -> None:
         self._core = core
         self._leg = leg
         self._router = router
         self._heartbeat = heartbeat
         self._stopper = stopper
-        self._lease_s = lease_s
         self._could_step = False
 
     def run(self, each_round: Callable[[], None]) -> None:
@@ -153,7 +156,7 @@ class EngineLoop:
         if not self._core.has_work:
             return
         try:
-            outputs = self._core.step(keep_until_s=now_s + self._lease_s)
+            outputs = self._core.step(self._leg.watch)
         except StepFailed as error:
             _log.exception("a step failed")
             for key in error.keys:

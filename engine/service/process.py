@@ -120,7 +120,7 @@ def _serve(
         router.send_cache_events(core.cached_hashes(), [], is_snapshot=True)
         heartbeat.start()
         announce = _Announcer(role.name, health.address, peer_address, router)
-        loop = EngineLoop(core, leg, router, heartbeat, stopper, settings.lease_s)
+        loop = EngineLoop(core, leg, router, heartbeat, stopper)
         loop.run(announce)
     finally:
         heartbeat.stop()

@@ -1,6 +1,7 @@
 """What a receiver that writes its own pool may write: blocks that a grant announced, each once.
 
-Owns the announced blocks of every live grant and which of them have arrived. Knows no sockets and no bytes.
+Owns the announced blocks of every live grant, which of them have arrived, and the arrivals nobody has asked for yet.
+Knows no sockets and no bytes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvtransfer.messages import HandoffKey
+from kvtransfer.transports.base import Arrival
 
 
 @dataclass(slots=True)
@@ -16,6 +18,7 @@ class _Grant:
     block_ids: tuple[int, ...]
     generations: tuple[int, ...]
     arrived: set[int] = field(default_factory=set)
+    news: list[Arrival] = field(default_factory=list)
 
 
 class AnnouncedBlocks:
@@ -23,19 +26,17 @@ class AnnouncedBlocks:
 
     def __init__(self) -> None:
         self._grants: dict[HandoffKey, _Grant] = {}
+        self._with_news: set[HandoffKey] = set()
 
     def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """See `Receiver.expect`."""
+        """See `Receiver.expect`. Arrivals of an earlier time that were not taken are not arrivals any more."""
+        self.forget(key)
         self._grants[key] = _Grant(tuple(block_ids), tuple(generations))
 
     def forget(self, key: HandoffKey) -> None:
         """See `Receiver.forget`."""
         self._grants.pop(key, None)
-
-    def num_missing(self, key: HandoffKey) -> int:
-        """See `Receiver.num_missing`."""
-        grant = self._grants.get(key)
-        return 0 if grant is None else len(grant.block_ids) - len(grant.arrived)
+        self._with_news.discard(key)
 
     def may_write(
         self, key: HandoffKey, first_index: int, block_ids: tuple[int, ...], generations: tuple[int, ...]
@@ -51,5 +52,17 @@ class AnnouncedBlocks:
         )
 
     def arrived(self, key: HandoffKey, first_index: int, count: int) -> None:
-        """These blocks are in the pool now."""
-        self._grants[key].arrived.update(range(first_index, first_index + count))
+        """These blocks, which `may_write` allowed, are in the pool now."""
+        grant = self._grants[key]
+        grant.arrived.update(range(first_index, first_index + count))
+        grant.news.append(Arrival(key, first_index, count))
+        self._with_news.add(key)
+
+    def take_arrivals(self) -> Sequence[Arrival]:
+        """See `Receiver.take_arrivals`."""
+        arrivals: list[Arrival] = []
+        for key in self._with_news:
+            arrivals += self._grants[key].news
+            self._grants[key].news = []
+        self._with_news.clear()
+        return arrivals

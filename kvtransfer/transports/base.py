@@ -3,26 +3,32 @@
 Owns nothing but the contract. A transport moves blocks and reports what happened; it knows no leases, states or
 requests. Correctness does not rest on it: the receiver verifies checksums after `Commit` whatever a transport claims.
 
-Contract:
-- `Sender.push` returns when the blocks' bytes have been handed over for good (written into the receiver's pool, or
-  accepted by the network). It is called on the pushing thread, may block up to its own deadline, raises
-  `TransferFailed` when it cannot, and touches none of the blocks after it returned unless `reads_after_push`.
-- A receiver with `peers_write` has memory that peers write by themselves: blocks of a broken handoff must stay set
-  aside until the peer has acknowledged or is gone. Other receivers write their pool themselves in `poll`, and only
-  blocks that were announced with `expect`.
+Everything here is called by one thread of its node, the transfer thread, and nothing here may block it: work that
+waits (a slow peer, a library's own progress) goes on elsewhere and is noticed in `poll`. `wait_on` names what becomes
+readable then.
+
+Sending. `push` begins to move blocks and may return before their bytes have left; as long as `is_reading` says so the
+blocks of that handoff must not change. A sender that stands still is given up by its caller, who counts the time.
+
+Receiving. There are two kinds of receiver:
+- with `peers_write`, peers write the pool by themselves. Blocks of a broken handoff must stay set aside until the peer
+  has acknowledged, its writing process is gone, or the receiver was fenced;
+- the others write their pool themselves in `poll`, and only blocks that were announced with `expect`, each once.
+
+A receiver finds out by itself which blocks have arrived (`take_arrivals`), unless it `is_silent`: then the sending side
+tells by message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import zmq
 
-from kvtransfer.messages import Endpoint, HandoffKey
+from kvtransfer.messages import Endpoint, HandoffKey, ProcessIdentity
 
 Blocks = npt.NDArray[np.uint8]
 """[num_blocks, block_bytes] of a pool."""
@@ -38,23 +44,37 @@ class Move:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Blocks `first_index` .. `first_index + count - 1` of a grant are in the pool."""
+
+    key: HandoffKey
+    first_index: int
+    count: int
+
+
 class Receiver(Protocol):
     """D's side of one transport."""
 
     peers_write: bool
+    is_silent: bool
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `endpoint` can be offered. False while a process of this side starts again."""
+        ...
 
     @property
     def endpoint(self) -> Endpoint:
-        """What a sender needs to connect."""
+        """What a sender needs to connect. Changes with `fence`, and in `poll` when a process of this side had died."""
         ...
 
-    @property
-    def socket(self) -> zmq.Socket[bytes] | None:
-        """Readable when `poll` has something to do; None when it never has."""
+    def wait_on(self) -> Sequence[Any]:
+        """Sockets (ZMQ or with a file descriptor) that are readable when `poll` has something to do."""
         ...
 
     def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """Accept the blocks of a grant from now on."""
+        """Accept these blocks of a grant from now on, each once. Called again for a handoff, it accepts them anew."""
         ...
 
     def forget(self, key: HandoffKey) -> None:
@@ -62,25 +82,60 @@ class Receiver(Protocol):
         ...
 
     def poll(self) -> None:
-        """Take what has arrived and write it into the pool. Never blocks."""
+        """Take what has arrived. Bounded work, never blocks, never raises for what a peer sent."""
         ...
 
-    def num_missing(self, key: HandoffKey) -> int:
-        """Expected blocks that have not arrived; 0 where peers write by themselves (Commit says they did)."""
+    def take_arrivals(self) -> Sequence[Arrival]:
+        """Blocks that arrived since the last call, of handoffs that are expected. Empty where `is_silent`."""
+        ...
+
+    def fence(self) -> bool:
+        """Make sure that no peer writes any more by the endpoint known so far, and offer a new one.
+
+        False where this side cannot do that. Everything that is under way to this receiver is lost.
+        """
         ...
 
     def close(self) -> None:
-        """Give up sockets and segments."""
+        """Give up sockets, segments and processes."""
         ...
 
 
 class Sender(Protocol):
-    """P's side towards one receiver. Used by one thread at a time."""
+    """P's side towards one receiver.
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> None:
-        """Move blocks of the own pool into the receiver's. Raises `TransferFailed`."""
+    `is_silent`: as the receiver it pushes to. `piece_bytes`: how much one `push` should be given. `pushes_parts`:
+    `push_part` is cheap. `writer`: the process that writes the receiver's pool, where it is not this one.
+    """
+
+    is_silent: bool
+    piece_bytes: int
+    pushes_parts: bool
+    writer: ProcessIdentity | None
+
+    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+        """Begin to move blocks of the own pool into the receiver's. False: not now, nothing was begun, try again later.
+
+        Raises `TransferFailed`; the sender is of no use then.
+        """
+        ...
+
+    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+        """Move bytes `begin_byte` .. `end_byte - 1` of each block, at once. Only where `pushes_parts`."""
+        ...
+
+    def poll(self) -> None:
+        """Notice what has finished. Raises `TransferFailed` when the receiver cannot be reached any more."""
+        ...
+
+    def wait_on(self) -> Sequence[Any]:
+        """What is readable when `poll` has something to do, or `push` may be tried again."""
+        ...
+
+    def is_reading(self, key: HandoffKey) -> bool:
+        """Whether blocks pushed for this handoff may still be read, or written at the receiver."""
         ...
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Give up the connection: what is under way is dropped. `is_reading` says when that has come true."""
         ...

@@ -1,11 +1,15 @@
 """In memory, for two sides in one process; also the fault injector of the transfer tests.
 
 Owns a `LoopbackNetwork`: its receivers by name, and what becomes of every block on its way (a `FaultPlan`). A receiver
-is of one of the two kinds that a real transport can be: `peers_write` (a push lands in the pool, as with shared memory
-or RDMA) or not (a push waits in a mailbox until `poll`, which writes only what a grant announced, as with sockets).
+is of one of the two kinds that a real transport can be: `peers_write` (memory: a push lands in the pool and nobody here
+knows, as with shared memory) or not (a mailbox: a push waits until `poll`, which writes only what a grant announced, as
+with sockets).
 
 Time is counted in blocks: a delayed block arrives after that many later blocks or polls of its network, so that a
-schedule of faults is repeatable.
+schedule of faults is repeatable. A link that is cut takes nothing, and loses what is on its way.
+
+Pushed in parts, a block's earlier parts land in the memory at once. With its last part the plan is asked, and the block
+goes its way as a whole, put together from the parts that were pushed: a part that was left out is missing there.
 """
 
 from __future__ import annotations
@@ -14,17 +18,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-import zmq
 
 from engine.api.errors import Refused, TransferFailed
-from kvtransfer.messages import Endpoint, HandoffKey, PeerHello
+from kvtransfer.messages import Endpoint, HandoffKey, PeerHello, ProcessIdentity
 from kvtransfer.transports.announced import AnnouncedBlocks
-from kvtransfer.transports.base import Blocks, Move
+from kvtransfer.transports.base import Arrival, Blocks, Move
 
 NAME = "loopback"
+_BLOCKS_PER_PIECE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ def without_faults(number: int, key: HandoffKey, move: Move) -> Fault:
 
 @dataclass(frozen=True, slots=True)
 class _Parcel:
+    sender: LoopbackSender
     receiver: LoopbackReceiver
     key: HandoffKey
     move: Move
@@ -61,11 +66,12 @@ class _Parcel:
 
 
 class LoopbackNetwork:
-    """Receivers by name, and the blocks under way to them. Used by pushing and polling threads at once."""
+    """Receivers by name, and the blocks under way to them. Used by the threads of both sides at once."""
 
     def __init__(self, plan: FaultPlan = without_faults) -> None:
         self._plan = plan
         self._receivers: dict[str, LoopbackReceiver] = {}
+        self._cut: set[LoopbackReceiver] = set()
         self._delayed: list[tuple[int, _Parcel]] = []
         self._num_blocks = 0
         self._clock = 0
@@ -78,23 +84,39 @@ class LoopbackNetwork:
     def detach(self, name: str) -> None:
         """Make it unreachable; what is under way to it is lost."""
         receiver = self._receivers.pop(name, None)
-        with self._lock:
-            self._delayed = [(due, parcel) for due, parcel in self._delayed if parcel.receiver is not receiver]
+        self._lose(lambda parcel: parcel.receiver is receiver)
 
     def find(self, name: str) -> LoopbackReceiver:
         """The receiver of that name. Raises `TransferFailed`."""
-        if name not in self._receivers:
+        receiver = self._receivers.get(name)
+        if receiver is None:
             raise TransferFailed(f"there is no receiver {name!r} in this process")
-        return self._receivers[name]
+        return receiver
 
-    def carry(self, receiver: LoopbackReceiver, key: HandoffKey, move: Move, payload: bytes) -> None:
+    def cut(self, name: str) -> None:
+        """Cut the link to this receiver: what is under way to it is lost, and pushes stand still until `restore`."""
+        receiver = self.find(name)
+        self._cut.add(receiver)
+        self._lose(lambda parcel: parcel.receiver is receiver)
+
+    def restore(self, name: str) -> None:
+        """Mend the link to this receiver."""
+        self._cut.discard(self.find(name))
+
+    def is_cut(self, receiver: LoopbackReceiver) -> bool:
+        """Whether the link to this receiver is cut."""
+        return receiver in self._cut
+
+    def carry(
+        self, sender: LoopbackSender, receiver: LoopbackReceiver, key: HandoffKey, move: Move, payload: bytes
+    ) -> None:
         """Take one block on its way. Raises `TransferFailed` when the plan says so."""
         with self._lock:
             fault = self._plan(self._num_blocks, key, move)
             self._num_blocks += 1
             if fault.refusal:
                 raise TransferFailed(fault.refusal)
-            parcel = _Parcel(receiver, key, move, _damaged(payload, fault))
+            parcel = _Parcel(sender, receiver, key, move, _damaged(payload, fault))
             # in front: what is due at the same moment was sent before and comes after it
             self._delayed[:0] = [(self._clock + fault.delay, parcel)] * fault.num_copies
             self._advance()
@@ -103,6 +125,19 @@ class LoopbackNetwork:
         """One unit of time passes."""
         with self._lock:
             self._advance()
+
+    def is_under_way(self, sender: LoopbackSender, key: HandoffKey) -> bool:
+        """Whether blocks of this handoff may still reach a receiver."""
+        with self._lock:
+            return any(parcel.sender is sender and parcel.key == key for _, parcel in self._delayed)
+
+    def lose(self, sender: LoopbackSender) -> None:
+        """Lose what this sender has under way."""
+        self._lose(lambda parcel: parcel.sender is sender)
+
+    def _lose(self, is_lost: Callable[[_Parcel], bool]) -> None:
+        with self._lock:
+            self._delayed = [(due, parcel) for due, parcel in self._delayed if not is_lost(parcel)]
 
     def _advance(self) -> None:
         due = [parcel for due, parcel in self._delayed if due <= self._clock]
@@ -113,15 +148,22 @@ class LoopbackNetwork:
 
 
 class LoopbackReceiver:
-    """Receives into `blocks` under `name`. `num_refused` counts blocks that no grant announced."""
+    """Receives into `blocks` under `name`. `num_refused` counts blocks that no grant announced.
 
-    socket: zmq.Socket[bytes] | None = None
+    `can_fence` is for receivers with `peers_write`: whether `fence` works, as with RDMA, or not, as with shared memory.
+    """
 
-    def __init__(self, network: LoopbackNetwork, name: str, blocks: Blocks, *, peers_write: bool) -> None:
+    is_ready = True
+
+    def __init__(
+        self, network: LoopbackNetwork, name: str, blocks: Blocks, *, peers_write: bool, can_fence: bool = False
+    ) -> None:
         self.peers_write = peers_write
+        self.is_silent = peers_write
         self.num_refused = 0
         self._network = network
         self._name = name
+        self._can_fence = can_fence
         self._blocks = blocks
         self._announced = AnnouncedBlocks()
         self._mailbox: deque[tuple[HandoffKey, Move, bytes]] = deque()
@@ -132,6 +174,10 @@ class LoopbackReceiver:
         """The receiver's name."""
         return Endpoint(NAME, self._name)
 
+    def wait_on(self) -> Sequence[Any]:
+        """Nothing that the system could wait for: poll often."""
+        return ()
+
     def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """See `Receiver.expect`."""
         self._announced.expect(key, block_ids, generations)
@@ -140,10 +186,6 @@ class LoopbackReceiver:
         """See `Receiver.forget`."""
         self._announced.forget(key)
 
-    def num_missing(self, key: HandoffKey) -> int:
-        """See `Receiver.num_missing`."""
-        return 0 if self.peers_write else self._announced.num_missing(key)
-
     def poll(self) -> None:
         """See `Receiver.poll`."""
         self._network.advance()
@@ -151,41 +193,100 @@ class LoopbackReceiver:
             key, move, payload = self._mailbox.popleft()
             is_announced = self._announced.may_write(key, move.index, (move.target,), (move.generation,))
             if is_announced and len(payload) == self._blocks.shape[1]:
-                self._write(move, payload)
+                self.write(move, 0, payload)
                 self._announced.arrived(key, move.index, 1)
             else:
                 self.num_refused += 1
 
+    def take_arrivals(self) -> Sequence[Arrival]:
+        """See `Receiver.take_arrivals`."""
+        return self._announced.take_arrivals()
+
+    def fence(self) -> bool:
+        """See `Receiver.fence`. A mailbox writes nothing that was forgotten: nothing has to change."""
+        if self.peers_write and self._can_fence:
+            self._network.detach(self._name)
+            self._name += "+"
+            self._network.attach(self._name, self)
+        return self._can_fence or not self.peers_write
+
     def arrive(self, key: HandoffKey, move: Move, payload: bytes) -> None:
         """A block has come over the network."""
         if self.peers_write:
-            self._write(move, payload)
+            self.write(move, 0, payload)
         else:
             self._mailbox.append((key, move, payload))
+
+    def write(self, move: Move, begin_byte: int, payload: bytes) -> None:
+        """Bytes for the pool, from `begin_byte` of a block on."""
+        self._blocks[move.target, begin_byte : begin_byte + len(payload)] = np.frombuffer(payload, dtype=np.uint8)
 
     def close(self) -> None:
         """Leave the network."""
         self._network.detach(self._name)
 
-    def _write(self, move: Move, payload: bytes) -> None:
-        self._blocks[move.target, : len(payload)] = np.frombuffer(payload, dtype=np.uint8)
-
 
 class LoopbackSender:
-    """Pushes blocks of `blocks` to a receiver of the same network. Raises `TransferFailed` when it is not there."""
+    """Pushes blocks of `blocks` to a receiver of the same network. Raises `TransferFailed` when it is not there.
+
+    Pieces are small, so that small tests have several.
+    """
+
+    writer: ProcessIdentity | None = None
 
     def __init__(self, network: LoopbackNetwork, endpoint: Endpoint, blocks: Blocks) -> None:
         self._network = network
-        self._receiver = network.find(endpoint.address)
+        self._name = endpoint.address
         self._blocks = blocks
+        self._receiver = network.find(self._name)
+        self._is_memory = self._receiver.peers_write
+        self._in_parts: dict[tuple[HandoffKey, int], bytearray] = {}
+        self.is_silent = self._is_memory
+        self.pushes_parts = self._is_memory
+        self.piece_bytes = _BLOCKS_PER_PIECE * blocks.shape[1]
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> None:
+    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
         """See `Sender.push`."""
+        self.poll()
+        if self._network.is_cut(self._receiver):
+            return False
         for move in moves:
-            self._network.carry(self._receiver, key, move, self._blocks[move.source].tobytes())
+            self._network.carry(self, self._receiver, key, move, self._blocks[move.source].tobytes())
+        return True
+
+    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+        """See `Sender.push_part`. Raises `TransferFailed` when the link is cut: nobody could try again later."""
+        self.poll()
+        if self._network.is_cut(self._receiver):
+            raise TransferFailed("the link is cut")
+        for move in moves:
+            part = self._blocks[move.source, begin_byte:end_byte].tobytes()
+            block = self._in_parts.setdefault((key, move.index), bytearray(self._blocks.shape[1]))
+            block[begin_byte:end_byte] = part
+            if end_byte < len(block):
+                self._receiver.write(move, begin_byte, part)
+            else:
+                del self._in_parts[(key, move.index)]
+                self._network.carry(self, self._receiver, key, move, bytes(block))
+
+    def poll(self) -> None:
+        """See `Sender.poll`."""
+        if self._network.find(self._name) is not self._receiver:
+            raise TransferFailed(f"there is another receiver {self._name!r} now")
+
+    def wait_on(self) -> Sequence[Any]:
+        """Nothing that the system could wait for: try often."""
+        return ()
+
+    def is_reading(self, key: HandoffKey) -> bool:
+        """Never: the network took copies. But blocks under way to memory are still to be written there."""
+        return self._is_memory and self._network.is_under_way(self, key)
 
     def close(self) -> None:
-        """Nothing to give up."""
+        """What is on its way to memory is dropped. What is on its way to a mailbox may come late, as with sockets."""
+        self._in_parts.clear()
+        if self._is_memory:
+            self._network.lose(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,19 @@
 """Transports by name: which a receiver offers, which a sender takes, and the memory a pool must live in.
 
-Owns the order of preference. A transport's module is imported when it is first used.
+Owns the order of preference. A transport's module is imported when it is first used, and one whose library is missing
+says what to install.
+
+`auto` offers and takes shared memory on one host and ZMQ between hosts. `shm` is the same: where /dev/shm is too small
+or the peer is on another host, ZMQ takes over, with one log line. `nixl` and `nccl` are used when they are asked for,
+on both nodes.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import zmq
@@ -16,92 +23,138 @@ from engine.api.links import LinkSettings
 from kvtransfer.host import shares_memory
 from kvtransfer.messages import Endpoint, PeerHello, ProcessIdentity
 from kvtransfer.transports.base import Blocks, Receiver, Sender
+from kvtransfer.transports.segment import Segment, sweep_orphans
 
-AUTO = "auto"
-TRANSPORTS = (AUTO, "shm", "zmq")
+if TYPE_CHECKING:
+    from kvtransfer.transports.nixl import NixlSenders
+
+AUTO, SHM, ZMQ, NIXL, NCCL = "auto", "shm", "zmq", "nixl", "nccl"
+_TAKEN = {AUTO: (SHM, ZMQ), SHM: (SHM, ZMQ), ZMQ: (ZMQ,), NIXL: (NIXL,), NCCL: (NCCL,)}
+"""What each choice offers and takes, in order of preference."""
+_IN_SEGMENT = {"receiver": (SHM, NIXL), "sender": (NIXL,)}
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class PoolMemory:
-    """Allocates a receiver's pool where the chosen transports need it, then opens their receivers.
-
-    `allocate` is handed to the engine; `open_receivers` is called once the engine has its pool.
-    """
+class TransportSettings:
+    """What the transports of a node are made from."""
 
     choice: str
     context: zmq.Context[zmq.Socket[bytes]]
     host: str
     links: LinkSettings
-    _receivers: list[Receiver] = field(default_factory=list)
+    process: ProcessIdentity
+
+
+@dataclass(slots=True)
+class PoolMemory:
+    """The memory of one node's pool: a shared segment where a transport needs one, private memory otherwise.
+
+    `role` is "receiver" or "sender".
+    """
+
+    settings: TransportSettings
+    role: str
+    segment: Segment | None = None
 
     def allocate(self, num_bytes: int) -> Blocks:
-        """Memory for the pool: a shared segment where "shm" may be used, private memory otherwise.
-
-        Raises `InvalidSetting` when "shm" was demanded and the segment cannot be made; "auto" then goes without.
-        """
-        if self.choice in (AUTO, "shm"):
-            from kvtransfer.transports.shm import Segment, ShmReceiver, sweep_orphans
-
-            try:
-                sweep_orphans()
-                segment = Segment(num_bytes)
-            except OSError as error:
-                reason = f"no shared memory for a pool of {num_bytes} bytes ({error.strerror})"
-                if self.choice == "shm":
-                    raise InvalidSetting(f"--kv-transport shm: {reason}") from None
-                _log.warning("%s: handoffs use zmq", reason)
-            else:
-                self._receivers.append(ShmReceiver(segment))
-                return segment.array
-        return np.zeros(num_bytes, dtype=np.uint8)
-
-    def open_receivers(self, blocks: Blocks) -> list[Receiver]:
-        """Receivers for `blocks` [num_blocks, block_bytes], in order of preference."""
-        if self.choice in (AUTO, "zmq"):
-            from kvtransfer.transports.tcp_zmq import ZmqReceiver
-
-            self._receivers.append(ZmqReceiver(self.context, self.host, blocks, self.links))
-        return self._receivers
+        """Memory for a pool. Raises `InvalidSetting` when there is no segment and no transport that works without."""
+        names = _TAKEN[self.settings.choice]
+        if not set(names) & set(_IN_SEGMENT[self.role]):
+            return np.zeros(num_bytes, dtype=np.uint8)
+        try:
+            sweep_orphans()
+            self.segment = Segment(num_bytes)
+        except OSError as error:
+            reason = f"no shared memory for a pool of {num_bytes} bytes ({error.strerror})"
+            if set(names) <= set(_IN_SEGMENT[self.role]):
+                raise InvalidSetting(f"--kv-transport {self.settings.choice}: {reason}") from None
+            _log.warning("%s: handoffs use %s", reason, ZMQ)
+            return np.zeros(num_bytes, dtype=np.uint8)
+        return self.segment.array
 
     def close(self) -> None:
-        """Close every receiver; segments disappear."""
-        for receiver in self._receivers:
-            receiver.close()
+        """Remove the segment's name."""
+        if self.segment is not None:
+            self.segment.close()
 
 
-@dataclass(frozen=True, slots=True)
+def open_receivers(settings: TransportSettings, memory: PoolMemory, blocks: Blocks) -> list[Receiver]:
+    """Receivers for `blocks` [num_blocks, block_bytes] in `memory`, in order of preference."""
+    receivers: list[Receiver] = []
+    for name in _TAKEN[settings.choice]:
+        if name == SHM and memory.segment is not None:
+            from kvtransfer.transports.shm import ShmReceiver
+
+            receivers.append(ShmReceiver(memory.segment))
+        elif name == ZMQ:
+            from kvtransfer.transports.tcp_zmq import ZmqReceiver
+
+            receivers.append(ZmqReceiver(settings.context, settings.host, blocks, settings.links))
+        elif name == NIXL and memory.segment is not None:
+            from kvtransfer.transports.nixl import NixlReceiver
+
+            receivers.append(NixlReceiver(memory.segment, *blocks.shape, settings.host))
+        elif name == NCCL:
+            from kvtransfer.transports.nccl import NcclReceiver
+
+            receivers.append(NcclReceiver(settings.context, settings.host, blocks, settings.links))
+    return receivers
+
+
 class SenderFactory:
-    """Opens senders over one pool. `choice` restricts what this side accepts."""
+    """Opens senders over the pool `blocks` in `memory`."""
 
-    choice: str
-    context: zmq.Context[zmq.Socket[bytes]]
-    blocks: Blocks
-    process: ProcessIdentity
-    links: LinkSettings
+    def __init__(self, settings: TransportSettings, memory: PoolMemory, blocks: Blocks) -> None:
+        self._settings = settings
+        self._blocks = blocks
+        self._taken = _TAKEN[settings.choice]
+        self._nixl: NixlSenders | None = None
+        if NIXL in self._taken and memory.segment is not None:
+            from kvtransfer.transports.nixl import NixlSenders
+
+            self._nixl = NixlSenders(memory.segment, *blocks.shape, settings.host)
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
         """The first endpoint of `hello` that works from here: (transport name, sender). Raises `Refused`."""
         reasons = []
         for endpoint in hello.endpoints:
-            if self.choice not in (AUTO, endpoint.transport):
-                reasons.append(f"{endpoint.transport}: this node uses {self.choice}")
+            name = endpoint.transport
+            if name not in self._taken:
+                reasons.append(f"{name:.40}: this node takes {' or '.join(self._taken)}")
                 continue
             try:
-                return endpoint.transport, self._open(endpoint, hello)
+                return name, self._openers()[name](endpoint, hello)
             except (TransferFailed, InvalidSetting) as error:
-                reasons.append(f"{endpoint.transport}: {error}")
+                reasons.append(f"{name}: {error}")
         raise Refused(f"no KV transport in common ({'; '.join(reasons) or 'none offered'})")
 
-    def _open(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
-        if endpoint.transport == "shm":
-            if not shares_memory(self.process, hello.process):
-                raise TransferFailed("the nodes do not share memory")
-            from kvtransfer.transports.shm import ShmSender
+    def close(self) -> None:
+        """End what serves all senders. Senders are closed before."""
+        if self._nixl is not None:
+            self._nixl.close()
 
-            return ShmSender(endpoint, self.blocks, hello.num_blocks)
-        if endpoint.transport == "zmq":
-            from kvtransfer.transports.tcp_zmq import ZmqSender
+    def _openers(self) -> dict[str, Callable[[Endpoint, PeerHello], Sender]]:
+        return {SHM: self._open_shm, ZMQ: self._open_zmq, NIXL: self._open_nixl, NCCL: self._open_nccl}
 
-            return ZmqSender(self.context, endpoint, self.blocks, self.links)
-        raise TransferFailed(f"unknown transport {endpoint.transport!r}")
+    def _open_shm(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
+        if not shares_memory(self._settings.process, hello.process):
+            raise TransferFailed("the nodes do not share memory")
+        from kvtransfer.transports.shm import ShmSender
+
+        return ShmSender(endpoint, self._blocks, hello.num_blocks)
+
+    def _open_zmq(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
+        from kvtransfer.transports.tcp_zmq import ZmqSender
+
+        return ZmqSender(self._settings.context, endpoint, self._blocks, self._settings.links)
+
+    def _open_nixl(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
+        if self._nixl is None:
+            raise TransferFailed("this node has no nixl agent")
+        return self._nixl.open(endpoint, hello.num_blocks)
+
+    def _open_nccl(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
+        from kvtransfer.transports.nccl import NcclSender
+
+        return NcclSender(self._settings.context, endpoint, self._blocks, self._settings.links)

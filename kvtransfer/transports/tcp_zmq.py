@@ -1,34 +1,47 @@
 """Between hosts: blocks as ZMQ messages over TCP.
 
-Owns the data sockets. A message is a header frame (which handoff, which blocks and generations) and a frame with their
-bytes. The receiver writes only blocks that a grant announced, with their current generation, each once: a late, doubled
-or foreign message changes nothing.
+Owns the data sockets. A push is one message: a header frame (which handoff, which blocks and generations), then frames
+with their bytes, one per run of neighbouring blocks. The sender's frames are the pool itself: ZMQ reads them when the
+connection has room, and reports when it has read them. The receiver looks at the whole message before it writes a byte
+of it, and writes only blocks that a grant announced, with their current generation, each once: a late, doubled, foreign
+or malformed message changes nothing and is counted.
 
-Bounds: a message holds at most `_MAX_MESSAGE_BYTES` of blocks (or one block), and at most `_MAX_QUEUED` messages wait
-on either side. Encrypted when a cluster key is set.
+Bounds: a sender has at most `_MAX_UNREAD_BYTES` under way (or one push), a receiver queues at most
+`_MAX_QUEUED_MESSAGES` per connection, `_PIECE_BYTES` (or one block) each, and no frame larger than that is taken. What
+libzmq cannot bound: a message of very many frames. Only who holds the cluster key, or sits on this host, can send one.
+
+A connection that breaks takes along what was under way on it, so the sender says `TransferFailed` and is of no use any
+more. Encrypted when a cluster key is set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 import numpy as np
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from engine.api import links
 from engine.api.codec import BlockIds, Bounds, Codec, U64s
 from engine.api.errors import BatonError, InvalidSetting, TransferFailed
-from kvtransfer.messages import Endpoint, HandoffKey, HandoffName
+from kvtransfer.layout import coalesce
+from kvtransfer.messages import Endpoint, HandoffKey, HandoffName, ProcessIdentity
 from kvtransfer.transports.announced import AnnouncedBlocks
-from kvtransfer.transports.base import Blocks, Move
+from kvtransfer.transports.base import Arrival, Blocks, Move
 
 NAME = "zmq"
-_MAX_MESSAGE_BYTES = 2**20
-_MAX_QUEUED = 32
-_MAX_PER_POLL = 64
-_SEND_TIMEOUT_MS = 5_000
+_PIECE_BYTES = 2**20
+_MAX_QUEUED_MESSAGES = 32
+_MAX_UNREAD_BYTES = 32 * 2**20
+_MAX_POLL_BYTES = 8 * 2**20
+_SHORT_RUN_BYTES = 2**17
+"""Below this one more copy is cheaper than one more frame."""
+_FRAME_COST_BYTES = 2**14
+"""What a frame counts for at least in `_MAX_POLL_BYTES`: small ones cost time too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +57,53 @@ class BlockBatch:
 _HEADERS = Codec(BlockBatch)
 
 
+def _max_frame_bytes(block_bytes: int) -> int:
+    return max(_PIECE_BYTES, block_bytes)
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A message of which some frames were taken. `batch` is None once it is known to be no good."""
+
+    batch: BlockBatch | None
+    frames: list[zmq.Frame] = field(default_factory=list)
+    num_missing_bytes: int = 0
+
+
 class ZmqReceiver:
-    """Listens for blocks and writes them into `blocks`. `num_refused` counts messages that no grant announced."""
+    """Listens for blocks and writes them into `blocks`. `num_refused` counts messages that changed nothing."""
 
     peers_write = False
+    is_silent = False
+    is_ready = True
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], host: str, blocks: Blocks, settings: links.LinkSettings
     ) -> None:
         limits = replace(
             settings,
-            max_message_bytes=max(_MAX_MESSAGE_BYTES, blocks.shape[1]) + 64,
-            max_queued_messages=_MAX_QUEUED,
+            max_message_bytes=_max_frame_bytes(blocks.shape[1]) + 64,
+            max_queued_messages=_MAX_QUEUED_MESSAGES,
         )
-        self.socket: zmq.Socket[bytes] | None = links.open_socket(context, zmq.PULL, limits)
+        self._socket = links.open_socket(context, zmq.PULL, limits)
         try:
-            self._address = links.bind(self.socket, host, 0, limits)
+            self._address = links.bind(self._socket, host, 0, limits)
         except InvalidSetting:
-            self.socket.close()
+            self._socket.close()
             raise
         self._blocks = blocks
         self._announced = AnnouncedBlocks()
+        self._incoming: _Incoming | None = None
         self.num_refused = 0
 
     @property
     def endpoint(self) -> Endpoint:
         """The data socket's address."""
         return Endpoint(NAME, self._address)
+
+    def wait_on(self) -> Sequence[Any]:
+        """The data socket."""
+        return () if self._socket.closed else (self._socket,)
 
     def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """See `Receiver.expect`."""
@@ -80,54 +113,95 @@ class ZmqReceiver:
         """See `Receiver.forget`."""
         self._announced.forget(key)
 
-    def num_missing(self, key: HandoffKey) -> int:
-        """See `Receiver.num_missing`."""
-        return self._announced.num_missing(key)
-
     def poll(self) -> None:
         """See `Receiver.poll`."""
-        for _ in range(_MAX_PER_POLL):
-            if self.socket is None:
-                return
+        num_bytes_left = _MAX_POLL_BYTES
+        while num_bytes_left > 0 and not self._socket.closed:
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            if not self._accept(frames):
-                self.num_refused += 1
+            num_bytes_left -= max(len(frame), _FRAME_COST_BYTES)
+            self._take(frame)
 
-    def _accept(self, frames: Sequence[zmq.Frame]) -> bool:
-        """Write one message's blocks; False when it is not what a grant announced."""
-        try:
-            batch = _HEADERS.decode(frames[0].bytes)
-        except BatonError:
-            return False
-        key = batch.handoff.key
-        payload = [np.frombuffer(frame.buffer, dtype=np.uint8) for frame in frames[1:]]
-        is_announced = self._announced.may_write(key, batch.first_index, batch.block_ids, batch.generations)
-        if not is_announced or not self._fits(payload, len(batch.block_ids)):
-            return False
-        block_ids = iter(batch.block_ids)
-        for run in payload:
-            for block in run.reshape(-1, self._blocks.shape[1]):
-                self._blocks[next(block_ids)] = block
-        self._announced.arrived(key, batch.first_index, len(batch.block_ids))
+    def take_arrivals(self) -> Sequence[Arrival]:
+        """See `Receiver.take_arrivals`."""
+        return self._announced.take_arrivals()
+
+    def fence(self) -> bool:
+        """Nobody but this receiver writes the pool, and it writes nothing that was forgotten."""
         return True
-
-    def _fits(self, payload: Sequence[Blocks], num_blocks: int) -> bool:
-        block_bytes = self._blocks.shape[1]
-        sizes = [run.size for run in payload]
-        return all(size % block_bytes == 0 for size in sizes) and sum(sizes) == num_blocks * block_bytes
 
     def close(self) -> None:
         """Stop listening."""
-        if self.socket is not None:
-            self.socket.close()
-            self.socket = None
+        self._socket.close()
+
+    def _take(self, frame: zmq.Frame) -> None:
+        """One more frame of the message that is coming in, or the first of the next."""
+        incoming = self._incoming
+        if incoming is None:
+            incoming = self._incoming = self._opened(frame)
+        elif incoming.batch is not None:
+            incoming.frames.append(frame)
+            incoming.num_missing_bytes -= len(frame)
+            if len(frame) % self._blocks.shape[1] or incoming.num_missing_bytes < 0:
+                incoming.batch = None
+                incoming.frames.clear()
+        if not frame.more:
+            self._incoming = None
+            self._finish(incoming)
+
+    def _opened(self, frame: zmq.Frame) -> _Incoming:
+        """A message by its header frame."""
+        try:
+            batch: BlockBatch = _HEADERS.decode(frame.bytes)
+        except BatonError:
+            return _Incoming(None)
+        if not self._announced.may_write(batch.handoff.key, batch.first_index, batch.block_ids, batch.generations):
+            return _Incoming(None)
+        return _Incoming(batch, num_missing_bytes=len(batch.block_ids) * self._blocks.shape[1])
+
+    def _finish(self, incoming: _Incoming) -> None:
+        """Write a message's blocks; until here nothing of it has touched the pool."""
+        batch = incoming.batch
+        # asked again: between two polls its handoff may have been forgotten
+        if (
+            batch is None
+            or incoming.num_missing_bytes
+            or not self._announced.may_write(batch.handoff.key, batch.first_index, batch.block_ids, batch.generations)
+        ):
+            self.num_refused += 1
+            return
+        first = 0
+        for frame in incoming.frames:
+            payload = np.frombuffer(frame.buffer, dtype=np.uint8).reshape(-1, self._blocks.shape[1])
+            targets = batch.block_ids[first : first + len(payload)]
+            for run in coalesce(range(len(payload)), targets, len(payload)):
+                self._blocks[run.target : run.target + run.count] = payload[run.source : run.source + run.count]
+            first += len(payload)
+        self._announced.arrived(batch.handoff.key, batch.first_index, len(batch.block_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """A push that ZMQ may still read."""
+
+    key: HandoffKey
+    num_bytes: int
+    trackers: Sequence[zmq.MessageTracker]
+
+    @property
+    def is_over(self) -> bool:
+        return all(tracker.done for tracker in self.trackers)
 
 
 class ZmqSender:
     """Sends blocks of `blocks` to the receiver at a peer's endpoint. Raises `TransferFailed` for a bad address."""
+
+    is_silent = False
+    pushes_parts = False
+    piece_bytes = _PIECE_BYTES
+    writer: ProcessIdentity | None = None
 
     def __init__(
         self,
@@ -136,37 +210,111 @@ class ZmqSender:
         blocks: Blocks,
         settings: links.LinkSettings,
     ) -> None:
-        self._socket = links.open_socket(context, zmq.PUSH, replace(settings, max_queued_messages=_MAX_QUEUED))
-        self._socket.setsockopt(zmq.SNDTIMEO, _SEND_TIMEOUT_MS)
+        self._blocks = blocks
+        self._max_run = _max_frame_bytes(blocks.shape[1]) // blocks.shape[1]
+        self._unread: deque[_Unread] = deque()
+        self._num_pushes: Counter[HandoffKey] = Counter()
+        self._num_unread_bytes = 0
+        self._was_connected = False
+        self._failure = ""
+        self._socket = links.open_socket(context, zmq.PUSH, replace(settings, max_queued_messages=_MAX_QUEUED_MESSAGES))
+        # nothing is queued for a receiver that does not answer
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         try:
             links.connect(self._socket, links.parse_address(endpoint.address, "peer endpoint"), settings)
         except (InvalidSetting, zmq.ZMQError) as error:
-            self._socket.close()
+            self.close()
             raise TransferFailed(f"the peer's endpoint cannot be dialled: {error}") from None
-        self._blocks = blocks
-        self._max_run = max(1, _MAX_MESSAGE_BYTES // blocks.shape[1])
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> None:
-        """See `Sender.push`."""
-        for first in range(0, len(moves), self._max_run):
-            self._send(key, moves[first : first + self._max_run])
-
-    def _send(self, key: HandoffKey, moves: Sequence[Move]) -> None:
+    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+        """See `Sender.push`. `moves` are neighbours in the grant. False also as long as there is no connection."""
+        if self._socket.closed:
+            raise TransferFailed("the sender is closed")
+        self.poll()
+        num_bytes = len(moves) * self._blocks.shape[1]
+        if not moves:
+            return True
+        if self._unread and self._num_unread_bytes + num_bytes > _MAX_UNREAD_BYTES:
+            return False
         header = BlockBatch(
             handoff=HandoffName(*key),
             first_index=moves[0].index,
             block_ids=tuple(move.target for move in moves),
             generations=tuple(move.generation for move in moves),
         )
-        # one copy here: ZMQ sends later, when these blocks may already belong to somebody else
-        payload = self._blocks[[move.source for move in moves]]
         try:
-            self._socket.send(_HEADERS.encode(header), zmq.SNDMORE)
-            self._socket.send(payload.data, copy=False)
+            self._socket.send(_HEADERS.encode(header), zmq.NOBLOCK | zmq.SNDMORE)
         except zmq.Again:
-            raise TransferFailed(f"the receiver took nothing for {_SEND_TIMEOUT_MS / 1000:g} s") from None
+            return False
+        self._num_pushes[key] += 1
+        self._num_unread_bytes += num_bytes
+        trackers: list[zmq.MessageTracker] = []
+        self._unread.append(_Unread(key, num_bytes, trackers))
+        self._send_runs([move.source for move in moves], trackers)
+        return True
+
+    def _send_runs(self, sources: Sequence[int], trackers: list[zmq.MessageTracker]) -> None:
+        payloads = self._payloads(sources)
+        for payload in payloads:
+            flags = zmq.NOBLOCK if payload is payloads[-1] else zmq.NOBLOCK | zmq.SNDMORE
+            try:
+                trackers.append(self._socket.send(payload.data, flags, copy=False, track=True))
+            except zmq.Again:  # a message that was begun is never too much: its connection is gone
+                self._failure = "the connection to the receiver broke"
+                raise TransferFailed(self._failure) from None
+
+    def _payloads(self, sources: Sequence[int]) -> list[Blocks]:
+        """The bytes of these blocks: the pool itself where they lie together, gathered where the runs are short."""
+        runs = coalesce(sources, range(len(sources)), self._max_run)
+        if len(runs) > 1 and len(sources) * self._blocks.shape[1] < len(runs) * _SHORT_RUN_BYTES:
+            gathered = self._blocks[list(sources)]
+            return [gathered[first : first + self._max_run] for first in range(0, len(gathered), self._max_run)]
+        return [self._blocks[run.source : run.source + run.count] for run in runs]
+
+    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+        """Not here: see `pushes_parts`."""
+        raise NotImplementedError
+
+    def poll(self) -> None:
+        """See `Sender.poll`."""
+        self._drop_what_is_over()
+        for event in self._connection_events():
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._was_connected = True
+            elif self._was_connected:
+                self._failure = "the connection to the receiver broke"
+        if self._failure:
+            raise TransferFailed(self._failure)
+
+    def wait_on(self) -> Sequence[Any]:
+        """Whatever tells that the connection was made or broke. That ZMQ has read something is noticed in `poll`."""
+        return () if self._monitor.closed else (self._monitor,)
+
+    def is_reading(self, key: HandoffKey) -> bool:
+        """See `Sender.is_reading`."""
+        self._drop_what_is_over()
+        return key in self._num_pushes
 
     def close(self) -> None:
         """Drop the connection and whatever is still queued on it."""
-        self._socket.close()
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._socket.close(linger=0)
+
+    def _connection_events(self) -> Iterator[int]:
+        while not self._monitor.closed:
+            try:
+                frames = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield parse_monitor_message(frames)["event"]
+
+    def _drop_what_is_over(self) -> None:
+        while self._unread and self._unread[0].is_over:
+            over = self._unread.popleft()
+            self._num_unread_bytes -= over.num_bytes
+            self._num_pushes[over.key] -= 1
+            if not self._num_pushes[over.key]:
+                del self._num_pushes[over.key]

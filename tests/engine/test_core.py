@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.api.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting
 from engine.api.sampling import DecodingParams
+from engine.attention.base import LayerStored
 from engine.build import Engine, build_engine
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore, StepFailed
@@ -24,7 +25,6 @@ BLOCK_SIZE = 8
 NUM_NEW = 12
 GREEDY = DecodingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
 PROMPT_LENGTHS = (1, 7, 8, 16, 29, 50)
-FOREVER_S = 1e9
 
 
 def prompt(num_tokens: int, seed: int = 0) -> list[int]:
@@ -76,7 +76,7 @@ def run(core: EngineCore, max_steps: int = 500) -> dict[RequestKey, list[int]]:
     for _ in range(max_steps):
         if not core.has_work:
             return tokens
-        note(core.step(FOREVER_S), tokens)
+        note(core.step(), tokens)
         core.check()
     raise AssertionError(f"{core.request_keys()} did not finish")
 
@@ -140,7 +140,7 @@ def test_a_seeded_stream_continues_exactly_after_an_interruption(checkpoint: Pat
 
 def hand_over(source: Engine, target: Engine, token_ids: list[int], key: str = "relay") -> list[int]:
     """Prefill on one engine, copy the KV, continue on the other. Returns all tokens."""
-    reservation = target.core.reserve(key, token_ids, FOREVER_S)
+    reservation = target.core.reserve(key, token_ids)
     assert reservation is not None
     source.core.add(key, token_ids, GREEDY, first_token_only=True)
     first = run(source.core)[key]
@@ -173,7 +173,7 @@ def test_only_what_the_receiver_lacks_is_reserved_anew(checkpoint: Path, expecte
     source, target = new_engine(checkpoint), new_engine(checkpoint)
     hand_over(source, target, prompt(16), "first")
     longer = [*prompt(16), *prompt(9, seed=3)]
-    reservation = target.core.reserve("peek", longer, FOREVER_S)
+    reservation = target.core.reserve("peek", longer)
     assert reservation is not None
     assert (reservation.num_cached_tokens, len(reservation.missing_block_ids)) == (16, 2)
     target.core.release("peek")
@@ -183,7 +183,7 @@ def test_only_what_the_receiver_lacks_is_reserved_anew(checkpoint: Path, expecte
 def test_a_prompt_known_to_the_last_token_needs_no_blocks(checkpoint: Path, expected: Reference) -> None:
     source, target = new_engine(checkpoint), new_engine(checkpoint)
     hand_over(source, target, prompt(16), "first")
-    reservation = target.core.reserve("peek", prompt(16), FOREVER_S)
+    reservation = target.core.reserve("peek", prompt(16))
     assert reservation is not None
     assert reservation.missing_block_ids == ()
     target.core.release("peek")
@@ -192,17 +192,17 @@ def test_a_prompt_known_to_the_last_token_needs_no_blocks(checkpoint: Path, expe
 
 def test_a_reservation_waits_its_turn_and_names_generations(checkpoint: Path) -> None:
     core = new_engine(checkpoint, num_blocks=4).core
-    first = core.reserve("a", prompt(16), FOREVER_S)
+    first = core.reserve("a", prompt(16))
     assert first is not None
-    assert core.reserve("b", prompt(17), FOREVER_S) is None
+    assert core.reserve("b", prompt(17)) is None
     core.check()
     assert core.release("a")
-    again = core.reserve("a", prompt(30), FOREVER_S)
+    again = core.reserve("a", prompt(30))
     assert again is not None
     generations = dict(zip(again.missing_block_ids, again.missing_generations, strict=True))
     assert all(generations[block_id] == 2 for block_id in first.missing_block_ids)
     with pytest.raises(ContextLengthExceeded):
-        core.reserve("c", prompt(32), FOREVER_S)
+        core.reserve("c", prompt(32))
 
 
 def test_another_salt_does_not_see_the_cache(checkpoint: Path) -> None:
@@ -210,7 +210,7 @@ def test_another_salt_does_not_see_the_cache(checkpoint: Path) -> None:
     core.add("a", prompt(20), GREEDY, cache_salt=b"one")
     run(core)
     for salt, cached in ((b"one", 16), (b"two", 0)):
-        reservation = core.reserve(salt, prompt(20), FOREVER_S, cache_salt=salt)
+        reservation = core.reserve(salt, prompt(20), cache_salt=salt)
         assert reservation is not None
         assert reservation.num_cached_tokens == cached
 
@@ -218,10 +218,9 @@ def test_another_salt_does_not_see_the_cache(checkpoint: Path) -> None:
 def test_first_token_only_keeps_the_blocks_until_release(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
     core.add("a", prompt(20), GREEDY, first_token_only=True)
-    assert core.step(keep_until_s=5.0)[0].has_left
+    assert core.step()[0].has_left
     assert not core.has_work
     assert len(core.block_table("a")) == num_held(core) == 3
-    assert [lease.owner for lease in core.leases.overdue(5.0)] == ["a"]
     assert not core.abort("a")
     core.check()
     assert core.release("a")
@@ -229,11 +228,10 @@ def test_first_token_only_keeps_the_blocks_until_release(checkpoint: Path) -> No
     assert num_held(core) == 0
 
 
-def test_blocks_stay_leased_also_when_the_first_token_ends_the_request(checkpoint: Path) -> None:
+def test_blocks_are_kept_also_when_the_first_token_ends_the_request(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
     core.add("a", prompt(9), DecodingParams(temperature=0, max_tokens=1), first_token_only=True)
-    assert core.step(FOREVER_S)[0].finish_reason == "length"
-    assert "a" in core.leases
+    assert core.step()[0].finish_reason == "length"
     assert core.release("a")
     assert num_held(core) == 0
 
@@ -254,7 +252,7 @@ def test_an_abort_in_each_state_returns_all_blocks(checkpoint: Path, num_steps: 
 
 def test_aborting_a_request_that_came_with_its_kv_returns_its_blocks(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    reservation = core.reserve("a", prompt(16), FOREVER_S)
+    reservation = core.reserve("a", prompt(16))
     assert reservation is not None
     assert not core.abort("a")
     core.add_reserved(reservation, [*prompt(16), 5], GREEDY, num_prompt_tokens=16, num_computed_tokens=16)
@@ -269,7 +267,7 @@ class FlakyRunner:
     def __init__(self) -> None:
         self.is_broken = True
 
-    def execute(self, step: Step) -> dict[RequestKey, SampledToken]:
+    def execute(self, step: Step, layer_stored: LayerStored | None = None) -> dict[RequestKey, SampledToken]:
         if self.is_broken:
             raise OSError("device lost")
         return {request.key: SampledToken(1, None) for request in step.requests if request.needs_sample}
@@ -297,7 +295,7 @@ def test_a_step_that_fails_names_its_requests_and_can_be_tried_again() -> None:
 class SilentRunner(FlakyRunner):
     """Computes no number for the request "bad"."""
 
-    def execute(self, step: Step) -> dict[RequestKey, SampledToken]:
+    def execute(self, step: Step, layer_stored: LayerStored | None = None) -> dict[RequestKey, SampledToken]:
         self.is_broken = False
         return {key: token for key, token in super().execute(step).items() if key != "bad"}
 
@@ -323,19 +321,19 @@ def test_a_key_in_use_is_refused() -> None:
     with pytest.raises(ValueError, match="in use"):
         core.add("a", prompt(5), GREEDY)
     with pytest.raises(ValueError, match="in use"):
-        core.reserve("a", prompt(5), 10.0)
+        core.reserve("a", prompt(5))
 
 
 def test_reservations_wait_behind_requests_that_are_short_of_blocks() -> None:
     pool = BlockPool(4)
     core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 16), frozenset()), SilentRunner(), "f")
-    assert core.reserve("held", prompt(8), 10.0) is not None
+    assert core.reserve("held", prompt(8)) is not None
     core.add("big", prompt(12), GREEDY)
     core.step()
-    assert core.reserve("late", prompt(4), 10.0) is None
+    assert core.reserve("late", prompt(4)) is None
     core.release("held")
     core.step()
-    assert core.reserve("late", prompt(4), 10.0) is not None
+    assert core.reserve("late", prompt(4)) is not None
     core.check()
 
 

@@ -6,33 +6,51 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import cast
 
 import zmq
 
-from decode_node.leg import DecodeLeg
+from decode_node.leg import DecodeLeg, ReceivingNotices
+from decode_node.leg import Notice as ReceivingNotice
 from engine.api.errors import BatonError
 from engine.api.messages import Decode, Prefill, PrefillPeer, TokenEvent
 from engine.api.sampling import DecodingParams
 from engine.core import EngineCore, StepFailed
 from engine.service.loop import AttemptKey, Leg
+from kvtransfer.mailbox import Mailbox
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sending import SendingSide, open_listener
+from kvtransfer.thread import TransferThread
 from kvtransfer.transports.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
-from prefill_node.leg import EngineBlocks, PrefillLeg
+from prefill_node.leg import Notice as SendingNotice
+from prefill_node.leg import PrefillLeg, SendingNotices
 from tests.kvtransfer.oracle import OracleRunner, make_core
 from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, Echo, LossyLink, empty_blocks, receiving_facts, sending_facts
-from tests.kvtransfer.pools import LEASE_S
+from tests.kvtransfer.pools import LAYOUT
 
 _DEADLINE_S = 10.0
 
 
+class SteppedThread(TransferThread):
+    """The transfer thread's part, done when a test says so."""
+
+    def turn(self, now_s: float) -> None:
+        for command in self._commands.take():
+            command(now_s)
+        self._side.round(now_s)
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        self._commands.close()
+        self._side.close()
+
+
 @dataclass(slots=True)
 class Node:
-    """A leg, its engine, and what it told the router."""
+    """A leg, its engine, its side of the transfers, and what it told the router."""
 
     leg: Leg
+    thread: SteppedThread
     core: EngineCore
     runner: OracleRunner
     tokens: dict[tuple[AttemptKey, int], int] = field(default_factory=dict)
@@ -41,11 +59,12 @@ class Node:
     num_cached_tokens: dict[AttemptKey, int] = field(default_factory=dict)
 
     def round(self, now_s: float) -> None:
-        """As `EngineLoop.run` does it."""
+        """As `EngineLoop.run` and the transfer thread do it, by turns."""
+        self.thread.turn(now_s)
         self.leg.poll(now_s)
         if self.core.has_work:
             try:
-                outputs = self.core.step(keep_until_s=now_s + LEASE_S)
+                outputs = self.core.step(self.leg.watch)
             except StepFailed as error:
                 for key in error.keys:
                     self.leg.fail(key, error, now_s)
@@ -176,24 +195,29 @@ def open_relay(*, plan: FaultPlan = without_faults, peers_write: bool = True) ->
     prefill_core, decode_core = make_core(sent_blocks, prefill_runner), make_core(received_blocks, decode_runner)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket, address = open_listener(context, "127.0.0.1", 0, SETTINGS)
-    link, pusher = LossyLink(socket), Pusher(sent_blocks)
+    link = LossyLink(socket)
+    sent: Mailbox[SendingNotice] = Mailbox()
     sending = SendingSide(
         sending_facts(),
         cast("zmq.Socket[bytes]", link),
         LoopbackOpener(network, sent_blocks),
-        pusher,
-        EngineBlocks(prefill_core),
+        Pusher(sent_blocks),
+        SendingNotices(sent),
     )
-    sources: list[Any] = [socket, pusher.wakeup]
-    prefill_leg, decode_leg = PrefillLeg(prefill_core, sending, sources), DecodeLeg(decode_core, LEASE_S)
+    sending_thread = SteppedThread(sending, "sending")
+    prefill_leg = PrefillLeg(prefill_core, sending, sending_thread, sent, LAYOUT.num_layers)
     receiver = LoopbackReceiver(network, "D", received_blocks, peers_write=peers_write)
     facts = replace(receiving_facts(), num_blocks=NUM_BLOCKS)
-    decode_leg.attach(ReceivingSide(facts, context, SETTINGS, [receiver], received_blocks, decode_leg))
-    prefill, decode = Node(prefill_leg, prefill_core, prefill_runner), Node(decode_leg, decode_core, decode_runner)
+    received: Mailbox[ReceivingNotice] = Mailbox()
+    owner = ReceivingNotices(received)
+    receiving = ReceivingSide(facts, context, SETTINGS, [receiver], received_blocks, owner)
+    receiving_thread = SteppedThread(receiving, "receiving")
+    decode_leg = DecodeLeg(decode_core, receiving, receiving_thread, received)
+    prefill = Node(prefill_leg, sending_thread, prefill_core, prefill_runner)
+    decode = Node(decode_leg, receiving_thread, decode_core, decode_runner)
     try:
         yield Relay(prefill, decode, link, address, Echo(context))
     finally:
         prefill_leg.close()
         decode_leg.close()
-        pusher.close()
         context.destroy(linger=0)

@@ -7,6 +7,7 @@ from hashlib import blake2b
 
 import numpy as np
 
+from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
 from engine.scheduler.request import RequestKey, SampledToken, ScheduledRequest, Step
@@ -28,11 +29,13 @@ class OracleRunner:
     forced_token: int | None = None
     num_slots_written: int = field(default=0)
 
-    def execute(self, step: Step) -> dict[RequestKey, SampledToken]:
+    def execute(self, step: Step, layer_stored: LayerStored | None = None) -> dict[RequestKey, SampledToken]:
         if self.error is not None:
             raise self.error
         for request in step.requests:
             self._compute(request)
+        if layer_stored is not None:
+            layer_stored()
         return {request.key: self._draw(request) for request in step.requests if request.needs_sample}
 
     def _compute(self, request: ScheduledRequest) -> None:

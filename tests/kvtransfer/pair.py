@@ -31,8 +31,9 @@ from kvtransfer.transports.loopback import (
     LoopbackReceiver,
     without_faults,
 )
-from kvtransfer.transports.registry import SenderFactory
-from kvtransfer.transports.shm import Segment, ShmReceiver
+from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings
+from kvtransfer.transports.segment import Segment
+from kvtransfer.transports.shm import ShmReceiver
 from kvtransfer.transports.tcp_zmq import ZmqReceiver
 from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT, LEASE_S, DecodePool, PrefillPool, digest_of, first_token
 
@@ -72,6 +73,9 @@ class LossyLink:
 
     def num_seen(self, kind: type[Any]) -> int:
         return sum(isinstance(message, kind) for message in self.seen)
+
+    def close(self) -> None:
+        self.link.close()
 
     def _loses(self, message: object) -> bool:
         if self.is_lost(message):
@@ -120,23 +124,22 @@ class PrefillNode:
         self.pool.start(key, num_tokens)
         self.side.begin(
             key,
+            self.now_s,
             decode_node_id="D",
             decode_epoch=decode_epoch,
             num_tokens=num_tokens,
             prompt_digest=digest_of(key),
-            now_s=self.now_s,
         )
 
     def advance(self, key: HandoffKey, num_tokens: int) -> None:
         """A chunk is computed."""
         self.pool.compute(key, num_tokens)
-        self.side.advance(key, num_tokens)
+        self.side.advance(key, self.pool.tables[key], num_tokens, self.now_s)
 
     def finish(self, key: HandoffKey, num_tokens: int) -> None:
         """The last chunk is computed and token 1 drawn."""
         self.pool.compute(key, num_tokens)
-        self.pool.keep(key, self.now_s + LEASE_S)
-        self.side.finish(key, first_token(key), self.now_s)
+        self.side.finish(key, self.pool.tables[key], first_token(key), self.now_s, self.now_s)
 
     def prefill(self, key: HandoffKey, num_tokens: int) -> None:
         """All of it."""
@@ -146,16 +149,10 @@ class PrefillNode:
     def poll(self, now_s: float) -> None:
         """One round of the node's loop."""
         self.now_s = now_s
-        self.side.handle(now_s)
-        self.side.collect(now_s)
-        for lease in self.pool.leases.overdue(now_s):
-            self.side.expire(lease.owner, now_s)
-        self.side.tick(now_s)
+        self.side.round(now_s)
 
     def close(self) -> None:
         self.side.close()
-        self.pusher.close()
-        self.link.link.close()
 
 
 @dataclass(slots=True)
@@ -169,15 +166,12 @@ class DecodeNode:
 
     def grant(self, key: HandoffKey, num_tokens: int, peer: PrefillPeer, *, num_cached_tokens: int = 0) -> None:
         """`Decode` arrives and there is room."""
-        self.side.grant(self.pool.reserve(key, num_tokens, num_cached_tokens, self.now_s), peer, self.now_s)
+        self.side.grant(self.pool.reserve(key, num_tokens, num_cached_tokens), peer, self.now_s)
 
     def poll(self, now_s: float) -> None:
         """One round of the node's loop."""
         self.now_s = now_s
-        self.side.handle(now_s)
-        for lease in self.pool.leases.overdue(now_s):
-            self.side.expire(lease.owner, now_s)
-        self.side.tick(now_s)
+        self.side.round(now_s)
 
     def close(self) -> None:
         self.side.close()
@@ -238,7 +232,7 @@ class Pair:
         return (
             not self.prefill.side.num_live
             and not self.decode.side.num_live
-            and all(pool.pool.num_free == NUM_BLOCKS and not len(pool.leases) for pool in pools)
+            and all(pool.pool.num_free == NUM_BLOCKS for pool in pools)
         )
 
 
@@ -266,7 +260,8 @@ def make_prefill_node(
     blocks = empty_blocks()
     opener: SenderOpener = LoopbackOpener(network, blocks)
     if transport in (SHM, ZMQ):
-        opener = SenderFactory(transport, context, blocks, facts.process, SETTINGS)
+        settings = TransportSettings(transport, context, "127.0.0.1", SETTINGS, facts.process)
+        opener = SenderFactory(settings, PoolMemory(settings, "sender"), blocks)
     socket, address = open_listener(context, "127.0.0.1", port, SETTINGS)
     link, pusher, pool = LossyLink(socket), Pusher(blocks), PrefillPool(blocks)
     side = SendingSide(facts, cast("zmq.Socket[bytes]", link), opener, pusher, pool)

@@ -1,4 +1,4 @@
-"""Both nodes' pools without an engine: real block accounting, real leases, and KV that can be recognised.
+"""Both nodes' pools without an engine: real block accounting, and KV that can be recognised.
 
 The KV of block i of a prompt is a function of (prompt digest, i), so both ends know what every delivered byte must be.
 """
@@ -6,16 +6,14 @@ The KV of block i of a prompt is a function of (prompt digest, i), so both ends 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
 
 from engine.api.layout import KvLayout
-from engine.api.messages import TokenEvent
+from engine.api.messages import HandoffFigures, TokenEvent
 from engine.cache.block_pool import BlockPool
-from engine.cache.leases import LeaseTable
 from kvtransfer.messages import HandoffKey
 from kvtransfer.receiving import Incoming
 from kvtransfer.transports.base import Blocks
@@ -56,8 +54,8 @@ class PrefillPool:
 
     blocks: Blocks
     pool: BlockPool = field(init=False)
-    leases: LeaseTable[HandoffKey] = field(default_factory=LeaseTable)
     tables: dict[HandoffKey, list[int]] = field(default_factory=dict)
+    refusals: list[tuple[HandoffKey, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(len(self.blocks))
@@ -72,23 +70,16 @@ class PrefillPool:
         for index in range(num_blocks_of(num_tokens)):
             self.blocks[self.tables[key][index]] = np.frombuffer(kv(digest_of(key), index), dtype=np.uint8)
 
-    def keep(self, key: HandoffKey, deadline_s: float) -> None:
-        """The prompt is computed: what held its blocks is now a lease."""
-        self.leases.add(key, "kept", self.tables[key], deadline_s)
-
-    def block_table(self, key: HandoffKey) -> Sequence[int]:
-        return self.tables[key]
-
-    def renew(self, key: HandoffKey, deadline_s: float) -> None:
-        self.leases.renew(key, deadline_s)
-
     def let_go(self, key: HandoffKey) -> None:
-        self.leases.end(key)
         table = self.tables.pop(key, None)
         if table is not None:
             # freed memory is overwritten at once: whoever still reads it gets caught
             self.blocks[table] = FREE_BYTE
             self.pool.release(table)
+
+    def refused(self, key: HandoffKey, reason: str) -> None:
+        self.refusals.append((key, reason))
+        self.let_go(key)
 
 
 @dataclass(slots=True)
@@ -97,9 +88,10 @@ class DecodePool:
 
     blocks: Blocks
     pool: BlockPool = field(init=False)
-    leases: LeaseTable[HandoffKey] = field(default_factory=LeaseTable)
+    held: dict[HandoffKey, list[int]] = field(default_factory=dict)
     waiting: dict[HandoffKey, Incoming] = field(default_factory=dict)
     delivered_kv: dict[HandoffKey, list[bytes]] = field(default_factory=dict)
+    figures: dict[HandoffKey, HandoffFigures] = field(default_factory=dict)
     delivered_first: dict[HandoffKey, TokenEvent] = field(default_factory=dict)
     failures: list[tuple[HandoffKey, str]] = field(default_factory=list)
     returned_keys: list[HandoffKey] = field(default_factory=list)
@@ -108,28 +100,28 @@ class DecodePool:
         self.pool = BlockPool(len(self.blocks))
         self.blocks[:] = FREE_BYTE
 
-    def reserve(self, key: HandoffKey, num_tokens: int, num_cached_tokens: int, now_s: float) -> Incoming:
+    def reserve(self, key: HandoffKey, num_tokens: int, num_cached_tokens: int) -> Incoming:
         """Set blocks aside for what is not cached. Raises `NoFreeBlocks`."""
         block_ids = self.pool.allocate(num_blocks_of(num_tokens) - num_cached_tokens // BLOCK_SIZE)
-        self.leases.add(key, "reservation", block_ids, now_s + LEASE_S)
+        self.held[key] = block_ids
         generations = tuple(self.pool.generation(block_id) for block_id in block_ids)
         incoming = Incoming(key, num_tokens, num_cached_tokens, digest_of(key), tuple(block_ids), generations)
         self.waiting[key] = incoming
         return incoming
 
-    def renew(self, key: HandoffKey, deadline_s: float) -> None:
-        self.leases.renew(key, deadline_s)
-
-    def delivered(self, key: HandoffKey, first: TokenEvent) -> None:
+    def delivered(self, key: HandoffKey, first: TokenEvent, figures: HandoffFigures) -> None:
         incoming = self.waiting[key]
         self.delivered_kv[key] = [self.blocks[block_id].tobytes() for block_id in incoming.block_ids]
         self.delivered_first[key] = first
+        self.figures[key] = figures
         self._free(key)
 
     def spoiled(self, key: HandoffKey, reason: str) -> None:
-        self.failures.append((key, reason))
+        if reason:
+            self.failures.append((key, reason))
 
     def returned(self, key: HandoffKey) -> None:
+        assert key not in self.delivered_kv, "a handoff ends once"
         self.returned_keys.append(key)
         self._free(key)
 
@@ -145,7 +137,7 @@ class DecodePool:
         return self.delivered_kv[key] == true_kv
 
     def _free(self, key: HandoffKey) -> None:
-        lease = self.leases.end(key)
-        if lease is not None:
-            self.blocks[lease.block_ids] = FREE_BYTE
-            self.pool.release(lease.block_ids)
+        block_ids = self.held.pop(key, None)
+        if block_ids is not None:
+            self.blocks[block_ids] = FREE_BYTE
+            self.pool.release(block_ids)

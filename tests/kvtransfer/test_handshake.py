@@ -12,7 +12,7 @@ from engine.api.errors import Refused
 from engine.api.layout import KvLayout
 from kvtransfer.messages import SENDER_TO_RECEIVER, Endpoint, PeerHello, PeerWelcome
 from kvtransfer.receiving import ReceivingFacts
-from kvtransfer.transports.registry import AUTO, SenderFactory
+from kvtransfer.transports.registry import AUTO, PoolMemory, SenderFactory, TransportSettings
 from tests.kvtransfer.pair import (
     MAILBOX,
     NUM_BLOCKS,
@@ -123,11 +123,12 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 def hello(*endpoints: Endpoint, host: str | None = None) -> PeerHello:
     facts = receiving_facts()
     process = facts.process if host is None else replace(facts.process, host=host)
-    return PeerHello("D", 1, "model-a", LAYOUT, NUM_BLOCKS, process, endpoints)
+    return PeerHello("D", 1, "model-a", LAYOUT, NUM_BLOCKS, "xxh3", process, endpoints)
 
 
 def factory(context: zmq.Context[zmq.Socket[bytes]], choice: str) -> SenderFactory:
-    return SenderFactory(choice, context, empty_blocks(), sending_facts().process, SETTINGS)
+    settings = TransportSettings(choice, context, "127.0.0.1", SETTINGS, sending_facts().process)
+    return SenderFactory(settings, PoolMemory(settings, "sender"), empty_blocks())
 
 
 _NO_SEGMENT = Endpoint(SHM, f"baton-{'0' * 32}")
@@ -148,9 +149,10 @@ def test_shared_memory_of_another_host_is_not_tried(context: zmq.Context[zmq.Soc
 @pytest.mark.parametrize(
     ("choice", "endpoints", "reason"),
     [
-        (SHM, [_TCP], "zmq: this node uses shm"),
+        (ZMQ, [_NO_SEGMENT], "shm: this node takes zmq"),
+        (AUTO, [Endpoint("nixl", "x")], "nixl: this node takes shm or zmq"),
         (AUTO, [], "none offered"),
-        (AUTO, [Endpoint("pigeon", "x")], "unknown transport 'pigeon'"),
+        (AUTO, [Endpoint("pigeon", "x")], "pigeon: this node takes shm or zmq"),
         (AUTO, [Endpoint(ZMQ, "tcp://a b:5")], "cannot be dialled"),
         (AUTO, [Endpoint(SHM, str(Path("/etc/passwd")))], "not a segment"),
     ],

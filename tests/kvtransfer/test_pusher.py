@@ -1,33 +1,56 @@
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from engine.api.errors import TransferFailed
-from kvtransfer.integrity import block_checksum, damaged_blocks
-from kvtransfer.messages import HandoffKey
-from kvtransfer.pusher import Pusher, PushJob, PushReport
+from kvtransfer.integrity import block_checksum
+from kvtransfer.layers import LayerProgress
+from kvtransfer.messages import HandoffKey, ProcessIdentity
+from kvtransfer.pusher import STANDSTILL_S, Pusher, PushJob, PushReport
 from kvtransfer.transports.base import Blocks, Move
 from tests.kvtransfer.pools import key_of
 
-_FAST_S = 0.2
+_BLOCK_BYTES = 128
 
 
 class RecordingSender:
-    """Notes what it was asked to push; `before` runs first, on the pushing thread."""
+    """Notes what it was asked to push; `before` runs first, and may say that nothing is taken now."""
 
-    def __init__(self, before: Callable[[], object] = lambda: None) -> None:
+    is_silent = True
+    pushes_parts = True
+    piece_bytes = 2 * _BLOCK_BYTES
+    writer: ProcessIdentity | None = None
+
+    def __init__(self, before: Callable[[], object] = lambda: True) -> None:
         self.pushed: list[int] = []
+        self.parts: list[tuple[tuple[int, ...], int, int]] = []
+        self.reading: set[HandoffKey] = set()
+        self.num_polls = 0
         self.is_closed = False
         self._before = before
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> None:
-        self._before()
+    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+        if not self._before():
+            return False
         self.pushed.extend(move.source for move in moves)
+        return True
+
+    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+        self.parts.append((tuple(move.source for move in moves), begin_byte, end_byte))
+
+    def poll(self) -> None:
+        self.num_polls += 1
+
+    def wait_on(self) -> Sequence[Any]:
+        return ()
+
+    def is_reading(self, key: HandoffKey) -> bool:
+        return key in self.reading
 
     def close(self) -> None:
         self.is_closed = True
@@ -35,130 +58,176 @@ class RecordingSender:
 
 @pytest.fixture
 def blocks() -> Blocks:
-    return np.random.default_rng(0).integers(0, 256, (64, 128), dtype=np.uint8)
+    return np.random.default_rng(0).integers(0, 256, (64, _BLOCK_BYTES), dtype=np.uint8)
 
 
 @pytest.fixture
-def pusher(blocks: Blocks) -> Iterator[Pusher]:
-    pusher = Pusher(blocks)
-    yield pusher
-    pusher.close()
+def pusher(blocks: Blocks) -> Pusher:
+    return Pusher(blocks)
 
 
-def job(sender: RecordingSender, *sources: int, number: int = 1) -> PushJob:
-    return PushJob(key_of(number), sender, [Move(index, source, source, 1) for index, source in enumerate(sources)])
+def job(sender: RecordingSender, *sources: int, number: int = 1, layers: LayerProgress | None = None) -> PushJob:
+    moves = [Move(index, source, source, 1) for index, source in enumerate(sources)]
+    return PushJob(key_of(number), sender, moves, layers)
 
 
-def collect(pusher: Pusher, count: int) -> list[PushReport]:
-    reports: list[PushReport] = []
-    deadline_s = time.monotonic() + 5
-    while len(reports) < count and time.monotonic() < deadline_s:
-        pusher.wakeup.settimeout(0)
-        reports += pusher.reports()
-        time.sleep(0.001)
-    time.sleep(0.01)
-    return reports + pusher.reports()
+def run(pusher: Pusher, now_s: float = 0.0) -> list[PushReport]:
+    """Work until there is nothing to do right now."""
+    while pusher.work(now_s) == 0.0:
+        pass
+    return pusher.reports()
 
 
 def test_every_job_is_reported_once_with_the_checksums_of_its_blocks(pusher: Pusher, blocks: Blocks) -> None:
     sender = RecordingSender()
     for number in range(20):
-        pusher.submit(job(sender, number, number + 20, number=number))
-    reports = collect(pusher, 20)
+        pusher.submit(job(sender, number, number + 20, number + 40, number=number), 0.0)
+    reports = run(pusher)
     assert [report.key for report in reports] == [key_of(number) for number in range(20)]
     for number, report in enumerate(reports):
         assert report.error == ""
-        assert report.checksums == [block_checksum(blocks[number]), block_checksum(blocks[number + 20])]
+        assert report.checksums == [block_checksum(blocks[number + shift]) for shift in (0, 20, 40)]
+    assert run(pusher) == []
 
 
-def test_wakes_whoever_waits_for_reports(pusher: Pusher) -> None:
-    pusher.submit(job(RecordingSender(), 1))
-    pusher.wakeup.settimeout(5)
-    assert pusher.wakeup.recv(1)
+def test_without_checksums_none_are_computed(blocks: Blocks) -> None:
+    pusher = Pusher(blocks, checksums=False)
+    pusher.submit(job(RecordingSender(), 1, 2, 3), 0.0)
+    assert [report.checksums for report in run(pusher)] == [[0, 0, 0]]
 
 
-def test_a_failing_sender_costs_its_job_only(pusher: Pusher) -> None:
+def test_a_failing_sender_costs_its_own_jobs_only(pusher: Pusher) -> None:
     def refuse() -> None:
         raise TransferFailed("nobody there")
 
     def break_down() -> None:
         raise ZeroDivisionError("by zero")
 
-    pusher.submit(job(RecordingSender(refuse), 1))
-    pusher.submit(job(RecordingSender(break_down), 2))
-    pusher.submit(job(RecordingSender(), 3))
-    reports = collect(pusher, 3)
-    assert [report.error for report in reports] == ["nobody there", "ZeroDivisionError: by zero", ""]
-    assert [len(report.checksums) for report in reports] == [0, 0, 1]
+    refusing, broken, fine = RecordingSender(refuse), RecordingSender(break_down), RecordingSender()
+    for number, sender in enumerate((refusing, broken, fine)):
+        pusher.submit(job(sender, 1, number=number), 0.0)
+        pusher.submit(job(sender, 2, number=number), 0.0)
+    reports = {key_of(number): [] for number in range(3)}  # type: dict[HandoffKey, list[str]]
+    for report in run(pusher):
+        reports[report.key].append(report.error)
+    assert list(reports.values()) == [["nobody there"] * 2, ["ZeroDivisionError: by zero"] * 2, ["", ""]]
+    assert pusher.failures() == [(refusing, "nobody there"), (broken, "ZeroDivisionError: by zero")]
+    assert (refusing.is_closed, broken.is_closed, fine.is_closed) == (True, True, False)
 
 
-def test_a_slow_sender_does_not_hold_up_whoever_submits(pusher: Pusher) -> None:
-    gate = threading.Event()
-    slow = RecordingSender(lambda: gate.wait(5))
-    started_s = time.monotonic()
-    for number in range(100):
-        pusher.submit(job(slow, 1, number=number))
-    assert time.monotonic() - started_s < _FAST_S
-    assert pusher.reports() == []
-    gate.set()
-    assert len(collect(pusher, 100)) == 100
+def test_a_sender_that_takes_nothing_holds_up_nobody_else(pusher: Pusher) -> None:
+    slow, quick = RecordingSender(lambda: False), RecordingSender()
+    pusher.submit(job(slow, 1, number=1), 0.0)
+    pusher.submit(job(quick, 2, number=2), 0.0)
+    assert [report.key for report in run(pusher)] == [key_of(2)]
+    assert 0 < pusher.work(0.0) <= 0.001
 
 
-def test_cancel_stops_between_blocks_and_is_reported(pusher: Pusher) -> None:
-    reached, gate = threading.Event(), threading.Event()
+def test_a_sender_that_stands_still_is_given_up(pusher: Pusher) -> None:
+    taking = [True]
+    sender = RecordingSender(lambda: taking.pop() if taking else False)
+    pusher.submit(job(sender, *range(8)), 100.0)
+    assert run(pusher, 100.0) == []
+    assert run(pusher, 100.0 + STANDSTILL_S) == []
+    (report,) = run(pusher, 100.1 + STANDSTILL_S)
+    assert "took nothing for 5 s" in report.error
+    assert sender.is_closed
 
-    def wait() -> None:
-        reached.set()
-        gate.wait(5)
 
-    sender = RecordingSender(wait)
-    pusher.submit(job(sender, *range(64)))
-    pusher.submit(job(sender, 1))
-    pusher.submit(job(sender, 7, number=2))
-    assert reached.wait(5)
+def test_time_without_work_is_no_standstill(pusher: Pusher) -> None:
+    sender = RecordingSender()
+    pusher.submit(job(sender, 1), 0.0)
+    run(pusher, 0.0)
+    pusher.submit(job(sender, 2), 1000.0)
+    assert [report.error for report in run(pusher, 1000.0)] == [""]
+
+
+def test_cancel_begins_no_further_piece_and_is_reported(pusher: Pusher) -> None:
+    taking = [True]
+    sender = RecordingSender(lambda: taking.pop() if taking else False)
+    pusher.submit(job(sender, *range(64)), 0.0)
+    pusher.submit(job(sender, 1), 0.0)
+    pusher.submit(job(sender, 7, number=2), 0.0)
+    assert run(pusher) == []
     pusher.cancel(key_of(1))
-    gate.set()
-    reports = collect(pusher, 3)
-    assert [(report.key, report.error) for report in reports] == [
+    taking += [True]
+    assert [(report.key, report.error) for report in run(pusher)] == [
         (key_of(1), "cancelled"),
         (key_of(1), "cancelled"),
         (key_of(2), ""),
     ]
-    assert len(sender.pushed) < 64
-    assert sender.pushed[-1] == 7
+    assert sender.pushed == [0, 1, 7]
 
 
-def test_after_forget_the_key_can_be_pushed_again(pusher: Pusher) -> None:
-    pusher.cancel(key_of(1))
+def test_reading_goes_on_after_the_report_until_the_sender_says_so(pusher: Pusher) -> None:
+    sender = RecordingSender()
+    sender.reading.add(key_of(1))
+    pusher.submit(job(sender, 1), 0.0)
+    assert len(run(pusher)) == 1
+    assert pusher.is_reading(key_of(1))
+    pusher.retire(sender, "gone")
+    num_polls = sender.num_polls
+    pusher.work(0.0)
+    assert sender.num_polls > num_polls, "a closed sender may have to hear that nothing is read any more"
+    sender.reading.clear()
+    assert not pusher.is_reading(key_of(1))
     pusher.forget(key_of(1))
-    pusher.submit(job(RecordingSender(), 1))
-    assert [report.error for report in collect(pusher, 1)] == [""]
+    num_polls = sender.num_polls
+    pusher.work(0.0)
+    assert sender.num_polls == num_polls
 
 
-def test_a_sender_is_retired_after_its_jobs(pusher: Pusher) -> None:
-    gate = threading.Event()
-    sender = RecordingSender(lambda: gate.wait(5))
-    pusher.submit(job(sender, 1))
-    pusher.retire(sender)
-    pusher.submit(job(RecordingSender(), 2))
-    assert not sender.is_closed
-    gate.set()
-    assert [report.error for report in collect(pusher, 2)] == ["", ""]
+def test_jobs_of_a_retired_sender_end_with_the_reason(pusher: Pusher) -> None:
+    sender = RecordingSender(lambda: False)
+    pusher.submit(job(sender, 1), 0.0)
+    run(pusher)
+    pusher.retire(sender, "the receiver said hello again")
+    assert [report.error for report in pusher.reports()] == ["the receiver said hello again"]
     assert sender.is_closed
 
 
-def test_a_sender_that_cannot_be_closed_does_not_end_the_thread(pusher: Pusher) -> None:
+def test_a_sender_that_cannot_be_closed_does_no_harm(pusher: Pusher) -> None:
     class Stubborn(RecordingSender):
         def close(self) -> None:
             raise OSError("no")
 
-    pusher.retire(Stubborn())
-    pusher.submit(job(RecordingSender(), 2))
-    assert [report.error for report in collect(pusher, 1)] == [""]
+    pusher.retire(Stubborn(), "gone")
+    pusher.submit(job(RecordingSender(), 2), 0.0)
+    assert [report.error for report in run(pusher)] == [""]
 
 
-def test_checksums_find_a_single_changed_bit(blocks: Blocks) -> None:
-    checksums = [block_checksum(block) for block in blocks]
-    blocks[5, 100] ^= 1
-    blocks[[7, 8]] = blocks[[8, 7]]
-    assert damaged_blocks(blocks, list(range(64)), checksums) == [5, 7, 8]
+def test_layers_are_pushed_as_they_are_stored_and_hashed_as_whole_blocks(pusher: Pusher, blocks: Blocks) -> None:
+    sender, layers = RecordingSender(), LayerProgress(4, lambda: None)
+    pusher.submit(job(sender, 5, 9, layers=layers), 0.0)
+    assert run(pusher) == []
+    layers.count()
+    assert run(pusher) == []
+    layers.count()
+    layers.count()
+    assert run(pusher, 1000.0) == [], "a step may take longer than a sender may stand still"
+    layers.count()
+    (report,) = run(pusher, 1000.0)
+    assert sender.parts == [((5, 9), 0, 32), ((5, 9), 32, 96), ((5, 9), 96, 128)]
+    assert report.checksums == [xxhash.xxh3_64_intdigest(blocks[source].tobytes()) for source in (5, 9)]
+
+
+def test_a_step_that_fails_ends_its_job_and_not_its_sender(pusher: Pusher) -> None:
+    sender, layers = RecordingSender(), LayerProgress(4, lambda: None)
+    pusher.submit(job(sender, 5, layers=layers), 0.0)
+    pusher.submit(job(sender, 6, number=2), 0.0)
+    layers.count()
+    assert run(pusher) == []
+    layers.abandon()
+    assert [(report.key, report.error) for report in run(pusher)] == [
+        (key_of(1), "the step could not be computed"),
+        (key_of(2), ""),
+    ]
+    assert not sender.is_closed
+
+
+def test_abandoning_a_complete_step_changes_nothing(pusher: Pusher) -> None:
+    layers = LayerProgress(1, lambda: None)
+    pusher.submit(job(RecordingSender(), 5, layers=layers), 0.0)
+    layers.count()
+    layers.abandon()
+    assert [report.error for report in run(pusher)] == [""]

@@ -9,7 +9,6 @@ block of every pool is free.
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -18,15 +17,14 @@ import pytest
 import zmq
 
 from engine.api.links import LinkSettings
-from engine.api.messages import PrefillPeer, TokenEvent
+from engine.api.messages import HandoffFigures, PrefillPeer, TokenEvent
 from engine.cache.block_pool import NoFreeBlocks
 from kvtransfer.host import this_process
-from kvtransfer.integrity import block_checksum
 from kvtransfer.messages import HandoffKey, ProcessIdentity
-from kvtransfer.pusher import Pusher, PushJob, PushReport
+from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sending import SendingSide
-from kvtransfer.transports.base import Blocks, Move, Sender
+from kvtransfer.transports.base import Blocks, Move
 from kvtransfer.transports.loopback import Fault, LoopbackNetwork, LoopbackOpener, LoopbackReceiver
 from tests.kvtransfer.pair import (
     NUM_BLOCKS,
@@ -39,7 +37,6 @@ from tests.kvtransfer.pair import (
 from tests.kvtransfer.pools import (
     BLOCK_SIZE,
     FREE_BYTE,
-    LEASE_S,
     DecodePool,
     PrefillPool,
     digest_of,
@@ -144,46 +141,25 @@ class FakeContext:
         return self.dealers[-1]
 
 
-class SteppedPusher:
-    """The pusher's contract, one block per call of `work`: a write can come long after it was asked for."""
+class SteppedPusher(Pusher):
+    """Pushes one block per call of `push_one`: a write can come long after it was asked for."""
 
     def __init__(self, world: World, blocks: Blocks) -> None:
-        self.jobs: deque[tuple[PushJob, list[int]]] = deque()
-        self._done: list[PushReport] = []
-        self._cancelled: set[HandoffKey] = set()
+        super().__init__(blocks)
         self._world = world
-        self._blocks = blocks
 
-    def submit(self, job: PushJob) -> None:
-        self.jobs.append((job, []))
+    def work(self, now_s: float) -> float:
+        """Nothing by itself."""
+        return 0.0
 
-    def cancel(self, key: HandoffKey) -> None:
-        self._cancelled.add(key)
-
-    def forget(self, key: HandoffKey) -> None:
-        self._cancelled.discard(key)
-
-    def retire(self, sender: Sender) -> None:
-        """Loopback senders hold nothing."""
-
-    def reports(self) -> list[PushReport]:
-        done, self._done = self._done, []
-        return done
-
-    def work(self) -> None:
-        """Push one block, or report a job."""
-        if not self.jobs:
-            return
-        job, checksums = self.jobs[0]
-        error = "cancelled" if job.key in self._cancelled else ""
-        if error or len(checksums) == len(job.moves):
-            self.jobs.popleft()
-            self._done.append(PushReport(job.key, job.moves, checksums, error))
-            return
-        move = job.moves[len(checksums)]
-        self._world.check_push(job.key, move)
-        job.sender.push(job.key, [move])
-        checksums.append(block_checksum(self._blocks[move.source]))
+    def push_one(self, now_s: float) -> None:
+        """Push one block of the first job of some sender."""
+        for queue in list(self._queues.values()):
+            if queue.jobs:
+                entry = queue.jobs[0]
+                self._world.check_push(entry.job.key, entry.job.moves[len(entry.checksums)])
+                self._advance(queue, now_s)
+                return
 
 
 @dataclass(slots=True)
@@ -200,15 +176,15 @@ class PrefillLife:
 class CheckedDecodePool(DecodePool):
     """Looks at every delivery the moment it happens."""
 
-    def delivered(self, key: HandoffKey, first: TokenEvent) -> None:
-        super().delivered(key, first)
+    def delivered(self, key: HandoffKey, first: TokenEvent, figures: HandoffFigures) -> None:
+        super().delivered(key, first, figures)
         assert self.has_exactly(key), "delivered KV differs from the prompt's"
         assert first == first_token(key)
         assert not self.failures_of(key)
 
     def spoiled(self, key: HandoffKey, reason: str) -> None:
         super().spoiled(key, reason)
-        assert len(self.failures_of(key)) == 1, "a failure was reported twice"
+        assert len(self.failures_of(key)) == bool(reason), "a failure was reported twice"
         assert key not in self.delivered_kv
 
 
@@ -253,7 +229,7 @@ class World:
             replace(sending_facts(), epoch=epoch, process=process),
             cast("zmq.Socket[bytes]", router),
             LoopbackOpener(self.network, blocks),
-            cast(Pusher, pusher),
+            pusher,
             pool,
         )
         return PrefillLife(epoch, process, pool, pusher, side)
@@ -274,9 +250,9 @@ class World:
         """I3: what is read is held for this handoff, and so is what is written."""
         assert move.source in self.life.pool.tables.get(key, ()), "a block is read that went back to its pool"
         if self.peers_write:
-            lease = self.decode_pool.leases.get(key)
-            assert lease is not None, "a block is written that went back to its pool"
-            assert move.target in lease.block_ids
+            held = self.decode_pool.held.get(key)
+            assert held is not None, "a block is written that went back to its pool"
+            assert move.target in held
             assert self.decode_pool.pool.generation(move.target) == move.generation
 
     # what happens
@@ -295,15 +271,15 @@ class World:
                 self.life.pool.start(key, num_tokens)
                 self.life.side.begin(
                     key,
+                    self.wire.now_s,
                     decode_node_id="D",
                     decode_epoch=RECEIVER_EPOCH if self.chance.random() < 0.95 else 1,
                     num_tokens=num_tokens,
                     prompt_digest=digest_of(key),
-                    now_s=self.wire.now_s,
                 )
                 self.computing[key] = num_tokens
             if decode_comes:
-                incoming = self.decode_pool.reserve(key, num_tokens, num_cached, self.wire.now_s)
+                incoming = self.decode_pool.reserve(key, num_tokens, num_cached)
                 self.decode.grant(incoming, peer, self.wire.now_s)
         except NoFreeBlocks:
             if prefill_comes and decode_comes:
@@ -319,14 +295,15 @@ class World:
         key = self.chance.choice(live)
         self.life.pool.compute(key, self.computing[key])
         if self.chance.random() < 0.5:
-            self.life.side.advance(key, self.chance.randrange(self.computing[key] + 1))
+            num_computed = self.chance.randrange(self.computing[key] + 1)
+            self.life.side.advance(key, self.life.pool.tables[key], num_computed, self.wire.now_s)
             return
         del self.computing[key]
-        self.life.pool.keep(key, self.wire.now_s + LEASE_S)
         if self.chance.random() < 0.1:
             self.life.side.withdraw(key, "token 1 ended it", self.wire.now_s, request_ended=True)
         else:
-            self.life.side.finish(key, first_token(key), self.wire.now_s)
+            table = self.life.pool.tables[key]
+            self.life.side.finish(key, table, first_token(key), self.wire.now_s, self.wire.now_s)
 
     def cancel(self) -> None:
         """The client is gone; either leg may hear of it first, or alone."""
@@ -354,21 +331,12 @@ class World:
         self.is_prefill_frozen = False
 
     def run_prefill_node(self) -> None:
-        """One round of its loop."""
-        now_s, life = self.wire.now_s, self.life
-        life.side.handle(now_s)
-        life.side.collect(now_s)
-        for lease in life.pool.leases.overdue(now_s):
-            life.side.expire(lease.owner, now_s)
-        life.side.tick(now_s)
+        """One round of its transfer thread."""
+        self.life.side.round(self.wire.now_s)
 
     def run_decode_node(self) -> None:
-        """One round of its loop."""
-        now_s = self.wire.now_s
-        self.decode.handle(now_s)
-        for lease in self.decode_pool.leases.overdue(now_s):
-            self.decode.expire(lease.owner, now_s)
-        self.decode.tick(now_s)
+        """One round of its transfer thread."""
+        self.decode.round(self.wire.now_s)
 
     def step(self) -> None:
         """One thing happens; time goes on."""
@@ -386,7 +354,7 @@ class World:
         elif roll < 0.18:
             self.is_prefill_frozen = False
         elif roll < 0.58 and not self.is_prefill_frozen:
-            self.life.pusher.work()
+            self.life.pusher.push_one(self.wire.now_s)
         elif roll < 0.7 and not self.is_prefill_frozen:
             self.compute()
         self.wire.now_s += self.chance.choice((0.0, 0.01, 0.05, 0.3))
@@ -407,7 +375,7 @@ class World:
             self.decode.cancel(key, self.wire.now_s)
         for _ in range(400):
             for _ in range(5):
-                self.life.pusher.work()
+                self.life.pusher.push_one(self.wire.now_s)
             self.wire.now_s += 0.2
             self.run_prefill_node()
             self.run_decode_node()
@@ -429,6 +397,5 @@ def test_no_schedule_delivers_wrong_kv_reuses_a_block_too_early_or_leaks(
     pools: tuple[Any, ...] = (world.decode_pool, world.life.pool)
     for pool in pools:
         assert pool.pool.num_free == NUM_BLOCKS
-        assert len(pool.leases) == 0
     # nothing was written into a free block of the decode node
     assert (world.decode_pool.blocks == FREE_BYTE).all()

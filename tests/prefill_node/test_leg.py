@@ -80,6 +80,7 @@ def test_cancel_in_the_middle_of_the_prompt_frees_everything(relay: Relay) -> No
     relay.prefill.round(0.0)
     relay.prefill.leg.cancel(KEY, 0.0)
     relay.prefill.leg.cancel(KEY, 0.0)
+    relay.prefill.round(0.0)
     assert relay.prefill.is_empty
     relay.settle()
     assert relay.prefill.stream(KEY) == []

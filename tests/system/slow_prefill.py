@@ -8,10 +8,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 from unittest import mock
 
 import torch
 
+from engine.attention.base import LayerStored
 from engine.runner.model_runner import ModelRunner
 from engine.scheduler.request import RequestKey, SampledToken, Step
 from kvtransfer.messages import HandoffKey, PeerHello
@@ -24,15 +26,42 @@ _execute = ModelRunner.execute
 
 
 class SlowSender:
-    """Sleeps before each push."""
+    """Lets `PUSH_S` pass before each push is taken; what is queued meanwhile can be cancelled."""
+
+    pushes_parts = False
 
     def __init__(self, sender: Sender) -> None:
+        self.is_silent = sender.is_silent
+        self.writer = sender.writer
+        self.piece_bytes = sender.piece_bytes // 128
         self._sender = sender
+        self._next_push_s = 0.0
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> None:
+    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
         """See `Sender.push`."""
-        time.sleep(PUSH_S)
-        self._sender.push(key, moves)
+        now_s = time.monotonic()
+        if not self._next_push_s:
+            self._next_push_s = now_s + PUSH_S
+        if now_s < self._next_push_s:
+            return False
+        self._next_push_s = 0.0
+        return self._sender.push(key, moves)
+
+    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+        """See `Sender.push_part`."""
+        self._sender.push_part(key, moves, begin_byte, end_byte)
+
+    def poll(self) -> None:
+        """See `Sender.poll`."""
+        self._sender.poll()
+
+    def wait_on(self) -> Sequence[Any]:
+        """See `Sender.wait_on`."""
+        return self._sender.wait_on()
+
+    def is_reading(self, key: HandoffKey) -> bool:
+        """See `Sender.is_reading`."""
+        return self._sender.is_reading(key)
 
     def close(self) -> None:
         """See `Sender.close`."""
@@ -49,10 +78,12 @@ class SlowSenderFactory(SenderFactory):
 
 
 @torch.inference_mode()
-def execute_slowly(runner: ModelRunner, step: Step) -> dict[RequestKey, SampledToken]:
+def execute_slowly(
+    runner: ModelRunner, step: Step, layer_stored: LayerStored | None = None
+) -> dict[RequestKey, SampledToken]:
     """See `Runner.execute`."""
     time.sleep(STEP_S)
-    tokens: dict[RequestKey, SampledToken] = _execute(runner, step)
+    tokens: dict[RequestKey, SampledToken] = _execute(runner, step, layer_stored)
     return tokens
 
 

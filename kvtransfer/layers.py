@@ -1,0 +1,29 @@
+"""How far the layers of the step under way have come, told from the engine's thread to the transfer thread.
+
+Owns one number. The KV of a layer is complete for all tokens of the step when it is counted; it does not change after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class LayerProgress:
+    """Layers of one step whose KV is stored. Counted by one thread, read by another."""
+
+    def __init__(self, num_layers: int, wake: Callable[[], None]) -> None:
+        self.num_layers = num_layers
+        self.num_done = 0
+        self.is_abandoned = False
+        self._wake = wake
+
+    def count(self) -> None:
+        """One more layer is stored."""
+        self.num_done += 1
+        self._wake()
+
+    def abandon(self) -> None:
+        """The step could not be computed: nothing more will come. Harmless when it is complete."""
+        if self.num_done < self.num_layers:
+            self.is_abandoned = True
+            self._wake()

@@ -1,0 +1,108 @@
+"""The transfer thread of a node: control messages, blocks, leases and checksums, apart from the engine's steps.
+
+Owns one thread, on which a `Side` lives: after `start` nobody else touches it. The engine's thread gives it commands
+with `post`; what the side has to say comes back through whatever the node gave it to call (a `Mailbox`, usually).
+Leases are reaped and renewed here however long a step of the engine takes.
+
+Idle means blocked on sockets. A side that fails takes its thread with it, and `failure` says why: the node must not go
+on without its transfers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import zmq
+
+from engine.api.errors import RequestFailed
+from kvtransfer.mailbox import Mailbox
+
+MAX_IDLE_S = 0.25
+_log = logging.getLogger(__name__)
+
+Command: TypeAlias = Callable[[float], object]
+"""Something to do on the transfer thread; its argument is the time now (seconds, monotonic)."""
+
+
+class Side(Protocol):
+    """One end of the handoffs of a node (see `sending` and `receiving`)."""
+
+    def wait_on(self) -> Sequence[Any]:
+        """Sockets (ZMQ or with a file descriptor) that are readable when `round` has something to do."""
+        ...
+
+    def round(self, now_s: float) -> float:
+        """Do what there is to do, a few milliseconds of it; returns after how many seconds to be called again."""
+        ...
+
+    def close(self) -> None:
+        """Give up connections."""
+        ...
+
+
+class TransferThread:
+    """Runs a side until it is closed."""
+
+    def __init__(self, side: Side, name: str) -> None:
+        self.failure: Exception | None = None
+        self._side = side
+        self._commands: Mailbox[Command] = Mailbox()
+        self._is_closing = False
+        self._poller = zmq.Poller()
+        self._sources: list[Any] = []
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def post(self, command: Command) -> None:
+        """Have `command` done on the thread, in the order of posts. Bounded by the requests that a node accepts."""
+        self._commands.put(command)
+
+    def wake(self) -> None:
+        """Have the side look again."""
+        self._commands.wake()
+
+    def require_alive(self) -> None:
+        """Raise `RequestFailed` when the side has failed: nothing would move any more."""
+        if self.failure is not None:
+            raise RequestFailed(f"the transfer thread has failed: {self.failure}") from self.failure
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """End the thread after what was posted, and close the side."""
+        self._is_closing = True
+        self._commands.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        self._commands.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._turn()
+        except Exception as error:  # nobody above could see it: the node looks at `failure`
+            _log.exception("the transfer thread failed")
+            self.failure = error
+        finally:
+            self._side.close()
+
+    def _turn(self) -> None:
+        wait_s = self._side.round(time.monotonic())
+        self._wait(min(wait_s, MAX_IDLE_S))
+        for command in self._commands.take():
+            command(time.monotonic())
+
+    def _wait(self, wait_s: float) -> None:
+        sources = [self._commands.wakeup, *self._side.wait_on()]
+        if sources != self._sources:
+            self._poller = zmq.Poller()
+            for source in sources:
+                self._poller.register(source, zmq.POLLIN)
+            self._sources = sources
+        # rounded up: a wait of a fraction of a millisecond must not become a spin
+        self._poller.poll(-int(-wait_s * 1000 // 1))
