@@ -1,4 +1,10 @@
-"""Arithmetic on block lists: which neighbouring blocks can move as one run."""
+"""Arithmetic of moves: which neighbouring blocks can move as one run, and which bytes of a block belong to which heads.
+
+Both sides hold whole blocks of all heads today. Where they split the heads among ranks (tensor parallelism) in different
+ways, a rank of P owes each rank of D the heads that both hold: `head_runs` says which bytes these are.
+
+Letters: L layers, H key-value heads of a rank, S slots of a block, D head size; a block is [L, 2, H, S, D].
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+
+from engine.api.layout import KvLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,4 +37,49 @@ def coalesce(sources: Sequence[int], targets: Sequence[int], max_count: int) -> 
     for begin, end in pairwise(edges):
         for first in range(begin, end, max_count):
             runs.append(Run(int(source[first]), int(target[first]), min(max_count, end - first)))
+    return runs
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRun:
+    """`num_bytes` of a block that lie together on both sides, at these offsets."""
+
+    source: int
+    target: int
+    num_bytes: int
+
+
+def heads_of(rank: int, num_ranks: int, num_kv_heads: int) -> range:
+    """The heads that a rank of `num_ranks` holds. With more ranks than heads, neighbouring ranks hold the same head.
+
+    Raises `ValueError` when heads and ranks do not divide, or there is no such rank.
+    """
+    if not 0 <= rank < num_ranks:
+        raise ValueError(f"rank {rank} of {num_ranks}")
+    if num_kv_heads % num_ranks and num_ranks % num_kv_heads:
+        raise ValueError(f"{num_kv_heads} KV heads cannot be split among {num_ranks} ranks")
+    count = max(1, num_kv_heads // num_ranks)
+    first = rank * num_kv_heads // num_ranks
+    return range(first, first + count)
+
+
+def head_runs(layout: KvLayout, source_heads: range, target_heads: range) -> list[ByteRun]:
+    """The bytes of a block with `source_heads` that belong into a block with `target_heads`, in ascending order.
+
+    `layout` is that of the whole model; the blocks of both ranks have its shape but for the number of heads.
+    """
+    first, last = max(source_heads.start, target_heads.start), min(source_heads.stop, target_heads.stop)
+    if last <= first:
+        return []
+    head_bytes = layout.block_bytes // (layout.num_layers * 2 * layout.num_kv_heads)
+    runs: list[ByteRun] = []
+    for plane in range(layout.num_layers * 2):
+        source = (plane * len(source_heads) + first - source_heads.start) * head_bytes
+        target = (plane * len(target_heads) + first - target_heads.start) * head_bytes
+        last_run = runs[-1] if runs else None
+        num_bytes = (last - first) * head_bytes
+        if last_run and (last_run.source + last_run.num_bytes, last_run.target + last_run.num_bytes) == (source, target):
+            runs[-1] = ByteRun(last_run.source, last_run.target, last_run.num_bytes + num_bytes)
+        else:
+            runs.append(ByteRun(source, target, num_bytes))
     return runs

@@ -7,7 +7,8 @@ Envelope, little endian:  magic b"BT" | u16 protocol version | u32 body length |
 Body: a msgpack map {"t": tag, field: value, ...}; the tag is the class name. All fields must be present, none may be
 unknown. A flipped bit fails the checksum, so a damaged message is never taken for another valid one.
 
-Invariant: `decode` raises `InvalidMessage` and nothing else, whatever bytes it is given.
+Invariant: `decode` raises `InvalidMessage` and nothing else, whatever bytes it is given, and what it builds on the way
+is bounded: the bytes of a frame, and at most `_MAX_VALUES` objects.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 _MAX_STRING = 4096
 _MAX_BYTES = 64 * 1024
 _MAX_ITEMS = 65_536
+_MAX_VALUES = 2**18
+_MAX_LONG_LISTS = 32
+"""Lists of more than 15 items that a body may have before it is looked at closely: their length is only announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +97,13 @@ class Codec:
         body: bytes = msgpack.packb({"t": type(message).__name__, **encoder(message)})
         if len(body) > MAX_MESSAGE_BYTES:
             raise InvalidMessage(f"{type(message).__name__} of {len(body)} bytes is larger than {MAX_MESSAGE_BYTES}")
+        _check_values(body)
         return _HEADER.pack(_MAGIC, PROTOCOL_VERSION, len(body), xxhash.xxh3_64_intdigest(body)) + body
 
     def decode(self, frame: bytes) -> Any:
         """The message in `frame`. Raises `InvalidMessage`, or `Refused` when the peer speaks another version."""
         body = _open_envelope(frame)
+        _check_values(body)
         try:
             fields = msgpack.unpackb(
                 body,
@@ -131,6 +137,58 @@ def _open_envelope(frame: bytes) -> bytes:
     if len(body) != length or xxhash.xxh3_64_intdigest(body) != checksum:
         raise InvalidMessage("envelope is damaged")
     return body
+
+
+def _check_values(body: bytes) -> None:
+    """Refuse a body whose values would take far more memory than its bytes: empty lists are 64 times as large.
+
+    The walk over a body's heads takes time for each value, so it is kept from what cannot be harmful.
+    """
+    if len(body) <= _MAX_VALUES and body.count(b"\xdc") + body.count(b"\xdd") <= _MAX_LONG_LISTS:
+        return
+    num_values = num_announced = place = 0
+    while place < len(body):
+        head = _HEADS[body[place]]
+        length = int.from_bytes(body[place + 1 : place + 1 + head.num_length_bytes], "big")
+        place += head.size + length * head.has_payload
+        num_announced += head.num_children + length * head.children_per_length
+        num_values += 1
+        if num_values > _MAX_VALUES or num_announced > _MAX_VALUES:
+            raise InvalidMessage(f"body of {len(body)} bytes has more than {_MAX_VALUES} values")
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What the first byte of a msgpack value says: `size` bytes up to where a payload of a written length begins."""
+
+    size: int
+    num_length_bytes: int = 0
+    has_payload: bool = False
+    num_children: int = 0
+    children_per_length: int = 0
+
+
+def _msgpack_heads() -> tuple[_Head, ...]:
+    """Of all 256 first bytes, see https://github.com/msgpack/msgpack/blob/master/spec.md."""
+    heads = [_Head(1)] * 256
+    for count in range(16):
+        heads[0x80 + count] = _Head(1, num_children=2 * count)
+        heads[0x90 + count] = _Head(1, num_children=count)
+    for length in range(32):
+        heads[0xA0 + length] = _Head(1 + length)
+    for first, num_fixed, widths in ((0xC4, 1, (1, 2, 4)), (0xC7, 2, (1, 2, 4)), (0xD9, 1, (1, 2, 4))):  # bin, ext, str
+        for place, width in enumerate(widths):
+            heads[first + place] = _Head(num_fixed + width, width, has_payload=True)
+    numbers_and_fixed_ext = {0xCA: (5, 9, 2, 3, 5, 9, 2, 3, 5, 9), 0xD4: (3, 4, 6, 10, 18)}
+    for first, sizes in numbers_and_fixed_ext.items():
+        heads[first : first + len(sizes)] = [_Head(size) for size in sizes]
+    for first, per_length in ((0xDC, 1), (0xDE, 2)):  # array, map
+        for place, width in enumerate((2, 4)):
+            heads[first + place] = _Head(1 + width, width, children_per_length=per_length)
+    return tuple(heads)
+
+
+_HEADS = _msgpack_heads()
 
 
 def _record_encoder(record: type[Any]) -> _Coder:

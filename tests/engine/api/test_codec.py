@@ -5,7 +5,7 @@ import random
 import struct
 import tracemalloc
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgpack
@@ -14,9 +14,11 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.api import codec as codec_module
 from engine.api.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Codec
 from engine.api.errors import InvalidMessage, Refused
 from engine.api.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Ping, Welcome
+from kvtransfer.messages import RECEIVER_TO_SENDER
 from tests.engine.api.wire_samples import EVENT, SAMPLES, record
 
 HEADER = struct.Struct("<2sHIQ")
@@ -277,3 +279,81 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
         else:
             changed = changed[: draw.randrange(len(changed) + 1)]
     return bytes(changed)
+
+
+def list_of(num_items: int, item: bytes) -> bytes:
+    return b"\xdd" + num_items.to_bytes(4, "big") + item * num_items
+
+
+@pytest.mark.parametrize(
+    ("item", "is_deep"), [(b"\x90", False), (b"\x80", False), (b"\xa2ab", False), (b"\xcd\xff\xff", True)]
+)
+def test_what_would_take_far_more_memory_than_its_bytes_is_rejected_before_it_does(item: bytes, is_deep: bool) -> None:
+    body = (b"\xdc\xff\xff" + item * 65_534) * 6 if is_deep else list_of(6, list_of(65_535, item))
+    frame = sealed(b"\x82\xa1t\xa5Renew\xa8handoffs" + body)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidMessage, match="values"):
+            RECEIVER_TO_SENDER.decode(frame)
+        assert tracemalloc.get_traced_memory()[1] < len(frame) + 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("length", [15, 16, 2**16 - 1, 2**32 - 1])
+def test_nested_lists_that_only_announce_their_length_allocate_nothing(length: int) -> None:
+    head = msgpack.Packer().pack_array_header(length)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidMessage):
+            ROUTER_TO_NODE.decode(sealed(head * 500 + bytes(2**16)))
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+VALUES_OF_EVERY_KIND = [
+    *(None, True, False, 0, 127, -1, -32, 200, 2**15, 2**31, 2**63, -100, -(2**15), -(2**31), -(2**63), 0.5),
+    *("", "x" * 31, "x" * 200, "x" * 300, "x" * 70_000, b"", b"\xdc" * 300, b"\xdd" * 70_000),
+    *([0] * 15, [0] * 16, [0] * 1500, {"a": 0}, {str(i): 0 for i in range(16)}, {str(i): 0 for i in range(500)}),
+    *(msgpack.ExtType(5, b"\x90" * length) for length in (0, 1, 2, 4, 8, 16, 17, 300, 70_000)),
+]
+
+
+@pytest.mark.parametrize("value", VALUES_OF_EVERY_KIND, ids=lambda value: f"{type(value).__name__}{str(value)[:9]}")
+def test_values_are_counted_exactly(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
+    monkeypatch.setattr(codec_module, "_MAX_VALUES", 4096)
+    num_inside = len(value) * (2 if isinstance(value, dict) else 1) if isinstance(value, list | dict) else 0
+    num_others = 4096 - 3 - num_inside
+    for num_more in (0, 1):
+        body = msgpack.packb([bytes(5000), value, *[None] * (num_others + num_more)])
+        with pytest.raises(InvalidMessage, match="values" if num_more else "msgpack|tag"):
+            ROUTER_TO_NODE.decode(sealed(body))
+
+
+def test_lists_and_maps_of_32_bit_lengths_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec_module, "_MAX_VALUES", 100)
+    for head, num_inside in ((b"\xdd\x00\x00\x00\x28", 40), (b"\xdf\x00\x00\x00\x14", 40)):
+        for num_others, reason in ((58, "msgpack|tag"), (59, "values")):
+            outer = b"\xdc" + (num_others + 1).to_bytes(2, "big")
+            body = outer + head + b"\xa0" * num_inside + b"\xc0" * num_others
+            with pytest.raises(InvalidMessage, match=reason):
+                ROUTER_TO_NODE.decode(sealed(body))
+
+
+def test_large_messages_with_few_values_pass() -> None:
+    codec, prefill = sample("Prefill")
+    token_ids = tuple(random.Random(0).randrange(2**32) for _ in range(2**18))
+    large = replace(prefill, token_ids=token_ids, num_prompt_tokens=len(token_ids))
+    assert codec.decode(codec.encode(large)) == large
+    codec, tokens = sample("Tokens")
+    many = type(tokens)(1, (EVENT,) * 5_000)
+    frame = codec.encode(many)
+    assert len(frame) > 2**18
+    assert codec.decode(frame) == many
+
+
+def test_a_message_that_no_peer_would_decode_is_not_encoded() -> None:
+    codec, tokens = sample("Tokens")
+    with pytest.raises(InvalidMessage, match="values"):
+        codec.encode(type(tokens)(1, (EVENT,) * 20_000))

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import itertools
+import random
+from itertools import pairwise
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -31,13 +35,17 @@ class BlockPoolMachine(RuleBasedStateMachine):
             with pytest.raises(NoFreeBlocks):
                 self.pool.allocate(count)
             return
-        expected, self.eviction_order = self.eviction_order[:count], self.eviction_order[count:]
-        assert self.pool.allocate(count) == expected
-        for block_id in expected:
+        num_oldest = max(count, len(self.eviction_order) // 4) if count > 1 else count
+        oldest = self.eviction_order[:num_oldest]
+        taken = self.pool.allocate(count)
+        assert len(taken) == count
+        assert taken == sorted(set(taken) & set(oldest))
+        self.eviction_order = [block_id for block_id in self.eviction_order if block_id not in taken]
+        for block_id in taken:
             self.hash_of.pop(block_id, None)
             self.owners[block_id] = 1
             self.generations[block_id] += 1
-        self.sequences.append(expected)
+        self.sequences.append(taken)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
@@ -124,6 +132,41 @@ def test_the_least_recently_used_prompt_is_evicted_first() -> None:
     assert pool.lookup([block_hash(0), block_hash(1)]) == old
     assert pool.lookup([block_hash(10)]) == []
     assert new != old
+
+
+def num_runs(block_ids: list[int]) -> int:
+    return 1 + sum(1 for left, right in pairwise(block_ids) if right != left + 1)
+
+
+def test_an_allocation_takes_neighbours_where_it_can() -> None:
+    pool = BlockPool(64)
+    singles = [pool.allocate(1) for _ in range(64)]
+    for number, single in enumerate(singles):
+        pool.publish(single[0], block_hash(number))
+    # 0 .. 15 are evicted first, in an order that scatters them
+    for block_id in [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15, *range(16, 64)]:
+        pool.release([block_id])
+    first = pool.allocate(8)
+    assert num_runs(first) == 1
+    assert set(first) < set(range(16)), "only the oldest quarter is looked at"
+    pool.check()
+
+
+def test_in_churn_prompts_come_in_few_runs() -> None:
+    chance, pool = random.Random(1), BlockPool(1024)
+    live: list[list[int]] = []
+    found: list[int] = []
+    next_hash = itertools.count()
+    for _ in range(800):
+        while len(live) > 14:
+            pool.release(live.pop(chance.randrange(len(live))))
+        prompt = pool.allocate(chance.choice((4, 8, 16, 32, 32, 64)))
+        found.append(num_runs(prompt))
+        for block_id in prompt[:-1]:
+            pool.publish(block_id, block_hash(next(next_hash)))
+        live.append(prompt + pool.allocate(chance.randrange(3)))
+    assert sum(found[200:]) / len(found[200:]) < 4
+    pool.check()
 
 
 def test_blocks_without_content_are_taken_before_cached_ones() -> None:
