@@ -1,7 +1,7 @@
-"""Arithmetic of moves: which neighbouring blocks can move as one run, and which bytes of a block belong to which heads.
+"""Arithmetic of moves: which neighbouring blocks can move as one run, which bytes of a block belong to which heads.
 
-Both sides hold whole blocks of all heads today. Where they split the heads among ranks (tensor parallelism) in different
-ways, a rank of P owes each rank of D the heads that both hold: `head_runs` says which bytes these are.
+Both sides hold whole blocks of all heads today. Where they split the heads among ranks (tensor parallelism) in
+different ways, a rank of P owes each rank of D the heads that both hold: `head_runs` says which bytes these are.
 
 Letters: L layers, H key-value heads of a rank, S slots of a block, D head size; a block is [L, 2, H, S, D].
 """
@@ -48,6 +48,10 @@ class ByteRun:
     target: int
     num_bytes: int
 
+    def leads_to(self, source: int, target: int) -> bool:
+        """Whether bytes at these offsets follow it on both sides."""
+        return (self.source + self.num_bytes, self.target + self.num_bytes) == (source, target)
+
 
 def heads_of(rank: int, num_ranks: int, num_kv_heads: int) -> range:
     """The heads that a rank of `num_ranks` holds. With more ranks than heads, neighbouring ranks hold the same head.
@@ -76,10 +80,9 @@ def head_runs(layout: KvLayout, source_heads: range, target_heads: range) -> lis
     for plane in range(layout.num_layers * 2):
         source = (plane * len(source_heads) + first - source_heads.start) * head_bytes
         target = (plane * len(target_heads) + first - target_heads.start) * head_bytes
-        last_run = runs[-1] if runs else None
         num_bytes = (last - first) * head_bytes
-        if last_run and (last_run.source + last_run.num_bytes, last_run.target + last_run.num_bytes) == (source, target):
-            runs[-1] = ByteRun(last_run.source, last_run.target, last_run.num_bytes + num_bytes)
+        if runs and runs[-1].leads_to(source, target):
+            runs[-1] = ByteRun(runs[-1].source, runs[-1].target, runs[-1].num_bytes + num_bytes)
         else:
             runs.append(ByteRun(source, target, num_bytes))
     return runs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.api.messages import TokenEvent, TokenLogprobs
+from engine.api.messages import HandoffFigures, TokenEvent, TokenLogprobs
 
 _MAX_EARLY_EVENTS = 64
 
@@ -24,11 +24,12 @@ class Delivery:
 
 @dataclass(slots=True)
 class Journal:
-    """Everything emitted so far, under the number of the current attempt."""
+    """Everything emitted so far, under the number of the current attempt, and what its KV's way took."""
 
     attempt: int = 1
     token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int | None = None
+    handoff: HandoffFigures | None = None
     has_finished: bool = False
     _early: dict[int, TokenEvent] = field(default_factory=dict)
 
@@ -49,6 +50,7 @@ class Journal:
             return []
         if self.num_cached_tokens is None:
             self.num_cached_tokens = event.num_cached_tokens
+        self.handoff = event.handoff or self.handoff
         if event.index > len(self.token_ids):
             if len(self._early) >= _MAX_EARLY_EVENTS:
                 raise ValueError(f"output {len(self.token_ids)} never came, {event.index} did")

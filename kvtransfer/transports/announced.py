@@ -30,7 +30,6 @@ class AnnouncedBlocks:
 
     def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """See `Receiver.expect`. Arrivals of an earlier time that were not taken are not arrivals any more."""
-        self.forget(key)
         self._grants[key] = _Grant(tuple(block_ids), tuple(generations))
 
     def forget(self, key: HandoffKey) -> None:

@@ -15,6 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from engine.api.messages import HandoffFigures
 from engine.api.sampling import DecodingParams
 from engine.text.tokenizer import Tokenizer
 from router.metrics import RequestTimer, RouterMetrics
@@ -35,6 +36,7 @@ class Choice:
     text: ChoiceText
     may_start: asyncio.Event
     num_cached_tokens: int = 0
+    handoff: HandoffFigures | None = None
     siblings_may_start: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -55,6 +57,7 @@ class Answer:
             num_prompt_tokens=sum(len(choice.prompt_ids) for choice in firsts),
             num_completion_tokens=sum(choice.text.num_completion_tokens for choice in self.choices),
             num_cached_tokens=sum(choice.num_cached_tokens for choice in firsts),
+            handoffs=[choice.handoff for choice in self.choices if choice.handoff is not None],
         )
 
 
@@ -106,6 +109,7 @@ async def _run(choice: Choice, relay: Relay, metrics: RouterMetrics) -> AsyncGen
                 timer.tokens(len(delivery.token_ids))
                 choice.siblings_may_start.set()
                 choice.num_cached_tokens = journal.num_cached_tokens or 0
+                choice.handoff = journal.handoff
                 delta = choice.text.push(delivery.token_ids, delivery.logprobs, delivery.finish_reason)
                 if not delta.is_empty:
                     yield delta

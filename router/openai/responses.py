@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, Protocol
 
+from engine.api.messages import HandoffFigures
 from router.openai.errors import error_body
 from router.openai.text_stream import TextDelta, TokenChance, TokenEntry
 
@@ -37,11 +38,14 @@ class ReplyHead:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one answer: of all its prompts, of all its choices, and prompt tokens found in a prefix cache."""
+    """Tokens of one answer: of all its prompts, of all its choices, and prompt tokens found in a prefix cache; and what
+    its handoffs between nodes took.
+    """
 
     num_prompt_tokens: int
     num_completion_tokens: int
     num_cached_tokens: int = 0
+    handoffs: Sequence[HandoffFigures] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +176,21 @@ def text_completion(head: ReplyHead, choices: Iterable[Choice], usage: Usage) ->
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """The `usage` member of an answer."""
-    return {
+    """The `usage` member of an answer. `kv_transfer` is Baton's own: there when KV came from a prefill node."""
+    found: dict[str, Any] = {
         "prompt_tokens": usage.num_prompt_tokens,
         "completion_tokens": usage.num_completion_tokens,
         "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
     }
+    if usage.handoffs:
+        found["kv_transfer"] = {
+            "blocks": sum(handoff.num_blocks for handoff in usage.handoffs),
+            "bytes": sum(handoff.num_bytes for handoff in usage.handoffs),
+            "transfer_ms": max(handoff.transfer_us for handoff in usage.handoffs) / 1000,
+            "exposed_ms": max(handoff.exposed_us for handoff in usage.handoffs) / 1000,
+        }
+    return found
 
 
 def chat_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api.messages import TokenEvent, TokenLogprobs
+from engine.api.messages import HandoffFigures, TokenEvent, TokenLogprobs
 from router.journal import Delivery, Journal
 
 HANDOFF = b"h" * 16
@@ -139,3 +141,13 @@ def test_any_history_delivers_each_output_once_in_order(
     assert _ids(deliveries) == journal.token_ids == output
     assert [delivery.finish_reason for delivery in deliveries][-1] == "stop"
     assert all(len(delivery.logprobs) == len(delivery.token_ids) for delivery in deliveries)
+
+
+def test_what_the_handoff_took_is_kept_though_its_token_is_a_repetition() -> None:
+    journal = Journal()
+    figures = HandoffFigures(4, 4096, 900, 120)
+    journal.record(_event(0, 5))
+    assert journal.handoff is None
+    assert journal.record(replace(_event(0, 5), handoff=figures)) == []
+    journal.record(_event(1, 6))
+    assert journal.handoff == figures

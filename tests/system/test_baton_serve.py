@@ -6,63 +6,20 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.system.harness import ROOT, START_TIMEOUT_S, Program, listening_ports, own_segments, wait_until
-
-
-class Serve(Program):
-    """`baton serve` on the demo model. `require_nothing_left` covers its children."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__("serve", [sys.executable, "-m", "launch", "serve", "--port", "0"], folder)
-
-    @property
-    def endpoint(self) -> str:
-        """What it announced; "" before."""
-        lines = [line for line in self.out.splitlines() if line.startswith("Baton ready at ")]
-        return lines[0].rsplit(" ", 1)[1] if lines else ""
-
-    def children(self) -> list[psutil.Process]:
-        """Every process it has started and that lives."""
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def child(self, module: str) -> psutil.Process:
-        """The child that runs `module`."""
-        found = [child for child in self.children() if module in child.cmdline()]
-        assert len(found) == 1, f"{module}: {found}"
-        return found[0]
-
-    def note_footprint(self) -> list[psutil.Process]:
-        """Remember ports and segments of all children; returns them."""
-        children = self.children()
-        for child in children:
-            self.ports |= listening_ports(child.pid)
-            self.segments |= own_segments(child.pid)
-        return children
+from tests.system.harness import ROOT, START_TIMEOUT_S, wait_until
+from tests.system.serve import Serve, serving
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """A running `baton serve`."""
-    program = Serve(tmp_path)
-    children: list[psutil.Process] = []
-    try:
-        wait_until(lambda: bool(program.endpoint) or not program.is_running, "serve announced itself", START_TIMEOUT_S)
-        assert program.is_running, program.err
+    """A running `baton serve` on the demo model."""
+    with serving(tmp_path) as program:
         yield program
-    finally:
-        if program.is_running:
-            children = program.children()
-        program.kill()
-        for child in children:
-            if child.is_running():
-                os.kill(child.pid, signal.SIGKILL)
 
 
 def chat(serve: Serve, content: str) -> str:

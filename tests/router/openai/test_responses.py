@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from engine.api.errors import Overloaded
+from engine.api.messages import HandoffFigures
 from router.openai.responses import (
     SSE_DONE,
     ChatStream,
@@ -27,6 +29,7 @@ from router.openai.responses import (
     sse_error,
     sse_event,
     text_completion,
+    usage_object,
 )
 from router.openai.text_stream import TextDelta, TokenChance, TokenEntry
 
@@ -112,6 +115,17 @@ def test_a_whole_chat_answer() -> None:
     assert answer.usage is not None
     assert answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.cached_tokens == 4
+
+
+def test_usage_says_what_the_kv_transfer_took_when_there_was_one() -> None:
+    figures = [HandoffFigures(4, 4096, 9000, 1250), HandoffFigures(2, 2048, 500, 2500)]
+    assert usage_object(replace(USAGE, handoffs=figures))["kv_transfer"] == {
+        "blocks": 6,
+        "bytes": 6144,
+        "transfer_ms": 9.0,
+        "exposed_ms": 2.5,
+    }
+    assert "kv_transfer" not in usage_object(USAGE)
 
 
 def test_a_whole_completion() -> None:
