@@ -31,6 +31,8 @@ from kvtransfer.messages import HandoffKey
 from kvtransfer.transports.base import Blocks, Move, Sender
 
 STANDSTILL_S = 5.0
+CONNECT_S = 12.0
+"""How long a sender may take nothing at all: some connect at their first push."""
 _SLICE_S = 0.002
 _log = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class _Queue:
     sender: Sender
     moved_s: float
     jobs: deque[_Job] = field(default_factory=deque)
+    has_taken: bool = False
     is_blocked: bool = False
 
 
@@ -176,10 +179,11 @@ class Pusher:
         try:
             queue.sender.poll()
             is_waiting = bool(queue.jobs) and queue.jobs[0].job.layers is None
+            max_wait_s = STANDSTILL_S if queue.has_taken else CONNECT_S
             if not is_waiting:
                 queue.moved_s = now_s
-            elif now_s - queue.moved_s > STANDSTILL_S:
-                raise TransferFailed(f"the receiver took nothing for {STANDSTILL_S:g} s")
+            elif now_s - queue.moved_s > max_wait_s:
+                raise TransferFailed(f"the receiver took nothing for {max_wait_s:g} s")
         except Exception as error:  # as above
             self._fail(queue, error)
 
@@ -197,7 +201,7 @@ class Pusher:
             return
         queue.is_blocked = not has_moved
         if has_moved:
-            queue.moved_s = now_s
+            queue.moved_s, queue.has_taken = now_s, True
         if len(entry.checksums) == len(entry.job.moves):
             queue.jobs.popleft()
             self._report(entry, "")
@@ -205,8 +209,7 @@ class Pusher:
     def _push_piece(self, entry: _Job) -> bool:
         """Push the next piece of a job. False when its sender takes nothing now."""
         job, first = entry.job, len(entry.checksums)
-        count = max(1, job.sender.piece_bytes // self._blocks.shape[1])
-        moves = job.moves[first : first + count]
+        moves = _consecutive(job.moves, first, max(1, job.sender.piece_bytes // self._blocks.shape[1]))
         if not job.sender.push(job.key, moves):
             return False
         entry.checksums.extend(self._checksum(move.source) for move in moves)
@@ -237,3 +240,11 @@ class Pusher:
 
     def _report(self, entry: _Job, error: str) -> None:
         self._reports.append(PushReport(entry.job.key, entry.job.moves, entry.checksums, error))
+
+
+def _consecutive(moves: Sequence[Move], first: int, max_count: int) -> Sequence[Move]:
+    """At most so many of `moves` from `first` on, as long as their places in the grant follow each other."""
+    count = 1
+    while count < max_count and first + count < len(moves) and moves[first + count].index == moves[first].index + count:
+        count += 1
+    return moves[first : first + count]

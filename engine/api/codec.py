@@ -29,8 +29,9 @@ import xxhash
 
 from engine.api.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 1
-"""Version history. 1: first protocol: registration, two legs at once, grant, push, commit, release, revoke."""
+PROTOCOL_VERSION = 2
+"""Version history. 1: registration, two legs at once, grant, push, commit, release, revoke. 2: blocks verified as they
+arrive (Pushed), damaged ones sent again (Resend), the kind of checksum agreed on, what a handoff took reported."""
 
 _MAGIC = b"BT"
 _HEADER = struct.Struct("<2sHIQ")

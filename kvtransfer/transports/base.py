@@ -116,7 +116,7 @@ class Sender(Protocol):
     def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
         """Begin to move blocks of the own pool into the receiver's. False: not now, nothing was begun, try again later.
 
-        Raises `TransferFailed`; the sender is of no use then.
+        The moves follow each other in the grant (consecutive `index`). Raises `TransferFailed`; the sender is of no use then.
         """
         ...
 

@@ -57,10 +57,15 @@ def test_another_layout_is_refused_naming_both(name: str, value: str | int) -> N
     assert f"{name} is {getattr(LAYOUT, name)} here and {value} at D" in reason
 
 
+def test_another_kind_of_checksum_is_refused_naming_both() -> None:
+    assert "KV checksum is xxh3 here and none at D" in refusal(replace(receiving_facts(), checksum="none"))
+
+
 def test_another_protocol_version_is_refused_naming_both(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = SENDER_TO_RECEIVER.encode(PeerWelcome("P", SENDER_EPOCH, MAILBOX, sending_facts().process))
-    monkeypatch.setattr(codec, "PROTOCOL_VERSION", 2)
-    with pytest.raises(Refused, match="protocol version 1 does not match ours, 2"):
+    ours, newer = codec.PROTOCOL_VERSION, codec.PROTOCOL_VERSION + 1
+    monkeypatch.setattr(codec, "PROTOCOL_VERSION", newer)
+    with pytest.raises(Refused, match=f"protocol version {ours} does not match ours, {newer}"):
         SENDER_TO_RECEIVER.decode(theirs)
 
 
@@ -73,7 +78,8 @@ def test_a_peer_of_another_version_costs_its_handoffs_only() -> None:
         newer[2] += 1
         pair.prefill.link.link.send_multipart([peer_id, bytes(newer)])
         pair.until(lambda: bool(pair.decode.pool.failures))
-        assert pair.decode.pool.failures_of(KEY) == ["protocol version 2 does not match ours, 1"]
+        ours = codec.PROTOCOL_VERSION
+        assert pair.decode.pool.failures_of(KEY) == [f"protocol version {ours + 1} does not match ours, {ours}"]
         assert pair.decode.side.counters.num_rejected_messages == 1
 
 

@@ -11,7 +11,7 @@ from engine.api.errors import TransferFailed
 from kvtransfer.integrity import block_checksum
 from kvtransfer.layers import LayerProgress
 from kvtransfer.messages import HandoffKey, ProcessIdentity
-from kvtransfer.pusher import STANDSTILL_S, Pusher, PushJob, PushReport
+from kvtransfer.pusher import CONNECT_S, STANDSTILL_S, Pusher, PushJob, PushReport
 from kvtransfer.transports.base import Blocks, Move
 from tests.kvtransfer.pools import key_of
 
@@ -90,6 +90,22 @@ def test_every_job_is_reported_once_with_the_checksums_of_its_blocks(pusher: Pus
     assert run(pusher) == []
 
 
+def test_a_piece_is_consecutive_in_its_grant(pusher: Pusher) -> None:
+    pieces: list[list[int]] = []
+
+    class Listing(RecordingSender):
+        piece_bytes = 3 * _BLOCK_BYTES
+
+        def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+            pieces.append([move.index for move in moves])
+            return True
+
+    moves = [Move(index, index, index, 1) for index in (0, 1, 2, 3, 7, 9, 10)]
+    pusher.submit(PushJob(key_of(1), Listing(), moves), 0.0)
+    assert [report.error for report in run(pusher)] == [""]
+    assert pieces == [[0, 1, 2], [3], [7], [9, 10]]
+
+
 def test_without_checksums_none_are_computed(blocks: Blocks) -> None:
     pusher = Pusher(blocks, checksums=False)
     pusher.submit(job(RecordingSender(), 1, 2, 3), 0.0)
@@ -132,6 +148,13 @@ def test_a_sender_that_stands_still_is_given_up(pusher: Pusher) -> None:
     (report,) = run(pusher, 100.1 + STANDSTILL_S)
     assert "took nothing for 5 s" in report.error
     assert sender.is_closed
+
+
+def test_a_sender_may_take_longer_to_connect(pusher: Pusher) -> None:
+    pusher.submit(job(RecordingSender(lambda: False), 1), 100.0)
+    assert run(pusher, 100.0 + CONNECT_S) == []
+    (report,) = run(pusher, 100.1 + CONNECT_S)
+    assert "took nothing for 12 s" in report.error
 
 
 def test_time_without_work_is_no_standstill(pusher: Pusher) -> None:

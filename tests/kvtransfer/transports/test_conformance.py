@@ -1,137 +1,229 @@
-"""What every transport must do, whatever it is made of."""
+"""What every transport must do, whatever it is made of: two processes, one pair for all tests of a transport."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-import numpy as np
 import pytest
-import zmq
 
-from kvtransfer.messages import Endpoint
-from kvtransfer.transports.base import Blocks, Move, Receiver, Sender
-from kvtransfer.transports.loopback import LoopbackNetwork, LoopbackSender
-from kvtransfer.transports.shm import ShmSender
-from kvtransfer.transports.tcp_zmq import ZmqSender
-from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, SHM, TRANSPORTS, ZMQ, open_receiver
-from tests.kvtransfer.pools import BLOCK_BYTES, key_of
+from tests.kvtransfer.transports.endpoint_process import TRANSPORTS, Spec
+from tests.kvtransfer.transports.two_processes import EndFailed, Rig, open_rig
 
-_GUARD = 0xA5
-_NUM_SOURCE_BLOCKS = 24
+_BLOCK_BYTES = 2**18
+_NUM_TARGETS, _NUM_SOURCES = 300, 272
+_BIG = 256
+"""Blocks in 64 MiB."""
 
 
-@dataclass(slots=True)
-class Path:
-    """One sender and one receiver."""
-
-    sender: Sender
-    receiver: Receiver
-    source: Blocks
-    target: Blocks
-
-    def moves(self, sources: Sequence[int], targets: Sequence[int], first_index: int = 0) -> list[Move]:
-        return [Move(first_index + i, s, t, 3) for i, (s, t) in enumerate(zip(sources, targets, strict=True))]
-
-    def expect(self, number: int, targets: Sequence[int]) -> None:
-        self.receiver.expect(key_of(number), targets, [3] * len(targets))
-
-    def until_arrived(self, is_done: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + 5
-        while not is_done() and time.monotonic() < deadline_s:
-            self.receiver.poll()
-            time.sleep(0.001)
-        assert is_done()
-
-    def untouched(self, *written: int) -> bool:
-        others = [block_id for block_id in range(NUM_BLOCKS) if block_id not in written]
-        return bool((self.target[others] == _GUARD).all())
+@pytest.fixture(params=TRANSPORTS, scope="module")
+def connected(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    with open_rig(Spec(request.param, _NUM_TARGETS, _BLOCK_BYTES), _NUM_SOURCES) as rig:
+        yield rig
 
 
-@pytest.fixture(params=TRANSPORTS)
-def path(request: pytest.FixtureRequest) -> Iterator[Path]:
-    network = LoopbackNetwork()
-    source = np.random.default_rng(1).integers(0, 256, (_NUM_SOURCE_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    with ExitStack() as stack:
-        stack.callback(context.destroy, linger=0)
-        receiver, target = open_receiver(context, network, request.param, "D")
-        stack.callback(receiver.close)
-        target[:] = _GUARD
-        sender = _open_sender(context, network, receiver.endpoint, source)
-        stack.callback(sender.close)
-        yield Path(sender, receiver, source, target)
+@pytest.fixture
+def rig(connected: Rig) -> Rig:
+    connected.reset()
+    return connected
 
 
-def _open_sender(
-    context: zmq.Context[zmq.Socket[bytes]], network: LoopbackNetwork, endpoint: Endpoint, source: Blocks
-) -> Sender:
-    if endpoint.transport == SHM:
-        return ShmSender(endpoint, source, NUM_BLOCKS)
-    if endpoint.transport == ZMQ:
-        return ZmqSender(context, endpoint, source, SETTINGS)
-    return LoopbackSender(network, endpoint, source)
+def test_bytes_arrive_exactly_and_nowhere_else(rig: Rig) -> None:
+    sources, targets = [3, 4, 5, 9, 271], [11, 12, 2, 299, 0]
+    number = rig.expect(targets)
+    rig.push(number, sources, targets)
+    rig.until_delivered(number, 5)
+    assert rig.has(dict(zip(targets, sources, strict=True)))
 
 
-def test_bytes_arrive_exactly_and_nowhere_else(path: Path) -> None:
-    sources, targets = [3, 4, 5, 9, 20], [11, 12, 2, 7, 0]
-    path.expect(1, targets)
-    path.sender.push(key_of(1), path.moves(sources, targets))
-    path.until_arrived(lambda: path.receiver.num_missing(key_of(1)) == 0)
-    assert (path.target[targets] == path.source[sources]).all()
-    assert path.untouched(*targets)
+def test_neighbouring_blocks_arrive_in_order(rig: Rig) -> None:
+    targets = range(100, 160)
+    number = rig.expect(targets)
+    rig.push(number, range(5, 65), targets)
+    rig.until_delivered(number, 60)
+    assert rig.has({100 + i: 5 + i for i in range(60)})
 
 
-def test_contiguous_runs_arrive_in_order(path: Path) -> None:
-    targets = list(range(NUM_BLOCKS))
-    path.expect(1, targets)
-    path.sender.push(key_of(1), path.moves(range(4, 4 + NUM_BLOCKS), targets))
-    path.until_arrived(lambda: path.receiver.num_missing(key_of(1)) == 0)
-    assert (path.target == path.source[4 : 4 + NUM_BLOCKS]).all()
+def test_scattered_blocks_arrive_each_in_its_place(rig: Rig) -> None:
+    order = random.Random(4)
+    sources, targets = order.sample(range(_NUM_SOURCES), 80), order.sample(range(_NUM_TARGETS), 80)
+    number = rig.expect(targets)
+    rig.push(number, sources, targets)
+    rig.until_delivered(number, 80)
+    assert rig.has(dict(zip(targets, sources, strict=True)))
 
 
-def test_a_grant_may_be_filled_in_several_pushes(path: Path) -> None:
+def test_one_source_block_may_go_to_several_places(rig: Rig) -> None:
+    number = rig.expect([7, 9, 8])
+    rig.push(number, [1, 1, 1], [7, 9, 8])
+    rig.until_delivered(number, 3)
+    assert rig.has({7: 1, 8: 1, 9: 1})
+
+
+def test_a_grant_may_be_filled_in_several_pushes_in_any_order(rig: Rig) -> None:
     targets = [9, 8, 1, 2, 15]
-    path.expect(1, targets)
-    path.sender.push(key_of(1), path.moves([3, 4], targets[3:], first_index=3))
-    path.sender.push(key_of(1), path.moves([0], targets[:1]))
-    path.until_arrived(lambda: bool((path.target[[2, 15, 9]] == path.source[[3, 4, 0]]).all()))
-    assert path.receiver.num_missing(key_of(1)) == (0 if path.receiver.peers_write else 2)
-    assert path.untouched(2, 15, 9)
-    path.sender.push(key_of(1), path.moves([1, 2], targets[1:3], first_index=1))
-    path.until_arrived(lambda: path.receiver.num_missing(key_of(1)) == 0)
-    assert (path.target[targets] == path.source[[0, 1, 2, 3, 4]]).all()
+    number = rig.expect(targets)
+    rig.push(number, [3, 4], targets[3:], first_index=3)
+    rig.push(number, [0], targets[:1])
+    rig.until_sent(number)
+    if not rig.is_silent:
+        rig.until(lambda: len(rig.arrived(number)) == 3, "three blocks")
+        assert sorted(rig.arrived(number)) == [0, 3, 4]
+    assert rig.has({2: 3, 15: 4, 9: 0})
+    rig.push(number, [1, 2], targets[1:3], first_index=1)
+    rig.until_delivered(number, 5)
+    assert rig.has({2: 3, 15: 4, 9: 0, 8: 1, 1: 2})
 
 
-def test_many_handoffs_interleave(path: Path) -> None:
+def test_many_handoffs_interleave(rig: Rig) -> None:
     order = random.Random(5)
-    targets = order.sample(range(NUM_BLOCKS), NUM_BLOCKS)
-    sources = order.sample(range(_NUM_SOURCE_BLOCKS), NUM_BLOCKS)
-    for number in range(4):
-        path.expect(number, targets[4 * number : 4 * number + 4])
-    pushes = [(number, index) for number in range(4) for index in range(4)]
+    targets, sources = order.sample(range(_NUM_TARGETS), 80), order.sample(range(_NUM_SOURCES), 80)
+    numbers = [rig.expect(targets[8 * i : 8 * i + 8]) for i in range(10)]
+    pushes = [(handoff, index) for handoff in range(10) for index in range(0, 8, 2)]
     order.shuffle(pushes)
-    for number, index in pushes:
-        place = 4 * number + index
-        path.sender.push(key_of(number), [Move(index, sources[place], targets[place], 3)])
-    path.until_arrived(lambda: not any(path.receiver.num_missing(key_of(number)) for number in range(4)))
-    assert (path.target[targets] == path.source[sources]).all()
+    for handoff, index in pushes:
+        place = slice(8 * handoff + index, 8 * handoff + index + 2)
+        rig.push(numbers[handoff], sources[place], targets[place], first_index=index)
+    for number in numbers:
+        rig.until_delivered(number, 8)
+    assert rig.has(dict(zip(targets, sources, strict=True)))
 
 
-def test_the_source_may_change_once_push_has_returned(path: Path) -> None:
-    path.expect(1, [6, 5])
-    before = path.source[[1, 2]].copy()
-    path.sender.push(key_of(1), path.moves([1, 2], [6, 5]))
-    path.source[:] = 0
-    path.until_arrived(lambda: bool((path.target[[6, 5]] == before).all()))
+def test_the_source_may_change_once_nothing_is_read_any_more(rig: Rig) -> None:
+    number = rig.expect(range(64))
+    rig.push(number, range(64), range(64))
+    rig.until_sent(number)
+    rig.sender.do("wipe")
+    rig.until_delivered(number, 64)
+    assert rig.has({i: i for i in range(64)})
 
 
-def test_nothing_to_push_is_fine(path: Path) -> None:
-    path.expect(1, [])
-    path.sender.push(key_of(1), [])
-    path.receiver.poll()
-    assert path.receiver.num_missing(key_of(1)) == 0
-    assert path.untouched()
+def test_nothing_to_push_is_fine(rig: Rig) -> None:
+    number = rig.expect([])
+    rig.push(number, [], [])
+    rig.until_delivered(number, 0)
+    assert rig.has({})
+
+
+@pytest.mark.parametrize("what", ["unknown", "forgotten", "wrong generation", "wrong block", "beyond the grant"])
+def test_what_no_grant_announced_is_no_arrival(rig: Rig, what: str) -> None:
+    number = rig.expect([4, 5])
+    wanted = {4: 0, 5: 1}
+    rig.push(number, [0, 1], [4, 5])
+    rig.until_delivered(number, 2)
+    stray = rig.next_number()
+    if what == "forgotten":
+        rig.expect_again(stray, [20, 21])
+        rig.receiver.do("forget", number=stray)
+    elif what != "unknown":
+        rig.expect_again(stray, [20, 21], generation=4 if what == "wrong generation" else 3)
+    targets = [21, 20] if what == "wrong block" else [20, 21]
+    rig.push(stray, [8, 9], targets, first_index=2 if what == "beyond the grant" else 0)
+    rig.until_sent(stray)
+    rig.settle()
+    if rig.writes_itself:
+        assert rig.has(wanted)
+    if not rig.is_silent:
+        assert rig.arrived(stray) == []
+    # and the way is open for others
+    number = rig.expect([30, 31])
+    rig.push(number, [2, 3], [30, 31])
+    rig.until_delivered(number, 2)
+
+
+def test_what_comes_twice_counts_once(rig: Rig) -> None:
+    number = rig.expect([6, 7])
+    rig.push(number, [0, 1], [6, 7])
+    rig.until_delivered(number, 2)
+    rig.push(number, [2, 3], [6, 7])
+    rig.until_sent(number)
+    rig.settle()
+    if rig.writes_itself:
+        assert rig.has({6: 0, 7: 1})
+    if not rig.is_silent:
+        assert sorted(rig.arrived(number)) == [0, 1]
+
+
+def test_what_is_expected_again_is_taken_again(rig: Rig) -> None:
+    number = rig.expect([6, 7])
+    rig.push(number, [0, 1], [6, 7])
+    rig.until_delivered(number, 2)
+    rig.receiver.do("guard", block_ids=[6, 7])
+    rig.expect_again(number, [6, 7])
+    rig.push(number, [0, 1], [6, 7])
+    rig.until_sent(number)
+    if not rig.is_silent:
+        rig.until(lambda: sorted(rig.arrived(number)) == [0, 0, 1, 1], "arrived again")
+    assert rig.has({6: 0, 7: 1})
+
+
+@pytest.mark.parametrize("piece_bytes", [0, _BIG * _BLOCK_BYTES], ids=["in pieces", "at once"])
+def test_64_mib_arrive(rig: Rig, piece_bytes: int) -> None:
+    targets = range(10, 10 + _BIG)
+    number = rig.expect(targets)
+    rig.push(number, range(_BIG), targets, piece_bytes=piece_bytes)
+    rig.until_delivered(number, _BIG)
+    assert rig.has({10 + i: i for i in range(_BIG)})
+
+
+def test_200_small_pushes_arrive(rig: Rig) -> None:
+    targets = list(reversed(range(200)))
+    number = rig.expect(targets)
+    rig.push(number, range(200), targets, piece_bytes=_BLOCK_BYTES)
+    rig.until_delivered(number, 200)
+    assert rig.has({199 - i: i for i in range(200)})
+
+
+def test_a_receiver_that_was_frozen_for_a_moment_gets_everything(rig: Rig) -> None:
+    number = rig.expect(range(_BIG))
+    rig.receiver.freeze()
+    rig.push(number, range(_BIG), range(_BIG))
+    time.sleep(1.0)
+    rig.receiver.thaw()
+    rig.until_delivered(number, _BIG)
+    assert rig.has({i: i for i in range(_BIG)})
+
+
+def test_a_fenced_receiver_is_not_written_by_the_endpoint_of_before(rig: Rig) -> None:
+    stray = rig.expect([1, 2])
+    if not rig.receiver.do("fence"):
+        return  # this one says that it cannot
+    rig.receiver.do("forget", number=stray)
+    try:
+        rig.push(stray, [8, 9], [1, 2])
+        rig.settle()
+    except EndFailed:
+        pass
+    assert rig.has({})
+    rig.connect()
+    number = rig.expect([5])
+    rig.push(number, [4], [5])
+    rig.until_delivered(number, 1)
+    assert rig.has({5: 4})
+
+
+def test_a_receiver_that_dies_in_mid_push_leaves_nothing_read_and_its_next_life_is_not_written(rig: Rig) -> None:
+    old = rig.hello["endpoint"]
+    number = rig.expect(range(_BIG))
+    rig.receiver.freeze()
+    rig.push(number, range(_BIG), range(_BIG))
+    time.sleep(0.1)
+    rig.restart_receiver()
+    rig.sender.do("close")
+    rig.until(lambda: not rig.sender.do("status", number=number)["is_reading"], "nothing is read", 5.0)
+    # somebody who still knows the old endpoint
+    rig.expect_again(number, range(_BIG))
+    try:
+        rig.open(old)
+        rig.push(number, range(8), range(8))
+        rig.settle()
+    except EndFailed:
+        pass
+    assert rig.has({})
+    assert rig.arrived(number) == []
+    rig.connect()
+    number = rig.expect([3, 1])
+    rig.push(number, [0, 1], [3, 1])
+    rig.until_delivered(number, 2)
+    assert rig.has({3: 0, 1: 1})

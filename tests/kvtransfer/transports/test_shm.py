@@ -15,13 +15,15 @@ import pytest
 from engine.api.errors import TransferFailed
 from kvtransfer.messages import Endpoint
 from kvtransfer.transports.base import Blocks, Move
-from kvtransfer.transports.shm import Segment, ShmReceiver, ShmSender, sweep_orphans
-from tests.kvtransfer.pools import BLOCK_BYTES, key_of
+from kvtransfer.transports.segment import Segment, sweep_orphans
+from kvtransfer.transports.shm import ShmReceiver, ShmSender
+from tests.kvtransfer.transports.endpoint_process import key_of
 
 _FOLDER = Path("/dev/shm")
+BLOCK_BYTES = 128
 _HOLD_SEGMENT = """
 import time
-from kvtransfer.transports.shm import Segment
+from kvtransfer.transports.segment import Segment
 print(Segment(4096).name, flush=True)
 time.sleep(60)
 """
@@ -164,3 +166,22 @@ def test_files_of_others_are_not_swept(planted: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "geteuid", lambda: os.stat(planted).st_uid + 1)
     assert sweep_orphans() == 0
     assert planted.exists()
+
+
+def test_parts_of_blocks_are_written_where_they_belong(segment: Segment, source: Blocks) -> None:
+    blocks = segment.array.reshape(8, BLOCK_BYTES)
+    blocks[:] = 0xA5
+    source[:] = np.arange(BLOCK_BYTES, dtype=np.uint8)
+    ShmSender(Endpoint("shm", segment.name), source, 8).push_part(
+        key_of(1), [Move(0, 1, 6, 1), Move(1, 2, 7, 1), Move(2, 0, 0, 1)], 32, 96
+    )
+    written = np.full((8, BLOCK_BYTES), 0xA5, dtype=np.uint8)
+    written[[6, 7, 0], 32:96] = np.arange(32, 96, dtype=np.uint8)
+    assert (blocks == written).all()
+
+
+def test_it_is_silent_about_arrivals_and_cannot_be_fenced(segment: Segment) -> None:
+    receiver = ShmReceiver(segment)
+    assert receiver.is_silent
+    assert receiver.peers_write
+    assert not receiver.fence()

@@ -1,0 +1,314 @@
+"""One end of a transport, driven by commands: in this process, or as a program of its own.
+
+As a program it speaks JSON lines over an inherited socket, whose descriptor is its first argument; the second is a
+`Spec`. What it does between commands is what a node's transfer thread does: push in pieces, poll, note what happened.
+A command's answer is a JSON object, {"failure": text} when it raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+import zmq
+
+from engine.api.errors import BatonError
+from engine.api.links import ClusterKey, LinkSettings
+from engine.api.process import start_authenticator
+from kvtransfer.messages import Endpoint, HandoffKey
+from kvtransfer.transports.base import Blocks, Move, Receiver, Sender
+from kvtransfer.transports.loopback import LoopbackNetwork, LoopbackReceiver, LoopbackSender
+from kvtransfer.transports.segment import Segment
+from kvtransfer.transports.shm import ShmReceiver, ShmSender
+from kvtransfer.transports.tcp_zmq import ZmqReceiver, ZmqSender
+
+GUARD = 0xA5
+"""What every byte of a receiver's pool is before a test."""
+
+MAILBOX, MEMORY, SHM, ZMQ, NIXL, NCCL = "loopback mailbox", "loopback memory", "shm", "zmq", "nixl", "nccl"
+_NEEDS = {NIXL: "nixl", NCCL: "torch"}
+TRANSPORTS = (
+    MAILBOX,
+    MEMORY,
+    SHM,
+    ZMQ,
+    *(
+        name
+        for name, package in _NEEDS.items()
+        if find_spec(f"kvtransfer.transports.{name}") is not None and find_spec(package) is not None
+    ),
+)
+IN_PROCESS = (MAILBOX, MEMORY)
+
+
+def key_of(number: int) -> HandoffKey:
+    """A handoff key that is easy to read in failures."""
+    return (number.to_bytes(16, "big"), 1)
+
+
+def source_bytes(seed: int, num_blocks: int, block_bytes: int) -> Blocks:
+    """What a sender's pool holds."""
+    words = np.random.default_rng(seed).integers(0, 2**63, num_blocks * block_bytes // 8, dtype=np.int64)
+    return words.view(np.uint8).reshape(num_blocks, block_bytes)
+
+
+_source_bytes_once = lru_cache(maxsize=1)(source_bytes)
+
+
+def checksums(blocks: Blocks) -> list[int]:
+    """One for each block."""
+    return [xxhash.xxh3_64_intdigest(block.data) for block in blocks]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What an end is made of. `key_file` holds the cluster key; empty: none."""
+
+    transport: str
+    num_blocks: int
+    block_bytes: int
+    host: str = "127.0.0.1"
+    key_file: str = ""
+
+    @property
+    def links(self) -> LinkSettings:
+        return LinkSettings(cluster_key=ClusterKey.from_file(Path(self.key_file)) if self.key_file else None)
+
+
+class ReceiverEnd:
+    """A receiver, its pool, and what it said."""
+
+    def __init__(self, spec: Spec, stack: contextlib.ExitStack, network: LoopbackNetwork | None) -> None:
+        self._receiver, self._blocks = _open_receiver(spec, stack, network)
+        stack.callback(self._receiver.close)
+        self._blocks[:] = GUARD
+        self._expected: set[int] = set()
+        self._arrived: dict[int, list[int]] = {}
+
+    def wait_on(self) -> Sequence[Any]:
+        return self._receiver.wait_on()
+
+    def work(self) -> bool:
+        """One round; False: nothing is left that has to be tried again soon."""
+        self._receiver.poll()
+        for arrival in self._receiver.take_arrivals():
+            number = int.from_bytes(arrival.key[0], "big")
+            indices = range(arrival.first_index, arrival.first_index + arrival.count)
+            self._arrived.setdefault(number, []).extend(indices)
+        return False
+
+    def hello(self) -> dict[str, Any]:
+        endpoint = self._receiver.endpoint
+        return {
+            "endpoint": [endpoint.transport, endpoint.address, endpoint.details.hex()],
+            "peers_write": self._receiver.peers_write,
+            "is_silent": self._receiver.is_silent,
+        }
+
+    def expect(self, number: int, block_ids: list[int], generations: list[int]) -> None:
+        self._expected.add(number)
+        self._receiver.expect(key_of(number), block_ids, generations)
+
+    def forget(self, number: int) -> None:
+        self._expected.discard(number)
+        self._receiver.forget(key_of(number))
+
+    def arrived(self, number: int) -> list[int]:
+        """Indices that were reported, in the order of reports."""
+        return self._arrived.get(number, [])
+
+    def checksums(self) -> list[int]:
+        return checksums(self._blocks)
+
+    def fence(self) -> bool:
+        return self._receiver.fence()
+
+    def guard(self, block_ids: list[int]) -> None:
+        """Overwrite these blocks."""
+        self._blocks[block_ids] = GUARD
+
+    def reset(self) -> None:
+        """As new."""
+        for number in list(self._expected):
+            self.forget(number)
+        self._arrived.clear()
+        self._blocks[:] = GUARD
+
+
+class SenderEnd:
+    """A sender, its pool, and pushes that are to be done."""
+
+    def __init__(self, spec: Spec, stack: contextlib.ExitStack, network: LoopbackNetwork | None) -> None:
+        self._opener = _Opener(spec, stack, network)
+        self._sender: Sender | None = None
+        self._left: deque[tuple[HandoffKey, list[Move]]] = deque()
+        self._failure = ""
+        stack.callback(self.close)
+
+    def wait_on(self) -> Sequence[Any]:
+        return self._sender.wait_on() if self._sender else ()
+
+    def work(self) -> bool:
+        """One round; True: pushes are left."""
+        if self._sender is None or self._failure:
+            return False
+        try:
+            self._sender.poll()
+            while self._left and self._sender.push(*self._left[0]):
+                self._left.popleft()
+        except BatonError as error:
+            self._failure = error.message
+        return bool(self._left)
+
+    def open(self, endpoint: list[str], num_target_blocks: int) -> None:
+        """A new sender, in place of the old one."""
+        self.close()
+        self._failure = ""
+        transport, address, details = endpoint
+        self._sender = self._opener.open(Endpoint(transport, address, bytes.fromhex(details)), num_target_blocks)
+
+    def fill(self, seed: int) -> None:
+        """The pool's bytes."""
+        self._opener.blocks[:] = _source_bytes_once(seed, *self._opener.blocks.shape)
+
+    def wipe(self) -> None:
+        """The pool's blocks belong to somebody else."""
+        self._opener.blocks[:] = 0
+
+    def push(self, number: int, moves: list[list[int]], piece_bytes: int) -> None:
+        """Push these blocks, `piece_bytes` at a time; 0: what the sender likes."""
+        if self._sender is None:
+            raise BatonError("there is no sender")
+        count = max(1, (piece_bytes or self._sender.piece_bytes) // self._opener.blocks.shape[1])
+        pieces = [moves[first : first + count] for first in range(0, len(moves), count)] or [[]]
+        self._left.extend((key_of(number), [Move(*move) for move in piece]) for piece in pieces)
+
+    def status(self, number: int) -> dict[str, Any]:
+        is_reading = self._sender is not None and self._sender.is_reading(key_of(number))
+        return {"num_left": len(self._left), "is_reading": is_reading, "failure_seen": self._failure}
+
+    def close(self) -> None:
+        """The sender stays, closed, to be asked what it still reads."""
+        self._left.clear()
+        if self._sender is not None:
+            self._sender.close()
+
+
+class _Opener:
+    """A sender's pool, and senders over it."""
+
+    def __init__(self, spec: Spec, stack: contextlib.ExitStack, network: LoopbackNetwork | None) -> None:
+        self._spec = spec
+        self._network = network
+        self._context = _context(spec, stack)
+        if spec.transport == NIXL:
+            from kvtransfer.transports.nixl import NixlSenders
+
+            segment = Segment(spec.num_blocks * spec.block_bytes)
+            stack.callback(segment.close)
+            self.blocks: Blocks = segment.array.reshape(spec.num_blocks, spec.block_bytes)
+            self._senders = NixlSenders(segment, spec.num_blocks, spec.block_bytes, spec.host)
+            stack.callback(self._senders.close)
+        else:
+            self.blocks = np.zeros((spec.num_blocks, spec.block_bytes), dtype=np.uint8)
+
+    def open(self, endpoint: Endpoint, num_target_blocks: int) -> Sender:
+        transport = self._spec.transport
+        if transport == SHM:
+            return ShmSender(endpoint, self.blocks, num_target_blocks)
+        if transport == ZMQ:
+            return ZmqSender(self._context, endpoint, self.blocks, self._spec.links)
+        if transport == NIXL:
+            return self._senders.open(endpoint, num_target_blocks)
+        if transport == NCCL:
+            from kvtransfer.transports.nccl import NcclSender
+
+            return NcclSender(self._context, endpoint, self.blocks, self._spec.links)
+        if self._network is None:
+            raise BatonError("loopback needs its network")
+        return LoopbackSender(self._network, endpoint, self.blocks)
+
+
+def _open_receiver(spec: Spec, stack: contextlib.ExitStack, network: LoopbackNetwork | None) -> tuple[Receiver, Blocks]:
+    shape = (spec.num_blocks, spec.block_bytes)
+    if spec.transport in (SHM, NIXL):
+        segment = Segment(spec.num_blocks * spec.block_bytes)
+        stack.callback(segment.close)
+        blocks: Blocks = segment.array.reshape(shape)
+        if spec.transport == SHM:
+            return ShmReceiver(segment), blocks
+        from kvtransfer.transports.nixl import NixlReceiver
+
+        return NixlReceiver(segment, *shape, spec.host), blocks
+    blocks = np.zeros(shape, dtype=np.uint8)
+    if spec.transport == ZMQ:
+        return ZmqReceiver(_context(spec, stack), spec.host, blocks, spec.links), blocks
+    if spec.transport == NCCL:
+        from kvtransfer.transports.nccl import NcclReceiver
+
+        return NcclReceiver(_context(spec, stack), spec.host, blocks, spec.links), blocks
+    if network is None:
+        raise BatonError("loopback needs its network")
+    name = f"receiver-{time.monotonic_ns()}"
+    return LoopbackReceiver(network, name, blocks, peers_write=spec.transport == MEMORY), blocks
+
+
+def _context(spec: Spec, stack: contextlib.ExitStack) -> zmq.Context[zmq.Socket[bytes]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stack.callback(context.destroy, linger=0)
+    authenticator = start_authenticator(context, spec.links.cluster_key)
+    if authenticator is not None:
+        stack.callback(authenticator.stop)
+    return context
+
+
+@contextlib.contextmanager
+def open_end(role: str, spec: Spec, network: LoopbackNetwork | None = None) -> Iterator[ReceiverEnd | SenderEnd]:
+    """An end in this process."""
+    with contextlib.ExitStack() as stack:
+        yield ReceiverEnd(spec, stack, network) if role == "receiver" else SenderEnd(spec, stack, network)
+
+
+def answer_to(end: ReceiverEnd | SenderEnd, command: dict[str, Any]) -> dict[str, Any]:
+    """Do one command: {"do": name of a method, argument: value, ...}."""
+    arguments = dict(command)
+    method = getattr(end, arguments.pop("do"))
+    try:
+        return {"result": method(**arguments)}
+    except BatonError as error:
+        return {"failure": error.message}
+
+
+def main() -> None:
+    """Until the other end of the socket is closed."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    role, *fields = json.loads(sys.argv[2])
+    lines = control.makefile("rwb", buffering=0)
+    with open_end(role, Spec(*fields)) as end:
+        while True:
+            is_busy = end.work()
+            poller = zmq.Poller()
+            for source in (control, *end.wait_on()):
+                poller.register(source, zmq.POLLIN)
+            if control.fileno() not in dict(poller.poll(1 if is_busy else 20)):
+                continue
+            line = lines.readline()
+            if not line:
+                return
+            lines.write(json.dumps(answer_to(end, json.loads(line))).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()
