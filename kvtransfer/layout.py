@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-
-import numpy as np
 
 from engine.api.layout import KvLayout
 
@@ -28,15 +25,18 @@ class Run:
 
 def coalesce(sources: Sequence[int], targets: Sequence[int], max_count: int) -> list[Run]:
     """Join moves sources[i] -> targets[i] whose neighbours are neighbours on both sides, at most `max_count` a run."""
-    if not sources:
-        return []
-    source, target = np.asarray(sources), np.asarray(targets)
-    breaks = np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1
-    edges = [0, *breaks.tolist(), len(source)]
-    runs = []
-    for begin, end in pairwise(edges):
-        for first in range(begin, end, max_count):
-            runs.append(Run(int(source[first]), int(target[first]), min(max_count, end - first)))
+    runs: list[Run] = []
+    first = 0
+    for i in range(1, len(sources) + 1):
+        is_joined = (
+            i < len(sources)
+            and i - first < max_count
+            and sources[i] == sources[i - 1] + 1
+            and targets[i] == targets[i - 1] + 1
+        )
+        if not is_joined:
+            runs.append(Run(sources[first], targets[first], i - first))
+            first = i
     return runs
 
 

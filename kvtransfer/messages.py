@@ -162,12 +162,14 @@ class Revoke:
 class Revoked:
     """P -> D: no write of this handoff is or will be under way. Answers Revoke, or comes unasked when P gave up.
 
-    `request_ended`: nothing failed, P's first token already ended the request.
+    `request_ended`: nothing failed, P's first token already ended the request. `needs_fence`: P has done with it, but
+    what it wrote may still land: D must fence its receiver before it uses the blocks.
     """
 
     handoff: HandoffName
     reason: _Text
     request_ended: bool
+    needs_fence: bool = False
 
 
 @dataclass(frozen=True, slots=True)

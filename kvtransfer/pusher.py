@@ -112,6 +112,10 @@ class Pusher:
         """Whether pieces of this handoff may still be under way."""
         return any(sender.is_reading(key) for sender in self._readers.get(key, ()))
 
+    def needs_fence(self, key: HandoffKey) -> bool:
+        """Whether pieces of this handoff may land although nothing is read any more (see `Sender.needs_fence`)."""
+        return any(sender.needs_fence for sender in self._readers.get(key, ()))
+
     def forget(self, key: HandoffKey) -> None:
         """The handoff is over, and nothing of it is under way."""
         self._readers.pop(key, None)

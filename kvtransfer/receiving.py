@@ -61,7 +61,7 @@ from kvtransfer.thread import MAX_IDLE_S
 from kvtransfer.transports.base import Arrival, Blocks, Receiver
 
 FENCE_AFTER_S = 5.0
-_FENCE_RETRY_S = 1.0
+_REVOKE_RETRY_S = 1.0
 _MAX_RESENDS = 1
 _SLICE_S = 0.002
 _IDLE_LINK_S = 60.0
@@ -143,7 +143,8 @@ class _Handoff:
     writer: ProcessIdentity | None = None
     commit: Commit | None = None
     round: int = 0
-    next_fence_s: float = 0.0
+    next_revoke_s: float = 0.0
+    needs_fence: bool = False
 
     @property
     def is_awaited(self) -> bool:
@@ -495,23 +496,26 @@ class ReceivingSide:
         exposed_us = commit.exposed_us + round((done_s - stamps[ReceivingState.COMMITTED]) * 1e6)
         transfer_us = round((done_s - stamps[ReceivingState.GRANTED]) * 1e6)
         handoff.progress.move(ReceivingState.DELIVERED, RECEIVING_MOVES, now_s)
-        self._send(handoff.link, Release(handoff.name))
         self._end(handoff, now_s)
         figures = HandoffFigures(num_blocks, num_bytes, transfer_us, exposed_us)
         self._owner.delivered(handoff.incoming.key, commit.first, figures)
+        self._send(handoff.link, Release(handoff.name))  # last: somebody waits for the blocks, nobody for this
 
     def _on_revoked(self, link: _Link, revoked: Revoked, now_s: float) -> None:
         key, handoff = revoked.handoff.key, self._of_link(link, revoked.handoff.key)
         reason = "" if revoked.request_ended else f"given up by the prefill node: {revoked.reason}"
-        if handoff is None:
-            is_wanted = self._interests.pop(key, None) is not None
-        else:
-            is_wanted = handoff.is_awaited
-            self._end(handoff, now_s)
+        is_wanted = handoff.is_awaited if handoff is not None else self._interests.pop(key, None) is not None
         if is_wanted:
             self.counters.num_spoiled += bool(reason)
             self._owner.spoiled(key, reason)
-        if handoff is not None:
+        if handoff is None:
+            return
+        if revoked.needs_fence and handoff.receiver is not None and handoff.receiver.peers_write:
+            handoff.needs_fence = True
+            if handoff.is_awaited:
+                self._revoke(handoff, now_s)
+        else:
+            self._end(handoff, now_s)
             self._owner.returned(key)
 
     def _spoil(self, handoff: _Handoff, reason: str, now_s: float) -> None:
@@ -528,28 +532,36 @@ class ReceivingSide:
         if handoff.receiver is not None:
             handoff.receiver.forget(handoff.incoming.key)
         self._send(handoff.link, Revoke(handoff.name))
-        handoff.next_fence_s = now_s + _FENCE_RETRY_S
+        handoff.next_revoke_s = now_s + _REVOKE_RETRY_S
         self._fence(handoff, now_s)
 
     def _fence(self, handoff: _Handoff, now_s: float) -> None:
-        """End a revoked handoff when its writer provably cannot write any more."""
-        receiver, writer = handoff.receiver, handoff.writer
-        if receiver is not None and writer is not None and receiver.peers_write:
-            if now_s < handoff.next_fence_s:
-                return
-            handoff.next_fence_s = now_s + _FENCE_RETRY_S
-            if not (shares_memory(self._facts.process, writer) and is_gone(writer)):
-                if now_s - handoff.progress.stamps[ReceivingState.REVOKING] >= FENCE_AFTER_S and receiver.fence():
-                    self.counters.num_fences += 1
-                    self._look_at_endpoints(now_s)
-                    return  # the next round finds it without a receiver
-                # asked again, over a new connection if need be: the blocks must not wait for one lost message
-                with contextlib.suppress(BatonError):
-                    self._send(self._link(handoff.link.peer, now_s), Revoke(handoff.name))
-                return
-        # the grant was never sent, or blocks pass through our own hands, or the writer is gone, or fenced
-        self._end(handoff, now_s)
-        self._owner.returned(handoff.incoming.key)
+        """End a revoked handoff when nothing of it can be written any more, and see to it that this comes true."""
+        receiver = handoff.receiver
+        if receiver is None or not receiver.peers_write:
+            # the grant was never sent, or what it was sent for is fenced, or blocks pass through our own hands
+            self._end(handoff, now_s)
+            self._owner.returned(handoff.incoming.key)
+            return
+        age_s = now_s - handoff.progress.stamps[ReceivingState.REVOKING]
+        if (handoff.needs_fence or age_s >= FENCE_AFTER_S) and receiver.fence():
+            self.counters.num_fences += 1
+            self._look_at_endpoints(now_s)  # the next round finds the handoff without a receiver
+        elif now_s >= handoff.next_revoke_s:
+            handoff.next_revoke_s = now_s + _REVOKE_RETRY_S
+            self._revoke_again(handoff, receiver, now_s)
+
+    def _revoke_again(self, handoff: _Handoff, receiver: Receiver, now_s: float) -> None:
+        """No answer yet: the writer is gone, or it is asked once more."""
+        writer = handoff.writer
+        is_local = writer is not None and shares_memory(self._facts.process, writer)
+        if writer is not None and is_local and receiver.ends_with_writer and is_gone(writer):
+            self._end(handoff, now_s)
+            self._owner.returned(handoff.incoming.key)
+            return
+        # over a new connection if need be: the blocks must not wait for one lost message
+        with contextlib.suppress(BatonError):
+            self._send(self._link(handoff.link.peer, now_s), Revoke(handoff.name))
 
     def _end(self, handoff: _Handoff, now_s: float) -> None:
         handoff.progress.move(ReceivingState.ENDED, RECEIVING_MOVES, now_s)

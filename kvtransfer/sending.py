@@ -73,9 +73,19 @@ class BlockHolder(Protocol):
 
 
 class SenderOpener(Protocol):
-    """Opens a transport towards a receiver: (transport name, sender). Raises `Refused`."""
+    """Opens transports towards receivers."""
 
-    def open(self, hello: PeerHello) -> tuple[str, Sender]: ...
+    def open(self, hello: PeerHello) -> tuple[str, Sender]:
+        """(transport name, sender). Raises `Refused`."""
+        ...
+
+    def poll(self) -> None:
+        """Called every round, for what all senders share."""
+        ...
+
+    def wait_on(self) -> Sequence[Any]:
+        """What is readable when `poll` has something to do."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +154,14 @@ class _Outgoing:
         return self.progress.state in (SendingState.COMPUTING, SendingState.PUSHING)
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a handoff ended: what late messages about it are answered with."""
+
+    request_ended: bool = False
+    needs_fence: bool = False
+
+
 class SendingSide:
     """All outgoing handoffs of one node. Driven by one thread: the verbs, and `round` between them."""
 
@@ -168,7 +186,7 @@ class SendingSide:
         self._outgoing: dict[HandoffKey, _Outgoing] = {}
         self._draining: dict[HandoffKey, float] = {}
         self._early: dict[HandoffKey, tuple[float, bytes, Grant]] = {}
-        self._ended: OrderedDict[HandoffKey, bool] = OrderedDict()
+        self._ended: OrderedDict[HandoffKey, _End] = OrderedDict()
         self._next_renewal_s = 0.0
 
     @property
@@ -178,7 +196,7 @@ class SendingSide:
 
     def wait_on(self) -> Sequence[Any]:
         """See `Side`."""
-        return [self._link, *self._pusher.wait_on()]
+        return list(dict.fromkeys([self._link, *self._opener.wait_on(), *self._pusher.wait_on()]))
 
     def begin(
         self,
@@ -257,6 +275,7 @@ class SendingSide:
     def round(self, now_s: float) -> float:
         """See `Side`."""
         self._handle(now_s)
+        self._opener.poll()
         for owner in self._leases.overdue(now_s):
             self._expire(owner, now_s)
         wait_s = self._pusher.work(now_s)
@@ -316,8 +335,8 @@ class SendingSide:
             if deadline_s <= now_s:
                 del self._early[key]
                 # its receiver may use the blocks again: neither a late prompt nor this grant once more may write them
-                self._remember_end(key, request_ended=False)
-                self._send(peer_id, Revoked(grant.handoff, "no such handoff", False))
+                self._remember_end(key, _End())
+                self._send_revoked(peer_id, grant.handoff, "no such handoff")
         if now_s >= self._next_renewal_s:
             self._next_renewal_s = now_s + self._facts.lease_s / 3
             self._renew()
@@ -362,10 +381,10 @@ class SendingSide:
         handoff = self._outgoing.get(key)
         if handoff is None:
             if key in self._ended:
-                self._send(peer_id, Revoked(grant.handoff, "the handoff has ended", self._ended[key]))
+                self._send_revoked(peer_id, grant.handoff, "the handoff has ended")
             elif len(self._early) >= _MAX_EARLY:
-                self._remember_end(key, request_ended=False)
-                self._send(peer_id, Revoked(grant.handoff, "too many grants without a prompt", False))
+                self._remember_end(key, _End())
+                self._send_revoked(peer_id, grant.handoff, "too many grants without a prompt")
             else:
                 self._early[key] = (now_s + self._facts.lease_s, peer_id, grant)
             return
@@ -373,7 +392,7 @@ class SendingSide:
             return  # doubled on its way
         objection = self._objection(handoff, self._peers[peer_id].hello, grant)
         if objection:
-            self._send(peer_id, Revoked(grant.handoff, objection, False))
+            self._send_revoked(peer_id, grant.handoff, objection)
             return
         handoff.peer_id, handoff.grant = peer_id, grant
         self._leases.renew(key, now_s + self._facts.lease_s)
@@ -506,12 +525,12 @@ class SendingSide:
         self._early.pop(key, None)
         handoff = self._of_peer(peer_id, key)
         if handoff is None:
-            self._remember_end(key, request_ended=False)
-            self._send(peer_id, Revoked(revoke.handoff, "no such handoff", False))
+            self._remember_end(key, _End())
+            self._send_revoked(peer_id, revoke.handoff, "no such handoff")
             return
         self.withdraw(key, "revoked by the decode node", now_s)
         if handoff.grant is None:
-            self._send(peer_id, Revoked(revoke.handoff, "its grant has not arrived", False))
+            self._send_revoked(peer_id, revoke.handoff, "its grant has not arrived")
 
     def _on_renew(self, peer_id: bytes, renew: Renew, now_s: float) -> None:
         hello = self._peers[peer_id].hello
@@ -519,7 +538,7 @@ class SendingSide:
             handoff = self._outgoing.get(name.key)
             if handoff is None:
                 if name.key in self._ended:
-                    self._send(peer_id, Revoked(name, "the handoff has ended", self._ended[name.key]))
+                    self._send_revoked(peer_id, name, "the handoff has ended")
             elif handoff.belongs_to(hello):
                 self._leases.renew(name.key, now_s + self._facts.lease_s)
 
@@ -529,19 +548,26 @@ class SendingSide:
         return handoff if handoff is not None and handoff.belongs_to(self._peers[peer_id].hello) else None
 
     def _end(self, handoff: _Outgoing, now_s: float) -> None:
-        if handoff.progress.state is SendingState.WITHDRAWING and handoff.grant is not None:
-            self._send(handoff.peer_id, Revoked(handoff.grant.handoff, handoff.reason, handoff.request_ended))
+        was_withdrawn = handoff.progress.state is SendingState.WITHDRAWING
+        end = _End(handoff.request_ended, was_withdrawn and self._pusher.needs_fence(handoff.key))
         handoff.progress.move(SendingState.ENDED, SENDING_MOVES, now_s)
         del self._outgoing[handoff.key]
         self._draining.pop(handoff.key, None)
         self._leases.end(handoff.key)
         self._pusher.forget(handoff.key)
-        self._remember_end(handoff.key, request_ended=handoff.request_ended)
+        self._remember_end(handoff.key, end)
+        if was_withdrawn and handoff.grant is not None:
+            self._send_revoked(handoff.peer_id, handoff.grant.handoff, handoff.reason)
         self._holder.let_go(handoff.key)
 
-    def _remember_end(self, key: HandoffKey, *, request_ended: bool) -> None:
+    def _send_revoked(self, peer_id: bytes, name: HandoffName, reason: str) -> None:
+        end = self._ended.get(name.key, _End())
+        self._send(peer_id, Revoked(name, reason, end.request_ended, end.needs_fence))
+
+    def _remember_end(self, key: HandoffKey, end: _End) -> None:
         """So that late messages of an ended handoff are answered, not waited for."""
-        self._ended[key] = request_ended
+        # what was said once is not taken back: a handoff that is revoked again may still need its fence
+        self._ended.setdefault(key, end)
         while len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
 

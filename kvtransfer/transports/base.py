@@ -12,7 +12,7 @@ blocks of that handoff must not change. A sender that stands still is given up b
 
 Receiving. There are two kinds of receiver:
 - with `peers_write`, peers write the pool by themselves. Blocks of a broken handoff must stay set aside until the peer
-  has acknowledged, its writing process is gone, or the receiver was fenced;
+  has acknowledged, the receiver was fenced, or (where it `ends_with_writer`) the writing process is gone;
 - the others write their pool themselves in `poll`, and only blocks that were announced with `expect`, each once.
 
 A receiver finds out by itself which blocks have arrived (`take_arrivals`), unless it `is_silent`: then the sending side
@@ -54,10 +54,15 @@ class Arrival:
 
 
 class Receiver(Protocol):
-    """D's side of one transport."""
+    """D's side of one transport.
+
+    `ends_with_writer`: once the process that writes has ended, nothing that it wrote can land any more. So it is with
+    shared memory, and not where something else carries the bytes on.
+    """
 
     peers_write: bool
     is_silent: bool
+    ends_with_writer: bool
 
     @property
     def is_ready(self) -> bool:
@@ -113,10 +118,18 @@ class Sender(Protocol):
     pushes_parts: bool
     writer: ProcessIdentity | None
 
+    @property
+    def needs_fence(self) -> bool:
+        """Whether something that was pushed may land at the receiver although nothing is read here any more: then only
+        a fence of the receiver ends it. True once a push ended in any other way than by landing.
+        """
+        ...
+
     def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
         """Begin to move blocks of the own pool into the receiver's. False: not now, nothing was begun, try again later.
 
-        The moves follow each other in the grant (consecutive `index`). Raises `TransferFailed`; the sender is of no use then.
+        The moves follow each other in the grant (consecutive `index`). Raises `TransferFailed`; the sender is of no use
+        then.
         """
         ...
 
@@ -133,7 +146,7 @@ class Sender(Protocol):
         ...
 
     def is_reading(self, key: HandoffKey) -> bool:
-        """Whether blocks pushed for this handoff may still be read, or written at the receiver."""
+        """Whether blocks pushed for this handoff may still be read."""
         ...
 
     def close(self) -> None:

@@ -150,7 +150,8 @@ class LoopbackNetwork:
 class LoopbackReceiver:
     """Receives into `blocks` under `name`. `num_refused` counts blocks that no grant announced.
 
-    `can_fence` is for receivers with `peers_write`: whether `fence` works, as with RDMA, or not, as with shared memory.
+    `can_fence` is for receivers with `peers_write`: whether `fence` works, and is needed for what a dead peer wrote, as
+    with RDMA, or not, as with shared memory.
     """
 
     is_ready = True
@@ -160,6 +161,7 @@ class LoopbackReceiver:
     ) -> None:
         self.peers_write = peers_write
         self.is_silent = peers_write
+        self.ends_with_writer = not can_fence
         self.num_refused = 0
         self._network = network
         self._name = name
@@ -233,6 +235,7 @@ class LoopbackSender:
     """
 
     writer: ProcessIdentity | None = None
+    needs_fence = False
 
     def __init__(self, network: LoopbackNetwork, endpoint: Endpoint, blocks: Blocks) -> None:
         self._network = network
@@ -295,6 +298,13 @@ class LoopbackOpener:
 
     network: LoopbackNetwork
     blocks: Blocks
+
+    def poll(self) -> None:
+        """Senders look after themselves."""
+
+    def wait_on(self) -> Sequence[Any]:
+        """Nothing to wait for."""
+        return ()
 
     def open(self, hello: PeerHello) -> tuple[str, LoopbackSender]:
         """A sender to the first loopback endpoint of `hello`. Raises `Refused` when there is none."""

@@ -84,6 +84,7 @@ class NcclReceiver:
 
     peers_write = False
     is_silent = False
+    ends_with_writer = True
 
     def __init__(
         self,
@@ -275,6 +276,7 @@ class NcclSender:
 
     is_silent = False
     pushes_parts = False
+    needs_fence = False
     piece_bytes = PIECE_BYTES
     writer: ProcessIdentity | None = None
 

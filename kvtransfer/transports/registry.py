@@ -11,9 +11,9 @@ on both nodes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zmq
@@ -94,7 +94,7 @@ def open_receivers(settings: TransportSettings, memory: PoolMemory, blocks: Bloc
         elif name == NIXL and memory.segment is not None:
             from kvtransfer.transports.nixl import NixlReceiver
 
-            receivers.append(NixlReceiver(memory.segment, *blocks.shape, settings.host))
+            receivers.append(NixlReceiver(memory.segment, blocks.shape[0], blocks.shape[1], settings.host))
         elif name == NCCL:
             from kvtransfer.transports.nccl import NcclReceiver
 
@@ -113,7 +113,7 @@ class SenderFactory:
         if NIXL in self._taken and memory.segment is not None:
             from kvtransfer.transports.nixl import NixlSenders
 
-            self._nixl = NixlSenders(memory.segment, *blocks.shape, settings.host)
+            self._nixl = NixlSenders(memory.segment, blocks.shape[0], blocks.shape[1], settings.host)
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
         """The first endpoint of `hello` that works from here: (transport name, sender). Raises `Refused`."""
@@ -128,6 +128,15 @@ class SenderFactory:
             except (TransferFailed, InvalidSetting) as error:
                 reasons.append(f"{name}: {error}")
         raise Refused(f"no KV transport in common ({'; '.join(reasons) or 'none offered'})")
+
+    def poll(self) -> None:
+        """Let what serves all senders notice what has happened."""
+        if self._nixl is not None:
+            self._nixl.poll()
+
+    def wait_on(self) -> Sequence[Any]:
+        """What is readable when `poll` has something to do."""
+        return () if self._nixl is None else self._nixl.wait_on()
 
     def close(self) -> None:
         """End what serves all senders. Senders are closed before."""

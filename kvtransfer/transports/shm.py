@@ -20,7 +20,7 @@ from kvtransfer.transports.base import Arrival, Blocks, Move
 from kvtransfer.transports.segment import FOLDER, SEGMENT_NAME, Segment
 
 NAME = "shm"
-_PIECE_BYTES = 2**20
+_PIECE_BYTES = 2**23
 
 
 class ShmReceiver:
@@ -29,6 +29,7 @@ class ShmReceiver:
     peers_write = True
     is_silent = True
     is_ready = True
+    ends_with_writer = True
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -71,6 +72,7 @@ class ShmSender:
 
     is_silent = True
     pushes_parts = True
+    needs_fence = False
     piece_bytes = _PIECE_BYTES
     writer: ProcessIdentity | None = None
 

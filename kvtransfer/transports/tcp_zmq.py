@@ -76,6 +76,7 @@ class ZmqReceiver:
     peers_write = False
     is_silent = False
     is_ready = True
+    ends_with_writer = True
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], host: str, blocks: Blocks, settings: links.LinkSettings
@@ -200,6 +201,7 @@ class ZmqSender:
 
     is_silent = False
     pushes_parts = False
+    needs_fence = False
     piece_bytes = _PIECE_BYTES
     writer: ProcessIdentity | None = None
 

@@ -23,6 +23,7 @@ class RecordingSender:
 
     is_silent = True
     pushes_parts = True
+    needs_fence = False
     piece_bytes = 2 * _BLOCK_BYTES
     writer: ProcessIdentity | None = None
 

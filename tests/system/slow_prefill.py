@@ -29,6 +29,7 @@ class SlowSender:
     """Lets `PUSH_S` pass before each push is taken; what is queued meanwhile can be cancelled."""
 
     pushes_parts = False
+    needs_fence = False
 
     def __init__(self, sender: Sender) -> None:
         self.is_silent = sender.is_silent

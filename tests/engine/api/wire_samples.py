@@ -92,7 +92,7 @@ SAMPLES: tuple[tuple[Codec, Any], ...] = (
     (SENDER_TO_RECEIVER, PeerRefusal("model differs")),
     (SENDER_TO_RECEIVER, Commit(NAME, 1, 2, 40, b"d" * 16, (1, 2), (3, 4), EVENT, 1, 250)),
     (SENDER_TO_RECEIVER, Pushed(NAME, (0, 1, 9))),
-    (SENDER_TO_RECEIVER, Revoked(NAME, "gone", False)),
+    (SENDER_TO_RECEIVER, Revoked(NAME, "gone", False, True)),
     (SENDER_TO_RECEIVER, Renew(())),
 )
 _ARRAY_ITEMS: dict[str, st.SearchStrategy[Any]] = {
