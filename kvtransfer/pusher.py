@@ -33,7 +33,8 @@ from kvtransfer.transports.base import Blocks, Move, Sender
 STANDSTILL_S = 5.0
 CONNECT_S = 12.0
 """How long a sender may take nothing at all: some connect at their first push."""
-_SLICE_S = 0.002
+_SLICE_S = 0.005
+_TURN_BYTES = 4 * 2**20
 _log = logging.getLogger(__name__)
 
 
@@ -134,7 +135,8 @@ class Pusher:
             _log.exception("a transport could not be closed")
 
     def work(self, now_s: float) -> float:
-        """Push for a few milliseconds; returns after how many seconds there is more to do."""
+        """Push for a few milliseconds, or until there is something to report; returns after how many seconds there is
+        more to do."""
         end_s = time.monotonic() + _SLICE_S
         for sender in self._closed:
             with contextlib.suppress(BatonError):
@@ -142,7 +144,7 @@ class Pusher:
         for queue in list(self._queues.values()):
             queue.is_blocked = False
             self._notice(queue, now_s)
-        while time.monotonic() < end_s:
+        while not self._reports and time.monotonic() < end_s:
             ready = [queue for queue in self._queues.values() if self._is_ready(queue)]
             if not ready:
                 break
@@ -211,13 +213,16 @@ class Pusher:
             self._report(entry, "")
 
     def _push_piece(self, entry: _Job) -> bool:
-        """Push the next piece of a job. False when its sender takes nothing now."""
-        job, first = entry.job, len(entry.checksums)
-        moves = _consecutive(job.moves, first, max(1, job.sender.piece_bytes // self._blocks.shape[1]))
-        if not job.sender.push(job.key, moves):
-            return False
-        entry.checksums.extend(self._checksum(move.source) for move in moves)
-        return True
+        """Push some pieces of a job. False when its sender takes nothing now."""
+        job, sender, num_pushed = entry.job, entry.job.sender, len(entry.checksums)
+        count = max(1, sender.piece_bytes // self._blocks.shape[1])
+        last = min(len(job.moves), num_pushed + max(count, _TURN_BYTES // self._blocks.shape[1]))
+        while len(entry.checksums) < last:
+            moves = _consecutive(job.moves, len(entry.checksums), count)
+            if not sender.push(job.key, moves):
+                break
+            entry.checksums.extend(self._checksum(move.source) for move in moves)
+        return len(entry.checksums) > num_pushed
 
     def _push_layers(self, entry: _Job, layers: LayerProgress) -> bool:
         """Push what became complete of every block of a job."""

@@ -56,7 +56,7 @@ from kvtransfer.transports.base import Move, Sender
 
 _MAX_ENDED = 4096
 _MAX_EARLY = 4096
-_JOB_BYTES = 8 * 2**20
+_MIN_JOB_BYTES = 4 * 2**20
 _log = logging.getLogger(__name__)
 
 
@@ -440,7 +440,7 @@ class SendingSide:
         now_s: float,
         layers: LayerProgress | None = None,
     ) -> None:
-        """Have blocks of the grant pushed, in jobs small enough for the receiver to verify one while the next comes."""
+        """Have blocks of the grant pushed."""
         grant = handoff.grant
         if grant is None:
             raise RuntimeError("blocks are pushed to where a grant says")
@@ -449,10 +449,22 @@ class SendingSide:
             Move(index, handoff.table[first + index], grant.block_ids[index], grant.generations[index])
             for index in indexes
         ]
-        size = len(moves) if layers is not None else max(1, _JOB_BYTES // self._facts.layout.block_bytes)
-        for begin in range(0, len(moves), max(1, size)):
+        while moves:
+            size = len(moves) if layers is not None or not self._is_told else self._job_size(len(moves))
             handoff.num_jobs += 1
-            self._pusher.submit(PushJob(handoff.key, sender, moves[begin : begin + size], layers), now_s)
+            self._pusher.submit(PushJob(handoff.key, sender, moves[:size], layers), now_s)
+            moves = moves[size:]
+
+    @property
+    def _is_told(self) -> bool:
+        """Whether receivers verify, and have to hear what has been pushed."""
+        return self._facts.checksum == XXH3
+
+    def _job_size(self, num_blocks: int) -> int:
+        """Half of what is left, or a few megabytes: the receiver verifies one job while the next is pushed, a message
+        for each, and finds little to do after the last.
+        """
+        return max(num_blocks // 2, -(-_MIN_JOB_BYTES // self._facts.layout.block_bytes))
 
     def _on_report(self, report: PushReport, now_s: float) -> None:
         handoff = self._outgoing.get(report.key)
@@ -471,7 +483,7 @@ class SendingSide:
     def _tell_pushed(self, handoff: _Outgoing, report: PushReport) -> None:
         """Let the receiver verify what it could not know is there."""
         peer = self._peers.get(handoff.peer_id)
-        if peer is not None and handoff.grant is not None and peer.sender.is_silent:
+        if self._is_told and peer is not None and handoff.grant is not None and peer.sender.is_silent:
             self._send(handoff.peer_id, Pushed(handoff.grant.handoff, tuple(move.index for move in report.moves)))
 
     def _commit_if_pushed(self, handoff: _Outgoing, now_s: float) -> bool:

@@ -32,6 +32,7 @@ COMMANDS = {
     "router": Command("router.__main__", "start one router"),
     "prefill": Command("prefill_node.__main__", "start one prefill node"),
     "decode": Command("decode_node.__main__", "start one decode node"),
+    "bench": Command("bench.command", "measure parts of Baton on this machine"),
     "chat": Command("launch.chat", "talk to a running router in the terminal"),
     "key": Command("launch.key", "write a cluster key"),
     "version": Command("launch.version", "print the version"),

@@ -20,7 +20,7 @@ from kvtransfer.transports.base import Arrival, Blocks, Move
 from kvtransfer.transports.segment import FOLDER, SEGMENT_NAME, Segment
 
 NAME = "shm"
-_PIECE_BYTES = 2**23
+_PIECE_BYTES = 2**20
 
 
 class ShmReceiver:

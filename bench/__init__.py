@@ -1,0 +1,1 @@
+"""Benchmarks: `baton bench NAME`. Nothing of the product imports from here."""

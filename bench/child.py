@@ -1,0 +1,146 @@
+"""Processes that a benchmark measures: one command at a time over pipes, ended by their id, never left behind.
+
+Owns the pipes and the life of a child. A command and its answer are one line of JSON each. Whoever waits for an answer
+is blocked on a pipe, so the process that asks takes no time from those that are measured.
+
+A child ends when its standard input does, however its parent went. It leads a process group of its own: a terminal's
+Ctrl-C reaches the parent only, which closes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from engine.api.errors import BatonError, RequestFailed
+
+ROOT = Path(__file__).resolve().parents[1]
+_ANSWER_S = 120.0
+_LEAVE_S = 10.0
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Worker(Protocol):
+    """What a child does."""
+
+    def do(self, command: str, arguments: dict[str, Any]) -> Any:
+        """Carry out a command; what it returns is the answer."""
+        ...
+
+    def close(self) -> None:
+        """Give up what it holds."""
+        ...
+
+
+class Child:
+    """Runs `python -m module`, which calls `serve_parent`, on core `cpu` (None: any). Context manager."""
+
+    def __init__(self, module: str, spec: dict[str, Any], cpu: int | None = None) -> None:
+        self._module = module
+        search_path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**_ONE_THREAD, **os.environ, "PYTHONPATH": search_path},
+            process_group=0,
+        )
+        self._send({"cpu": cpu, "spec": spec})
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def ask(self, command: str, **arguments: Any) -> Any:
+        """Have a command carried out and return its answer. Raises `RequestFailed`."""
+        self.tell(command, **arguments)
+        return self.hear()
+
+    def tell(self, command: str, **arguments: Any) -> None:
+        """Have a command carried out; `hear` returns its answer. Raises `RequestFailed`."""
+        self._send({"command": command, "arguments": arguments})
+
+    def hear(self, timeout_s: float = _ANSWER_S) -> Any:
+        """The next answer; the first one says that the child is ready. Raises `RequestFailed`."""
+        output = self._process.stdout
+        if output is None or not select.select([output], [], [], timeout_s)[0]:
+            raise RequestFailed(f"{self._module} did not answer within {timeout_s:g} s")
+        line = output.readline()
+        if not line:
+            raise RequestFailed(f"{self._module} ended (status {self._process.wait()})")
+        answer = json.loads(line)
+        if "failure" in answer:
+            raise RequestFailed(answer["failure"])
+        return answer["answer"]
+
+    def close(self) -> None:
+        """End it: by the end of its input, and by a signal when that takes too long."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        try:
+            self._process.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        stream = self._process.stdin
+        if stream is None:
+            raise RuntimeError("a child has an input")
+        try:
+            stream.write(json.dumps(message).encode() + b"\n")
+            stream.flush()
+        except OSError as error:
+            raise RequestFailed(f"{self._module} takes no commands: {error}") from None
+
+
+def serve_parent(begin: Callable[[dict[str, Any]], Worker]) -> None:
+    """A child's main program: build a worker from the spec, then carry out commands until the input ends."""
+    commands = sys.stdin.buffer
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what libraries print must not look like an answer
+    order = json.loads(commands.readline())
+    if order["cpu"] is not None:
+        os.sched_setaffinity(0, {order["cpu"]})
+    workers: list[Worker] = []
+    try:
+        _answer(answers, lambda: workers.append(begin(order["spec"])))
+        while workers and (line := commands.readline()):
+            _answer(answers, partial(workers[0].do, **json.loads(line)))
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def _answer(descriptor: int, work: Callable[[], Any]) -> None:
+    try:
+        answer = {"answer": work()}
+    except BatonError as error:
+        answer = {"failure": str(error)}
+    except Exception as error:  # whoever asked must not wait for an answer that never comes
+        traceback.print_exc()
+        answer = {"failure": f"{type(error).__name__}: {error}"}
+    message = memoryview(json.dumps(answer).encode() + b"\n")
+    try:
+        while message:
+            message = message[os.write(descriptor, message) :]
+    except BrokenPipeError:
+        return  # the parent has gone: so ends the input

@@ -1,0 +1,46 @@
+"""`baton bench`: finds a benchmark and runs it; alone it lists what there is.
+
+Owns the table of benchmarks. A benchmark's module is imported only when it is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """The module whose `main(arguments) -> int` runs it, and its line in the list."""
+
+    module: str
+    doc: str
+
+
+BENCHMARKS = {
+    "kv": Benchmark("bench.kv.command", "handoffs of KV blocks between two processes, by transport, against memcpy"),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `baton bench NAME ...`; returns its exit status."""
+    listing = "\n".join(f"  {name:<9} {benchmark.doc}" for name, benchmark in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(
+        prog="baton bench",
+        usage="baton bench NAME ...",
+        description="Measure parts of Baton on this machine.",
+        epilog=f"benchmarks:\n{listing}\n\n`baton bench NAME --help` lists the settings of one benchmark.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", nargs="?", choices=list(BENCHMARKS), metavar="NAME", help="what to measure, see below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parsed = parser.parse_args(arguments)
+    if parsed.name is None:
+        print(f"benchmarks:\n{listing}")
+        return 0
+    run = cast("Callable[[Sequence[str]], int]", importlib.import_module(BENCHMARKS[parsed.name].module).main)
+    return run(parsed.arguments)

@@ -1,0 +1,349 @@
+"""One node of the measured pair, without an engine: `python -m bench.kv.node_process`, driven by `bench.child`.
+
+Owns a pool, one side of the transfer layer on its own thread, and the time stamps. Everything between the stamps is
+what `baton prefill` and `baton decode` run: sides, pusher, transfer thread, transports and real sockets. The engine's
+part is played by the main thread, which posts and waits.
+
+Stamps are seconds of CLOCK_MONOTONIC, one clock for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import zmq
+
+from bench.child import Worker, serve_parent
+from bench.kv.pattern import fill, wrong_blocks
+from engine.api.errors import Refused, RequestFailed
+from engine.api.layout import KvLayout
+from engine.api.links import LinkSettings
+from engine.api.messages import HandoffFigures, PrefillPeer, TokenEvent
+from kvtransfer.host import this_process
+from kvtransfer.integrity import XXH3
+from kvtransfer.messages import HandoffKey, PeerHello
+from kvtransfer.pusher import Pusher
+from kvtransfer.receiving import Incoming, ReceivingFacts, ReceivingSide
+from kvtransfer.sending import SendingFacts, SendingSide, open_listener
+from kvtransfer.thread import TransferThread
+from kvtransfer.transports.base import Blocks, Sender
+from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
+
+PREFILL, DECODE = "prefill", "decode"
+TOKENS_PER_BLOCK = 16
+_ToldT = TypeVar("_ToldT")
+_EPOCHS = {PREFILL: 1, DECODE: 2}
+_HOST = "127.0.0.1"
+_LEASE_S = 30.0
+_WAIT_S = 60.0
+_LOOK_S = 0.5
+_PAGE_BYTES = 4096
+_MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
+_KEEP_BYTES = 2**30
+_SETTLE_S = 0.003
+"""What a grant gets to arrive before the prompt counts as computed. A later one would only make figures worse."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """What a node is made of. `role` is "prefill" or "decode"."""
+
+    role: str
+    transport: str
+    checksum: str
+    num_blocks: int
+    block_bytes: int
+
+    @property
+    def layout(self) -> KvLayout:
+        """A layout with blocks of this size; what the bytes mean is of no importance here."""
+        # [1 layer, K and V, 1 head, 16 tokens, head_dim] of 2 bytes
+        return KvLayout("bfloat16", 1, 1, self.block_bytes // (4 * TOKENS_PER_BLOCK), TOKENS_PER_BLOCK)
+
+
+def key_of(number: int) -> HandoffKey:
+    """The key of the handoff with this number."""
+    return (number.to_bytes(16, "big"), 1)
+
+
+class _Inbox:
+    """What the transfer thread tells the main thread: a time for each handoff, or why it failed."""
+
+    def __init__(self) -> None:
+        self._told: queue.SimpleQueue[tuple[HandoffKey, float, str]] = queue.SimpleQueue()
+
+    def tell(self, key: HandoffKey, failure: str = "") -> None:
+        self._told.put((key, time.monotonic(), failure))
+
+    def wait_for(self, key: HandoffKey, thread: TransferThread) -> float:
+        """When it was told. Raises `RequestFailed`."""
+        told, at_s, failure = _take(self._told, thread)
+        if failure or told != key:
+            raise RequestFailed(f"a handoff failed: {failure or 'another one ended'}")
+        return at_s
+
+
+class _Holder(_Inbox):
+    """See `BlockHolder`."""
+
+    def let_go(self, key: HandoffKey) -> None:
+        self.tell(key)
+
+    def refused(self, key: HandoffKey, reason: str) -> None:
+        self.tell(key, reason)
+
+
+class _Owner(_Inbox):
+    """See `BlockOwner`."""
+
+    def delivered(self, key: HandoffKey, first: TokenEvent, figures: HandoffFigures) -> None:
+        self.tell(key)
+
+    def spoiled(self, key: HandoffKey, reason: str) -> None:
+        self.tell(key, reason or "the request ended")
+
+    def returned(self, key: HandoffKey) -> None:
+        """`spoiled` has told."""
+
+
+class _OneTransport(SenderFactory):
+    """Refuses to measure another transport than was asked for."""
+
+    def __init__(self, settings: TransportSettings, memory: PoolMemory, blocks: Blocks) -> None:
+        super().__init__(settings, memory, blocks)
+        self._name = settings.choice
+
+    def open(self, hello: PeerHello) -> tuple[str, Sender]:
+        """See `SenderFactory.open`."""
+        name, sender = super().open(hello)
+        if name != self._name:
+            sender.close()
+            raise Refused(f"{self._name} was to be measured, and {name} was taken")
+        return name, sender
+
+
+def _transport_settings(spec: NodeSpec, context: zmq.Context[zmq.Socket[bytes]]) -> TransportSettings:
+    return TransportSettings(spec.transport, context, _HOST, LinkSettings(), this_process())
+
+
+def _allocate(memory: PoolMemory, spec: NodeSpec) -> Blocks:
+    """[num_blocks, block_bytes] with every page touched."""
+    region = memory.allocate(spec.num_blocks * spec.block_bytes)
+    region[::_PAGE_BYTES] = 0
+    return region.reshape(spec.num_blocks, spec.block_bytes)
+
+
+class PrefillEnd:
+    """The sending side, its pool, and the yardstick: a copy from that pool into memory of the kind that D's is."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        settings = _transport_settings(spec, self._context)
+        self._memory, self._yardstick_memory = PoolMemory(settings, "sender"), PoolMemory(settings, "receiver")
+        self._factory: SenderFactory | None = None
+        self._thread: TransferThread | None = None
+        try:
+            self._blocks = _allocate(self._memory, spec)
+            self._yardstick = _allocate(self._yardstick_memory, spec)
+            fill(self._blocks)
+            facts = SendingFacts(
+                node_id=PREFILL,
+                epoch=_EPOCHS[PREFILL],
+                fingerprint="bench",
+                layout=spec.layout,
+                process=settings.process,
+                lease_s=_LEASE_S,
+                checksum=spec.checksum,
+            )
+            self._factory = _OneTransport(settings, self._memory, self._blocks)
+            link, self._address = open_listener(self._context, _HOST, 0, settings.links)
+            self._holder = _Holder()
+            pusher = Pusher(self._blocks, checksums=spec.checksum == XXH3)
+            self._side = SendingSide(facts, link, self._factory, pusher, self._holder)
+            self._thread = TransferThread(self._side, "kv-sending")
+            self._thread.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def do(self, command: str, arguments: dict[str, Any]) -> Any:
+        """See `Worker`."""
+        match command, arguments:
+            case "address", {}:
+                return self._address
+            case "begin", {"number": int(number), "count": int(count)}:
+                return self._begin(number, count)
+            case "finish", {"number": int(number), "first": int(first), "count": int(count)}:
+                return self._finish(number, first, count)
+            case "memcpy", {"first": int(first), "count": int(count)}:
+                return self._memcpy(first, count)
+            case _:
+                raise ValueError(f"unknown command {command}")
+
+    def close(self) -> None:
+        """See `Worker`."""
+        if self._thread is not None:
+            self._thread.close()
+        if self._factory is not None:
+            self._factory.close()
+        self._memory.close()
+        self._yardstick_memory.close()
+        self._context.destroy(linger=0)
+
+    def _begin(self, number: int, count: int) -> None:
+        key = key_of(number)
+
+        def begin(now_s: float) -> None:
+            self._side.begin(
+                key,
+                now_s,
+                decode_node_id=DECODE,
+                decode_epoch=_EPOCHS[DECODE],
+                num_tokens=count * TOKENS_PER_BLOCK,
+                prompt_digest=key[0],
+            )
+
+        _post_and_wait(self._thread, begin)
+
+    def _finish(self, number: int, first: int, count: int) -> dict[str, float]:
+        """The prompt is computed now: when it was, and when its blocks were let go."""
+        if self._thread is None:
+            raise RuntimeError("the node has been closed")
+        key = key_of(number)
+        table = list(range(first, first + count))
+        token = TokenEvent(*key, index=0, token_ids=(0,), logprobs=(), finish_reason="", num_cached_tokens=0)
+        time.sleep(_SETTLE_S)
+        computed_s = time.monotonic()
+        self._thread.post(lambda now_s: self._side.finish(key, table, token, computed_s, now_s))
+        return {"computed_s": computed_s, "let_go_s": self._holder.wait_for(key, self._thread)}
+
+    def _memcpy(self, first: int, count: int) -> float:
+        """Seconds that one copy of these blocks takes."""
+        begin_s = time.monotonic()
+        np.copyto(self._yardstick[first : first + count], self._blocks[first : first + count])
+        return time.monotonic() - begin_s
+
+
+class DecodeEnd:
+    """The receiving side and its pool."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        settings = _transport_settings(spec, self._context)
+        self._memory = PoolMemory(settings, "receiver")
+        self._thread: TransferThread | None = None
+        self._receivers = []
+        try:
+            self._blocks = _allocate(self._memory, spec)
+            facts = ReceivingFacts(
+                node_id=DECODE,
+                epoch=_EPOCHS[DECODE],
+                fingerprint="bench",
+                layout=spec.layout,
+                num_blocks=spec.num_blocks,
+                process=settings.process,
+                lease_s=_LEASE_S,
+                checksum=spec.checksum,
+            )
+            self._receivers = open_receivers(settings, self._memory, self._blocks)
+            self._owner = _Owner()
+            self._side = ReceivingSide(facts, self._context, settings.links, self._receivers, self._blocks, self._owner)
+            self._thread = TransferThread(self._side, "kv-receiving")
+            self._thread.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def do(self, command: str, arguments: dict[str, Any]) -> Any:
+        """See `Worker`."""
+        match command, arguments:
+            case "grant", {"number": int(number), "first": int(first), "count": int(count), "address": str(address)}:
+                return self._grant(number, first, count, address)
+            case "delivered", {"number": int(number)}:
+                return self._delivered(number)
+            case "clear", {"first": int(first), "count": int(count)}:
+                self._blocks[first : first + count] = 0
+                return None
+            case "wrong_blocks", {"first": int(first), "count": int(count)}:
+                return wrong_blocks(self._blocks, first, count)
+            case _:
+                raise ValueError(f"unknown command {command}")
+
+    def close(self) -> None:
+        """See `Worker`."""
+        if self._thread is not None:
+            self._thread.close()
+        for receiver in self._receivers:
+            receiver.close()
+        self._memory.close()
+        self._context.destroy(linger=0)
+
+    def _grant(self, number: int, first: int, count: int, address: str) -> None:
+        key = key_of(number)
+        incoming = Incoming(
+            key=key,
+            num_tokens=count * TOKENS_PER_BLOCK,
+            num_cached_tokens=0,
+            prompt_digest=key[0],
+            block_ids=tuple(range(first, first + count)),
+            generations=(number,) * count,
+        )
+        peer = PrefillPeer(PREFILL, _EPOCHS[PREFILL], address)
+        _post_and_wait(self._thread, lambda now_s: self._side.grant(incoming, peer, now_s))
+
+    def _delivered(self, number: int) -> float:
+        """When this handoff was delivered."""
+        if self._thread is None:
+            raise RuntimeError("the node has been closed")
+        return self._owner.wait_for(key_of(number), self._thread)
+
+
+def _post_and_wait(thread: TransferThread | None, command: Callable[[float], None]) -> None:
+    """Have a command done on the transfer thread. Raises `RequestFailed`."""
+    if thread is None:
+        raise RuntimeError("the node has been closed")
+    done: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def do(now_s: float) -> None:
+        command(now_s)
+        done.put(None)
+
+    thread.post(do)
+    _take(done, thread)
+
+
+def _take(told: queue.SimpleQueue[_ToldT], thread: TransferThread) -> _ToldT:
+    """What the transfer thread tells next. Raises `RequestFailed` when it has failed or says nothing for long."""
+    deadline_s = time.monotonic() + _WAIT_S
+    while time.monotonic() < deadline_s:
+        try:
+            return told.get(timeout=_LOOK_S)
+        except queue.Empty:
+            thread.require_alive()
+    raise RequestFailed(f"nothing came of a handoff within {_WAIT_S:g} s")
+
+
+def _keep_freed_memory() -> None:
+    """As the product's nodes do: else every received message faults its pages in again."""
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return  # another C library
+    mallopt(_MALLOC_MMAP_THRESHOLD, _KEEP_BYTES)
+    mallopt(_MALLOC_TRIM_THRESHOLD, _KEEP_BYTES)
+
+
+def _begin(spec: dict[str, Any]) -> Worker:
+    _keep_freed_memory()
+    node = NodeSpec(**spec)
+    return PrefillEnd(node) if node.role == PREFILL else DecodeEnd(node)
+
+
+if __name__ == "__main__":
+    serve_parent(_begin)

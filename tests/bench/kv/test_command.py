@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bench.kv import measure
+from bench.kv.command import main
+from bench.kv.measure import NodePair
+from bench.kv.settings import KvBenchSettings, plan
+from engine.api.errors import InvalidSetting, RequestFailed, TransferFailed
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+@pytest.mark.parametrize("transport", ["shm", "zmq"])
+def test_a_quick_run_measures_and_leaves_nothing(
+    transport: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = children()
+    path = tmp_path / "kv.json"
+    assert main(["--quick", "--transports", transport, "--checksum", "xxh3", "--json", str(path)]) == 0
+    assert children() == before
+    found = json.loads(path.read_text())
+    cases = found["cases"]
+    assert [(case["transport"], case["num_blocks"]) for case in cases] == [(transport, 1), (transport, 4)]
+    assert all(len(case["wall_s"]) == len(case["memcpy_s"]) == 2 for case in cases)
+    assert all(
+        0 < wall < let_go for case in cases for wall, let_go in zip(case["wall_s"], case["let_go_s"], strict=True)
+    )
+    assert f"\n{transport} " in capsys.readouterr().out
+
+
+def test_blocks_that_were_not_delivered_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = plan(KvBenchSettings(quick=True))
+    with NodePair(planned, "shm", "none", 4, 4096) as pair:
+        pair.hand_over_verified(0, 4)
+        monkeypatch.setattr(pair, "hand_over", lambda first, count: (0.0, 0.0))
+        with pytest.raises(TransferFailed, match="4 of 4 blocks were delivered with other bytes"):
+            pair.hand_over_verified(0, 4)
+
+
+def test_a_transport_that_fails_is_reported_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class OnlyZmq(NodePair):
+        def hand_over(self, first: int, count: int) -> tuple[float, float]:
+            if self.transport == "shm":
+                raise RequestFailed("it broke")
+            return super().hand_over(first, count)
+
+    monkeypatch.setattr(measure, "NodePair", OnlyZmq)
+    assert main(["--quick", "--transports", "shm,zmq", "--checksum", "none", "--blocks", "1"]) == 1
+    shown = capsys.readouterr().out
+    assert "shm, none failed: it broke" in shown
+    assert "\nzmq " in shown
+
+
+def test_a_folder_that_is_missing_is_noticed_before_measuring() -> None:
+    with pytest.raises(InvalidSetting, match="there is no such folder"):
+        main(["--quick", "--json", "/nowhere/kv.json"])

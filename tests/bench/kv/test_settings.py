@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+from bench.kv.settings import KvBenchSettings, plan
+from engine.api.errors import InvalidSetting
+
+
+@pytest.fixture
+def without_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+
+    def find(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name == "nixl" else find_spec(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+
+
+@pytest.mark.usefixtures("without_nixl")
+def test_a_missing_library_is_named_where_everything_was_asked_for() -> None:
+    planned = plan(KvBenchSettings())
+    assert "nixl" not in planned.transports
+    assert planned.missing == {"nixl": "nixl is not installed: pip install 'baton-serve[nixl]'"}
+
+
+@pytest.mark.usefixtures("without_nixl")
+def test_a_missing_library_is_an_error_where_it_was_asked_for_by_name() -> None:
+    with pytest.raises(InvalidSetting, match="--transports nixl: nixl is not installed"):
+        plan(KvBenchSettings(transports="shm,nixl"))
+
+
+def test_lists_keep_their_order() -> None:
+    planned = plan(KvBenchSettings(transports="zmq, shm", blocks="64,1", checksum="none"))
+    assert (planned.transports, planned.blocks, planned.checksums) == (("zmq", "shm"), (64, 1), ("none",))
+
+
+def test_quick_leaves_alone_what_was_given() -> None:
+    planned = plan(KvBenchSettings(quick=True, blocks="3"))
+    assert planned.blocks == (3,)
+    assert planned.block_bytes < KvBenchSettings().block_bytes
+
+
+def test_cores_are_those_of_this_process() -> None:
+    core = min(os.sched_getaffinity(0))
+    assert plan(KvBenchSettings(cores=f"{core},{core}")).cores == (core, core)
+    with pytest.raises(InvalidSetting, match="--cores 0,4096 is not two of"):
+        plan(KvBenchSettings(cores="0,4096"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (KvBenchSettings(transports="smoke"), "--transports 'smoke' is not one of shm, zmq, nixl, nccl"),
+        (KvBenchSettings(transports=","), "--transports names nothing"),
+        (KvBenchSettings(blocks="1,0"), "--blocks: '0' is not a number from 1 on"),
+        (KvBenchSettings(block_bytes=100), "--block-bytes 100 is not a multiple of 64"),
+        (KvBenchSettings(checksum="md5"), "--checksum 'md5' is not one of xxh3, none"),
+        (KvBenchSettings(rounds=0), "--rounds 0 is not at least 1"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(settings: KvBenchSettings, message: str) -> None:
+    with pytest.raises(InvalidSetting, match=message):
+        plan(settings)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.child import ROOT, Child
+from engine.api.errors import RequestFailed
+
+ECHO = "tests.bench.echo_worker"
+STARTS_A_CHILD = f"""
+from bench.child import Child
+child = Child({ECHO!r}, {{}})
+child.hear()
+print(child.pid, flush=True)
+child.ask("echo")
+input()
+"""
+
+
+@pytest.fixture
+def echo() -> Iterator[Child]:
+    with Child(ECHO, {}) as child:
+        child.hear()
+        yield child
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def until_gone(pid: int) -> None:
+    deadline_s = time.monotonic() + 20
+    while is_running(pid):
+        assert time.monotonic() < deadline_s, "still there"
+        time.sleep(0.01)
+
+
+def test_a_command_is_answered(echo: Child) -> None:
+    assert echo.ask("echo", number=1, text="a") == {"number": 1, "text": "a"}
+
+
+def test_what_a_library_prints_is_no_answer(echo: Child) -> None:
+    assert echo.ask("print") == "printed"
+
+
+def test_a_failed_command_is_an_error_and_the_child_goes_on(echo: Child) -> None:
+    with pytest.raises(RequestFailed, match="ValueError: strange"):
+        echo.ask("strange")
+    assert echo.ask("echo") == {}
+
+
+def test_a_child_that_cannot_begin_says_why() -> None:
+    with Child(ECHO, {"fails": True}) as child, pytest.raises(RequestFailed, match="it was to fail"):
+        child.hear()
+
+
+def test_a_child_that_dies_is_an_error(echo: Child) -> None:
+    with pytest.raises(RequestFailed, match=r"ended \(status 3\)"):
+        echo.ask("die")
+
+
+def test_an_answer_that_does_not_come_is_an_error(echo: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.child._LEAVE_S", 0.1)
+    echo.tell("sleep")
+    with pytest.raises(RequestFailed, match=r"within 0\.1 s"):
+        echo.hear(timeout_s=0.1)
+    echo.close()
+    until_gone(echo.pid)
+
+
+def test_a_child_runs_on_the_core_it_is_given() -> None:
+    core = max(os.sched_getaffinity(0))
+    with Child(ECHO, {}, core) as child:
+        child.hear()
+        assert child.ask("cores") == [core]
+
+
+def test_a_child_does_not_outlive_a_parent_that_was_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS_A_CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert is_running(pid)
+        parent.kill()
+    until_gone(pid)
