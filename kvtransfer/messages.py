@@ -60,11 +60,13 @@ class Endpoint:
 class PeerHello:
     """D -> P, first message of a connection. `endpoints` are in D's order of preference.
 
-    Said again on the same connection when an endpoint has changed: what P knew of D's endpoints is void then.
+    Said again on the same connection when an endpoint has changed: what P knew of D's endpoints is void then, and so is
+    every grant that D gave before. `sender_epoch`: the life of P that D dials.
     """
 
     node_id: _Name
     epoch: U64
+    sender_epoch: U64
     fingerprint: _Name
     layout: KvLayout
     num_blocks: _Count

@@ -268,7 +268,9 @@ class ReceivingSide:
 
     def _expire(self, key: HandoffKey, now_s: float) -> None:
         """The lease of this handoff's blocks ran out."""
-        handoff = self._handoffs[key]
+        handoff = self._handoffs.get(key)
+        if handoff is None:
+            return  # another one, overdue as well, took it along with their connection
         self.counters.num_expired += 1
         if handoff.link.welcome is None:
             # a handshake that got no answer: the next handoff begins with a new one
@@ -323,6 +325,7 @@ class ReceivingSide:
             hello = PeerHello(
                 node_id=self._facts.node_id,
                 epoch=self._facts.epoch,
+                sender_epoch=link.peer.epoch,
                 fingerprint=self._facts.fingerprint,
                 layout=self._facts.layout,
                 num_blocks=self._facts.num_blocks,

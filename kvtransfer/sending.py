@@ -187,6 +187,7 @@ class SendingSide:
         self._draining: dict[HandoffKey, float] = {}
         self._early: dict[HandoffKey, tuple[float, bytes, Grant]] = {}
         self._ended: OrderedDict[HandoffKey, _End] = OrderedDict()
+        self._refusals: list[tuple[bytes, PeerRefusal]] = []
         self._next_renewal_s = 0.0
 
     @property
@@ -281,6 +282,7 @@ class SendingSide:
         wait_s = self._pusher.work(now_s)
         self._collect(now_s)
         self._drain(now_s)
+        self._refuse()
         self._tick(now_s)
         return wait_s
 
@@ -329,6 +331,13 @@ class SendingSide:
             else:
                 self._end(handoff, now_s)
 
+    def _refuse(self) -> None:
+        """Send receivers away whose transport has failed: after the last word about their handoffs, since they close
+        the connection on it."""
+        refusals, self._refusals = self._refusals, []
+        for peer_id, refusal in refusals:
+            self._send(peer_id, refusal)
+
     def _tick(self, now_s: float) -> None:
         """Answer grants that nothing came for and renew what is alive."""
         for key, (deadline_s, peer_id, grant) in list(self._early.items()):
@@ -346,7 +355,7 @@ class SendingSide:
             raise InvalidMessage("a message is one frame")
         message = RECEIVER_TO_SENDER.decode(frames[0])
         if isinstance(message, PeerHello):
-            self._on_hello(peer_id, message)
+            self._on_hello(peer_id, message, now_s)
         elif peer_id not in self._peers:
             raise Refused("say PeerHello first")
         elif isinstance(message, Grant):
@@ -360,7 +369,11 @@ class SendingSide:
         elif isinstance(message, Renew):
             self._on_renew(peer_id, message, now_s)
 
-    def _on_hello(self, peer_id: bytes, hello: PeerHello) -> None:
+    def _on_hello(self, peer_id: bytes, hello: PeerHello, now_s: float) -> None:
+        if hello.sender_epoch != self._facts.epoch:
+            raise Refused(
+                f"{self._facts.node_id} has restarted: epoch {self._facts.epoch} instead of {hello.sender_epoch}"
+            )
         if hello.fingerprint != self._facts.fingerprint:
             raise Refused(f"model differs: {self._facts.fingerprint} here, {hello.fingerprint} at {hello.node_id}")
         self._facts.layout.require_same(hello.layout, hello.node_id)
@@ -369,12 +382,21 @@ class SendingSide:
         self._drop_peer(peer_id, "the receiver said hello again")
         transport, sender = self._opener.open(hello)
         self._peers[peer_id] = _Peer(hello, sender)
-        for handoff in self._outgoing.values():
-            if handoff.grant is not None and handoff.belongs_to(hello):
-                handoff.peer_id = peer_id  # the same life of the receiver, dialling again
+        self._void_grants(peer_id, hello, now_s)
         _log.info("decode node %s connected, KV goes by %s", hello.node_id, transport)
         writer = sender.writer or self._facts.process
         self._send(peer_id, PeerWelcome(self._facts.node_id, self._facts.epoch, transport, writer))
+
+    def _void_grants(self, peer_id: bytes, hello: PeerHello, now_s: float) -> None:
+        """The same life of the receiver dials again or was fenced: it holds no block for what it granted before."""
+        for handoff in self._outgoing.values():
+            if handoff.grant is not None and handoff.belongs_to(hello):
+                handoff.peer_id = peer_id  # where the answer goes
+                self.withdraw(handoff.key, "the receiver said hello again", now_s)
+        for key, (_, _, grant) in list(self._early.items()):
+            if grant.receiver_epoch == hello.epoch:
+                del self._early[key]
+                self._remember_end(key, _End())
 
     def _on_grant(self, peer_id: bytes, grant: Grant, now_s: float) -> None:
         key = grant.handoff.key
@@ -598,7 +620,7 @@ class SendingSide:
         for handoff in list(self._outgoing.values()):
             if handoff.grant is not None and handoff.peer_id == peer_id:
                 self.withdraw(handoff.key, reason, now_s)
-        self._send(peer_id, PeerRefusal(reason[:1000]))
+        self._refusals.append((peer_id, PeerRefusal(reason[:1000])))
 
     def _drop_peer(self, peer_id: bytes, reason: str) -> None:
         peer = self._peers.pop(peer_id, None)

@@ -16,7 +16,7 @@ Receiving. There are two kinds of receiver:
 - the others write their pool themselves in `poll`, and only blocks that were announced with `expect`, each once.
 
 A receiver finds out by itself which blocks have arrived (`take_arrivals`), unless it `is_silent`: then the sending side
-tells by message.
+tells by message, and `push` returns only when the bytes are in place.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from prefill_node.leg import Notice as SendingNotice
 from prefill_node.leg import PrefillLeg, SendingNotices
 from tests.kvtransfer.oracle import OracleRunner, make_core
 from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, Echo, LossyLink, empty_blocks, receiving_facts, sending_facts
-from tests.kvtransfer.pools import LAYOUT
+from tests.kvtransfer.pools import LAYOUT, LEASE_S
 
 _DEADLINE_S = 10.0
 
@@ -187,10 +187,16 @@ def undisturbed(token_ids: Sequence[int], *, max_tokens: int = 8) -> list[int]:
 
 
 @contextmanager
-def open_relay(*, plan: FaultPlan = without_faults, peers_write: bool = True) -> Iterator[Relay]:
+def open_relay(
+    *,
+    plan: FaultPlan = without_faults,
+    peers_write: bool = True,
+    num_blocks: int = NUM_BLOCKS,
+    lease_s: float = LEASE_S,
+) -> Iterator[Relay]:
     """Two legs, closed at the end."""
     network = LoopbackNetwork(plan)
-    sent_blocks, received_blocks = empty_blocks(), empty_blocks()
+    sent_blocks, received_blocks = empty_blocks(num_blocks), empty_blocks(num_blocks)
     prefill_runner, decode_runner = OracleRunner(sent_blocks), OracleRunner(received_blocks)
     prefill_core, decode_core = make_core(sent_blocks, prefill_runner), make_core(received_blocks, decode_runner)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -198,7 +204,7 @@ def open_relay(*, plan: FaultPlan = without_faults, peers_write: bool = True) ->
     link = LossyLink(socket)
     sent: Mailbox[SendingNotice] = Mailbox()
     sending = SendingSide(
-        sending_facts(),
+        replace(sending_facts(), lease_s=lease_s),
         cast("zmq.Socket[bytes]", link),
         LoopbackOpener(network, sent_blocks),
         Pusher(sent_blocks),
@@ -207,7 +213,7 @@ def open_relay(*, plan: FaultPlan = without_faults, peers_write: bool = True) ->
     sending_thread = SteppedThread(sending, "sending")
     prefill_leg = PrefillLeg(prefill_core, sending, sending_thread, sent, LAYOUT.num_layers)
     receiver = LoopbackReceiver(network, "D", received_blocks, peers_write=peers_write)
-    facts = replace(receiving_facts(), num_blocks=NUM_BLOCKS)
+    facts = replace(receiving_facts(), num_blocks=num_blocks, lease_s=lease_s)
     received: Mailbox[ReceivingNotice] = Mailbox()
     owner = ReceivingNotices(received)
     receiving = ReceivingSide(facts, context, SETTINGS, [receiver], received_blocks, owner)

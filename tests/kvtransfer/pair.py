@@ -232,12 +232,12 @@ class Pair:
         return (
             not self.prefill.side.num_live
             and not self.decode.side.num_live
-            and all(pool.pool.num_free == NUM_BLOCKS for pool in pools)
+            and all(pool.pool.num_free == pool.pool.num_blocks for pool in pools)
         )
 
 
-def empty_blocks() -> Blocks:
-    return np.zeros((NUM_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
+def empty_blocks(num_blocks: int = NUM_BLOCKS) -> Blocks:
+    return np.zeros((num_blocks, BLOCK_BYTES), dtype=np.uint8)
 
 
 def sending_facts() -> SendingFacts:
@@ -255,9 +255,10 @@ def make_prefill_node(
     *,
     facts: SendingFacts | None = None,
     port: int = 0,
+    num_blocks: int = NUM_BLOCKS,
 ) -> PrefillNode:
     facts = facts or sending_facts()
-    blocks = empty_blocks()
+    blocks = empty_blocks(num_blocks)
     opener: SenderOpener = LoopbackOpener(network, blocks)
     if transport in (SHM, ZMQ):
         settings = TransportSettings(transport, context, "127.0.0.1", SETTINGS, facts.process)
@@ -276,20 +277,21 @@ def make_decode_node(
     facts: ReceivingFacts | None = None,
 ) -> DecodeNode:
     facts = facts or receiving_facts()
-    receiver, blocks = open_receiver(context, network, transport, f"{facts.node_id}-{facts.epoch}")
+    name = f"{facts.node_id}-{facts.epoch}"
+    receiver, blocks = open_receiver(context, network, transport, name, facts.num_blocks)
     pool = DecodePool(blocks)
     side = ReceivingSide(facts, context, SETTINGS, [receiver], blocks, pool)
     return DecodeNode(side, pool, [receiver])
 
 
 def open_receiver(
-    context: zmq.Context[zmq.Socket[bytes]], network: LoopbackNetwork, transport: str, name: str
+    context: zmq.Context[zmq.Socket[bytes]], network: LoopbackNetwork, transport: str, name: str, num_blocks: int
 ) -> tuple[Receiver, Blocks]:
     """A receiver of that transport and the pool it receives into."""
     if transport == SHM:
-        segment = Segment(NUM_BLOCKS * BLOCK_BYTES)
-        return ShmReceiver(segment), segment.array.reshape(NUM_BLOCKS, BLOCK_BYTES)
-    blocks = empty_blocks()
+        segment = Segment(num_blocks * BLOCK_BYTES)
+        return ShmReceiver(segment), segment.array.reshape(num_blocks, BLOCK_BYTES)
+    blocks = empty_blocks(num_blocks)
     if transport == ZMQ:
         return ZmqReceiver(context, "127.0.0.1", blocks, SETTINGS), blocks
     return LoopbackReceiver(network, name, blocks, peers_write=transport == MEMORY), blocks
@@ -302,12 +304,14 @@ def open_pair(
     plan: FaultPlan = without_faults,
     sender: SendingFacts | None = None,
     receiver: ReceivingFacts | None = None,
+    num_blocks: int = NUM_BLOCKS,
 ) -> Iterator[Pair]:
     """Two nodes, closed at the end."""
+    receiver = replace(receiver or receiving_facts(), num_blocks=num_blocks)
     network = LoopbackNetwork(plan)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        prefill = make_prefill_node(context, network, transport, facts=sender)
+        prefill = make_prefill_node(context, network, transport, facts=sender, num_blocks=num_blocks)
         decode = make_decode_node(context, network, transport, facts=receiver)
         echo = Echo(context)
         pair = Pair(context, network, transport, prefill, decode, echo)

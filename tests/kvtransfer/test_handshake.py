@@ -129,7 +129,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 def hello(*endpoints: Endpoint, host: str | None = None) -> PeerHello:
     facts = receiving_facts()
     process = facts.process if host is None else replace(facts.process, host=host)
-    return PeerHello("D", 1, "model-a", LAYOUT, NUM_BLOCKS, "xxh3", process, endpoints)
+    return PeerHello("D", 1, SENDER_EPOCH, "model-a", LAYOUT, NUM_BLOCKS, "xxh3", process, endpoints)
 
 
 def factory(context: zmq.Context[zmq.Socket[bytes]], choice: str) -> SenderFactory:
