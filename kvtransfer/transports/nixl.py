@@ -44,7 +44,7 @@ from kvtransfer.transports.nixl_wire import (
 from kvtransfer.transports.segment import Segment
 
 NAME = "nixl"
-_PIECE_BYTES = 2**25
+_PIECE_BYTES = 2**24
 _MAX_UNDER_WAY_BYTES = 2**28
 _MAX_UNDER_WAY = 64
 _MAX_BLOCKS_PER_WRITE = 1024

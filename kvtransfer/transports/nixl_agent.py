@@ -16,6 +16,7 @@ error, which the node reads.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -52,6 +53,7 @@ from kvtransfer.transports.nixl_wire import (
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
+_MADV_POPULATE_WRITE = 23
 _TIMER_SLACK_NS = 1000
 _WRITING_WAIT_S = 0.00005
 _MOVING_WAIT_S = 0.0001
@@ -309,7 +311,10 @@ def main() -> None:
     _prctl(_PR_SET_TIMERSLACK, _TIMER_SLACK_NS)  # else a wait of 50 us takes 100
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the node decides when this ends
     os.dup2(2, 1)
-    memory = np.frombuffer(mmap.mmap(segment, num_blocks * block_bytes), dtype=np.uint8)
+    region = mmap.mmap(segment, num_blocks * block_bytes)
+    with contextlib.suppress(OSError):  # an older kernel: the first write of each page is slower then
+        region.madvise(_MADV_POPULATE_WRITE)
+    memory = np.frombuffer(region, dtype=np.uint8)
     os.close(segment)
     Agent(Channel(socket.socket(fileno=end), REPORTS, COMMANDS), memory, num_blocks).run()
     # no destructors: nixl's could wait for peers, and the kernel gives back all there is
