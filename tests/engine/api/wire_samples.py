@@ -82,7 +82,7 @@ SAMPLES: tuple[tuple[Codec, Any], ...] = (
     (NODE_TO_ROUTER, Tokens(1, (EVENT, dataclasses.replace(EVENT, handoff=HandoffFigures(3, 4096, 900, 12))))),
     (NODE_TO_ROUTER, Failed(b"h" * 16, 1, "overloaded", "later")),
     (NODE_TO_ROUTER, CacheEvents(1, True, b"s" * 32, b"")),
-    (RECEIVER_TO_SENDER, PeerHello("d", 1, 2, "f", LAYOUT, 64, "xxh3", PROCESS, (Endpoint("shm", "name", b"\x00more"),))),
+    (RECEIVER_TO_SENDER, PeerHello("d", 1, 2, "f", LAYOUT, 64, "xxh3", PROCESS, (Endpoint("shm", "n", b"\x00m"),))),
     (RECEIVER_TO_SENDER, Grant(NAME, 1, 2, 40, 16, b"d" * 16, (5, 9), (1, 2**64 - 1))),
     (RECEIVER_TO_SENDER, Resend(NAME, 1, (0, 7))),
     (RECEIVER_TO_SENDER, Release(NAME)),
