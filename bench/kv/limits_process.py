@@ -1,4 +1,5 @@
-"""What one core of this machine can do: copy, hash, both, and send to the other core through plain TCP.
+"""What one core of this machine can do: copy, hash, both, send to the other core through plain TCP, and hand it a
+ZMQ message.
 
 `python -m bench.kv.limits_process`, one on each of two cores. Owns two buffers of `num_bytes`, to be chosen much larger
 than the caches, with every page touched.
@@ -12,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import xxhash
+import zmq
 
 from bench.child import Worker, serve_parent
 
 _HOST = "127.0.0.1"
 _PIECE_BYTES = 2**20
 _WAIT_S = 60.0
+_PAUSE_S = 0.003
+_MESSAGE_BYTES = 300
 
 
 class Limits:
@@ -29,6 +33,8 @@ class Limits:
         self._listener = socket.create_server((_HOST, 0))
         self._listener.settimeout(_WAIT_S)
         self._connection: socket.socket | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._pair = self._context.socket(zmq.PAIR)
 
     def do(self, command: str, arguments: dict[str, Any]) -> Any:
         """See `Worker`."""
@@ -46,6 +52,15 @@ class Limits:
             case "connect", {"port": int(port)}:
                 self._connection = socket.create_connection((_HOST, port), _WAIT_S)
                 return None
+            case "zmq_port", {}:
+                return self._pair.bind_to_random_port(f"tcp://{_HOST}")
+            case "zmq_connect", {"port": int(port)}:
+                self._pair.connect(f"tcp://{_HOST}:{port}")
+                return None
+            case "pass_on", {"count": int(count)}:
+                return self._pass_on(count)
+            case "hop", {"count": int(count)}:
+                return self._hop(count)
             case "send", {}:
                 return self._send()
             case "receive", {}:
@@ -56,6 +71,7 @@ class Limits:
     def close(self) -> None:
         """See `Worker`."""
         self._listener.close()
+        self._context.destroy(linger=0)
         if self._connection is not None:
             self._connection.close()
 
@@ -108,6 +124,28 @@ class Limits:
                 raise ConnectionError("the other end has gone")
             place += num_bytes
         self._connection.sendall(b"\0")
+
+
+    def _hop(self, count: int) -> list[float]:
+        """`count` messages to the other end and back, each after a pause as between two handoffs: half of the way."""
+        taken_s = []
+        for _ in range(count):
+            time.sleep(_PAUSE_S)
+            begin_s = time.monotonic()
+            self._pair.send(bytes(_MESSAGE_BYTES))
+            self._receive_message()
+            taken_s.append((time.monotonic() - begin_s) / 2)
+        return taken_s
+
+    def _pass_on(self, count: int) -> None:
+        """Send so many messages back."""
+        for _ in range(count):
+            self._pair.send(self._receive_message())
+
+    def _receive_message(self) -> bytes:
+        if not self._pair.poll(int(_WAIT_S * 1000)):
+            raise ConnectionError("the other end has gone")
+        return self._pair.recv()
 
 
 def _begin(spec: dict[str, Any]) -> Worker:

@@ -23,6 +23,7 @@ _NODE, _LIMITS, _BARE = "bench.kv.node_process", "bench.kv.limits_process", "ben
 _PREFILL, _DECODE = "prefill", "decode"
 _SMALL_BYTES = 16 * 2**20
 _MORE_ROUNDS = 10
+_NUM_HOPS = 20
 _NUM_LIMIT_ROUNDS = 7
 
 
@@ -58,6 +59,7 @@ class Limits:
     hash_s: list[float] = field(default_factory=list)
     copy_and_hash_s: list[float] = field(default_factory=list)
     tcp_s: list[float] = field(default_factory=list)
+    zmq_hop_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ def _measure_limits(plan: Plan) -> Limits:
         one.hear()
         other.hear()
         one.ask("connect", port=other.ask("port"))
+        one.ask("zmq_connect", port=other.ask("zmq_port"))
         for number in range(1 + _NUM_LIMIT_ROUNDS):
             taken = found if number else Limits(plan.limit_bytes)  # the first round is warm-up
             taken.copy_s.append(one.ask("copy"))
@@ -104,6 +107,9 @@ def _measure_limits(plan: Plan) -> Limits:
             taken.copy_and_hash_s.append(one.ask("copy_and_hash"))
             other.tell("receive")
             taken.tcp_s.append(one.ask("send"))
+            other.hear()
+            other.tell("pass_on", count=_NUM_HOPS)
+            taken.zmq_hop_s.extend(one.ask("hop", count=_NUM_HOPS))
             other.hear()
     return found
 

@@ -93,6 +93,8 @@ def report(facts: Facts, results: Results, missing: dict[str, str], *, as_markdo
     if bare:
         sections.append(_section("nixl against bare NIXL writes", _BARE_HEADS, map(_bare_row, bare), as_markdown))
     sections.append(_section("Limits of this machine", _LIMIT_HEADS, _limit_rows(results.limits), as_markdown))
+    hop_us = median(results.limits.zmq_hop_s) * 1e6
+    sections.append(f"A ZMQ message takes {hop_us:.0f} us to the other core after a pause; a handoff needs one.")
     sections.append("\n".join(_GLOSSARY))
     not_measured = [f"{name} was not measured: {reason}" for name, reason in missing.items()]
     not_measured += [f"{name} failed: {reason}" for name, reason in results.failures.items()]

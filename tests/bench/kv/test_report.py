@@ -13,7 +13,7 @@ from engine.api.errors import InvalidSetting
 
 MIB = 2**20
 FACTS = Facts("2026-01-01 00:00 UTC", "baton bench kv", "abc", "A CPU", 2, (0, 1), 2**30, "Linux 6", 0.5, {})
-LIMITS = Limits(10**9, [0.1], [0.2], [0.05], [0.15], [0.25])
+LIMITS = Limits(10**9, [0.1], [0.2], [0.05], [0.15], [0.25], [0.000125])
 
 
 def case(num_blocks: int, memcpy_s: list[float], wall_s: list[float], bare_nixl_s: list[float] | None = None) -> Case:
