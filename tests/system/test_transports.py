@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
 
 from tests.system.conftest import Checkpoints
-from tests.system.harness import REQUEST_TIMEOUT_S
+from tests.system.harness import REQUEST_TIMEOUT_S, START_TIMEOUT_S, wait_until
 from tests.system.reference import Reference, make_prompt
-from tests.system.serve import serving
+from tests.system.serve import Serve, serving
 
 _LENGTHS = (1, 16, 33, 90)
 _NUM_TOKENS = 16
+_AGENT = "kvtransfer.transports.nixl_agent"
+
+
+_FLAGS = ("--served-model-name", "tiny", "--local-prefill-tokens", "0", "--max-num-batched-tokens", "40")
+
+
+def ask(client: openai.OpenAI, prompt: tuple[int, ...]) -> tuple[tuple[int, ...], dict[str, float] | None]:
+    """The greedy tokens after `prompt`, and what the usage says of the transfer."""
+    answer = client.completions.create(
+        model="tiny",
+        prompt=list(prompt),
+        max_tokens=_NUM_TOKENS,
+        temperature=0.0,
+        timeout=REQUEST_TIMEOUT_S,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    choice = answer.choices[0].model_extra or {}
+    usage = answer.usage.model_extra if answer.usage is not None else None
+    return tuple(choice["token_ids"]), (usage or {}).get("kv_transfer")
+
+
+def client_of(program: Serve) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{program.endpoint}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S)
+
+
+def end(program: Serve) -> None:
+    """Ctrl-C, and nothing left."""
+    children = program.note_footprint()
+    program.signal(signal.SIGINT)
+    assert program.wait_exit() == 128 + signal.SIGINT
+    program.require_nothing_left(children)
 
 
 @pytest.mark.timeout(180)
@@ -25,38 +61,59 @@ def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does
     transport: str, checkpoints: Checkpoints, references: Callable[[str], Reference], tmp_path: Path
 ) -> None:
     reference = references("llama")
-    flags = ("--served-model-name", "tiny", "--kv-transport", transport, "--local-prefill-tokens", "0")
-    with serving(tmp_path, str(checkpoints("llama")), *flags, "--max-num-batched-tokens", "40") as program:
-        client = openai.OpenAI(base_url=f"{program.endpoint}/v1", api_key="none", max_retries=0, timeout=60)
-
-        def ask(prompt: tuple[int, ...]) -> tuple[tuple[int, ...], dict[str, float] | None]:
-            answer = client.completions.create(
-                model="tiny",
-                prompt=list(prompt),
-                max_tokens=_NUM_TOKENS,
-                temperature=0.0,
-                timeout=REQUEST_TIMEOUT_S,
-                extra_body={"return_token_ids": True, "ignore_eos": True},
-            )
-            choice = answer.choices[0].model_extra or {}
-            usage = answer.usage.model_extra if answer.usage is not None else None
-            return tuple(choice["token_ids"]), (usage or {}).get("kv_transfer")
-
-        prompts = [make_prompt(length, 7) for length in _LENGTHS]
-        for prompt in prompts:
-            token_ids, transfer = ask(prompt)
-            assert token_ids == reference.greedy(prompt, _NUM_TOKENS).token_ids
-            assert transfer is not None
-            assert transfer["blocks"] == -(-len(prompt) // 16)
-            assert transfer["exposed_ms"] > 0
-            assert transfer["transfer_ms"] > 0
-        # again, all at once: blocks that the decode node has cached do not travel a second time
-        with ThreadPoolExecutor(len(prompts)) as threads:
-            for prompt, (token_ids, transfer) in zip(prompts, threads.map(ask, prompts), strict=True):
+    prompts = [make_prompt(length, 7) for length in _LENGTHS]
+    with serving(tmp_path, str(checkpoints("llama")), "--kv-transport", transport, *_FLAGS) as program:
+        with client_of(program) as client:
+            for prompt in prompts:
+                token_ids, transfer = ask(client, prompt)
                 assert token_ids == reference.greedy(prompt, _NUM_TOKENS).token_ids
-                assert (transfer or {"blocks": 0})["blocks"] == (len(prompt) % 16 > 0)
-        client.close()
-        children = program.note_footprint()
-        program.signal(signal.SIGINT)
-        assert program.wait_exit() == 128 + signal.SIGINT
-        program.require_nothing_left(children)
+                assert transfer is not None
+                assert transfer["blocks"] == -(-len(prompt) // 16)
+                assert transfer["exposed_ms"] > 0
+                assert transfer["transfer_ms"] > 0
+            # again, all at once: blocks that the decode node has cached do not travel a second time
+            with ThreadPoolExecutor(len(prompts)) as threads:
+                answers = threads.map(partial(ask, client), prompts)
+                for prompt, (token_ids, transfer) in zip(prompts, answers, strict=True):
+                    assert token_ids == reference.greedy(prompt, _NUM_TOKENS).token_ids
+                    assert (transfer or {"blocks": 0})["blocks"] == (len(prompt) % 16 > 0)
+        end(program)
+
+
+def agents_of(program: Serve) -> list[psutil.Process]:
+    """The agents that live."""
+    found = []
+    for child in program.children():
+        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+            if _AGENT in child.cmdline():
+                found.append(child)
+    return found
+
+
+@pytest.mark.timeout(180)
+def test_nodes_survive_the_death_of_their_nixl_agents(
+    checkpoints: Checkpoints, references: Callable[[str], Reference], tmp_path: Path
+) -> None:
+    reference = references("llama")
+    with serving(tmp_path, str(checkpoints("llama")), "--kv-transport", "nixl", *_FLAGS) as program:
+        with client_of(program) as client:
+            for seed in range(3):
+                prompt = make_prompt(50, 100 + seed)
+                assert ask(client, prompt)[0] == reference.greedy(prompt, _NUM_TOKENS).token_ids
+                nodes = [program.child(f"{role}_node").pid for role in ("prefill", "decode")]
+                agents = agents_of(program)
+                assert len(agents) == 2
+                for agent in agents[seed % 2 :]:
+                    os.kill(agent.pid, signal.SIGKILL)
+                # at once: whatever the attempts of this request run into, its client sees the right tokens
+                prompt = make_prompt(50, 200 + seed)
+                assert ask(client, prompt)[0] == reference.greedy(prompt, _NUM_TOKENS).token_ids
+                wait_until(lambda: len(agents_of(program)) == 2, "both agents are back", START_TIMEOUT_S)
+                assert nodes == [program.child(f"{role}_node").pid for role in ("prefill", "decode")]
+
+            def is_transferring() -> bool:
+                return ask(client, make_prompt(50, 1000 + next(numbers)))[1] is not None
+
+            numbers = itertools.count()
+            wait_until(is_transferring, "KV travels again", START_TIMEOUT_S)
+        end(program)

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.api.sampling import DecodingParams
+from engine.build import build_engine
+from engine.core import EngineCore
+from engine.runner.kv_memory import KvMemory, allocate_private
+from engine.scheduler.request import Step
+from engine.settings import EngineSettings
+from tests.checkpoints import make_checkpoint
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> tuple[EngineCore, KvMemory]:
+    folder = make_checkpoint(tmp_path / "llama", "llama")
+    built = build_engine(EngineSettings(model=str(folder), num_threads=1, num_blocks=16), allocate_private)
+    return built.core, built.memory
+
+
+def test_a_layer_is_told_of_when_its_kv_will_not_change_any_more(engine: tuple[EngineCore, KvMemory]) -> None:
+    core, memory = engine
+    core.add("a", list(range(3, 30)), DecodingParams(temperature=0.0, max_tokens=1), first_token_only=True)
+    seen: list[torch.Tensor] = []
+    tables: list[list[int]] = []
+
+    def watch(step: Step) -> object:
+        tables.append(list(step.requests[0].block_table))
+        return lambda: seen.append(memory.tensor[tables[0]].clone())
+
+    core.step(watch)  # type: ignore[arg-type]
+    num_layers = memory.layout.num_layers
+    assert len(seen) == num_layers
+    final = memory.tensor[tables[0]]
+    for layer in range(num_layers):
+        assert torch.equal(seen[layer][:, : layer + 1], final[:, : layer + 1])
+        assert final[:, layer].abs().sum() > 0
+
+
+def test_nobody_has_to_watch(engine: tuple[EngineCore, KvMemory]) -> None:
+    core, _ = engine
+    core.add("a", [5, 6, 7], DecodingParams(temperature=0.0, max_tokens=2))
+    assert core.step()[0].token is not None

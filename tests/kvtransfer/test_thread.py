@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from engine.api.errors import RequestFailed
+from kvtransfer.thread import MAX_IDLE_S, TransferThread
+
+
+class RecordingSide:
+    """Notes when it was called. `wait_s` is what it asks for; `error` is raised while it is set."""
+
+    def __init__(self) -> None:
+        self.rounds: list[float] = []
+        self.threads: set[int] = set()
+        self.wait_s = 1000.0
+        self.error: Exception | None = None
+        self.is_closed = threading.Event()
+        self.end, self.other_end = socket.socketpair()
+
+    def wait_on(self) -> Sequence[Any]:
+        return [self.end]
+
+    def round(self, now_s: float) -> float:
+        if self.error is not None:
+            raise self.error
+        self.rounds.append(now_s)
+        self.threads.add(threading.get_ident())
+        return self.wait_s
+
+    def close(self) -> None:
+        self.end.close()
+        self.other_end.close()
+        self.is_closed.set()
+
+
+@pytest.fixture
+def side() -> RecordingSide:
+    return RecordingSide()
+
+
+@pytest.fixture
+def thread(side: RecordingSide) -> Iterator[TransferThread]:
+    thread = TransferThread(side, "test")
+    thread.start()
+    yield thread
+    thread.close()
+    assert side.is_closed.is_set()
+
+
+def run(thread: TransferThread) -> None:
+    """Wait until everything that was posted is done."""
+    done = threading.Event()
+    thread.post(lambda now_s: done.set())
+    assert done.wait(5)
+
+
+def test_commands_run_in_order_on_the_thread_of_the_side(thread: TransferThread, side: RecordingSide) -> None:
+    found: list[tuple[int, int]] = []
+
+    def note(number: int, now_s: float) -> None:
+        found.append((number, threading.get_ident()))
+
+    for number in range(100):
+        thread.post(partial(note, number))
+    run(thread)
+    assert [number for number, _ in found] == list(range(100))
+    assert {ident for _, ident in found} == side.threads
+    assert threading.get_ident() not in side.threads
+
+
+def test_a_round_follows_a_command_and_whatever_becomes_readable(thread: TransferThread, side: RecordingSide) -> None:
+    for stimulus in (lambda: run(thread), lambda: side.other_end.send(b"1"), thread.wake):
+        num_rounds = len(side.rounds)
+        stimulus()
+        deadline_s = time.monotonic() + 5
+        while len(side.rounds) == num_rounds:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+        side.end.setblocking(False)
+        run(thread)
+
+
+def test_an_idle_side_is_called_a_few_times_a_second_and_no_more(thread: TransferThread, side: RecordingSide) -> None:
+    run(thread)
+    num_rounds = len(side.rounds)
+    time.sleep(3.5 * MAX_IDLE_S)
+    assert 2 <= len(side.rounds) - num_rounds <= 5
+
+
+def test_a_side_with_more_to_do_is_called_at_once(thread: TransferThread, side: RecordingSide) -> None:
+    side.wait_s = 0.0
+    run(thread)
+    num_rounds = len(side.rounds)
+    time.sleep(0.1)
+    assert len(side.rounds) - num_rounds > 20
+
+
+def test_a_side_that_fails_is_closed_and_said_to_whoever_asks(thread: TransferThread, side: RecordingSide) -> None:
+    thread.require_alive()
+    side.error = ZeroDivisionError("by zero")
+    thread.wake()
+    assert side.is_closed.wait(5)
+    with pytest.raises(RequestFailed, match="transfer thread has failed: by zero"):
+        thread.require_alive()
+    thread.post(lambda now_s: None)
+
+
+def test_a_command_that_fails_does_the_same(thread: TransferThread, side: RecordingSide) -> None:
+    thread.post(lambda now_s: [][0])
+    assert side.is_closed.wait(5)
+    assert isinstance(thread.failure, IndexError)
