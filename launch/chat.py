@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import unicodedata
 from collections.abc import Generator, Sequence
@@ -102,6 +103,8 @@ def main(arguments: Sequence[str]) -> int:
         return _answer_lines(conversation)
     import readline  # noqa: F401  gives input() its line editing and history
 
+    # a shell starts background jobs with Ctrl-C ignored, and what they start inherits that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     print(f"{model} at {settings.url}. {HELP}.")
     return _talk(conversation)
 
