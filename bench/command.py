@@ -22,6 +22,7 @@ class Benchmark:
 
 BENCHMARKS = {
     "kv": Benchmark("bench.kv.command", "handoffs of KV blocks between two processes, by transport, against memcpy"),
+    "gap": Benchmark("bench.gap", "what a client sees of the handoff: the gap from token 1 to token 2"),
 }
 
 

@@ -125,7 +125,6 @@ class Limits:
             place += num_bytes
         self._connection.sendall(b"\0")
 
-
     def _hop(self, count: int) -> list[float]:
         """`count` messages to the other end and back, each after a pause as between two handoffs: half of the way."""
         taken_s = []
