@@ -35,10 +35,9 @@ if behaviour == "broken" or (behaviour == "breaks" and os.path.exists(rest[0])):
 if behaviour != "mute":
     print(json.dumps({"event": "loading", "role": "prefill", "done": 5, "total": 10}), flush=True)
     print(json.dumps({"event": "ready", "role": "prefill", "address": f"http://{name}"}), flush=True)
-if behaviour == "mayfly":
-    sys.exit(3)
-if behaviour == "breaks":
-    open(rest[0], "w").close()
+if behaviour in ("mayfly", "breaks"):
+    while not os.path.exists(rest[0]):  # made by the test: a death before all are ready would end the start
+        time.sleep(0.01)
     sys.exit(3)
 time.sleep(60)
 """

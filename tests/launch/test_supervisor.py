@@ -48,8 +48,10 @@ def test_a_killed_child_is_started_again(supervise: Supervise) -> None:
     assert supervisor.running_pids() == supervisor.pids()[1:]
 
 
-def test_restarts_of_a_child_that_keeps_dying_come_slower(supervise: Supervise) -> None:
-    supervisor = supervise([("router", "steady"), ("decode-0", "mayfly")])
+def test_restarts_of_a_child_that_keeps_dying_come_slower(supervise: Supervise, tmp_path: Path) -> None:
+    supervisor = supervise([("router", "steady"), ("decode-0", "mayfly", str(tmp_path / "dies"))])
+    supervisor.wait_for("all ready")
+    (tmp_path / "dies").touch()
     supervisor.wait_for("decode-0 stopped: exited with status 3; starting it again in 1 s")
     supervisor.process.send_signal(signal.SIGTERM)
     assert supervisor.wait() == 0
@@ -57,6 +59,8 @@ def test_restarts_of_a_child_that_keeps_dying_come_slower(supervise: Supervise) 
 
 def test_a_restart_that_fails_shows_why_and_is_tried_again(supervise: Supervise, tmp_path: Path) -> None:
     supervisor = supervise([("router", "steady"), ("decode-0", "breaks", str(tmp_path / "broken"))])
+    supervisor.wait_for("all ready")
+    (tmp_path / "broken").touch()
     supervisor.wait_for("decode-0 stopped: no such model: llama-17; starting it again in 1 s")
 
 
