@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decode_node.leg import DecodeLeg, Notice, ReceivingNotices
 from engine.api import links
-from engine.runner.kv_memory import ByteArray
+from engine.runner.kv_memory import ByteArray, allocate_private
 from engine.service.loop import Leg
 from engine.service.process import Context, NodeParts
 from engine.service.settings import NodeSettings
@@ -28,7 +28,7 @@ class DecodeRole:
         self._transports = TransportSettings(
             settings.kv_transport, context, settings.host, link_settings, this_process()
         )
-        self._memory = PoolMemory(self._transports, "receiver")
+        self._memory = PoolMemory(self._transports, "receiver", allocate_private)
         self._receivers: list[Receiver] = []
 
     def allocate(self, num_bytes: int) -> ByteArray:

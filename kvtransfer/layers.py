@@ -1,6 +1,7 @@
 """How far the layers of the step under way have come, told from the engine's thread to the transfer thread.
 
 Owns one number. The KV of a layer is complete for all tokens of the step when it is counted; it does not change after.
+Nobody is woken unless somebody follows: a step whose blocks are not pushed by layers costs the engine no system calls.
 """
 
 from __future__ import annotations
@@ -15,15 +16,22 @@ class LayerProgress:
         self.num_layers = num_layers
         self.num_done = 0
         self.is_abandoned = False
+        self._is_followed = False
         self._wake = wake
+
+    def follow(self) -> None:
+        """Be woken from now on. To be called before `num_done` is read: no layer is missed between the two."""
+        self._is_followed = True
 
     def count(self) -> None:
         """One more layer is stored."""
         self.num_done += 1
-        self._wake()
+        if self._is_followed:
+            self._wake()
 
     def abandon(self) -> None:
         """The step could not be computed: nothing more will come. Harmless when it is complete."""
         if self.num_done < self.num_layers:
             self.is_abandoned = True
-            self._wake()
+            if self._is_followed:
+                self._wake()

@@ -94,6 +94,8 @@ class Pusher:
         queue = self._queues.setdefault(id(job.sender), _Queue(job.sender, now_s))
         if not queue.jobs:
             queue.moved_s = now_s
+        if job.layers is not None:
+            job.layers.follow()
         entry = _Job(job)
         if job.layers is not None and self._checksums:
             entry.hashes = [xxhash.xxh3_64() for _ in job.moves]

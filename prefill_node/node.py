@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.api import links
-from engine.runner.kv_memory import ByteArray
+from engine.runner.kv_memory import ByteArray, allocate_private
 from engine.service.loop import Leg
 from engine.service.process import Context, NodeParts
 from engine.service.settings import NodeSettings
@@ -29,7 +29,7 @@ class PrefillRole:
         self._transports = TransportSettings(
             settings.kv_transport, context, settings.host, link_settings, this_process()
         )
-        self._memory = PoolMemory(self._transports, "sender")
+        self._memory = PoolMemory(self._transports, "sender", allocate_private)
         self._senders: SenderFactory | None = None
 
     def allocate(self, num_bytes: int) -> ByteArray:

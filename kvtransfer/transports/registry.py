@@ -46,22 +46,27 @@ class TransportSettings:
     process: ProcessIdentity
 
 
+def _allocate_plain(num_bytes: int) -> Blocks:
+    return np.zeros(num_bytes, dtype=np.uint8)
+
+
 @dataclass(slots=True)
 class PoolMemory:
     """The memory of one node's pool: a shared segment where a transport needs one, private memory otherwise.
 
-    `role` is "receiver" or "sender".
+    `role` is "receiver" or "sender"; `allocate_private` is how the node allocates memory that nobody shares.
     """
 
     settings: TransportSettings
     role: str
+    allocate_private: Callable[[int], Blocks] = _allocate_plain
     segment: Segment | None = None
 
     def allocate(self, num_bytes: int) -> Blocks:
         """Memory for a pool. Raises `InvalidSetting` when there is no segment and no transport that works without."""
         names = _TAKEN[self.settings.choice]
         if not set(names) & set(_IN_SEGMENT[self.role]):
-            return np.zeros(num_bytes, dtype=np.uint8)
+            return self.allocate_private(num_bytes)
         try:
             sweep_orphans()
             self.segment = Segment(num_bytes)
@@ -70,7 +75,7 @@ class PoolMemory:
             if set(names) <= set(_IN_SEGMENT[self.role]):
                 raise InvalidSetting(f"--kv-transport {self.settings.choice}: {reason}") from None
             _log.warning("%s: handoffs use %s", reason, ZMQ)
-            return np.zeros(num_bytes, dtype=np.uint8)
+            return self.allocate_private(num_bytes)
         return self.segment.array
 
     def close(self) -> None:

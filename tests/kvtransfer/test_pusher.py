@@ -259,3 +259,15 @@ def test_abandoning_a_complete_step_changes_nothing(pusher: Pusher) -> None:
     layers.count()
     layers.abandon()
     assert [report.error for report in run(pusher)] == [""]
+
+
+def test_layers_wake_somebody_only_when_somebody_follows(pusher: Pusher) -> None:
+    wakes: list[int] = []
+    layers = LayerProgress(3, lambda: wakes.append(layers.num_done))
+    layers.count()
+    assert wakes == []
+    pusher.submit(job(RecordingSender(), 5, layers=layers), 0.0)
+    run(pusher)
+    layers.count()
+    layers.abandon()
+    assert wakes == [2, 2]

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zmq
 
@@ -11,6 +12,7 @@ from engine.api.errors import InvalidSetting
 from engine.api.links import LinkSettings
 from kvtransfer.host import this_process
 from kvtransfer.transports import segment
+from kvtransfer.transports.base import Blocks
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
 
 _NUM_BLOCKS, _BLOCK_BYTES = 8, 4096
@@ -90,3 +92,18 @@ def test_only_nixl_senders_need_a_segment(context: zmq.Context[zmq.Socket[bytes]
         memory.allocate(_BLOCK_BYTES)
         assert (memory.segment is not None) == needs_segment
         memory.close()
+
+
+@pytest.mark.parametrize("role", ["receiver", "sender"])
+def test_memory_that_nobody_shares_is_allocated_as_the_node_does_it(
+    context: zmq.Context[zmq.Socket[bytes]], role: str
+) -> None:
+    asked: list[int] = []
+
+    def allocate(num_bytes: int) -> Blocks:
+        asked.append(num_bytes)
+        return np.zeros(num_bytes, dtype=np.uint8)
+
+    settings = TransportSettings("zmq", context, "127.0.0.1", LinkSettings(), this_process())
+    assert PoolMemory(settings, role, allocate).allocate(_BLOCK_BYTES).size == _BLOCK_BYTES
+    assert asked == [_BLOCK_BYTES]
