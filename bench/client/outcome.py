@@ -1,0 +1,59 @@
+"""What became of one request, as its client saw it. All times are `time.monotonic()` seconds.
+
+Owns the record that the client writes and that metrics, breakdown and plots read. Knows neither sockets nor statistics.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Failure(enum.StrEnum):
+    """Why a request is not averaged in."""
+
+    REFUSED_CONNECTION = "connection refused"
+    LOST_CONNECTION = "connection lost"
+    HTTP_ERROR = "http error"
+    ERROR_EVENT = "error event in the stream"
+    TRUNCATED = "stream ended without [DONE]"
+    STALLED = "no answer in time"
+    BAD_STREAM = "answer that cannot be read"
+    NO_TOKENS = "answer without tokens"
+    WRONG_USAGE = "usage differs from what was sent or received"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One request. Complete when `failure` is None; then `chunk_s` has at least one entry.
+
+    `scheduled_s` is when it should have been sent, `sent_s` when it was. `chunk_s[i]` is when the i-th event with
+    choices arrived; `chunk_tokens[i]` how many tokens it carried where the server says so (`token_ids`), else 1.
+    `num_prompt_tokens` is what was sent, as far as known; `usage` what the server reported (its last `usage` object).
+    `timings` is Baton's own (`usage.timings`), {} elsewhere.
+    """
+
+    index: int
+    turn: int
+    url: str
+    scheduled_s: float
+    sent_s: float = 0.0
+    end_s: float = 0.0
+    chunk_s: list[float] = field(default_factory=list)
+    chunk_tokens: list[int] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    text: str = ""
+    output_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    status: int = 0
+    failure: Failure | None = None
+    message: str = ""
+
+    @property
+    def timings(self) -> dict[str, Any]:
+        """Baton's stamps of this request, or {}."""
+        found = self.usage.get("timings")
+        return found if isinstance(found, dict) else {}

@@ -1,0 +1,1 @@
+"""`baton bench serve`: one workload against one endpoint, measured as the field measures it."""

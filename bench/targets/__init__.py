@@ -1,0 +1,1 @@
+"""What is measured: endpoints that run already, and servers that a benchmark starts and ends."""

@@ -1,0 +1,1 @@
+"""What is asked and when: datasets, traces, arrival processes. Sends nothing."""
