@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from engine.api.clock import now_us
 from engine.api.errors import BatonError, InvalidMessage, RequestFailed, TransferFailed
 from engine.api.messages import Decode, HandoffFigures, PrefillPeer, TokenEvent
 from engine.attention.base import LayerStored
@@ -24,6 +25,7 @@ from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore, Reservation
 from engine.scheduler.request import RequestKey, RequestOutput, Step
 from engine.service.events import HandoffTimes, StepCounters, counters_as_metrics, token_event
+from engine.service.first_steps import FirstSteps
 from engine.service.loop import AttemptKey
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.messages import HandoffKey
@@ -33,11 +35,12 @@ from kvtransfer.thread import TransferThread
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Verified KV lies in the blocks that were kept for it."""
+    """Verified KV lies in the blocks that were kept for it, since `ready_us`."""
 
     key: HandoffKey
     first: TokenEvent
     figures: HandoffFigures
+    ready_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,8 @@ class ReceivingNotices:
 
     def delivered(self, key: HandoffKey, first: TokenEvent, figures: HandoffFigures) -> None:
         """See `BlockOwner`."""
-        self.notices.put(Delivered(key, first, figures))
+        # stamped here, on the transfer thread: the engine may be in a step and take the notice later
+        self.notices.put(Delivered(key, first, figures, now_us()))
 
     def spoiled(self, key: HandoffKey, reason: str) -> None:
         """See `BlockOwner`."""
@@ -102,11 +106,17 @@ class DecodeLeg:
         self._failures: list[tuple[AttemptKey, BatonError]] = []
         self._counters = StepCounters()
         self._exposed = HandoffTimes()
+        self._first_steps = FirstSteps()
 
     @property
     def num_live(self) -> int:
         """Requests in the engine, and awaited ones: granted blocks that are not back yet among them."""
         return len(self._core.request_keys()) + len(self._awaited)
+
+    @property
+    def num_timed(self) -> int:
+        """Requests in the engine whose first tokens are still to come."""
+        return len(self._first_steps)
 
     @property
     def _num_waiting(self) -> int:
@@ -131,6 +141,7 @@ class DecodeLeg:
                 num_prompt_tokens=request.num_prompt_tokens,
                 cache_salt=request.cache_salt,
             )
+            self._first_steps.watch(key, num_tokens=2)
             return
         self._core.check_size(len(request.token_ids))
         awaited = self._awaited[key] = _Awaited(request, request.prefill_peer)
@@ -141,6 +152,7 @@ class DecodeLeg:
     def cancel(self, key: AttemptKey, now_s: float) -> None:
         """See `Leg`."""
         self._core.abort(key)
+        self._first_steps.forget(key)
         awaited = self._awaited.get(key)
         if awaited is not None and awaited.is_wanted:
             awaited.is_wanted = False
@@ -171,13 +183,16 @@ class DecodeLeg:
 
     def watch(self, step: Step) -> LayerStored | None:
         """See `Leg`: nobody waits for single layers here."""
+        self._first_steps.step_begins()
         return None
 
     def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
         """Every token of the step. Token 1 of a handoff was sent by its prefill node; it is repeated here, so that
         the stream has no gap whatever happened to that message."""
+        self._first_steps.step_ends()
         self._counters.count(outputs)
-        events = [event for output in outputs if (event := token_event(output)) is not None]
+        drawn = [token_event(output, self._first_steps.times_of(output)) for output in outputs]
+        events = [event for event in drawn if event is not None]
         events, self._first_events = self._first_events + events, []
         return events
 
@@ -192,6 +207,7 @@ class DecodeLeg:
     def fail(self, key: RequestKey, error: BatonError, now_s: float) -> None:
         """See `Leg`."""
         self._core.abort(key)
+        self._first_steps.forget(key)
         if isinstance(key, tuple):
             self._failures.append((key, error))
 
@@ -217,6 +233,7 @@ class DecodeLeg:
         except BatonError as error:
             self._failures.append((notice.key, error))
         else:
+            self._first_steps.watch(notice.key, num_tokens=1, ready_us=notice.ready_us)
             self._first_events.append(replace(notice.first, handoff=notice.figures))
 
     def _spoil(self, notice: Spoiled) -> None:

@@ -21,6 +21,7 @@ from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore
 from engine.scheduler.request import RequestKey, RequestOutput, Step
 from engine.service.events import StepCounters, counters_as_metrics, token_event
+from engine.service.first_steps import FirstSteps
 from engine.service.loop import AttemptKey
 from kvtransfer.layers import LayerProgress
 from kvtransfer.mailbox import Mailbox
@@ -68,11 +69,17 @@ class PrefillLeg:
         self._finished: list[TokenEvent] = []
         self._layers: LayerProgress | None = None
         self._counters = StepCounters()
+        self._first_steps = FirstSteps()
 
     @property
     def num_live(self) -> int:
         """Prompts being computed and handoffs not yet released."""
         return len(self._live)
+
+    @property
+    def num_timed(self) -> int:
+        """Prompts whose first token is still to come."""
+        return len(self._first_steps)
 
     def wait_on(self) -> Sequence[Any]:
         """The sending side's notices."""
@@ -94,6 +101,7 @@ class PrefillLeg:
             first_token_only=True,
         )
         self._live[key] = True
+        self._first_steps.watch(key, num_tokens=1)
         self._thread.post(
             partial(
                 self._sending.begin,
@@ -123,12 +131,14 @@ class PrefillLeg:
         for key, refusal in self._notices.take():
             self._core.abort(key)
             self._core.release(key)
+            self._first_steps.forget(key)
             is_wanted = self._live.pop(key, False)
             if refusal and is_wanted:
                 self._failures.append((key, InvalidMessage(refusal)))
 
     def watch(self, step: Step) -> LayerStored | None:
         """See `Leg`: prompts that the step completes are pushed layer by layer."""
+        self._first_steps.step_begins()
         layers = LayerProgress(self._num_layers, self._thread.wake)
         ending = [request for request in step.requests if request.needs_sample]
         for request in ending:
@@ -139,13 +149,15 @@ class PrefillLeg:
 
     def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
         """Push what the step completed; token 1 of each finished prompt goes straight to the router."""
+        self._first_steps.step_ends()
         self._end_layers()
         self._counters.count(outputs)
         self._finished = []
         for output in outputs:
+            times = self._first_steps.times_of(output)
             if not isinstance(output.key, tuple) or output.has_failed:
                 continue
-            event = token_event(output)
+            event = token_event(output, times)
             if event is not None:
                 self._finished.append(event)
             else:

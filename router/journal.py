@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.api.messages import HandoffFigures, TokenEvent, TokenLogprobs
+from router.timings import RelayTimes
 
 _MAX_EARLY_EVENTS = 64
 
@@ -24,12 +25,13 @@ class Delivery:
 
 @dataclass(slots=True)
 class Journal:
-    """Everything emitted so far, under the number of the current attempt, and what its KV's way took."""
+    """Everything emitted so far, under the number of the current attempt, and what it took to get it."""
 
     attempt: int = 1
     token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int | None = None
     handoff: HandoffFigures | None = None
+    times: RelayTimes = field(default_factory=RelayTimes)
     has_finished: bool = False
     _early: dict[int, TokenEvent] = field(default_factory=dict)
 
@@ -51,6 +53,8 @@ class Journal:
         if self.num_cached_tokens is None:
             self.num_cached_tokens = event.num_cached_tokens
         self.handoff = event.handoff or self.handoff
+        if event.times is not None:
+            self.times.drawn(event.index, event.times)
         if event.index > len(self.token_ids):
             if len(self._early) >= _MAX_EARLY_EVENTS:
                 raise ValueError(f"output {len(self.token_ids)} never came, {event.index} did")

@@ -1,7 +1,7 @@
 """What the router measures, in the names the field uses.
 
 Owns one Prometheus registry. TTFT, inter-token latency and end-to-end latency are taken where tokens leave the relay:
-network and detokenizing of the client's side are not in them.
+network and detokenizing of the client's side are not in them. What happened inside the nodes is told by their stamps.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from prometheus_client.registry import Collector
 from engine.api.messages import DECODE, PREFILL
 from router.nodes import NodeRegistry
 from router.relay import Relay
+from router.timings import ClientTimes, RelayTimes
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_HANDOVER_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 _E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240, 600)
 
 
@@ -31,11 +33,25 @@ class RouterMetrics:
         self.time_to_first_token = self._histogram("time_to_first_token_seconds", "Time to first token", _TTFT_BUCKETS)
         self.inter_token_latency = self._histogram("inter_token_latency_seconds", "Gap between tokens", _ITL_BUCKETS)
         self.e2e_latency = self._histogram("e2e_request_latency_seconds", "Time to the last token", _E2E_BUCKETS)
+        self.queue_time = self._histogram(
+            "request_queue_time_seconds", "From sending the legs to the first step of the prompt", _TTFT_BUCKETS
+        )
+        self.prefill_time = self._histogram(
+            "request_prefill_time_seconds", "From the first step of the prompt to token 1", _TTFT_BUCKETS
+        )
+        self.handover = self._histogram(
+            "handover_seconds", "From drawing token 1 to writing it to the client's stream", _HANDOVER_BUCKETS
+        )
         self.prompt_tokens = Counter("baton:prompt_tokens", "Prompt tokens", registry=self._registry)
         self.generation_tokens = Counter("baton:generation_tokens", "Tokens sent", registry=self._registry)
         self.successes = Counter(
             "baton:request_success", "Finished requests", ["finished_reason"], registry=self._registry
         )
+
+    def streamed(self, client: ClientTimes, relay: RelayTimes) -> None:
+        """A stream ended well."""
+        if relay.clock and relay.first is not None and client.first_written_us is not None:
+            self.handover.observe((client.first_written_us - relay.first.drawn_us) / 1e6)
 
     def watch(self, relay: Relay, nodes: NodeRegistry) -> None:
         """Include the figures of the relay and the nodes."""
@@ -68,9 +84,13 @@ class RequestTimer:
         self._last_s = now_s
         self._metrics.generation_tokens.inc(count)
 
-    def finished(self, reason: str) -> None:
+    def finished(self, reason: str, times: RelayTimes) -> None:
         """The request ended well."""
         self._metrics.e2e_latency.observe(time.monotonic() - self._start_s)
+        if times.first is not None:
+            self._metrics.prefill_time.observe((times.first.drawn_us - times.first.begun_us) / 1e6)
+            if times.clock and times.sent_us is not None:
+                self._metrics.queue_time.observe((times.first.begun_us - times.sent_us) / 1e6)
         self._metrics.successes.labels(reason).inc()
 
 

@@ -22,6 +22,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.api.clock import host_clock, now_us
 from engine.api.errors import (
     BatonError,
     ContextLengthExceeded,
@@ -38,6 +39,7 @@ from engine.cache.hashing import extend_hashes, root_hash
 from router.journal import Delivery, Journal
 from router.nodes import Node, NodeRegistry
 from router.policies.base import Policy, num_cached_blocks
+from router.timings import RelayTimes
 
 _RETRYABLE = (RequestFailed, Overloaded)
 _log = logging.getLogger(__name__)
@@ -82,7 +84,7 @@ class _Flight:
     prompt_ids: tuple[int, ...]
     params: DecodingParams
     cache_salt: bytes
-    journal: Journal = field(default_factory=Journal)
+    journal: Journal
     prefill: Node | None = None
     decode: Node | None = None
     avoided: set[int] = field(default_factory=set)
@@ -103,6 +105,7 @@ class Relay:
         self._prefill_policy = prefill_policy
         self._decode_policy = decode_policy
         self._settings = settings
+        self._clock = host_clock()
         self._sender: ControlSender | None = None
         self._flights: dict[bytes, _Flight] = {}
 
@@ -141,7 +144,8 @@ class Relay:
         Raises `Overloaded`, `NoNode`, `ContextLengthExceeded`, `RequestFailed` or `DeadlineExceeded`.
         """
         self.check_room(1)
-        flight = _Flight(secrets.token_bytes(16), tuple(prompt_ids), params, cache_salt)
+        journal = Journal(times=RelayTimes(self._clock))
+        flight = _Flight(secrets.token_bytes(16), tuple(prompt_ids), params, cache_salt, journal)
         self._flights[flight.handoff_id] = flight
         self.counters.num_requests += 1
         has_ended = False
@@ -274,6 +278,7 @@ class Relay:
     def _send_legs(self, flight: _Flight, decode: Node, prefill: Node | None, token_ids: tuple[int, ...]) -> None:
         peer = None
         flight.prefill, flight.decode = prefill, decode
+        flight.journal.times.legs_sent(now_us(), *(node.hello.clock for node in (prefill, decode) if node is not None))
         if prefill is not None:
             peer = PrefillPeer(prefill.node_id, prefill.epoch, prefill.hello.peer_address)
             first_leg = Prefill(

@@ -9,7 +9,6 @@ Stamps are seconds of CLOCK_MONOTONIC, one clock for all processes of a machine.
 
 from __future__ import annotations
 
-import ctypes
 import queue
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from engine.api.errors import Refused, RequestFailed
 from engine.api.layout import KvLayout
 from engine.api.links import LinkSettings
 from engine.api.messages import HandoffFigures, PrefillPeer, TokenEvent
+from engine.api.process import keep_freed_memory
 from kvtransfer.host import this_process
 from kvtransfer.integrity import XXH3
 from kvtransfer.messages import HandoffKey, PeerHello
@@ -44,8 +44,6 @@ _LEASE_S = 30.0
 _WAIT_S = 60.0
 _LOOK_S = 0.5
 _PAGE_BYTES = 4096
-_MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
-_KEEP_BYTES = 2**30
 _SETTLE_S = 0.003
 """What a grant gets to arrive before the prompt counts as computed. A later one would only make figures worse."""
 
@@ -329,18 +327,8 @@ def _take(told: queue.SimpleQueue[_ToldT], thread: TransferThread) -> _ToldT:
     raise RequestFailed(f"nothing came of a handoff within {_WAIT_S:g} s")
 
 
-def _keep_freed_memory() -> None:
-    """As the product's nodes do: else every received message faults its pages in again."""
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return  # another C library
-    mallopt(_MALLOC_MMAP_THRESHOLD, _KEEP_BYTES)
-    mallopt(_MALLOC_TRIM_THRESHOLD, _KEEP_BYTES)
-
-
 def _begin(spec: dict[str, Any]) -> Worker:
-    _keep_freed_memory()
+    keep_freed_memory()
     node = NodeSpec(**spec)
     return PrefillEnd(node) if node.role == PREFILL else DecodeEnd(node)
 

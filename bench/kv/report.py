@@ -69,7 +69,7 @@ _CASE_HEADS = (
 _SMALL_HEADS = ("transport", "checksum", "p50 us", "p99 us", "let go us", "memcpy us", "note")
 _BARE_HEADS = ("checksum", "block", "blocks", "GB/s", "bare GB/s", "ratio to bare", "range", "note")
 _LIMIT_HEADS = ("one core can", "GB/s", "spread")
-_GLOSSARY = (
+GLOSSARY = (
     "Wall time: from the moment a prompt is computed until the decode node has delivered it; let go: until the prefill "
     "node's blocks are free again.",
     "kv_bw_ratio: payload rate over that of one np.copyto of as many bytes, measured in turns: ratio of medians, range "
@@ -81,26 +81,38 @@ _GLOSSARY = (
 
 def report(facts: Facts, results: Results, missing: dict[str, str], *, as_markdown: bool) -> str:
     """Everything that a run has to say."""
-    every = [*results.small_cases, *results.cases]
     sections = ["\n".join(facts.describe())]
-    if results.cases:
-        sizes = {case.block_bytes for case in results.cases}
-        sections.append(_section(_cases_title(sizes), _CASE_HEADS, map(_case_row, results.cases), as_markdown))
-    if results.small_cases:
-        title = f"Fixed cost: one block of {_size(results.small_cases[0].block_bytes)}"
-        sections.append(_section(title, _SMALL_HEADS, map(_small_row, results.small_cases), as_markdown))
-    bare = [case for case in every if case.bare_nixl_s]
-    if bare:
-        sections.append(_section("nixl against bare NIXL writes", _BARE_HEADS, map(_bare_row, bare), as_markdown))
-    sections.append(_section("Limits of this machine", _LIMIT_HEADS, _limit_rows(results.limits), as_markdown))
-    hop_us = median(results.limits.zmq_hop_s) * 1e6
-    sections.append(f"A ZMQ message takes {hop_us:.0f} us to the other core after a pause; a handoff needs one.")
-    sections.append("\n".join(_GLOSSARY))
+    sections += [_section(title, heads, rows, as_markdown) for title, heads, rows in tables(results)]
+    sections.append(hop_in_words(results.limits))
+    sections.append("\n".join(GLOSSARY))
     not_measured = [f"{name} was not measured: {reason}" for name, reason in missing.items()]
     not_measured += [f"{name} failed: {reason}" for name, reason in results.failures.items()]
     if not_measured:
         sections.append("\n".join(not_measured))
     return "\n\n".join(sections)
+
+
+def tables(results: Results) -> list[tuple[str, Sequence[str], list[list[str]]]]:
+    """Title, heads and rows of each table that the results have something for."""
+    every = [*results.small_cases, *results.cases]
+    found: list[tuple[str, Sequence[str], list[list[str]]]] = []
+    if results.cases:
+        sizes = {case.block_bytes for case in results.cases}
+        found.append((_cases_title(sizes), _CASE_HEADS, [_case_row(case) for case in results.cases]))
+    if results.small_cases:
+        title = f"Fixed cost: one block of {_size(results.small_cases[0].block_bytes)}"
+        found.append((title, _SMALL_HEADS, [_small_row(case) for case in results.small_cases]))
+    bare = [case for case in every if case.bare_nixl_s]
+    if bare:
+        found.append(("nixl against bare NIXL writes", _BARE_HEADS, [_bare_row(case) for case in bare]))
+    found.append(("Limits of this machine", _LIMIT_HEADS, _limit_rows(results.limits)))
+    return found
+
+
+def hop_in_words(limits: Limits) -> str:
+    """What the one message of a handoff takes."""
+    hop_us = median(limits.zmq_hop_s) * 1e6
+    return f"A ZMQ message takes {hop_us:.0f} us to the other core after a pause; a handoff needs one."
 
 
 def as_json(facts: Facts, results: Results, missing: dict[str, str]) -> dict[str, Any]:

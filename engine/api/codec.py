@@ -29,9 +29,10 @@ import xxhash
 
 from engine.api.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Version history. 1: registration, two legs at once, grant, push, commit, release, revoke. 2: blocks verified as they
-arrive (Pushed), damaged ones sent again (Resend), the kind of checksum agreed on, what a handoff took reported."""
+arrive (Pushed), damaged ones sent again (Resend), the kind of checksum agreed on, what a handoff took reported.
+3: the clock of a node, and by it the times of a request's first tokens."""
 
 _MAGIC = b"BT"
 _HEADER = struct.Struct("<2sHIQ")

@@ -43,7 +43,8 @@ class Hello:
     """Node -> router, first message of a connection. `epoch` is random for each life of the process.
 
     `fingerprint` names the weights and architecture. `peer_address` is where other nodes reach this one.
-    `max_request_tokens` is the longest prompt plus output the node's context and pool can hold.
+    `max_request_tokens` is the longest prompt plus output the node's context and pool can hold. `clock` names the clock
+    of its stamps (see `engine.api.clock`), "" when it has no name.
     """
 
     role: _Name
@@ -57,6 +58,7 @@ class Hello:
     max_request_tokens: _Count
     max_num_seqs: _Count
     status: NodeStatus
+    clock: _Name
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +177,25 @@ class HandoffFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How a token came about, in microseconds of the node's clock.
+
+    `ready_us`: the KV of a handoff was there and verified; None where the node did not wait for one. `begun_us`: the
+    first step that computed anything towards this token was about to run. `drawn_us`: its last step was over.
+    """
+
+    ready_us: U64 | None
+    begun_us: U64
+    drawn_us: U64
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """Tokens of one request. `index` is the output index of token_ids[0]; logprobs is empty or one per token.
 
     `finish_reason` is "" while the request goes on. `num_cached_tokens` counts prompt tokens that were not computed
     for this request because the reporting node had them cached. `handoff` comes once, with the token that D repeats.
+    `times` is of token_ids[0], and comes with the first two tokens of an attempt at most.
     """
 
     handoff_id: Id128
@@ -190,6 +206,7 @@ class TokenEvent:
     finish_reason: Annotated[str, Length(16)]
     num_cached_tokens: _Count
     handoff: HandoffFigures | None = None
+    times: StepTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from engine.api.errors import BatonError, RequestFailed
-from engine.api.messages import HandoffFigures, TokenEvent
+from engine.api.messages import HandoffFigures, StepTimes, TokenEvent
 from engine.scheduler.request import RequestOutput
 
 
@@ -19,7 +19,7 @@ def failure_of(output: RequestOutput) -> BatonError:
     return RequestFailed(f"the model computed no number for output {output.index}", "not_a_number")
 
 
-def token_event(output: RequestOutput) -> TokenEvent | None:
+def token_event(output: RequestOutput, times: StepTimes | None = None) -> TokenEvent | None:
     """The token that a step drew for a router's request, or None when it drew none."""
     if output.token is None or not isinstance(output.key, tuple):
         return None
@@ -32,6 +32,7 @@ def token_event(output: RequestOutput) -> TokenEvent | None:
         logprobs=() if output.token.logprobs is None else (output.token.logprobs,),
         finish_reason=output.finish_reason,
         num_cached_tokens=output.num_cached_tokens,
+        times=times,
     )
 
 

@@ -9,7 +9,6 @@ registered. Errors that end the process are one line "error: ..." on stderr and 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import time
@@ -22,9 +21,10 @@ import zmq
 from prometheus_client.core import Metric
 
 from engine.api import links
+from engine.api.clock import host_clock
 from engine.api.errors import InvalidSetting
 from engine.api.messages import Hello, NodeStatus
-from engine.api.process import configure_logging, emit, start_authenticator
+from engine.api.process import configure_logging, emit, keep_freed_memory, start_authenticator
 from engine.build import Engine, build_engine
 from engine.runner.kv_memory import ByteArray
 from engine.service.health import HealthServer, NodeCollector
@@ -35,8 +35,6 @@ from engine.service.settings import NodeSettings
 from engine.service.stopper import Stopper
 
 _EVENT_INTERVAL_S = 0.2
-_MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
-_KEEP_BYTES = 2**30
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
@@ -167,6 +165,7 @@ def _hello(
         max_request_tokens=engine.max_request_tokens,
         max_num_seqs=settings.max_num_seqs,
         status=status,
+        clock=host_clock(),
     )
 
 
@@ -174,7 +173,7 @@ def _prepare_process(settings: NodeSettings) -> None:
     configure_logging(settings.log_level)
     if settings.cpu_affinity:
         _pin(settings.cpu_affinity)
-    _keep_freed_memory()
+    keep_freed_memory()
 
 
 def _pin(cores: str) -> None:
@@ -182,16 +181,6 @@ def _pin(cores: str) -> None:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     except (ValueError, OSError) as error:
         raise InvalidSetting(f"--cpu-affinity {cores!r} is not a list of cores of this machine ({error})") from None
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc reuse the memory of freed tensors: giving it back makes every step fault its pages in again."""
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return  # another C library: slower, not wrong
-    mallopt(_MALLOC_MMAP_THRESHOLD, _KEEP_BYTES)
-    mallopt(_MALLOC_TRIM_THRESHOLD, _KEEP_BYTES)
 
 
 class _Progress:

@@ -15,9 +15,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from engine.api.messages import HandoffFigures
 from engine.api.sampling import DecodingParams
 from engine.text.tokenizer import Tokenizer
+from router.journal import Journal
 from router.metrics import RequestTimer, RouterMetrics
 from router.openai.responses import Usage
 from router.openai.text_stream import ChoiceText, TextDelta, TextOptions
@@ -28,15 +28,17 @@ _MAX_QUEUED_DELTAS = 256
 
 @dataclass(slots=True)
 class Choice:
-    """One choice while it is generated. `may_start` is set when its prompt's KV is expected to be cached."""
+    """One choice while it is generated. `may_start` is set when its prompt's KV is expected to be cached.
+
+    `journal` is an empty one until the first tokens have come.
+    """
 
     index: int
     prompt_ids: Sequence[int]
     params: DecodingParams
     text: ChoiceText
     may_start: asyncio.Event
-    num_cached_tokens: int = 0
-    handoff: HandoffFigures | None = None
+    journal: Journal = field(default_factory=Journal)
     siblings_may_start: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -56,8 +58,8 @@ class Answer:
         return Usage(
             num_prompt_tokens=sum(len(choice.prompt_ids) for choice in firsts),
             num_completion_tokens=sum(choice.text.num_completion_tokens for choice in self.choices),
-            num_cached_tokens=sum(choice.num_cached_tokens for choice in firsts),
-            handoffs=[choice.handoff for choice in self.choices if choice.handoff is not None],
+            num_cached_tokens=sum(choice.journal.num_cached_tokens or 0 for choice in firsts),
+            handoffs=[choice.journal.handoff for choice in self.choices if choice.journal.handoff is not None],
         )
 
 
@@ -108,13 +110,12 @@ async def _run(choice: Choice, relay: Relay, metrics: RouterMetrics) -> AsyncGen
             async for delivery, journal in deliveries:
                 timer.tokens(len(delivery.token_ids))
                 choice.siblings_may_start.set()
-                choice.num_cached_tokens = journal.num_cached_tokens or 0
-                choice.handoff = journal.handoff
+                choice.journal = journal
                 delta = choice.text.push(delivery.token_ids, delivery.logprobs, delivery.finish_reason)
                 if not delta.is_empty:
                     yield delta
                 if choice.text.finish_reason is not None:
-                    timer.finished(choice.text.finish_reason)
+                    timer.finished(choice.text.finish_reason, choice.journal.times)
                     return  # closing the relay's iterator cancels what a stop string made superfluous
     finally:
         choice.siblings_may_start.set()

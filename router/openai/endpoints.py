@@ -14,10 +14,11 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
+from engine.api.clock import now_us
 from engine.api.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded, UnsupportedMediaType
 from router.metrics import RouterMetrics
 from router.openai.choices import Answer, generate, make_answer
@@ -29,6 +30,7 @@ from router.openai.responses import (
     CompletionStream,
     ReplyHead,
     ReplyStream,
+    Usage,
     chat_completion,
     json_bytes,
     model_list,
@@ -39,6 +41,7 @@ from router.openai.responses import (
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest, parse_body
 from router.openai.text_stream import TextDelta, join_deltas
 from router.relay import Relay
+from router.timings import ClientTimes, timings_of
 
 BODY_TIMEOUT_S = 30.0
 WRITE_TIMEOUT_S = 30.0
@@ -62,6 +65,7 @@ class Endpoints:
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
+        times = ClientTimes(received_us=now_us())
         body, content_type = await _read(http)
         request = parse_body(body, content_type, ChatCompletionRequest)
         self._check(request)
@@ -70,12 +74,13 @@ class Endpoints:
         head = self._head("chatcmpl")
         if request.stream:
             stream = ChatStream(head, request.include_usage, request.return_token_ids)
-            return await self._stream(http, answer, stream, request)
+            return await self._stream(http, answer, stream, request, times)
         choices = await self._collect(answer, with_prompt_ids=request.return_token_ids)
-        return _json(chat_completion(head, choices, answer.usage()))
+        return _json(chat_completion(head, choices, _usage(answer, request, times)))
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
+        times = ClientTimes(received_us=now_us())
         body, content_type = await _read(http)
         request = parse_body(body, content_type, CompletionRequest)
         self._check(request)
@@ -83,9 +88,9 @@ class Endpoints:
         head = self._head("cmpl")
         if request.stream:
             stream = CompletionStream(head, request.include_usage, request.return_token_ids)
-            return await self._stream(http, answer, stream, request)
+            return await self._stream(http, answer, stream, request, times)
         choices = await self._collect(answer, with_prompt_ids=request.return_token_ids)
-        return _json(text_completion(head, choices, answer.usage()))
+        return _json(text_completion(head, choices, _usage(answer, request, times)))
 
     async def models(self, http: web.Request) -> web.Response:
         """`GET /v1/models`."""
@@ -133,7 +138,12 @@ class Endpoints:
         ]
 
     async def _stream(
-        self, http: web.Request, answer: Answer, stream: ReplyStream, request: GenerationRequest
+        self,
+        http: web.Request,
+        answer: Answer,
+        stream: ReplyStream,
+        request: GenerationRequest,
+        times: ClientTimes,
     ) -> web.StreamResponse:
         writer = _EventWriter(http)
         begun: set[int] = set()
@@ -144,8 +154,13 @@ class Endpoints:
                     if choice.index not in begun:
                         begun.add(choice.index)
                         beginning = stream.begin(choice.index, choice.prompt_ids if request.return_token_ids else ())
+                    num_tokens = choice.text.num_completion_tokens
                     await writer.write(beginning + stream.chunk(choice.index, delta))
-            ending = stream.usage(answer.usage()) if request.include_usage else b""
+                    if num_tokens <= 2:
+                        times.written(num_tokens, writer.written_us)
+            if len(answer.choices) == 1:
+                self.metrics.streamed(times, answer.choices[0].journal.times)
+            ending = stream.usage(_usage(answer, request, times)) if request.include_usage else b""
             await writer.finish(ending + SSE_DONE)
             return writer.response
         except ConnectionError as error:
@@ -163,13 +178,14 @@ class Endpoints:
 
 
 class _EventWriter:
-    """Writes server-sent events; sends its headers with the first of them."""
+    """Writes server-sent events; sends its headers with the first of them. `written_us`: when the last were written."""
 
     def __init__(self, http: web.Request) -> None:
         self._http = http
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         self.response = web.StreamResponse(headers=headers)
         self.has_begun = False
+        self.written_us = 0
 
     async def write(self, events: bytes) -> None:
         """Raises `ConnectionResetError` when the client is gone or takes nothing."""
@@ -177,6 +193,7 @@ class _EventWriter:
             if not self.has_begun:
                 self.has_begun = True
                 await self.response.prepare(self._http)
+            self.written_us = now_us()
             await self.response.write(events)
 
     async def finish(self, events: bytes) -> None:
@@ -213,6 +230,15 @@ async def _read(http: web.Request) -> tuple[bytes, str | None]:
         raise web.HTTPRequestTimeout from None
     except web.RequestPayloadError:
         raise InvalidRequest("the body is damaged: it cannot be read as its headers say") from None
+
+
+def _usage(answer: Answer, request: GenerationRequest, times: ClientTimes) -> Usage:
+    """With timings only for an answer of one choice: those of several would be of different requests to the nodes."""
+    usage = answer.usage()
+    if not request.return_timings or len(answer.choices) != 1:
+        return usage
+    journal = answer.choices[0].journal
+    return replace(usage, timings=timings_of(times, journal.times, journal.attempt))
 
 
 def _json(payload: dict[str, object]) -> web.Response:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from engine.api.messages import HandoffFigures
 from router.openai.errors import error_body
 from router.openai.text_stream import TextDelta, TokenChance, TokenEntry
+from router.timings import Timings
 
 SSE_DONE = b"data: [DONE]\n\n"
 LOWEST_LOGPROB = -9999.0
@@ -38,14 +39,15 @@ class ReplyHead:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one answer: of all its prompts, of all its choices, and prompt tokens found in a prefix cache; and what
-    its handoffs between nodes took.
+    """Tokens of one answer: of all its prompts, of all its choices, and prompt tokens found in a prefix cache; what its
+    handoffs between nodes took, and, for a client that asked, when it passed which station.
     """
 
     num_prompt_tokens: int
     num_completion_tokens: int
     num_cached_tokens: int = 0
     handoffs: Sequence[HandoffFigures] = ()
+    timings: Timings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,9 @@ def text_completion(head: ReplyHead, choices: Iterable[Choice], usage: Usage) ->
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """The `usage` member of an answer. `kv_transfer` is Baton's own: there when KV came from a prefill node."""
+    """The `usage` member of an answer. Two members are Baton's own: `kv_transfer`, there when KV came from a prefill
+    node, and `timings`, there when asked for and known.
+    """
     found: dict[str, Any] = {
         "prompt_tokens": usage.num_prompt_tokens,
         "completion_tokens": usage.num_completion_tokens,
@@ -190,6 +194,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
             "transfer_ms": max(handoff.transfer_us for handoff in usage.handoffs) / 1000,
             "exposed_ms": max(handoff.exposed_us for handoff in usage.handoffs) / 1000,
         }
+    if usage.timings is not None:
+        found["timings"] = usage.timings
     return found
 
 

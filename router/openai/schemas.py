@@ -134,6 +134,7 @@ class _GenerationRequest(_Strict):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     return_token_ids: bool = False
+    return_timings: bool = False
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.api.clock import now_us
 from engine.api.errors import ContextLengthExceeded, InvalidMessage, TransferFailed
 from engine.api.messages import PrefillPeer
 from kvtransfer.messages import Commit, HandoffKey
@@ -178,3 +179,43 @@ def test_a_peer_that_cannot_be_dialled_is_refused_and_leaves_nothing(
     assert "address" in str(error) or "cannot be reached" in str(error)
     relay.decode.leg.cancel(key_of(9), 0.0)
     relay.until(lambda: relay.is_empty)
+
+
+def test_the_stations_of_a_handoff_follow_each_other(relay: Relay) -> None:
+    asked_us = now_us()
+    relay.ask(KEY, PROMPT)
+    relay.until_finished(KEY)
+    first, second = relay.prefill.times[KEY, 0], relay.decode.times[KEY, 1]
+    assert second.ready_us is not None
+    stations = [asked_us, first.begun_us, first.drawn_us, second.ready_us, second.begun_us, second.drawn_us, now_us()]
+    assert stations == sorted(stations)
+    assert relay.decode.times.keys() == {(KEY, 0), (KEY, 1)}, "later tokens are not timed"
+    assert relay.decode.times[KEY, 0] == first, "it is repeated like its token"
+
+
+def test_a_prompt_computed_here_has_the_times_of_its_first_two_tokens(relay: Relay) -> None:
+    relay.decode.leg.begin(replace(relay.decode_request(KEY, PROMPT), prefill_peer=None), 0.0)
+    relay.until_finished(KEY)
+    first, second = relay.decode.times[KEY, 0], relay.decode.times[KEY, 1]
+    assert first.ready_us is second.ready_us is None
+    assert first.begun_us <= first.drawn_us <= second.begun_us <= second.drawn_us
+    assert relay.decode.times.keys() == {(KEY, 0), (KEY, 1)}
+
+
+@pytest.mark.parametrize("num_rounds", [0, 1, 2, 4])
+def test_a_request_that_is_cancelled_or_fails_early_is_not_remembered(relay: Relay, num_rounds: int) -> None:
+    keys = key_of(1), key_of(2)
+    for key in keys:
+        relay.decode.leg.begin(replace(relay.decode_request(key, PROMPT), prefill_peer=None), 0.0)
+    for _ in range(num_rounds):
+        relay.decode.round(0.0)
+    relay.decode.leg.cancel(keys[0], 0.0)
+    relay.decode.runner.error = ValueError("device lost")
+    relay.until(lambda: not relay.decode.leg.num_live)
+    assert relay.decode.leg.num_timed == 0
+
+
+def test_a_request_that_ends_with_its_first_token_is_not_remembered(relay: Relay) -> None:
+    relay.decode.leg.begin(replace(relay.decode_request(KEY, PROMPT, max_tokens=1), prefill_peer=None), 0.0)
+    relay.until_finished(KEY)
+    assert relay.decode.leg.num_timed == 0

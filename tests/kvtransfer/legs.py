@@ -13,10 +13,10 @@ import zmq
 from decode_node.leg import DecodeLeg, ReceivingNotices
 from decode_node.leg import Notice as ReceivingNotice
 from engine.api.errors import BatonError
-from engine.api.messages import Decode, Prefill, PrefillPeer, TokenEvent
+from engine.api.messages import Decode, Prefill, PrefillPeer, StepTimes, TokenEvent
 from engine.api.sampling import DecodingParams
 from engine.core import EngineCore, StepFailed
-from engine.service.loop import AttemptKey, Leg
+from engine.service.loop import AttemptKey
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
@@ -49,7 +49,7 @@ class SteppedThread(TransferThread):
 class Node:
     """A leg, its engine, its side of the transfers, and what it told the router."""
 
-    leg: Leg
+    leg: PrefillLeg | DecodeLeg
     thread: SteppedThread
     core: EngineCore
     runner: OracleRunner
@@ -57,6 +57,7 @@ class Node:
     finished: dict[AttemptKey, str] = field(default_factory=dict)
     failures: list[tuple[AttemptKey, BatonError]] = field(default_factory=list)
     num_cached_tokens: dict[AttemptKey, int] = field(default_factory=dict)
+    times: dict[tuple[AttemptKey, int], StepTimes] = field(default_factory=dict)
 
     def round(self, now_s: float) -> None:
         """As `EngineLoop.run` and the transfer thread do it, by turns."""
@@ -83,14 +84,16 @@ class Node:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is alive and no block is held."""
-        return self.leg.num_live == 0 and self.core.status().num_held_blocks == 0
+        """Whether nothing is alive, remembered for its times, or held as a block."""
+        return self.leg.num_live == self.leg.num_timed == self.core.status().num_held_blocks == 0
 
     def _note(self, events: Sequence[TokenEvent]) -> None:
         for event in events:
             key = (event.handoff_id, event.attempt)
             self.tokens[(key, event.index)] = event.token_ids[0]
             self.num_cached_tokens[key] = event.num_cached_tokens
+            if event.times is not None:
+                self.times[(key, event.index)] = event.times
             if event.finish_reason:
                 self.finished[key] = event.finish_reason
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from engine.api.clock import now_us
 from engine.api.errors import ContextLengthExceeded, InvalidMessage
 from kvtransfer.messages import Commit, Grant, Release
 from tests.kvtransfer.legs import Relay, open_relay, undisturbed
@@ -138,3 +139,16 @@ def test_figures_are_reported(relay: Relay) -> None:
     found = {metric.name: metric.samples[0].value for metric in relay.prefill.leg.metrics()}
     assert found["baton:kv_send_handoffs"] == found["baton:kv_send_released"] == 1
     assert found["baton:kv_send_blocks"] == 5
+
+
+def test_token_1_says_when_its_first_chunk_began_and_when_it_was_drawn(relay: Relay) -> None:
+    asked_us = now_us()
+    relay.ask_prefill(KEY, PROMPT)
+    relay.prefill.round(0.0)
+    after_first_chunk_us = now_us()
+    assert relay.prefill.stream(KEY) == []
+    relay.until(lambda: bool(relay.prefill.stream(KEY)))
+    times = relay.prefill.times[KEY, 0]
+    assert times.ready_us is None
+    assert asked_us <= times.begun_us <= after_first_chunk_us <= times.drawn_us <= now_us()
+    assert relay.prefill.leg.num_timed == 0

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import zmq
 
 from engine.api import links
+from engine.api.clock import host_clock
 from engine.api.layout import KvLayout
 from engine.api.messages import (
     DECODE,
@@ -61,6 +62,7 @@ def make_hello(role: str, **changes: Any) -> Hello:
         max_request_tokens=256,
         max_num_seqs=8,
         status=STATUS,
+        clock=host_clock(),
     )
     return replace(hello, **changes)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api.messages import HandoffFigures, TokenEvent, TokenLogprobs
+from engine.api.messages import HandoffFigures, StepTimes, TokenEvent, TokenLogprobs
 from router.journal import Delivery, Journal
 
 HANDOFF = b"h" * 16
@@ -151,3 +151,19 @@ def test_what_the_handoff_took_is_kept_though_its_token_is_a_repetition() -> Non
     assert journal.record(replace(_event(0, 5), handoff=figures)) == []
     journal.record(_event(1, 6))
     assert journal.handoff == figures
+
+
+def test_times_are_kept_though_their_token_is_a_repetition_or_early() -> None:
+    journal = Journal()
+    first, second = StepTimes(None, 1, 2), StepTimes(3, 4, 5)
+    assert journal.record(replace(_event(1, 6), times=second)) == []
+    journal.record(_event(0, 5))
+    assert journal.record(replace(_event(0, 5), times=first)) == []
+    assert (journal.times.first, journal.times.second) == (first, second)
+
+
+def test_times_of_an_old_attempt_are_not_kept() -> None:
+    journal = Journal()
+    journal.next_attempt()
+    journal.record(replace(_event(0, 5), times=StepTimes(None, 1, 2)))
+    assert journal.times.first is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,16 @@ class Sample:
     enable_cache: bool = setting(True, "reuse")
     dtype: str = setting("auto", "type", choices=("auto", "float32"))
     limit: int | None = setting(None, "optional")
+    rate: float = setting(math.inf, "per second", allow_infinity=True)
+    goals: tuple[str, ...] = setting((), "what is good enough", group="goals", metavar="NAME:MS")
+    sizes: tuple[int, ...] = setting((1, 8), "blocks", group="goals")
+    no_repeats: bool = setting(False, "each only once")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    files: tuple[str, ...] = setting((), "what to read", positional=True)
+    depth: int = setting(1, "levels")
 
 
 def resolved(*arguments: str, environment: dict[str, str] | None = None) -> Sample:
@@ -50,6 +61,10 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
         (["--dtype=int3"], {}, "--dtype"),
         ([], {"BATON_BLOCK_SIZE": "4.5"}, "BATON_BLOCK_SIZE"),
         ([], {"BATON_ENABLE_CACHE": "perhaps"}, "BATON_ENABLE_CACHE"),
+        (["--lease-s=inf"], {}, "--lease-s"),
+        (["--rate=nan"], {}, "--rate"),
+        (["--sizes", "1", "many"], {}, "--sizes"),
+        ([], {"BATON_GOALS": "ttft:'200"}, "BATON_GOALS"),
     ],
 )
 def test_a_bad_value_names_where_it_came_from(arguments: list[str], environment: dict[str, str], origin: str) -> None:
@@ -63,6 +78,36 @@ def test_a_bad_value_in_the_file_names_file_and_key(tmp_path: Path, line: str) -
     path.write_text(line)
     with pytest.raises(InvalidSetting, match=f"baton.yaml: {line.split(':')[0]}"):
         resolved(f"--config={path}")
+
+
+def test_a_tuple_takes_several_values_of_one_flag_and_of_the_flag_again() -> None:
+    found = resolved("--goals", "ttft:200", "tpot:50", "--sizes", "2", "3", "--goals=e2el:900")
+    assert (found.goals, found.sizes) == (("ttft:200", "tpot:50", "e2el:900"), (2, 3))
+    assert resolved().sizes == (1, 8)
+    assert resolved("--sizes=").sizes == ()
+
+
+def test_a_tuple_in_the_environment_is_words_and_in_the_file_a_list_or_words(tmp_path: Path) -> None:
+    path = tmp_path / "baton.yaml"
+    path.write_text("goals: [ttft:200, 'x: y']\nsizes: 4 5")
+    found = resolved(f"--config={path}")
+    assert (found.goals, found.sizes) == (("ttft:200", "x: y"), (4, 5))
+    assert resolved(environment={"BATON_GOALS": "ttft:200 'x: y'"}).goals == ("ttft:200", "x: y")
+
+
+def test_a_number_is_infinite_where_its_field_allows_it(tmp_path: Path) -> None:
+    path = tmp_path / "baton.yaml"
+    path.write_text("rate: .inf")
+    assert resolved("--rate=2.5").rate == 2.5
+    assert resolved("--rate=inf").rate == resolved(f"--config={path}").rate == math.inf
+
+
+def test_positional_arguments_may_be_several() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Reading)
+    for settings in (Reading(), Reading(("a", "b c"), 2), Reading(depth=3)):
+        assert resolve(Reading, parser.parse_args(as_flags(settings)), {}) == settings
+    assert resolve(Reading, parser.parse_args([]), {"BATON_FILES": "a b"}).files == ("a", "b")
 
 
 def test_a_misspelt_key_in_the_file_is_an_error(tmp_path: Path) -> None:
@@ -90,6 +135,11 @@ def test_booleans_have_a_negative_flag() -> None:
     assert resolved("--enable-cache", environment={"BATON_ENABLE_CACHE": "0"}).enable_cache is True
 
 
+def test_a_flag_that_begins_with_no_is_no_negation() -> None:
+    assert resolved("--no-repeats").no_repeats is True
+    assert resolved().no_repeats is False
+
+
 @given(
     st.builds(
         Sample,
@@ -99,6 +149,10 @@ def test_booleans_have_a_negative_flag() -> None:
         enable_cache=st.booleans(),
         dtype=st.sampled_from(["auto", "float32"]),
         limit=st.none() | st.integers(),
+        rate=st.floats(allow_nan=False),
+        goals=st.lists(st.text(min_size=1)).map(tuple),
+        sizes=st.lists(st.integers()).map(tuple),
+        no_repeats=st.booleans(),
     )
 )
 def test_flags_rebuild_the_settings_they_were_made_of(settings: Sample) -> None:
@@ -120,3 +174,13 @@ def test_help_shows_every_field_with_its_default(capsys: pytest.CaptureFixture[s
     assert "--lease-s" in shown
     assert "100%" in shown
     assert "(default: 16)" in shown
+
+
+def test_help_lists_settings_under_their_group(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Sample)
+    parser.print_help()
+    before, _, after = capsys.readouterr().out.partition("\ngoals:\n")
+    assert "--rate FLOAT" in before
+    assert "--goals NAME:MS [NAME:MS ...]" in after
+    assert "(default: 1 8)" in after

@@ -28,6 +28,7 @@ from engine.api.messages import (
     Prefill,
     PrefillPeer,
     Refusal,
+    StepTimes,
     TokenEvent,
     TokenLogprobs,
     Tokens,
@@ -55,6 +56,7 @@ from kvtransfer.messages import (
 
 LAYOUT = KvLayout("bfloat16", num_layers=2, num_kv_heads=4, head_dim=64, block_size=16)
 STATUS = NodeStatus(1, 2, 3, 4, 5, 0.25)
+TEN_YEARS_US = 10 * 365 * 24 * 3600 * 10**6
 PARAMS = DecodingParams(
     temperature=0.5,
     logit_bias_ids=(7,),
@@ -65,6 +67,9 @@ PARAMS = DecodingParams(
     logprobs=2,
 )
 EVENT = TokenEvent(b"h" * 16, 1, 3, (17,), (TokenLogprobs(-0.5, (17, 4), (-0.5, -2.0)),), "stop", 16)
+TIMED_EVENT = dataclasses.replace(
+    EVENT, handoff=HandoffFigures(3, 4096, 900, 12), times=StepTimes(None, TEN_YEARS_US - 9, TEN_YEARS_US)
+)
 NAME = HandoffName(b"h" * 16, 2)
 PROCESS = ProcessIdentity("host", 4711, 99)
 
@@ -76,10 +81,10 @@ SAMPLES: tuple[tuple[Codec, Any], ...] = (
     (ROUTER_TO_NODE, Prefill(b"h" * 16, 1, (1, 2, 3), 3, PARAMS, b"salt", "decode-1", 8)),
     (ROUTER_TO_NODE, Decode(b"h" * 16, 1, (1, 2, 3), 2, PARAMS, b"", PrefillPeer("p", 1, "tcp://127.0.0.1:5"))),
     (ROUTER_TO_NODE, Cancel(b"h" * 16, 1000)),
-    (NODE_TO_ROUTER, Hello("decode", "d", 1, "f", LAYOUT, "", "http://x", 64, 1024, 8, STATUS)),
+    (NODE_TO_ROUTER, Hello("decode", "d", 1, "f", LAYOUT, "", "http://x", 64, 1024, 8, STATUS, "0a1b2c3d")),
     (NODE_TO_ROUTER, Heartbeat(1, STATUS)),
     (NODE_TO_ROUTER, Leaving(1)),
-    (NODE_TO_ROUTER, Tokens(1, (EVENT, dataclasses.replace(EVENT, handoff=HandoffFigures(3, 4096, 900, 12))))),
+    (NODE_TO_ROUTER, Tokens(1, (EVENT, TIMED_EVENT))),
     (NODE_TO_ROUTER, Failed(b"h" * 16, 1, "overloaded", "later")),
     (NODE_TO_ROUTER, CacheEvents(1, True, b"s" * 32, b"")),
     (RECEIVER_TO_SENDER, PeerHello("d", 1, 2, "f", LAYOUT, 64, "xxh3", PROCESS, (Endpoint("shm", "n", b"\x00m"),))),

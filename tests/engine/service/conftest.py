@@ -18,7 +18,7 @@ from engine.service.router_link import RouterLink
 EPOCH = 77
 STATUS = NodeStatus(1, 2, 3, 4, 5, 0.0)
 LAYOUT = KvLayout("float32", num_layers=1, num_kv_heads=1, head_dim=8, block_size=4)
-HELLO = Hello("decode", "d", EPOCH, "fingerprint", LAYOUT, "", "http://127.0.0.1:1", 8, 32, 4, STATUS)
+HELLO = Hello("decode", "d", EPOCH, "fingerprint", LAYOUT, "", "http://127.0.0.1:1", 8, 32, 4, STATUS, "")
 SETTINGS = links.LinkSettings()
 WAIT_MS = 5000
 

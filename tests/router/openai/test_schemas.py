@@ -83,6 +83,7 @@ BOTH = [
     # 42: strict types
     ({"stream": "true"}, "stream", INVALID),
     ({"stream": 1}, "stream", INVALID),
+    ({"return_timings": 1}, "return_timings", INVALID),
     ({"n": "2"}, "n", INVALID),
     ({"n": 1.0}, "n", INVALID),
     ({"n": True}, "n", INVALID),

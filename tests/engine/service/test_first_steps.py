@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from engine.api.messages import StepTimes
+from engine.scheduler.request import RequestOutput, SampledToken
+from engine.service.first_steps import FirstSteps
+
+KEY = (b"h" * 16, 1)
+OTHER = (b"o" * 16, 1)
+
+
+@pytest.fixture
+def clock() -> Iterator[int]:
+    return count(1)
+
+
+@pytest.fixture
+def steps(clock: Iterator[int]) -> FirstSteps:
+    """By a clock that counts how often it was read."""
+    return FirstSteps(lambda: next(clock))
+
+
+def output(*, token: bool = True, key: tuple[bytes, int] = KEY, has_left: bool = False) -> RequestOutput:
+    drawn = SampledToken(5, None) if token else None
+    return RequestOutput(key, 1, 1, 0, 0, drawn, "", has_left, has_failed=False)
+
+
+def run(steps: FirstSteps, *outputs: RequestOutput) -> list[StepTimes | None]:
+    """One step: it begins at an odd time and ends at the next even one."""
+    steps.step_begins()
+    steps.step_ends()
+    return [steps.times_of(item) for item in outputs]
+
+
+def test_a_prompt_of_several_chunks_begins_with_the_first_of_them(steps: FirstSteps) -> None:
+    steps.watch(KEY, num_tokens=2)
+    assert run(steps) == []
+    assert run(steps, output(token=False)) == [None]
+    assert run(steps, output()) == [StepTimes(None, 3, 6)]
+
+
+def test_each_watched_token_has_the_times_of_its_own_steps(steps: FirstSteps) -> None:
+    steps.watch(KEY, num_tokens=2)
+    assert run(steps, output()) == [StepTimes(None, 1, 2)]
+    run(steps, output(key=OTHER))
+    assert run(steps, output()) == [StepTimes(None, 5, 6)]
+
+
+def test_what_comes_after_the_watched_tokens_is_not_timed(steps: FirstSteps) -> None:
+    steps.watch(KEY, num_tokens=1)
+    run(steps, output())
+    assert len(steps) == 0
+    assert run(steps, output()) == [None]
+
+
+def test_a_handoff_says_since_when_its_kv_was_there_and_only_once(steps: FirstSteps) -> None:
+    steps.watch(KEY, num_tokens=2, ready_us=0)
+    assert run(steps, output()) == [StepTimes(0, 1, 2)]
+    assert run(steps, output()) == [StepTimes(None, 3, 4)]
+
+
+def test_requests_do_not_mix(steps: FirstSteps) -> None:
+    steps.watch(KEY, num_tokens=1)
+    run(steps, output(token=False))
+    steps.watch(OTHER, num_tokens=1)
+    assert run(steps, output(), output(key=OTHER)) == [StepTimes(None, 1, 4), StepTimes(None, 3, 4)]
+
+
+@pytest.mark.parametrize("has_token", [True, False])
+def test_a_request_that_leaves_early_leaves_nothing(steps: FirstSteps, has_token: bool) -> None:
+    steps.watch(KEY, num_tokens=2)
+    run(steps, output(token=has_token, has_left=True))
+    assert len(steps) == 0
+
+
+def test_a_forgotten_request_leaves_nothing(steps: FirstSteps) -> None:
+    steps.watch(KEY, num_tokens=2)
+    run(steps, output(token=False))
+    steps.forget(KEY)
+    steps.forget(KEY)
+    assert len(steps) == 0
+    assert run(steps, output()) == [None]
+
+
+def test_the_clock_is_read_twice_a_step_however_many_tokens_there_are(steps: FirstSteps, clock: Iterator[int]) -> None:
+    steps.watch(KEY, num_tokens=1)
+    run(steps, output(), *(output(key=(b"%d" % number, 1)) for number in range(50)))
+    assert next(clock) == 3
