@@ -1,0 +1,125 @@
+"""When requests arrive: offsets in seconds from the beginning of a run, one per conversation, never decreasing.
+
+Owns the arrival processes; knows neither prompts nor the clock. The names and the meaning of rate, burstiness and ramp
+are those of `vllm bench serve`: the first request waits for one gap, too, so that the last comes at `num / rate`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, groupby, pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.workload.seeds import generator
+from bench.workload.turns import Conversation
+from engine.api.errors import InvalidSetting
+
+RampStrategy = Literal["linear", "exponential"]
+
+
+def poisson_or_gamma(num: int, rate: float, burstiness: float, seed: int) -> tuple[float, ...]:
+    """Gaps from a gamma distribution of shape `burstiness`; 1 is a Poisson process.
+
+    Scaled so that the last is `num / rate`, as `vllm bench serve` does it. A `rate` of infinity puts all at 0, a
+    `burstiness` of infinity makes the gaps equal.
+
+    Raises `InvalidSetting`.
+    """
+    _check_num(num)
+    _check_positive(rate, "--request-rate")
+    if rate == math.inf:
+        return (0.0,) * num
+    offsets = np.cumsum(_gaps(np.full(num, rate), burstiness, seed))
+    last_s = num / rate
+    if offsets[-1] > 0:
+        offsets *= last_s / offsets[-1]
+    # rounding may leave others past the last one
+    return (*np.minimum(offsets[:-1], last_s).tolist(), last_s)
+
+
+def constant(num: int, rate: float) -> tuple[float, ...]:
+    """Equal gaps of `1 / rate`. Raises `InvalidSetting`."""
+    _check_num(num)
+    _check_positive(rate, "--request-rate")
+    return tuple((index + 1) / rate for index in range(num))
+
+
+def ramp(
+    num: int, start_rate: float, end_rate: float, strategy: RampStrategy, burstiness: float, seed: int
+) -> tuple[float, ...]:
+    """A rate that goes from `start_rate` to `end_rate` over the requests, by their index. Raises `InvalidSetting`."""
+    _check_num(num)
+    for rate, flag in ((start_rate, "--ramp-up-start-rps"), (end_rate, "--ramp-up-end-rps")):
+        _check_positive(rate, flag)
+        if rate == math.inf:
+            raise InvalidSetting(f"{flag} {rate} is not finite")
+    progress = np.arange(num) / max(num - 1, 1)
+    match strategy:
+        case "linear":
+            rates = start_rate + (end_rate - start_rate) * progress
+        case "exponential":
+            rates = start_rate * (end_rate / start_rate) ** progress
+        case _:
+            raise InvalidSetting(f"--ramp-up-strategy {strategy!r:.40} is not one of linear, exponential")
+    return tuple(np.cumsum(_gaps(rates, burstiness, seed)).tolist())
+
+
+def from_trace(
+    conversations: Sequence[Conversation], time_scale: float, spread_s: float, seed: int
+) -> tuple[float, ...]:
+    """The stamps of a trace from its first one on, times `time_scale`.
+
+    Several requests on one stamp are a trace's rounding, not a burst: they are spread at random over `spread_s` of the
+    trace's time, but not past the next stamp (infinity: over the whole gap; the last group over the gap before it).
+    0 keeps the stamps. A stamp with one request stays.
+
+    Raises `InvalidSetting`: no stamps, stamps out of order, or a scale that is not above 0.
+    """
+    _check_positive(time_scale, "--time-scale")
+    if time_scale == math.inf:
+        raise InvalidSetting(f"--time-scale {time_scale} is not finite")
+    if not spread_s >= 0:
+        raise InvalidSetting(f"a stamp cannot be spread over {spread_s} s")
+    stamps = _stamps(conversations)
+    random = generator(seed, "trace stamps")
+    groups = [(stamp, len(list(same))) for stamp, same in groupby(stamps)]
+    gaps = [after - before for (before, _), (after, _) in pairwise(groups)]
+    gaps.append(gaps[-1] if gaps else 0.0)
+    offsets: list[float] = []
+    for (stamp, num), gap_s in zip(groups, gaps, strict=True):
+        width_s = min(spread_s, gap_s) if num > 1 else 0.0
+        offsets.extend((stamp + width_s * np.sort(random.random(num))).tolist())
+    # rounding may put a spread stamp past the one after it
+    return tuple((offset - stamps[0]) * time_scale for offset in accumulate(offsets, max))
+
+
+def _stamps(conversations: Sequence[Conversation]) -> list[float]:
+    stamps = [conversation.arrival_s for conversation in conversations]
+    known = [stamp for stamp in stamps if stamp is not None]
+    if not known or len(known) < len(stamps):
+        raise InvalidSetting("--arrival trace: this dataset has no time stamps")
+    if any(after < before for before, after in pairwise(known)):
+        raise InvalidSetting("--arrival trace: the time stamps of this dataset are not in order")
+    return known
+
+
+def _gaps(rates: NDArray[np.float64], burstiness: float, seed: int) -> NDArray[np.float64]:
+    """One gap in seconds for each rate; mean `1 / rate`, variance `1 / (burstiness * rate^2)`."""
+    _check_positive(burstiness, "--burstiness")
+    if burstiness == math.inf:
+        return 1.0 / rates
+    return generator(seed, "arrivals").gamma(burstiness, 1.0 / (rates * burstiness))
+
+
+def _check_num(num: int) -> None:
+    if num < 1:
+        raise InvalidSetting(f"--num-prompts {num} is not at least 1")
+
+
+def _check_positive(value: float, flag: str) -> None:
+    if not value > 0:
+        raise InvalidSetting(f"{flag} {value} is not above 0")

@@ -1,0 +1,100 @@
+"""Settings of the datasets. Flags that `vllm bench serve` has are named and mean as there; the others are ours.
+
+Owns the flags and the limits that several datasets share. A dataset checks its own flags when it is made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from engine.api.errors import InvalidSetting
+from engine.api.settings import setting
+
+RANDOM = "random"
+PREFIX_REPETITION = "prefix_repetition"
+MULTI_TURN = "multi_turn"
+SHAREGPT = "sharegpt"
+CUSTOM = "custom"
+MOONCAKE = "mooncake"
+AZURE = "azure"
+DATASET_NAMES = (RANDOM, PREFIX_REPETITION, MULTI_TURN, SHAREGPT, CUSTOM, MOONCAKE, AZURE)
+_GENERAL = "dataset options"
+_RANDOM = "random dataset options"
+_PREFIX = "prefix repetition dataset options"
+_TURNS = "multi-turn dataset options"
+_SHAREGPT = "sharegpt dataset options"
+_CUSTOM = "custom dataset options"
+_TRACES = "trace dataset options (mooncake, azure)"
+OUTPUT_LEN_OF_FILE = -1
+MAX_TOKENS = 2**24
+"""Longest prompt, answer and count that anything may ask for: a wrong digit shall not fill the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSettings:
+    """Which prompts are sent."""
+
+    dataset_name: str = setting(RANDOM, "what prompts are made of", choices=DATASET_NAMES, group=_GENERAL)
+    dataset_path: str = setting(
+        "",
+        "file of the dataset, for sharegpt, custom, mooncake and azure; empty: the bundled sample of a trace",
+        group=_GENERAL,
+    )
+    num_prompts: int = setting(
+        1000, "requests to send, for multi_turn conversations; a trace gives what it has", group=_GENERAL
+    )
+    seed: int = setting(0, "the same seed makes the same prompts and arrivals", group=_GENERAL)
+    disable_shuffle: bool = setting(False, "keep the order of a sharegpt or custom file", group=_GENERAL)
+    no_oversample: bool = setting(
+        False, "send less rather than repeat entries of a sharegpt or custom file", group=_GENERAL
+    )
+    input_len: int | None = setting(None, "the same as --random-input-len", group=_GENERAL)
+    output_len: int | None = setting(
+        None, "output tokens of each request, whatever the dataset; traces keep theirs", group=_GENERAL
+    )
+    random_input_len: int = setting(1024, "input tokens of each request, without the prefix", group=_RANDOM)
+    random_output_len: int = setting(128, "output tokens of each request", group=_RANDOM)
+    random_range_ratio: float = setting(
+        0.0, "lengths are uniform in [len * (1 - ratio), len * (1 + ratio)]; below 1", group=_RANDOM
+    )
+    random_prefix_len: int = setting(0, "tokens before the random ones, the same in all requests", group=_RANDOM)
+    prefix_repetition_prefix_len: int = setting(256, "tokens that the requests of a group share", group=_PREFIX)
+    prefix_repetition_suffix_len: int = setting(256, "tokens of each request of its own", group=_PREFIX)
+    prefix_repetition_num_prefixes: int = setting(10, "groups", group=_PREFIX)
+    prefix_repetition_output_len: int = setting(128, "output tokens of each request", group=_PREFIX)
+    multi_turn_num_turns: int = setting(4, "requests of each conversation", group=_TURNS)
+    multi_turn_system_len: int = setting(128, "tokens of the system prompt that all conversations share", group=_TURNS)
+    multi_turn_user_len: int = setting(64, "tokens that the user adds in each turn", group=_TURNS)
+    multi_turn_output_len: int = setting(64, "output tokens of each turn", group=_TURNS)
+    multi_turn_range_ratio: float = setting(
+        0.0, "as --random-range-ratio, for turns, user parts and outputs", group=_TURNS
+    )
+    sharegpt_output_len: int | None = setting(
+        None, "output tokens of each request; none: those of the file's answer", group=_SHAREGPT
+    )
+    custom_output_len: int = setting(256, "output tokens of each request; -1: output_tokens of the file", group=_CUSTOM)
+    length_divisor: int = setting(1, "divide the lengths of a trace, rounded up", group=_TRACES)
+    time_scale: float = setting(1.0, "multiply the times of a trace: 2 is half its rate", group=_TRACES)
+    spread_timestamps: bool = setting(
+        False, "spread requests that share a stamp of a trace over the time to the next", group=_TRACES
+    )
+
+    @property
+    def spread_s(self) -> float:
+        """What `arrivals.from_trace` spreads equal stamps over at most."""
+        return math.inf if self.spread_timestamps else 0.0
+
+
+def check_count(value: int, flag: str, lowest: int) -> None:
+    """Raise `InvalidSetting` for a number of tokens, requests, ... below `lowest` or beyond reason."""
+    if value < lowest:
+        raise InvalidSetting(f"{flag} {value} is not at least {lowest}")
+    if value > MAX_TOKENS:
+        raise InvalidSetting(f"{flag} {value} is more than {MAX_TOKENS}")
+
+
+def check_ratio(value: float, flag: str) -> None:
+    """Raise `InvalidSetting` for a range ratio outside [0, 1)."""
+    if not 0 <= value < 1:
+        raise InvalidSetting(f"{flag} {value} is not in [0, 1)")

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+
+from bench.workload.dataset_settings import DATASET_NAMES, DatasetSettings
+from engine.api.settings import add_flags, as_flags, resolve
+
+
+def parsed(*arguments: str) -> DatasetSettings:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, DatasetSettings)
+    return resolve(DatasetSettings, parser.parse_args(arguments), {})
+
+
+def test_flags_are_those_of_vllm() -> None:
+    command = (
+        "--dataset-name prefix_repetition --dataset-path file --num-prompts 7 --seed 3 --disable-shuffle "
+        "--no-oversample --input-len 1 --output-len 2 --random-input-len 3 --random-output-len 4 "
+        "--random-range-ratio 0.5 --random-prefix-len 6 --prefix-repetition-prefix-len 7 "
+        "--prefix-repetition-suffix-len 8 --prefix-repetition-num-prefixes 9 --prefix-repetition-output-len 10 "
+        "--sharegpt-output-len 11 --custom-output-len -1"
+    )
+    settings = parsed(*command.split())
+    assert dataclasses.astuple(settings)[:8] == ("prefix_repetition", "file", 7, 3, True, True, 1, 2)
+    assert (settings.random_range_ratio, settings.sharegpt_output_len, settings.custom_output_len) == (0.5, 11, -1)
+    assert parsed(*as_flags(settings)) == settings
+
+
+def test_defaults_are_those_of_vllm() -> None:
+    settings = parsed()
+    assert (settings.dataset_name, settings.num_prompts, settings.seed) == ("random", 1000, 0)
+    assert (settings.random_input_len, settings.random_output_len, settings.random_prefix_len) == (1024, 128, 0)
+    assert (settings.prefix_repetition_prefix_len, settings.prefix_repetition_num_prefixes) == (256, 10)
+    assert settings.dataset_name in DATASET_NAMES
+
+
+def test_stamps_are_spread_over_the_whole_gap_or_kept() -> None:
+    assert parsed("--spread-timestamps").spread_s == math.inf
+    assert parsed().spread_s == 0.0

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from bench.workload.passages import draw_ids, exact, fitted, lengths_around, text_mismatch
+from bench.workload.vocabulary import Vocabulary, bare_vocabulary
+
+
+def random(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_lengths_are_uniform_between_both_bounds() -> None:
+    counts = Counter(lengths_around(10, 0.25, 8000, 1, random()))
+    assert sorted(counts) == list(range(7, 14))  # floor(7.5) to ceil(12.5)
+    assert max(counts.values()) < 1.25 * min(counts.values())
+
+
+def test_lengths_without_a_range_are_the_mean_and_never_below_the_lowest() -> None:
+    assert set(lengths_around(128, 0.0, 100, 1, random())) == {128}
+    assert min(lengths_around(2, 0.9, 1000, 1, random())) == 1
+
+
+def test_whole_words_stay_as_they_were_drawn(words: Vocabulary) -> None:
+    ids = draw_ids(words, 500, random())
+    passage = fitted(words, ids, random())
+    assert (passage.token_ids, passage.num_surplus) == (ids, 0)
+    assert words.ids_of(passage.text) == ids
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_are_cut_and_filled_until_the_text_has_as_many_tokens(pieces: Vocabulary, seed: int) -> None:
+    ids = draw_ids(pieces, 100, random(seed))
+    passage = fitted(pieces, ids, random(seed))
+    assert pieces.ids_of(pieces.text_of(ids)) != ids
+    assert pieces.ids_of(passage.text) == passage.token_ids
+    assert len(passage.token_ids) == 100 + passage.num_surplus
+    assert passage.num_surplus == 0
+
+
+def test_exact_ids_stay_and_what_their_text_differs_by_is_told(pieces: Vocabulary) -> None:
+    ids = draw_ids(pieces, 100, random())
+    passage = exact(pieces, ids)
+    assert passage.token_ids == ids
+    assert passage.num_surplus == len(pieces.ids_of(passage.text)) - 100 != 0
+    assert text_mismatch([passage, passage, fitted(pieces, ids, random())]) == {
+        "num_prompts": 2,
+        "num_tokens": 2 * abs(passage.num_surplus),
+    }
+
+
+def test_without_a_tokenizer_ids_stay() -> None:
+    bare = bare_vocabulary(9)
+    assert fitted(bare, (1, 2), random()).token_ids == exact(bare, (1, 2)).token_ids == (1, 2)

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.workload.arrivals import from_trace
+from bench.workload.dataset_settings import DatasetSettings
+from bench.workload.files import TRACES
+from bench.workload.registry import Workload, make_workload
+from bench.workload.traces import AZURE_SAMPLE, MOONCAKE_SAMPLE
+from bench.workload.vocabulary import Vocabulary, bare_vocabulary
+from engine.api.errors import InvalidSetting
+
+BARE = bare_vocabulary(8000)
+BLOCK = 16
+
+
+def trace(name: str, vocabulary: Vocabulary = BARE, **changes: Any) -> Workload:
+    return make_workload(DatasetSettings(**{"dataset_name": name, "length_divisor": 32, **changes}), vocabulary)
+
+
+def mooncake_rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (TRACES / MOONCAKE_SAMPLE).read_text().splitlines()]
+
+
+def prompts(workload: Workload) -> list[tuple[int, ...]]:
+    return [conversation.turns[0].token_ids for conversation in workload.conversations]
+
+
+@pytest.mark.parametrize(
+    ("name", "sha256"),
+    [
+        (MOONCAKE_SAMPLE, "9e81b386f0d8cea16d376b041d7a7e8fed5ba65b53e989444c76cef408442c2a"),
+        (AZURE_SAMPLE, "67e66e281943344644b374e8e23d76964adb70bc13eb7c2fc021edd65cafc0b6"),
+    ],
+)
+def test_the_bundled_traces_are_the_published_ones(name: str, sha256: str) -> None:
+    assert hashlib.sha256((TRACES / name).read_bytes()).hexdigest() == sha256
+    assert f"`{sha256}`" in (TRACES / "README.md").read_text()
+
+
+def test_lengths_are_divided_and_rounded_up_in_every_row() -> None:
+    rows, made = mooncake_rows(), trace("mooncake", num_prompts=5000)
+    assert len(made.conversations) == len(rows) == 2000
+    for row, conversation in zip(rows, made.conversations, strict=True):
+        turn = conversation.turns[0]
+        assert len(turn.token_ids) == math.ceil(row["input_length"] / 32)
+        assert math.ceil(len(turn.token_ids) / BLOCK) == len(row["hash_ids"])
+        assert turn.num_output_tokens == math.ceil(row["output_length"] / 32)
+        assert conversation.arrival_s == row["timestamp"] / 1000
+
+
+def tokens_of_prefixes(rows: Sequence[dict[str, Any]], made: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    """Block id -> the tokens up to the end of that block, whole blocks only; each id has one prefix."""
+    found: dict[int, tuple[int, ...]] = {}
+    for row, prompt in zip(rows, made, strict=True):
+        for index, block_id in enumerate(row["hash_ids"][: len(prompt) // BLOCK]):
+            prefix = prompt[: (index + 1) * BLOCK]
+            assert found.setdefault(block_id, prefix) == prefix
+    return found
+
+
+@pytest.mark.parametrize("name", ["words", "opened", "pieces"])
+def test_equal_block_ids_are_equal_prefixes_and_others_are_not(name: str, request: pytest.FixtureRequest) -> None:
+    rows, made = mooncake_rows()[:400], prompts(trace("mooncake", request.getfixturevalue(name), num_prompts=400))
+    found = tokens_of_prefixes(rows, made)
+    assert [len(prompt) for prompt in made] == [math.ceil(row["input_length"] / 32) for row in rows]
+    assert len(set(found.values())) == len(found) > 5000
+
+
+def test_a_partial_block_is_the_beginning_of_its_run(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 0, "input_length": 700, "output_length": 1, "hash_ids": [5, 9]},
+        {"timestamp": 1, "input_length": 1100, "output_length": 1, "hash_ids": [5, 9, 11]},
+    ]
+    short, long = prompts(trace("mooncake", dataset_path=written(tmp_path, *rows)))
+    assert (len(short), len(long)) == (22, 35)
+    assert long[:22] == short
+
+
+def test_the_prefix_cache_finds_what_the_facts_promise() -> None:
+    made = trace("mooncake", num_prompts=2000)
+    assert made.facts["reuse_share"] == pytest.approx(0.289, abs=5e-4)
+    seen: set[int] = set()
+    num_found = num_blocks = 0
+    for prompt in prompts(made):
+        blocks = [hash(prompt[: end + BLOCK]) for end in range(0, len(prompt), BLOCK)]
+        num_found += sum(block in seen for block in blocks)
+        num_blocks += len(blocks)
+        seen.update(blocks)
+    assert num_found / num_blocks == pytest.approx(made.facts["reuse_share"], abs=2e-3)
+
+
+def test_a_prompt_does_not_depend_on_how_many_rows_are_used() -> None:
+    assert prompts(trace("mooncake", num_prompts=10)) == prompts(trace("mooncake", num_prompts=300))[:10]
+    assert prompts(trace("azure", num_prompts=10)) == prompts(trace("azure", num_prompts=300))[:10]
+
+
+def test_facts_say_what_was_replayed(tmp_path: Path) -> None:
+    facts = trace("mooncake", num_prompts=300, time_scale=2.0, spread_timestamps=True).facts
+    assert facts["path"] == f"bench/traces/{MOONCAKE_SAMPLE}"
+    assert facts["sha256"] == hashlib.sha256((TRACES / MOONCAKE_SAMPLE).read_bytes()).hexdigest()
+    assert (facts["num_rows"], facts["num_rows_used"], facts["num_requests"]) == (2000, 300, 300)
+    assert (facts["length_divisor"], facts["block_tokens"]) == (32, BLOCK)
+    assert (facts["time_scale"], facts["spread_timestamps"]) == (2.0, True)
+    azure = trace("azure").facts
+    assert (azure["reuse_share"], azure["num_rows_used"], azure["length_divisor"]) == (None, 1000, 32)
+
+
+def test_spread_stamps_have_no_ties_and_kept_ones_do() -> None:
+    conversations = trace("mooncake", num_prompts=2000).conversations
+    kept, spread = (
+        from_trace(conversations, 1.0, DatasetSettings(spread_timestamps=flag).spread_s, seed=0)
+        for flag in (False, True)
+    )
+    assert (len(set(kept)), kept[-1]) == (224, 669.0)
+    assert len(set(spread)) == 2000
+    assert all(0 <= after - before < 3.002 for before, after in zip(kept, spread, strict=True))
+
+
+def test_azure_has_its_lengths_and_its_microseconds() -> None:
+    made = trace("azure", num_prompts=2000, length_divisor=1)
+    turns = [conversation.turns[0] for conversation in made.conversations]
+    assert made.facts["input_tokens"] == {"mean": 1104.783, "median": 1032.0, "max": 7930, "total": 2_209_565}
+    assert made.facts["output_tokens"]["total"] == sum(turn.num_output_tokens for turn in turns) == 529_807
+    assert made.conversations[0].arrival_s == 0.0
+    assert made.conversations[-1].arrival_s == pytest.approx(424.259457, abs=1e-9)
+    assert len({conversation.arrival_s for conversation in made.conversations}) == 2000
+    assert len(set(prompts(made))) == 2000
+
+
+def test_azure_divides_by_any_number() -> None:
+    lengths = [len(prompt) for prompt in prompts(trace("azure", num_prompts=3, length_divisor=7))]
+    assert lengths == [math.ceil(tokens / 7) for tokens in (374, 396, 879)]
+
+
+ROW = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}
+
+
+def written(folder: Path, *rows: object) -> str:
+    path = folder / "trace.jsonl"
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{", "it is not JSON"),
+        ([], r"expected an object, found \[\]"),
+        ({}, "'timestamp' is missing"),
+        ({**ROW, "timestamp": -1}, "'timestamp' is -1, not a number"),
+        ({**ROW, "timestamp": "0"}, "'timestamp' is '0', not a number"),
+        ({**ROW, "timestamp": math.nan}, "'timestamp' is nan, not a number"),
+        ({**ROW, "timestamp": 10**400}, "'timestamp' is 1000.*, not a number"),
+        ({**ROW, "input_length": 0}, "'input_length' is 0, not a whole number from 1"),
+        ({**ROW, "input_length": 6.5}, "'input_length' is 6.5, not a whole number"),
+        ({**ROW, "input_length": 10**12}, "'input_length' is 1000000000000, not a whole number"),
+        ({**ROW, "output_length": None}, "'output_length' is None, not a whole number"),
+        ({**ROW, "hash_ids": [0, "1"]}, "'hash_ids' is not a list of whole numbers"),
+        ({**ROW, "hash_ids": 3}, "'hash_ids' is not a list of whole numbers"),
+        ({**ROW, "hash_ids": [0]}, "1 hash_ids for 600 tokens, not one for each 512"),
+    ],
+)
+def test_a_damaged_mooncake_row_is_an_error_that_says_where(row: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match=rf"trace.jsonl, line 2: {message}"):
+        trace("mooncake", dataset_path=written(tmp_path, ROW, row))
+
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+LINE = "2023-11-16 18:15:46.6805900,374,44"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([HEADER, LINE, "soon,1,1"], "line 3: 'TIMESTAMP' is 'soon', not a time"),
+        ([HEADER, LINE, "2023-11-16 18:15:47"], "line 3: 'ContextTokens' is None, not a whole number"),
+        ([HEADER, LINE, LINE.replace("374", "-374")], "line 3: 'ContextTokens' is '-374', not a whole number"),
+        ([HEADER, LINE, LINE.replace("44", "0")], "line 3: 'GeneratedTokens' is 0, not a whole number"),
+        ([HEADER, LINE, LINE.replace("44", "9" * 5000)], "line 3: 'GeneratedTokens' is '999.*, not a whole number"),
+        ([HEADER, LINE, LINE.replace("00,3", "00+00:00,3")], "line 3: some times have a zone and some have none"),
+        ([HEADER, LINE, "x" * 200_000], "line 3: it is not CSV"),
+        (["TIMESTAMP,ContextTokens", "2023-11-16 18:15:47,5"], "line 2: 'GeneratedTokens' is missing"),
+        ([HEADER], "it has no rows"),
+        ([], "it has no rows"),
+    ],
+)
+def test_a_damaged_azure_row_is_an_error_that_says_where(lines: list[str], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes("\r\n".join(lines).encode())
+    with pytest.raises(InvalidSetting, match=rf"trace.csv(, |: ){message}"):
+        trace("azure", dataset_path=str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("mooncake", {"length_divisor": 0}, "--length-divisor 0 is not at least 1"),
+        ("mooncake", {"length_divisor": 48}, "--length-divisor 48 does not divide 512"),
+        ("mooncake", {"length_divisor": 512}, "--length-divisor leaves a block length of 1, too short for 38788"),
+        ("azure", {"length_divisor": 0}, "--length-divisor 0 is not at least 1"),
+    ],
+)
+def test_divisors_that_cannot_be_used_are_named(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSetting, match=message):
+        trace(name, num_prompts=2000, **changes)
+
+
+def test_an_empty_trace_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match=r"trace\.jsonl: it has no rows"):
+        trace("mooncake", dataset_path=written(tmp_path))
