@@ -11,7 +11,11 @@ from typing import Any
 
 
 class Failure(enum.StrEnum):
-    """Why a request is not averaged in."""
+    """Why a request is not averaged in.
+
+    A connection is lost before an answer began and truncates one that did. An endpoint whose name is unknown or that
+    cannot be reached is one that refused.
+    """
 
     REFUSED_CONNECTION = "connection refused"
     LOST_CONNECTION = "connection lost"
@@ -28,9 +32,13 @@ class Failure(enum.StrEnum):
 class Outcome:
     """One request. Complete when `failure` is None; then `chunk_s` has at least one entry.
 
-    `scheduled_s` is when it should have been sent, `sent_s` when it was. `chunk_s[i]` is when the i-th event with
-    choices arrived; `chunk_tokens[i]` how many tokens it carried where the server says so (`token_ids`), else 1.
-    `num_prompt_tokens` is what was sent, as far as known; `usage` what the server reported (its last `usage` object).
+    `index` and `turn` say which turn of which conversation it is. `scheduled_s` is when it should have been sent (a
+    later turn: when the answer before it was over), `sent_s` when it was. `chunk_s[i]` is when the i-th event with
+    choices arrived; `chunk_tokens[i]` how many tokens it carried where the server says so (`token_ids`), else 1; an
+    event that only opens an answer (the role of a chat) carries 0. `end_s` is the last of `chunk_s`, or when it failed;
+    `closed_s` when the whole answer was over.
+    `num_prompt_tokens` is what was sent, as far as known; `num_output_tokens` what came: as the server counted, else
+    the sum of `chunk_tokens`. `usage` is what the server reported (its last `usage` object), {} when it did not.
     `timings` is Baton's own (`usage.timings`), {} elsewhere.
     """
 
@@ -51,6 +59,7 @@ class Outcome:
     status: int = 0
     failure: Failure | None = None
     message: str = ""
+    closed_s: float = 0.0
 
     @property
     def timings(self) -> dict[str, Any]:

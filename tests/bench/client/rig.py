@@ -1,0 +1,65 @@
+"""Helper: small workloads, and a load against a server of this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from bench.client.driver import LoadPlan, LoadRun, run_load
+from bench.client.endpoint import PATHS, Endpoint, Kind
+from bench.client.outcome import Outcome
+from bench.client.request import RequestOptions
+from bench.mock_server.schedule import Answer, Script
+from bench.workload.turns import Conversation, Turn
+
+PATIENCE_S = 20.0
+
+
+def endpoint(url: str, kind: Kind = "completions", *, is_baton: bool = False) -> Endpoint:
+    return Endpoint(url, PATHS[kind], kind, "mock", is_baton)
+
+
+def turn(num_output_tokens: int = 4, text: str = "one two three") -> Turn:
+    """A turn of as many token ids as words."""
+    words = text.split()
+    return Turn(tuple(1000 + place for place in range(len(words))), text, num_output_tokens)
+
+
+def questions(num: int, num_output_tokens: int = 4) -> tuple[Conversation, ...]:
+    """Conversations of one turn."""
+    return (Conversation((turn(num_output_tokens),)),) * num
+
+
+async def load(
+    urls: Sequence[str],
+    conversations: tuple[Conversation, ...],
+    arrivals_s: tuple[float, ...] | None = None,
+    max_concurrency: int | None = None,
+    options: RequestOptions | None = None,
+    kind: Kind = "completions",
+    timeout_s: float = PATIENCE_S,
+) -> LoadRun:
+    """Closed loop of one unless told otherwise."""
+    if arrivals_s is None and max_concurrency is None:
+        max_concurrency = 1
+    plan = LoadPlan(conversations, arrivals_s, max_concurrency, timeout_s)
+    endpoints = [endpoint(url, kind) for url in urls]
+    return await run_load(endpoints, plan, options or RequestOptions(), lambda _: None)
+
+
+class Announcing:
+    """A script that says when request `number` has come."""
+
+    def __init__(self, script: Script, number: int) -> None:
+        self._script = script
+        self._number = number
+        self.has_come = asyncio.Event()
+
+    def answer(self, number: int, num_output_tokens: int) -> Answer:
+        if number == self._number:
+            self.has_come.set()
+        return self._script.answer(number, num_output_tokens)
+
+
+def all_fine(outcomes: Sequence[Outcome]) -> bool:
+    return [outcome.message for outcome in outcomes if outcome.failure is not None] == []

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import pairwise
+
+import aiohttp
+import pytest
+
+from bench.client import stream
+from bench.client.endpoint import Endpoint
+from bench.client.outcome import Failure, Outcome
+from bench.client.request import History, RequestOptions
+from bench.client.stream import send
+from bench.mock_server.schedule import Answer, Fault, FaultKind, Script
+from bench.mock_server.server import mock_server
+from bench.stats import median
+from bench.workload.turns import Conversation
+from tests.bench.client.raw_server import raw_server
+from tests.bench.client.rig import PATIENCE_S, Announcing, endpoint, turn
+
+GAPS_S = (0.011, 0.003, 0.017, 0.006, 0.009, 0.021, 0.004, 0.013)
+TTFTS_S = (0.160, 0.120, 0.200, 0.140, 0.180)
+MAX_OUTLIERS = 0.2
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def ask(
+    session: aiohttp.ClientSession,
+    there: Endpoint,
+    num_output_tokens: int = 4,
+    options: RequestOptions | None = None,
+    timeout_s: float = PATIENCE_S,
+    stall_s: float | None = None,
+) -> Outcome:
+    outcome = Outcome(0, 0, there.url, 0.0)
+    history = History(Conversation((turn(num_output_tokens),)), there, options or RequestOptions(ignore_eos=True))
+    await send(session, there, history.next_body(), outcome, timeout_s, stall_s)
+    return outcome
+
+
+def assert_near(measured_s: list[float], true_s: list[float]) -> None:
+    """Within 1 ms or 1 %, in the median and nearly always: now and then the system runs somebody else."""
+    excess_s = [abs(ours - truth) - max(0.001, 0.01 * truth) for ours, truth in zip(measured_s, true_s, strict=True)]
+    assert median(excess_s) <= 0
+    assert sum(excess > 0 for excess in excess_s) <= MAX_OUTLIERS * len(excess_s)
+
+
+async def test_times_agree_with_those_of_the_server(session: aiohttp.ClientSession) -> None:
+    script = Script(tuple(Answer(ttft_s, GAPS_S) for ttft_s in TTFTS_S))
+    async with mock_server(script) as server:
+        there = endpoint(server.url)
+        await ask(session, there, 9)  # opens the connection
+        outcomes = [await ask(session, there, 9) for _ in range(2 * len(TTFTS_S))]
+        records = list(server.records)[1:]
+    assert [outcome.failure for outcome in outcomes] == [None] * len(outcomes)
+    pairs = list(zip(outcomes, records, strict=True))
+    ttfts_s = [outcome.chunk_s[0] - outcome.sent_s for outcome in outcomes]
+    assert_near(ttfts_s, [record.written_s[0] - record.received_s for record in records])
+    e2es_s = [outcome.end_s - outcome.sent_s for outcome in outcomes]
+    assert_near(e2es_s, [record.written_s[-1] - record.received_s for record in records])
+    assert_near(
+        [s for outcome, _ in pairs for s in gaps(outcome.chunk_s)], [s for _, r in pairs for s in gaps(r.written_s)]
+    )
+    delays_s = [ours - theirs for o, r in pairs for ours, theirs in zip(o.chunk_s, r.written_s, strict=True)]
+    assert min(delays_s) >= 0
+    assert_near(delays_s, [0.0] * len(delays_s))
+
+
+def gaps(times_s: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(times_s)]
+
+
+async def test_an_answer_is_told_whole(session: aiohttp.ClientSession) -> None:
+    script = Script((Answer(0.0, (0.0, 0.02), (2, 1), ("a", "", "b")),))
+    async with mock_server(script) as server:
+        options = RequestOptions(ignore_eos=True, extra_body={"return_token_ids": True})
+        outcome = await ask(session, endpoint(server.url), 5, options)
+    assert outcome.failure is None
+    assert (outcome.text, outcome.finish_reason, outcome.status) == ("aba", "length", 200)
+    assert (outcome.chunk_tokens, outcome.output_ids) == ([2, 1, 2], [100, 101, 102, 103, 104])
+    assert (outcome.num_prompt_tokens, outcome.num_output_tokens) == (3, 5)
+    assert outcome.usage["total_tokens"] == 8
+    assert outcome.chunk_s[0] == outcome.chunk_s[1] < outcome.chunk_s[2] == outcome.end_s <= outcome.closed_s
+
+
+async def test_a_chat_is_told_whole(session: aiohttp.ClientSession) -> None:
+    async with mock_server(Script((Answer(0.0, (0.001,)),))) as server:
+        outcome = await ask(session, endpoint(server.url, "chat"), 2, RequestOptions("chat", ignore_eos=True))
+    assert (outcome.failure, outcome.text, outcome.chunk_tokens) == (None, " word word", [0, 1, 1])
+    assert (outcome.num_prompt_tokens, outcome.num_output_tokens) == (3, 2)
+
+
+async def test_tokens_without_text_are_tokens(session: aiohttp.ClientSession) -> None:
+    async with mock_server(Script((Answer(0.0, (0.0,) * 3, texts=("",)),))) as server:
+        outcome = await ask(session, endpoint(server.url))
+    assert (outcome.failure, outcome.text, outcome.chunk_tokens) == (None, "", [1, 1, 1, 1])
+
+
+async def test_a_server_that_reports_no_usage_is_no_failure(session: aiohttp.ClientSession) -> None:
+    async with mock_server(Script((Answer(0.0, (0.0,) * 3, fault=Fault(FaultKind.NO_USAGE)),))) as server:
+        outcome = await ask(session, endpoint(server.url))
+    assert (outcome.failure, outcome.usage, outcome.num_output_tokens) == (None, {}, 4)
+
+
+@pytest.mark.parametrize(
+    ("fault", "failure", "message", "num_chunks"),
+    [
+        (Fault(FaultKind.HTTP_ERROR, status=429, message="slow down"), Failure.HTTP_ERROR, "429: slow down", 0),
+        (Fault(FaultKind.RESET), Failure.LOST_CONNECTION, "", 0),
+        (Fault(FaultKind.CUT), Failure.LOST_CONNECTION, "disconnected", 0),
+        (Fault(FaultKind.RESET, 2), Failure.TRUNCATED, "not completed", 2),
+        (Fault(FaultKind.CUT, 2), Failure.TRUNCATED, "not completed", 2),
+        (Fault(FaultKind.NO_DONE, 2), Failure.TRUNCATED, "ended after 2 events with choices", 2),
+        (Fault(FaultKind.ERROR_EVENT, 2, message="out of memory"), Failure.ERROR_EVENT, "out of memory", 2),
+        (Fault(FaultKind.BAD_JSON, 2), Failure.BAD_STREAM, "an event is not JSON", 2),
+        (Fault(FaultKind.NOT_EVENTS), Failure.BAD_STREAM, "not a stream of events: {", 0),
+        (Fault(FaultKind.NO_CHOICES), Failure.NO_TOKENS, "0 events with choices", 0),
+        (Fault(FaultKind.WRONG_COMPLETION_USAGE), Failure.WRONG_USAGE, "5 completion tokens, but 4 were to come", 4),
+        (Fault(FaultKind.WRONG_PROMPT_USAGE), Failure.WRONG_USAGE, "4 prompt tokens, but 3 were sent", 4),
+    ],
+)
+async def test_every_fault_has_its_name(
+    session: aiohttp.ClientSession, fault: Fault, failure: Failure, message: str, num_chunks: int
+) -> None:
+    async with mock_server(Script((Answer(0.0, (0.001,) * 3, fault=fault), Answer(0.0, (0.001,) * 3)))) as server:
+        there = endpoint(server.url)
+        outcome = await ask(session, there)
+        after = await ask(session, there)
+    assert outcome.failure is failure
+    assert message in outcome.message
+    assert len(outcome.chunk_s) == num_chunks
+    assert outcome.end_s == outcome.closed_s >= outcome.sent_s
+    assert after.failure is None
+
+
+async def test_nobody_listening_is_a_refusal(session: aiohttp.ClientSession) -> None:
+    async with mock_server(Script((Answer(0.0),))) as server:
+        pass
+    outcome = await ask(session, endpoint(server.url))
+    assert outcome.failure is Failure.REFUSED_CONNECTION
+    assert "ClientConnectorError" in outcome.message
+
+
+async def test_a_server_that_never_begins_has_stalled(session: aiohttp.ClientSession) -> None:
+    async with mock_server(Script((Answer(0.0, fault=Fault(FaultKind.STALL)),))) as server:
+        outcome = await ask(session, endpoint(server.url), timeout_s=0.1)
+        await server.until_idle(PATIENCE_S)
+    assert outcome.failure is Failure.STALLED
+    assert outcome.message.startswith("nothing came in ")
+    assert server.records[0].left_s is not None
+
+
+async def test_a_server_that_falls_silent_is_told_from_a_slow_one(session: aiohttp.ClientSession) -> None:
+    silent = Answer(0.0, (0.0,) * 9, fault=Fault(FaultKind.STALL, 2))
+    slow = Answer(0.0, (0.01,) * 500)
+    async with mock_server(Script((silent, slow))) as server:
+        there = endpoint(server.url)
+        first = await ask(session, there, timeout_s=PATIENCE_S, stall_s=0.1)
+        second = await ask(session, there, timeout_s=0.3, stall_s=PATIENCE_S)
+    assert (first.failure, second.failure) == (Failure.STALLED, Failure.STALLED)
+    assert first.message.startswith("silent for ")
+    assert len(first.chunk_s) == 2
+    assert second.message.startswith("not complete after 0.3 s")
+    assert len(second.chunk_s) > 2
+
+
+def chunked(*pieces: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+
+
+TOKEN = b'data: {"choices":[{"text":"x"}]}\n\n'
+
+
+async def test_an_answer_is_over_at_its_end_even_when_its_connection_is_not(
+    session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_CLOSING_S", 0.02)
+    async with raw_server(chunked(TOKEN, b"data: [DONE]\n\n")) as url:
+        outcome = await ask(session, endpoint(url))
+    assert (outcome.failure, outcome.text) == (None, "x")
+
+
+async def test_what_is_not_http_cannot_be_read(session: aiohttp.ClientSession) -> None:
+    async with raw_server(b"SSH-2.0-OpenSSH\r\n\r\n") as url:
+        outcome = await ask(session, endpoint(url))
+    assert outcome.failure is Failure.BAD_STREAM
+
+
+async def test_a_redirection_is_not_followed(session: aiohttp.ClientSession) -> None:
+    answer = b"HTTP/1.1 307 Elsewhere\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
+    async with raw_server(answer) as url:
+        outcome = await ask(session, endpoint(url))
+    assert (outcome.failure, outcome.message) == (Failure.HTTP_ERROR, "307: ")
+
+
+async def test_an_endless_answer_is_given_up(session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MAX_ANSWER_BYTES", 2000)
+    async with mock_server(Script((Answer(0.0, (0.0001,) * 20_000),))) as server:
+        outcome = await ask(session, endpoint(server.url))
+        await server.until_idle(PATIENCE_S)
+    assert (outcome.failure, outcome.message) == (Failure.BAD_STREAM, "the answer is longer than 2000 bytes")
+
+
+async def test_a_cancelled_request_leaves_its_server(session: aiohttp.ClientSession) -> None:
+    schedule = Announcing(Script((Answer(0.0, fault=Fault(FaultKind.STALL, 1)),)), 0)
+    async with mock_server(schedule) as server:
+        task = asyncio.create_task(ask(session, endpoint(server.url)))
+        await asyncio.wait_for(schedule.has_come.wait(), PATIENCE_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await server.until_idle(PATIENCE_S)
+    assert server.records[0].left_s is not None
