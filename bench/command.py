@@ -21,6 +21,15 @@ class Benchmark:
 
 
 BENCHMARKS = {
+    "serve": Benchmark(
+        "bench.serve.command", "latency, throughput and goodput of an OpenAI-compatible server under load"
+    ),
+    "compare": Benchmark(
+        "bench.compare.command", "the same load in turns on several servers, and the ratios between them"
+    ),
+    "sweep": Benchmark("bench.sweep.command", "the highest rate at which a server keeps its latency goals"),
+    "limits": Benchmark("bench.limits.command", "what this machine can do, and how near Baton comes to it"),
+    "report": Benchmark("bench.report.command", "result files as plots, as one HTML page and as tables"),
     "kv": Benchmark("bench.kv.command", "handoffs of KV blocks between two processes, by transport, against memcpy"),
     "gap": Benchmark("bench.gap", "what a client sees of the handoff: the gap from token 1 to token 2"),
 }
@@ -32,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="baton bench",
         usage="baton bench NAME ...",
-        description="Measure parts of Baton on this machine.",
+        description="Measure Baton, other servers, and what this machine can do.",
         epilog=f"benchmarks:\n{listing}\n\n`baton bench NAME --help` lists the settings of one benchmark.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

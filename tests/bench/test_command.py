@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from bench.command import BENCHMARKS, main
@@ -15,3 +17,8 @@ def test_an_unknown_benchmark_is_an_error(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit, match="2"):
         main(["strange"])
     assert "invalid choice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_in_the_list_is_there(name: str) -> None:
+    assert importlib.util.find_spec(BENCHMARKS[name].module) is not None

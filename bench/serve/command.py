@@ -1,0 +1,51 @@
+"""`baton bench serve`: latency, throughput and goodput of a server that speaks the OpenAI API, under load.
+
+Flags, printed block and result file are those of `vllm bench serve`, so what reads its output reads this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from bench.serve.files import prepare_folder, result_path, write_result
+from bench.serve.measure import run_serve_benchmark
+from bench.serve.report import report
+from bench.serve.result import as_json
+from bench.serve.settings import ServeBenchSettings, shown_families, shown_percentiles
+from bench.workload.dataset_settings import DatasetSettings
+from engine.api.settings import add_flags, check_file_keys, resolve
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, print, and write the file that is asked for; 1 when every request failed. Raises `BatonError`."""
+    settings, dataset = parse(arguments)
+    prepare_folder(settings)
+    result = run_serve_benchmark(settings, dataset, say=_say)
+    print(report(result.summary, shown_families(settings), shown_percentiles(settings)))
+    path = result_path(settings, result.summary)
+    if path is not None:
+        write_result(path, as_json(result, settings.save_detailed), is_appended=settings.append_result)
+        _say(f"result in {path}")
+    return 0 if result.summary["completed"] else 1
+
+
+def parse(arguments: Sequence[str]) -> tuple[ServeBenchSettings, DatasetSettings]:
+    """Settings from flags and the file of `--config`. Raises `InvalidSetting`; exits on unknown flags."""
+    parser = argparse.ArgumentParser(
+        prog="baton bench serve",
+        usage="baton bench serve [options]",
+        description="Benchmark a running server: latency, throughput and goodput under load.",
+        allow_abbrev=False,
+    )
+    add_flags(parser, ServeBenchSettings, DatasetSettings)
+    flags = parser.parse_args(arguments)
+    if flags.config:
+        check_file_keys(flags.config, ServeBenchSettings, DatasetSettings)
+    # not from the environment: the command in the result has to say it all
+    return resolve(ServeBenchSettings, flags, {}), resolve(DatasetSettings, flags, {})
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,164 @@
+"""The figures of one run, as pure functions of what became of its requests.
+
+Owns the names and formulas that `vllm bench serve` gives a run, and those it lacks: largest gap per request, time to
+second token, attainment, schedule delay, failures by reason. Averages hold complete requests only; attainment counts
+every request that was sent. Without any value a statistic is 0, as there. Percentiles interpolate linearly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.client.outcome import Outcome
+from bench.serve.slo import meets
+from bench.serve.timing import Timing, arrivals_s, num_cached_tokens, num_output_tokens, num_prompt_tokens, timing_of
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+"""Reported whatever else is asked for."""
+_MAX_FAILURE_MESSAGES = 3
+_HANDOFF_MEMBERS = ("bytes", "transfer_ms", "exposed_ms")
+_Floats = npt.NDArray[np.float64]
+
+
+def summarise(
+    outcomes: Sequence[Outcome], duration_s: float, slo: Mapping[str, float], percentiles: Sequence[float]
+) -> dict[str, Any]:
+    """The figures of a run that took `duration_s`. `slo` is {metric: ms}, empty for none."""
+    completed = [outcome for outcome in outcomes if outcome.failure is None]
+    timings = [timing_of(outcome) for outcome in completed]
+    num_input = sum(num_prompt_tokens(outcome) for outcome in completed)
+    num_output = sum(num_output_tokens(outcome) for outcome in completed)
+    num_good = sum(meets(timing, slo) for timing in timings)
+    return {
+        "duration": round(duration_s, 6),
+        "completed": len(completed),
+        "failed": len(outcomes) - len(completed),
+        "total_input_tokens": num_input,
+        "total_output_tokens": num_output,
+        "request_throughput": len(completed) / duration_s,
+        "request_goodput": num_good / duration_s if slo else None,
+        "output_throughput": num_output / duration_s,
+        "total_token_throughput": (num_input + num_output) / duration_s,
+        **_peaks(completed),
+        **_families(timings, sorted({*PERCENTILES, *percentiles})),
+        "slo": dict(slo),
+        "slo_attainment": num_good / len(outcomes) if slo and outcomes else None,
+        "schedule_delay": _schedule_delay(outcomes),
+        **_failures(outcomes),
+        "chunks_per_token": sum(len(arrivals_s(outcome)) for outcome in completed) / num_output if num_output else None,
+        "zero_gap_share": _zero_gap_share(timings),
+        "cached_tokens": _cached_tokens(completed),
+        "kv_transfer": _kv_transfer(completed),
+    }
+
+
+def percentile_name(percent: float) -> str:
+    """ "99" of 99.0 and "99.9" of 99.9, as in `p99_ttft_ms`."""
+    return str(int(percent)) if percent == int(percent) else str(percent)
+
+
+def _families(timings: Sequence[Timing], percentiles: Sequence[float]) -> dict[str, float]:
+    values_s: dict[str, list[float]] = {
+        "ttft": [timing.ttft_s for timing in timings],
+        "tpot": [timing.tpot_s for timing in timings if timing.tpot_s is not None],
+        "itl": [gap_s for timing in timings for gap_s in timing.gaps_s],
+        "e2el": [timing.e2el_s for timing in timings],
+        "max_itl": [timing.max_gap_s for timing in timings if timing.max_gap_s is not None],
+        "ttst": [timing.ttst_s for timing in timings if timing.ttst_s is not None],
+    }
+    found: dict[str, float] = {}
+    for name, values in values_s.items():
+        values_ms = _milliseconds(values)
+        found[f"mean_{name}_ms"] = _rounded(values_ms.mean())
+        found[f"median_{name}_ms"] = _rounded(np.median(values_ms))
+        found[f"std_{name}_ms"] = _rounded(values_ms.std())
+        for percent in percentiles:
+            found[f"p{percentile_name(percent)}_{name}_ms"] = _rounded(np.percentile(values_ms, percent))
+    found["max_max_itl_ms"] = _rounded(_milliseconds(values_s["max_itl"]).max())
+    return found
+
+
+def _peaks(completed: Sequence[Outcome]) -> dict[str, float | int]:
+    """The fullest second, counted from the first sending: tokens that came in it, requests open in any part of it."""
+    if not completed:
+        return {"max_output_tokens_per_s": 0.0, "max_concurrent_requests": 0}
+    begin_s = min(outcome.sent_s for outcome in completed)
+    num_seconds = math.ceil(max(arrivals_s(outcome)[-1] for outcome in completed) - begin_s) + 1
+    tokens = np.zeros(num_seconds)
+    num_open = np.zeros(num_seconds, dtype=np.int64)
+    for outcome in completed:
+        seconds = (np.array(arrivals_s(outcome)) - begin_s).astype(np.int64)
+        np.add.at(tokens, seconds, [num for num in outcome.chunk_tokens if num])
+        num_open[int(outcome.sent_s - begin_s) : seconds[-1] + 1] += 1
+    return {"max_output_tokens_per_s": float(tokens.max()), "max_concurrent_requests": int(num_open.max())}
+
+
+def _schedule_delay(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """How much later than planned requests were sent, over all that were sent."""
+    values_ms = _milliseconds([outcome.sent_s - outcome.scheduled_s for outcome in outcomes if outcome.sent_s])
+    return {
+        "mean_ms": _rounded(values_ms.mean()),
+        "p99_ms": _rounded(np.percentile(values_ms, 99)),
+        "max_ms": _rounded(values_ms.max()),
+    }
+
+
+def _failures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    failed = [(outcome.failure, outcome.message) for outcome in outcomes if outcome.failure is not None]
+    messages = dict.fromkeys(f"{failure}: {message}" if message else str(failure) for failure, message in failed)
+    return {
+        "failures": {str(failure): num for failure, num in Counter(failure for failure, _ in failed).most_common()},
+        "failure_messages": list(messages)[:_MAX_FAILURE_MESSAGES],
+    }
+
+
+def _zero_gap_share(timings: Sequence[Timing]) -> float | None:
+    """Of all gaps, those between chunks that the client read in one piece; None without gaps."""
+    gaps_s = [gap_s for timing in timings for gap_s in timing.gaps_s]
+    return round(sum(gap_s == 0 for gap_s in gaps_s) / len(gaps_s), 6) if gaps_s else None
+
+
+def _cached_tokens(completed: Sequence[Outcome]) -> int | None:
+    reported = [num for outcome in completed if (num := num_cached_tokens(outcome)) is not None]
+    return sum(reported) if reported else None
+
+
+def _kv_transfer(completed: Sequence[Outcome]) -> dict[str, Any] | None:
+    """What Baton says about the handoffs of its requests; None where there were none."""
+    reported = [outcome.usage.get("kv_transfer") for outcome in completed]
+    handoffs = [found for found in reported if _is_handoff(found)]
+    if not handoffs:
+        return None
+    return {
+        "num_handoffs": len(handoffs),
+        "num_bytes": sum(handoff["bytes"] for handoff in handoffs),
+        **{name: _spread([handoff[name] for handoff in handoffs]) for name in ("transfer_ms", "exposed_ms")},
+    }
+
+
+def _is_handoff(found: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(found, dict) and all(isinstance(found.get(name), int | float) for name in _HANDOFF_MEMBERS)
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {
+        "mean": _rounded(np.mean(values)),
+        "median": _rounded(np.median(values)),
+        "p99": _rounded(np.percentile(values, 99)),
+        "max": _rounded(max(values)),
+    }
+
+
+def _milliseconds(values_s: Sequence[float]) -> _Floats:
+    """One 0 for no values."""
+    return np.array(values_s or [0.0], dtype=np.float64) * 1000
+
+
+def _rounded(milliseconds: float | np.floating[Any]) -> float:
+    return round(float(milliseconds), 3)

@@ -1,0 +1,108 @@
+"""Requests before the measured ones: until a server answers, and until it is warm.
+
+Their prompts are random tokens of a seed of their own, as long as the measured ones on average: another seed of a
+file's dataset could draw the same rows again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Sequence
+from statistics import fmean
+
+from bench.client.driver import LoadPlan, run_load
+from bench.client.endpoint import Endpoint, Kind, probe
+from bench.client.outcome import Outcome
+from bench.client.request import RequestOptions
+from bench.serve.settings import CHAT, ServeBenchSettings, headers
+from bench.workload.dataset_settings import RANDOM, DatasetSettings
+from bench.workload.registry import make_workload
+from bench.workload.turns import Conversation
+from bench.workload.vocabulary import Vocabulary
+from engine.api.errors import RequestFailed
+
+_PROBE_TIMEOUT_S = 10.0
+_PAUSE_S = 0.25
+_SEED_STEP = 1_000_003
+
+
+class Deadline:
+    """Until when a server may still get ready, counted from the making of this."""
+
+    def __init__(self, settings: ServeBenchSettings) -> None:
+        self._until_s = time.monotonic() + settings.ready_check_timeout_sec
+
+    @property
+    def allows_another_try(self) -> bool:
+        """Whether there is time for a pause and one more attempt."""
+        return time.monotonic() + _PAUSE_S <= self._until_s
+
+
+async def find_server(settings: ServeBenchSettings, url: str, deadline: Deadline) -> Endpoint:
+    """What `url` serves, asked for until `deadline`, once at least. Raises `RequestFailed`."""
+    name = settings.served_model_name or settings.model
+    kind: Kind = "chat" if settings.backend == CHAT else "completions"
+    while True:
+        try:
+            endpoint = await probe(url, kind, name, _PROBE_TIMEOUT_S, headers(settings))
+        except RequestFailed:
+            if not deadline.allows_another_try:
+                raise
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            return dataclasses.replace(endpoint, path=settings.endpoint) if settings.endpoint else endpoint
+
+
+async def until_answered(
+    endpoint: Endpoint, prompt: Conversation, options: RequestOptions, timeout_s: float, deadline: Deadline
+) -> None:
+    """Send `prompt` until it is answered: servers list their model before they can compute. Raises `RequestFailed`."""
+    while failed := await _failures([endpoint], [prompt], options, 1, timeout_s):
+        if not deadline.allows_another_try:
+            raise RequestFailed(f"{endpoint.url} does not get ready: {failed[0].failure}: {failed[0].message}")
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def warm_up(
+    endpoints: Sequence[Endpoint],
+    prompts: Sequence[Conversation],
+    options: RequestOptions,
+    max_concurrency: int | None,
+    timeout_s: float,
+) -> int:
+    """Send `prompts` and forget the answers; how many failed. Raises `RequestFailed` when all did."""
+    failed = await _failures(endpoints, prompts, options, max_concurrency, timeout_s)
+    if prompts and len(failed) == len(prompts):
+        raise RequestFailed(f"every warm-up request failed, the first one: {failed[0].failure}: {failed[0].message}")
+    return len(failed)
+
+
+def other_prompts(
+    num: int, dataset: DatasetSettings, measured: Sequence[Conversation], vocabulary: Vocabulary
+) -> tuple[Conversation, ...]:
+    """`num` prompts that are not among `measured`, which `dataset` made."""
+    if not num:
+        return ()
+    turns = [turn for conversation in measured for turn in conversation.turns]
+    alike = DatasetSettings(
+        dataset_name=RANDOM,
+        num_prompts=num,
+        seed=dataset.seed + _SEED_STEP,
+        random_input_len=max(1, round(fmean(len(turn.token_ids) for turn in turns))),
+        random_output_len=max(1, round(fmean(turn.num_output_tokens for turn in turns))),
+    )
+    return make_workload(alike, vocabulary).conversations
+
+
+async def _failures(
+    endpoints: Sequence[Endpoint],
+    prompts: Sequence[Conversation],
+    options: RequestOptions,
+    max_concurrency: int | None,
+    timeout_s: float,
+) -> list[Outcome]:
+    plan = LoadPlan(tuple(prompts), (0.0,) * len(prompts), max_concurrency, timeout_s)
+    load = await run_load(endpoints, plan, options, lambda _: None)
+    return [outcome for outcome in load.outcomes if outcome.failure is not None]

@@ -1,0 +1,228 @@
+"""Settings of `baton bench serve`, named as those of `vllm bench serve`, and what their texts mean.
+
+What is asked of the server is in `bench.workload.dataset_settings`. Every text is parsed by `check`, before anything is
+sent, so a run never ends in a setting that could not be used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from bench.serve.slo import SLO_METRICS, parse_slo
+from engine.api.errors import InvalidSetting
+from engine.api.settings import setting
+
+CHAT = "openai-chat"
+FAMILIES = ("ttft", "tpot", "itl", "e2el", "max_itl", "ttst")
+"""Metrics of which mean, median, deviation and percentiles are reported."""
+POISSON, CONSTANT, TRACE = "poisson", "constant", "trace"
+
+_SERVER, _TRAFFIC = "server options", "traffic options"
+_SAMPLING, _RESULT = "sampling parameters", "metric and result options"
+_API_KEY_VARIABLE = "OPENAI_API_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeBenchSettings:
+    """Settings of `baton bench serve` other than the dataset's."""
+
+    backend: str = setting(
+        "openai", "what to speak: completions or chat; vllm is openai", choices=("openai", CHAT, "vllm"), group=_SERVER
+    )
+    base_url: tuple[str, ...] = setting(
+        (), "server instead of host and port; several are asked in turn", group=_SERVER, metavar="URL"
+    )
+    host: str = setting("127.0.0.1", "host of the server", group=_SERVER)
+    port: int = setting(8000, "port of the server", group=_SERVER)
+    endpoint: str = setting(
+        "",
+        "path to ask; empty: /v1/completions, or /v1/chat/completions for openai-chat",
+        group=_SERVER,
+        metavar="PATH",
+    )
+    model: str = setting("", "name of the model; empty: the first that the server lists", group=_SERVER)
+    served_model_name: str = setting("", "name of the model in requests, if --model is its folder", group=_SERVER)
+    tokenizer: str = setting("", "checkpoint folder or hub id of the tokenizer; empty: --model's", group=_SERVER)
+    vocab_size: int | None = setting(
+        None, "draw token ids below this instead of using a tokenizer; prompts are token ids then", group=_SERVER
+    )
+    header: tuple[str, ...] = setting((), "headers of every request", group=_SERVER, metavar="KEY=VALUE")
+    ready_check_timeout_sec: float = setting(
+        0.0, "seconds to try a request until the server answers it; 0: no try", group=_SERVER
+    )
+    timeout_s: float = setting(600.0, "seconds after which an unanswered request has failed", group=_SERVER)
+
+    request_rate: float = setting(
+        math.inf,
+        "requests per second; inf: all at once, or --max-concurrency at a time",
+        group=_TRAFFIC,
+        allow_infinity=True,
+    )
+    burstiness: float = setting(
+        1.0, "shape of the gamma distributed gaps: 1 is Poisson, less is burstier, more is steadier", group=_TRAFFIC
+    )
+    arrival: str | None = setting(
+        None,
+        "when requests are sent: at random, evenly, or as the trace says; none: trace for a trace without"
+        " --request-rate, else poisson",
+        choices=(POISSON, CONSTANT, TRACE),
+        group=_TRAFFIC,
+    )
+    max_concurrency: int | None = setting(
+        None, "requests in flight at most; what comes on top waits, which is the schedule delay", group=_TRAFFIC
+    )
+    ramp_up_strategy: str | None = setting(
+        None, "raise the rate over the run", choices=("linear", "exponential"), group=_TRAFFIC
+    )
+    ramp_up_start_rps: float | None = setting(None, "rate at the first request of a ramp", group=_TRAFFIC)
+    ramp_up_end_rps: float | None = setting(None, "rate at the last request of a ramp", group=_TRAFFIC)
+    num_warmups: int = setting(0, "requests before the measured ones, with other prompts", group=_TRAFFIC)
+    repeat: int = setting(
+        1, "runs, each with a seed one higher; the middle one by mean E2E is reported", group=_TRAFFIC
+    )
+
+    prompt_form: str = setting(
+        "ids", "send prompts of completions as token ids or as text", choices=("ids", "text"), group=_SAMPLING
+    )
+    ignore_eos: bool = setting(False, "ask for answers of full length", group=_SAMPLING)
+    temperature: float | None = setting(None, "of the sampling; none: the server's default", group=_SAMPLING)
+    extra_body: str = setting("", "JSON object that is added to every request", group=_SAMPLING, metavar="JSON")
+
+    goodput: tuple[str, ...] = setting(
+        (),
+        f"goals of a good request in ms, of {', '.join(SLO_METRICS)}; itl is the request's largest gap",
+        group=_RESULT,
+        metavar="KEY:VALUE",
+    )
+    percentile_metrics: str = setting(
+        ",".join(FAMILIES), "metrics to print; the file has all of them", group=_RESULT, metavar="NAMES"
+    )
+    metric_percentiles: str = setting(
+        "99", "percentiles to print; the file has 50, 90, 95 and 99 too", group=_RESULT, metavar="NUMBERS"
+    )
+    breakdown: bool = setting(True, "ask Baton for the stamps that take TTFT apart", group=_RESULT)
+    save_result: bool = setting(False, "write the result as a JSON file", group=_RESULT)
+    save_detailed: bool = setting(False, "with every request in the file", group=_RESULT)
+    append_result: bool = setting(False, "append the result to the file as one more line", group=_RESULT)
+    result_dir: str = setting("", "folder of the file; made if it is missing", group=_RESULT, metavar="FOLDER")
+    result_filename: str = setting(
+        "", "name of the file; empty: LABEL-RATEqps[-concurrencyN]-MODEL-TIME.json", group=_RESULT, metavar="FILE"
+    )
+    metadata: tuple[str, ...] = setting((), "facts to write into the file", group=_RESULT, metavar="KEY=VALUE")
+    label: str = setting("", "name of the run; empty: the backend", group=_RESULT)
+    disable_tqdm: bool = setting(False, "show no progress bar", group=_RESULT)
+
+
+def check(settings: ServeBenchSettings) -> None:
+    """Raise `InvalidSetting` for what cannot be used, whatever the dataset."""
+    for name, value in (
+        ("--request-rate", settings.request_rate),
+        ("--burstiness", settings.burstiness),
+        ("--timeout-s", settings.timeout_s),
+        ("--repeat", settings.repeat),
+        ("--max-concurrency", settings.max_concurrency),
+        ("--vocab-size", settings.vocab_size),
+    ):
+        if value is not None and not value > 0:
+            raise InvalidSetting(f"{name} {value} is not above 0")
+    for name, value in (
+        ("--num-warmups", settings.num_warmups),
+        ("--ready-check-timeout-sec", settings.ready_check_timeout_sec),
+        ("--temperature", settings.temperature),
+    ):
+        if value is not None and value < 0:
+            raise InvalidSetting(f"{name} {value} is below 0")
+    _check_ramp(settings)
+    urls(settings)
+    headers(settings, {})
+    extra_body(settings)
+    metadata(settings)
+    parse_slo(settings.goodput)
+    shown_percentiles(settings)
+    shown_families(settings)
+
+
+def urls(settings: ServeBenchSettings) -> tuple[str, ...]:
+    """The servers, without a slash at the end. Raises `InvalidSetting`."""
+    found = settings.base_url or (f"http://{settings.host}:{settings.port}",)
+    for url in found:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidSetting(f"--base-url {url!r:.100}: http://HOST:PORT is needed")
+    return tuple(url.rstrip("/") for url in found)
+
+
+def headers(settings: ServeBenchSettings, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Headers of every request; the API key of `environment` (None: the process's) is one, as other clients do it.
+
+    Raises `InvalidSetting`.
+    """
+    key = (os.environ if environment is None else environment).get(_API_KEY_VARIABLE)
+    return ({"Authorization": f"Bearer {key}"} if key else {}) | _pairs(settings.header, "--header")
+
+
+def metadata(settings: ServeBenchSettings) -> dict[str, str]:
+    """What the file shall say besides. Raises `InvalidSetting`."""
+    return _pairs(settings.metadata, "--metadata")
+
+
+def extra_body(settings: ServeBenchSettings) -> dict[str, Any]:
+    """Members of every request. Raises `InvalidSetting`."""
+    try:
+        found = json.loads(settings.extra_body or "{}")
+    except ValueError as error:
+        raise InvalidSetting(f"--extra-body {settings.extra_body!r:.100} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidSetting(f"--extra-body {settings.extra_body!r:.100} is not a JSON object")
+    return found
+
+
+def shown_percentiles(settings: ServeBenchSettings) -> tuple[float, ...]:
+    """Percentiles to print, 0 to 100. Raises `InvalidSetting`."""
+    try:
+        found = tuple(float(word) for word in settings.metric_percentiles.split(","))
+    except ValueError:
+        raise InvalidSetting(
+            f"--metric-percentiles {settings.metric_percentiles!r:.100} is not a list like 50,99"
+        ) from None
+    for percent in found:
+        if not 0 <= percent <= 100:
+            raise InvalidSetting(f"--metric-percentiles: {percent} is not from 0 to 100")
+    return found
+
+
+def shown_families(settings: ServeBenchSettings) -> tuple[str, ...]:
+    """Members of `FAMILIES` to print. Raises `InvalidSetting`."""
+    found = tuple(word.strip() for word in settings.percentile_metrics.split(","))
+    for name in found:
+        if name not in FAMILIES:
+            raise InvalidSetting(f"--percentile-metrics: {name!r:.40} is not one of {', '.join(FAMILIES)}")
+    return found
+
+
+def _check_ramp(settings: ServeBenchSettings) -> None:
+    start, end = settings.ramp_up_start_rps, settings.ramp_up_end_rps
+    if settings.ramp_up_strategy is None:
+        if start is not None or end is not None:
+            raise InvalidSetting("--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy")
+        return
+    if start is None or end is None or not 0 < start < end:
+        raise InvalidSetting("--ramp-up-strategy needs --ramp-up-start-rps above 0 and below --ramp-up-end-rps")
+    if math.isfinite(settings.request_rate) or settings.arrival not in (None, POISSON):
+        raise InvalidSetting("--ramp-up-strategy decides the rate: leave --request-rate and --arrival out")
+
+
+def _pairs(words: tuple[str, ...], flag: str) -> dict[str, str]:
+    found = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator or not name.strip():
+            raise InvalidSetting(f"{flag} {word!r:.100} is not KEY=VALUE")
+        found[name.strip()] = value.strip()
+    return found

@@ -1,0 +1,198 @@
+"""`baton bench serve` as the program it is, against servers whose times are known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from bench.mock_server.schedule import Answer, Fault, FaultKind, Script, Steady
+from bench.mock_server.server import MockServer, mock_server
+
+TIMEOUT_S = 50.0
+ROOT = Path(__file__).resolve().parents[3]
+VLLM_KEYS = {
+    "date",
+    "endpoint_type",
+    "backend",
+    "label",
+    "model_id",
+    "tokenizer_id",
+    "num_prompts",
+    "request_rate",
+    "burstiness",
+    "max_concurrency",
+    "duration",
+    "completed",
+    "failed",
+    "total_input_tokens",
+    "total_output_tokens",
+    "request_throughput",
+    "request_goodput",
+    "output_throughput",
+    "total_token_throughput",
+    "max_output_tokens_per_s",
+    "max_concurrent_requests",
+    *(f"{word}_{name}_ms" for word in ("mean", "median", "std", "p99") for name in ("ttft", "tpot", "itl", "e2el")),
+}
+DETAILED_KEYS = {"input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors"}
+
+
+class Endless:
+    """Answers that do not end. `has_four` is set when the fourth is asked for."""
+
+    def __init__(self) -> None:
+        self.has_four = asyncio.Event()
+
+    def answer(self, number: int, num_output_tokens: int) -> Answer:
+        if number == 3:
+            self.has_four.set()
+        return Answer(0.01, (1000.0,))
+
+
+@asynccontextmanager
+async def started(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "launch", "bench", "serve", "--vocab-size", "500", *arguments),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def run(*arguments: str) -> tuple[int, str, str]:
+    """(exit status, stdout, stderr)."""
+    async with started(*arguments) as process, asyncio.timeout(TIMEOUT_S):
+        out, err = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+
+def flags(server: MockServer, **values: object) -> list[str]:
+    words = {"num_prompts": 4, "random_input_len": 16, "random_output_len": 4, **values}
+    return [f"--base-url={server.url}", *(f"--{name.replace('_', '-')}={value}" for name, value in words.items())]
+
+
+def value_of(text: str, label: str) -> float:
+    found = re.search(rf"^{label}:\s+([\d.]+)", text, re.MULTILINE)
+    assert found is not None, label
+    return float(found.group(1))
+
+
+def assert_near(ours_ms: Sequence[float], theirs_ms: Sequence[float]) -> None:
+    """Within 1 ms or 1 % for most requests: one that the machine held up proves nothing."""
+    off = [abs(our - their) / max(1.0, 0.01 * their) for our, their in zip(ours_ms, theirs_ms, strict=True)]
+    assert median(off) <= 1.0
+
+
+async def test_what_it_measures_is_what_the_server_did(tmp_path: Path) -> None:
+    quick, slow = Answer(0.1, (0.02,) * 7), Answer(0.4, (0.03,) * 7)
+    async with mock_server(Script((quick, slow))) as server:
+        status, out, err = await run(
+            *flags(server, num_prompts=20, random_output_len=8, request_rate=20),
+            *("--goodput", "ttft:250", "tpot:80", "--save-result", "--save-detailed"),
+            *("--result-dir", str(tmp_path), "--result-filename", "result.json"),
+        )
+        records = sorted(server.records, key=lambda record: record.received_s)
+    assert status == 0, err
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result.keys() >= VLLM_KEYS | DETAILED_KEYS
+
+    sent_s = result["start_times"]
+    first_ms = [(record.written_s[0] - at_s) * 1e3 for record, at_s in zip(records, sent_s, strict=True)]
+    last_ms = [(record.written_s[-1] - at_s) * 1e3 for record, at_s in zip(records, sent_s, strict=True)]
+    spans_ms = [(record.written_s[-1] - record.written_s[0]) / 7 * 1e3 for record in records]
+    ttfts_ms = [ttft_s * 1e3 for ttft_s in result["ttfts"]]
+    assert_near(ttfts_ms, first_ms)
+    assert_near([latency_s * 1e3 for latency_s in result["latencies"]], last_ms)
+    assert_near([sum(gaps_s) / len(gaps_s) * 1e3 for gaps_s in result["itls"]], spans_ms)
+
+    assert (result["completed"], result["failed"], result["slo_attainment"]) == (20, 0, 0.5)
+    assert result["request_goodput"] == pytest.approx(10 / result["duration"])
+    assert result["median_ttft_ms"] == pytest.approx(median(ttfts_ms), abs=0.01)
+    assert value_of(out, r"Median TTFT \(ms\)") == pytest.approx(result["median_ttft_ms"], abs=0.01)
+    assert value_of(out, r"P99 ITL \(ms\)") == pytest.approx(result["p99_itl_ms"], abs=0.01)
+    assert value_of(out, r"Request goodput \(req/s\)") == pytest.approx(result["request_goodput"], abs=0.01)
+    assert "20/20" in err
+
+
+async def test_what_fails_is_counted_by_name_and_never_averaged_in(tmp_path: Path) -> None:
+    kinds = [FaultKind.HTTP_ERROR, FaultKind.STALL, FaultKind.CUT, FaultKind.WRONG_PROMPT_USAGE, FaultKind.RESET]
+    answers = [Answer(0.02, (0.01,) * 3), *(Answer(0.02, (0.01,) * 3, fault=Fault(kind, 2)) for kind in kinds)]
+    path = tmp_path / "all.jsonl"
+    async with mock_server(Script(tuple(answers))) as server:
+        status, out, err = await run(
+            *flags(server, num_prompts=12, request_rate=50, timeout_s=2, result_filename=path), "--append-result"
+        )
+    assert status == 0, err
+    result = json.loads(path.read_text())
+    assert (result["completed"], result["failed"]) == (2, 10)
+    assert result["failures"] == {
+        "http error": 2,
+        "no answer in time": 2,
+        "stream ended without [DONE]": 4,
+        "usage differs from what was sent or received": 2,
+    }
+    assert result["p99_e2el_ms"] < 2000
+    assert result["total_output_tokens"] == 8
+    assert not result.keys() & DETAILED_KEYS
+    assert re.search(r"^http error:\s+2\s*$", out, re.MULTILINE)
+    assert "note: 10 of 12 requests failed" in out
+
+
+async def test_when_every_request_fails_so_does_the_command() -> None:
+    async with mock_server(Script((Answer(0.01, fault=Fault(FaultKind.HTTP_ERROR)),))) as server:
+        status, out, err = await run(*flags(server), "--disable-tqdm")
+    assert status == 1
+    assert value_of(out, "Failed requests") == 4
+    assert "4/4" not in err
+
+
+async def test_a_bad_setting_ends_it_before_anything_is_sent() -> None:
+    async with mock_server(Steady(0.01, 0.01)) as server:
+        status, out, err = await run(*flags(server), "--goodput", "tbt:5")
+        assert not server.records
+    assert (status, out) == (1, "")
+    assert err.startswith("error: --goodput 'tbt:5'")
+
+
+async def test_repeats_have_other_prompts_and_their_range_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    async with mock_server(Steady(0.01, 0.001)) as server:
+        status, out, err = await run(*flags(server, repeat=3, seed=5, result_filename=path), "--save-result")
+        prompts = {tuple(record.body["prompt"]) for record in server.records}
+    assert status == 0, err
+    result: dict[str, Any] = json.loads(path.read_text())
+    assert len(prompts) == 12
+    assert [each["seed"] for each in result["repeats"]] == [5, 6, 7]
+    found = result["range"]["median_ttft_ms"]
+    assert found["low"] <= result["median_ttft_ms"] <= found["high"]
+    assert value_of(out, r"Range of median TTFT \(ms\)") == pytest.approx(found["low"], abs=0.01)
+
+
+async def test_ctrl_c_ends_it_and_its_requests_at_once() -> None:
+    endless = Endless()
+    async with mock_server(endless) as server, asyncio.timeout(TIMEOUT_S):
+        async with started(*flags(server)) as process:
+            await endless.has_four.wait()
+            process.send_signal(signal.SIGINT)
+            _, err = await process.communicate()
+        await server.until_idle(TIMEOUT_S)
+        assert all(record.left_s is not None for record in server.records)
+    assert process.returncode == 130
+    assert b"Traceback" not in err

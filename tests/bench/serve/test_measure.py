@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from bench.mock_server.schedule import Answer, Fault, FaultKind, Schedule, Script, Steady
+from bench.mock_server.server import MockOptions, MockServer, mock_server
+from bench.serve.measure import command_of, measure
+from bench.serve.result import RunResult
+from bench.serve.settings import ServeBenchSettings
+from bench.workload.dataset_settings import DatasetSettings
+from engine.api.errors import InvalidSetting, RequestFailed
+
+QUICK = Steady(ttft_s=0.01, itl_s=0.001)
+BROKEN = Script((Answer(0.001, fault=Fault(FaultKind.HTTP_ERROR)),))
+DATASET = DatasetSettings(num_prompts=6, random_input_len=20, random_output_len=4)
+SETTINGS = ServeBenchSettings(vocab_size=100, timeout_s=10.0)
+
+
+async def measured(
+    servers: Sequence[MockServer], settings: ServeBenchSettings = SETTINGS, dataset: DatasetSettings = DATASET
+) -> RunResult:
+    settings = dataclasses.replace(settings, base_url=tuple(server.url for server in servers))
+    return await measure(settings, dataset, "baton bench serve", lambda *_: None, lambda _: None)
+
+
+async def run_against(schedule: Schedule, settings: ServeBenchSettings = SETTINGS, **options: Any) -> RunResult:
+    async with mock_server(schedule, MockOptions(**options)) as server:
+        return await measured([server], settings)
+
+
+async def test_a_result_says_what_was_measured_and_where() -> None:
+    settings = dataclasses.replace(
+        SETTINGS, request_rate=200.0, goodput=("ttft:5000",), metadata=("version=3", "completed=9"), label="mine"
+    )
+    summary = (await run_against(QUICK, settings)).summary
+    assert (summary["completed"], summary["failed"], summary["num_unsent"]) == (6, 0, 0)
+    assert (summary["model_id"], summary["label"], summary["backend"]) == ("mock", "mine", "openai")
+    assert (summary["request_rate"], summary["seed"], summary["num_prompts"]) == (200.0, 0, 6)
+    assert (summary["total_input_tokens"], summary["total_output_tokens"]) == (120, 24)
+    assert summary["slo_attainment"] == 1.0
+    assert summary["version"] == "3"
+    assert any("metadata completed" in note for note in summary["notes"])
+    assert summary["facts"]["command"] == "baton bench serve"
+    assert summary["dataset"]["name"] == "random"
+    assert summary["arrival"]["process"] == "poisson"
+    assert summary["client"]["wall_s"] > 0
+    assert summary["breakdown"] is None
+
+
+async def test_progress_goes_from_none_to_all() -> None:
+    seen: list[tuple[int, int]] = []
+    async with mock_server(QUICK) as server:
+        settings = dataclasses.replace(SETTINGS, base_url=(server.url,))
+        await measure(settings, DATASET, "", lambda *progress: seen.append(progress), lambda _: None)
+    assert seen == [(num_done, 6) for num_done in range(7)]
+
+
+async def test_warm_up_requests_have_other_prompts_and_are_in_no_figure() -> None:
+    async with mock_server(QUICK) as server:
+        result = await measured([server], dataclasses.replace(SETTINGS, num_warmups=3))
+        prompts = [tuple(record.body["prompt"]) for record in server.records]
+    assert len(prompts) == 9
+    assert not set(prompts[:3]) & set(prompts[3:])
+    assert {len(prompt) for prompt in prompts} == {20}
+    assert result.summary["completed"] == 6
+
+
+async def test_the_seed_decides_the_prompts() -> None:
+    async def prompts(seed: int) -> set[tuple[int, ...]]:
+        async with mock_server(QUICK) as server:
+            await measured([server], SETTINGS, dataclasses.replace(DATASET, seed=seed))
+            return {tuple(record.body["prompt"]) for record in server.records}
+
+    assert await prompts(1) == await prompts(1)
+    assert not await prompts(1) & await prompts(2)
+
+
+async def test_requests_say_what_the_settings_say() -> None:
+    settings = dataclasses.replace(
+        SETTINGS, ignore_eos=True, temperature=0.5, extra_body='{"top_k": 7}', served_model_name="other"
+    )
+    async with mock_server(QUICK) as server:
+        await measured([server], settings)
+        body = server.records[0].body
+    assert (body["ignore_eos"], body["temperature"], body["top_k"], body["model"]) == (True, 0.5, 7, "other")
+    assert body["max_tokens"] == 4
+    assert "return_timings" not in body
+
+
+@pytest.mark.parametrize(("asked", "path"), [("", "/v1/completions"), ("/v1/chat/completions", "/v1/chat/completions")])
+async def test_the_path_is_that_of_the_backend_unless_it_is_given(asked: str, path: str) -> None:
+    async with mock_server(QUICK) as server:
+        await measured([server], dataclasses.replace(SETTINGS, endpoint=asked))
+        assert {record.path for record in server.records} == {path}
+
+
+async def test_chat_sends_messages_and_its_opening_event_is_no_token() -> None:
+    settings = ServeBenchSettings(backend="openai-chat", timeout_s=10.0)
+    async with mock_server(QUICK, MockOptions(model="baton-demo")) as server:
+        result = await measured([server], settings)
+        assert {record.path for record in server.records} == {"/v1/chat/completions"}
+    assert result.summary["completed"] == 6
+    assert result.summary["total_output_tokens"] == 24
+    assert result.summary["chunks_per_token"] == 1.0
+
+
+async def test_several_servers_are_asked_in_turn() -> None:
+    async with mock_server(QUICK) as one, mock_server(QUICK) as two:
+        await measured([one, two])
+        assert (len(one.records), len(two.records)) == (3, 3)
+
+
+async def test_a_closed_loop_keeps_to_its_concurrency() -> None:
+    settings = dataclasses.replace(SETTINGS, max_concurrency=2)
+    summary = (await run_against(QUICK, settings)).summary
+    assert summary["arrival"]["process"] == "closed loop"
+    assert summary["client"]["max_in_flight"] == 2
+
+
+async def test_turns_that_were_never_sent_are_told() -> None:
+    dataset = DatasetSettings(
+        dataset_name="multi_turn", num_prompts=2, multi_turn_num_turns=3, multi_turn_system_len=4, multi_turn_user_len=4
+    )
+    async with mock_server(BROKEN) as server:
+        summary = (await measured([server], SETTINGS, dataset)).summary
+    assert (summary["failed"], summary["num_unsent"]) == (2, 4)
+    assert any("4 requests were never sent" in note for note in summary["notes"])
+
+
+async def test_a_server_that_comes_late_is_waited_for() -> None:
+    async with mock_server(QUICK) as first:
+        url = first.url
+    settings = dataclasses.replace(SETTINGS, base_url=(url,), ready_check_timeout_sec=30.0)
+    waiting = asyncio.create_task(measure(settings, DATASET, "", lambda *_: None, lambda _: None))
+    async with mock_server(QUICK, MockOptions(port=int(url.rsplit(":", 1)[1]))):
+        assert (await waiting).summary["completed"] == 6
+
+
+async def test_a_server_that_cannot_compute_yet_is_tried_until_it_can() -> None:
+    unready, ready = Answer(0.001, fault=Fault(FaultKind.HTTP_ERROR)), Answer(0.001, (0.001,) * 3)
+    async with mock_server(Script((unready, unready, *[ready] * 10))) as server:
+        result = await measured([server], dataclasses.replace(SETTINGS, ready_check_timeout_sec=30.0))
+        tried = [tuple(record.body["prompt"]) for record in server.records][:3]
+    assert (result.summary["completed"], result.summary["failed"]) == (6, 0)
+    assert len(set(tried)) == 1
+
+
+async def test_a_server_that_never_can_is_an_error() -> None:
+    with pytest.raises(RequestFailed, match="does not get ready: http error"):
+        await run_against(BROKEN, dataclasses.replace(SETTINGS, ready_check_timeout_sec=0.1))
+
+
+async def test_when_all_warm_up_requests_fail_nothing_is_measured() -> None:
+    with pytest.raises(RequestFailed, match="every warm-up request failed"):
+        await run_against(BROKEN, dataclasses.replace(SETTINGS, num_warmups=2))
+
+
+async def test_a_server_that_is_not_there_is_an_error() -> None:
+    async with mock_server(QUICK) as first:
+        url = first.url
+    settings = dataclasses.replace(SETTINGS, base_url=(url,))
+    with pytest.raises(RequestFailed, match=url):
+        await measure(settings, DATASET, "", lambda *_: None, lambda _: None)
+
+
+async def test_nothing_is_sent_when_the_dataset_cannot_be_made() -> None:
+    async with mock_server(QUICK) as server:
+        with pytest.raises(InvalidSetting):
+            await measured([server], SETTINGS, dataclasses.replace(DATASET, random_range_ratio=2.0))
+        assert not server.records
+
+
+def test_the_command_measures_the_same_again_and_keeps_secrets() -> None:
+    settings = ServeBenchSettings(base_url=("http://a:1",), header=("Authorization=Bearer s3cret",), ignore_eos=True)
+    command = command_of(settings, DatasetSettings(num_prompts=5))
+    assert command.startswith("baton bench serve ")
+    assert "--base-url=http://a:1" in command
+    assert "--ignore-eos" in command
+    assert "--num-prompts=5" in command
+    assert "--header=Authorization=..." in command
+    assert "s3cret" not in command

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.client.outcome import Failure, Outcome
+from bench.serve.metrics import percentile_name, summarise
+from tests.bench.serve.outcomes import answered, failed
+
+VLLM_NAMES = {
+    "duration",
+    "completed",
+    "failed",
+    "total_input_tokens",
+    "total_output_tokens",
+    "request_throughput",
+    "request_goodput",
+    "output_throughput",
+    "total_token_throughput",
+    "max_output_tokens_per_s",
+    "max_concurrent_requests",
+    *(f"{word}_{name}_ms" for word in ("mean", "median", "std", "p99") for name in ("ttft", "tpot", "itl", "e2el")),
+}
+
+REQUESTS = st.lists(
+    st.builds(
+        answered,
+        st.lists(st.floats(0.001, 20), min_size=1, max_size=20).map(sorted),
+        sent_s=st.floats(0, 100),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def figures(outcomes: list[Outcome], duration_s: float = 10.0, **slo: float) -> dict[str, Any]:
+    return summarise(outcomes, duration_s, slo, [99.0])
+
+
+def test_the_figures_of_three_requests_are_those_added_up_by_hand() -> None:
+    found = figures(
+        [
+            answered([0.1, 0.2, 0.3], num_prompt=5),
+            answered([0.3, 0.3, 0.6], num_prompt=7, sent_s=1.0),
+            answered([0.2], num_prompt=3, sent_s=2.0),
+        ]
+    )
+    assert (found["completed"], found["failed"]) == (3, 0)
+    assert (found["total_input_tokens"], found["total_output_tokens"]) == (15, 7)
+    assert found["request_throughput"] == pytest.approx(0.3)
+    assert found["output_throughput"] == pytest.approx(0.7)
+    assert found["total_token_throughput"] == pytest.approx(2.2)
+    assert (found["mean_ttft_ms"], found["median_ttft_ms"]) == (200.0, 200.0)
+    assert found["std_ttft_ms"] == pytest.approx(81.650)
+    assert found["p99_ttft_ms"] == pytest.approx(298.0)
+    assert found["mean_tpot_ms"] == pytest.approx(125.0)
+    assert found["mean_itl_ms"] == pytest.approx(125.0)
+    assert found["median_itl_ms"] == pytest.approx(100.0)
+    assert found["p90_itl_ms"] == pytest.approx(240.0)
+    assert found["mean_max_itl_ms"] == pytest.approx(200.0)
+    assert found["max_max_itl_ms"] == pytest.approx(300.0)
+    assert found["mean_e2el_ms"] == pytest.approx(366.667)
+    assert found["median_ttst_ms"] == pytest.approx(250.0)
+    assert found["chunks_per_token"] == 1.0
+    assert found["zero_gap_share"] == 0.25
+    assert found["cached_tokens"] is None
+    assert found["kv_transfer"] is None
+
+
+def test_a_run_has_the_names_of_vllm_and_the_percentiles_asked_for() -> None:
+    found = summarise([answered([0.1, 0.2])], 1.0, {}, [99.0, 99.9, 25.0])
+    assert found.keys() >= VLLM_NAMES
+    assert found.keys() >= {"p50_ttft_ms", "p90_itl_ms", "p95_ttst_ms", "p99.9_tpot_ms", "p25_max_itl_ms"}
+
+
+def test_goodput_counts_good_requests_and_attainment_is_of_all_that_were_sent() -> None:
+    outcomes = [answered([0.1, 0.2]), answered([0.4, 0.5]), answered([0.1, 0.9]), failed(Failure.STALLED)]
+    found = figures(outcomes, ttft=200.0, tpot=150.0)
+    assert found["request_goodput"] == pytest.approx(0.1)
+    assert found["slo_attainment"] == pytest.approx(0.25)
+    assert found["slo"] == {"ttft": 200.0, "tpot": 150.0}
+
+
+def test_without_goals_there_is_neither_goodput_nor_attainment() -> None:
+    found = figures([answered([0.1])])
+    assert (found["request_goodput"], found["slo_attainment"]) == (None, None)
+
+
+def test_an_answer_of_one_token_counts_as_tpot_0_in_goodput_and_not_in_its_average() -> None:
+    found = figures([answered([0.1]), answered([0.1, 0.3])], tpot=10.0)
+    assert found["slo_attainment"] == 0.5
+    assert found["mean_tpot_ms"] == pytest.approx(200.0)
+
+
+def test_failed_requests_are_named_and_in_no_average() -> None:
+    broken = failed(Failure.TRUNCATED, "gone", chunk_s=[50.0, 90.0])
+    good = [answered([0.1, 0.2]), answered([0.3, 0.5], sent_s=1.0)]
+    refused = [failed(Failure.HTTP_ERROR, "status 503"), failed(Failure.HTTP_ERROR, "status 503")]
+    with_failures, without = figures([*good, broken, *refused]), figures(good)
+    assert with_failures["failed"] == 3
+    assert with_failures["failures"] == {"http error": 2, "stream ended without [DONE]": 1}
+    assert with_failures["failure_messages"] == ["stream ended without [DONE]: gone", "http error: status 503"]
+    different = {name for name, value in without.items() if with_failures[name] != value}
+    assert different == {"failed", "failures", "failure_messages"}
+
+
+def test_no_more_than_three_messages_are_kept() -> None:
+    found = figures([failed(Failure.HTTP_ERROR, f"status {status}") for status in range(500, 510)])
+    assert found["failures"] == {"http error": 10}
+    assert len(found["failure_messages"]) == 3
+
+
+def test_when_every_request_failed_statistics_are_0_as_in_vllm() -> None:
+    found = figures([failed(Failure.REFUSED_CONNECTION)], ttft=100.0)
+    assert found["completed"] == 0
+    assert found["mean_ttft_ms"] == found["p99_e2el_ms"] == found["max_max_itl_ms"] == 0.0
+    assert found["max_concurrent_requests"] == 0
+    assert found["slo_attainment"] == 0.0
+    assert (found["chunks_per_token"], found["zero_gap_share"]) == (None, None)
+
+
+def test_the_peaks_are_of_the_fullest_second_from_the_first_sending_on() -> None:
+    found = figures(
+        [
+            answered([0.5, 0.9, 1.1], sent_s=50.0, chunk_tokens=[1, 3, 1]),
+            answered([0.2, 0.3], sent_s=50.5),
+            answered([0.1, 0.2], sent_s=52.5),
+        ]
+    )
+    assert found["max_output_tokens_per_s"] == 6.0
+    assert found["max_concurrent_requests"] == 2
+
+
+def test_the_schedule_delay_is_of_all_that_were_sent() -> None:
+    late = failed(Failure.STALLED, sent_s=3.0)
+    late.scheduled_s = 2.0
+    found = figures([answered([0.1], sent_s=1.0), answered([0.1], sent_s=1.5, scheduled_s=1.25), late])
+    assert found["schedule_delay"] == {"mean_ms": pytest.approx(416.667), "p99_ms": 985.0, "max_ms": 1000.0}
+
+
+def test_chunks_per_token_is_low_when_tokens_come_together() -> None:
+    assert figures([answered([0.1, 0.2], num_output=8)])["chunks_per_token"] == 0.25
+
+
+def test_cached_tokens_and_handoffs_are_added_up_where_the_server_tells() -> None:
+    def handoff(num_bytes: int, exposed_ms: float) -> dict[str, Any]:
+        return {"blocks": 1, "bytes": num_bytes, "transfer_ms": 2.0, "exposed_ms": exposed_ms}
+
+    found = figures(
+        [
+            answered([0.1], prompt_tokens_details={"cached_tokens": 4}, kv_transfer=handoff(100, 1.0)),
+            answered([0.1], prompt_tokens_details={"cached_tokens": 5}, kv_transfer=handoff(300, 3.0)),
+            answered([0.1], prompt_tokens_details=None, kv_transfer={"bytes": "many"}),
+        ]
+    )
+    assert found["cached_tokens"] == 9
+    assert (found["kv_transfer"]["num_handoffs"], found["kv_transfer"]["num_bytes"]) == (2, 400)
+    assert found["kv_transfer"]["exposed_ms"] == {"mean": 2.0, "median": 2.0, "p99": 2.98, "max": 3.0}
+
+
+@pytest.mark.parametrize(("percent", "name"), [(99.0, "99"), (99.9, "99.9"), (0.0, "0"), (50.0, "50")])
+def test_percentiles_are_named_without_a_needless_fraction(percent: float, name: str) -> None:
+    assert percentile_name(percent) == name
+
+
+@given(REQUESTS)
+def test_percentiles_rise_and_the_largest_gap_is_the_upper_end(outcomes: list[Outcome]) -> None:
+    found = summarise(outcomes, 10.0, {}, [0.0, 25.0, 100.0])
+    for name in ("ttft", "tpot", "itl", "e2el", "max_itl", "ttst"):
+        rising = [found[f"p{percent}_{name}_ms"] for percent in ("0", "25", "50", "90", "95", "99", "100")]
+        assert rising == sorted(rising)
+        assert found[f"median_{name}_ms"] == found[f"p50_{name}_ms"]
+        assert rising[0] - 0.001 <= found[f"mean_{name}_ms"] <= rising[-1] + 0.001
+    assert found["max_max_itl_ms"] == found["p100_itl_ms"]
+
+
+@given(REQUESTS, st.floats(1, 5000), st.floats(1, 5000))
+def test_a_stricter_goal_is_never_met_more_often(outcomes: list[Outcome], limit: float, other: float) -> None:
+    strict, loose = sorted((limit, other))
+    assert figures(outcomes, ttft=strict)["slo_attainment"] <= figures(outcomes, ttft=loose)["slo_attainment"]
+    both = figures(outcomes, ttft=loose, e2el=strict)["slo_attainment"]
+    assert both <= figures(outcomes, e2el=strict)["slo_attainment"]
+
+
+@given(REQUESTS)
+def test_counts_and_rates_are_of_the_same_requests(outcomes: list[Outcome]) -> None:
+    found = figures(outcomes, duration_s=4.0)
+    assert found["request_throughput"] * 4.0 == pytest.approx(found["completed"])
+    total = found["total_input_tokens"] + found["total_output_tokens"]
+    assert found["total_token_throughput"] * 4.0 == pytest.approx(total)
+    assert 1 <= found["max_concurrent_requests"] <= found["completed"]
+    assert 1 <= found["max_output_tokens_per_s"] <= found["total_output_tokens"]

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from bench.client.outcome import Failure, Outcome
+from bench.serve.metrics import summarise
+from bench.serve.notes import notes_of
+from bench.workload.dataset_settings import DatasetSettings
+from tests.bench.serve.outcomes import answered, failed
+from tests.bench.serve.results import load_of
+
+
+def notes(*outcomes: Outcome, num_unsent: int = 0, **client: float) -> list[str]:
+    load = load_of(outcomes, num_unsent=num_unsent, **client)
+    return list(notes_of(summarise(outcomes, 5.0, {}, ()), load, DatasetSettings(random_prefix_len=2)))
+
+
+def test_a_run_without_doubts_has_no_notes() -> None:
+    outcome = answered([0.1, 0.2], prompt_tokens_details={"cached_tokens": 2})
+    assert notes(*[outcome] * 100, num_late=1, cpu_share=0.9) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "num_unsent", "client", "words"),
+    [
+        (answered([0.1, 0.2], num_output=8), 0, {}, "0.25 chunks per token"),
+        (answered([0.1, 0.2, 0.2, 0.3, 0.4]), 0, {}, "25% of the chunks"),
+        (answered([0.1, 0.2]), 0, {"cpu_share": 0.91}, "91% of a core"),
+        (answered([0.1, 0.2]), 0, {"num_late": 1}, "1 of 1 requests were sent over 10 ms late"),
+        (answered([0.1, 0.2], prompt_tokens_details={"cached_tokens": 3}), 0, {}, "another --seed"),
+        (answered([0.1, 0.2]), 3, {}, "3 requests were never sent"),
+        (failed(Failure.STALLED), 0, {}, "1 of 1 requests failed"),
+    ],
+)
+def test_each_doubt_is_one_sentence(outcome: Outcome, num_unsent: int, client: dict[str, float], words: str) -> None:
+    found = notes(outcome, num_unsent=num_unsent, **client)
+    assert len(found) == 1
+    assert words in found[0]
+
+
+def test_answers_without_usage_are_counted() -> None:
+    silent = answered([0.1, 0.2])
+    silent.usage = {}
+    assert ["1 answers came without usage" in note for note in notes(silent, answered([0.1]))] == [True]

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from bench.client.outcome import Failure
+from bench.serve.report import report
+from bench.serve.settings import FAMILIES
+from tests.bench.serve.outcomes import answered, failed
+from tests.bench.serve.results import result_of
+
+# what scripts that read the output of `vllm bench serve` look for, and the value of the run below
+LINES_OF_VLLM = [
+    (r"^=+ Serving Benchmark Result =+$", None),
+    (r"^Successful requests:\s+(\d+)\s*$", 2),
+    (r"^Failed requests:\s+(\d+)\s*$", 0),
+    (r"^Maximum request concurrency:\s+(\d+)\s*$", 8),
+    (r"^Request rate configured \(RPS\):\s+([\d.]+)\s*$", 4.0),
+    (r"^Benchmark duration \(s\):\s+([\d.]+)\s*$", 5.0),
+    (r"^Total input tokens:\s+(\d+)\s*$", 20),
+    (r"^Total generated tokens:\s+(\d+)\s*$", 6),
+    (r"^Request throughput \(req/s\):\s+([\d.]+)\s*$", 0.4),
+    (r"^Request goodput \(req/s\):\s+([\d.]+)\s*$", 0.2),
+    (r"^Output token throughput \(tok/s\):\s+([\d.]+)\s*$", 1.2),
+    (r"^Peak output token throughput \(tok/s\):\s+([\d.]+)\s*$", 6.0),
+    (r"^Peak concurrent requests:\s+([\d.]+)\s*$", 2.0),
+    (r"^Total token throughput \(tok/s\):\s+([\d.]+)\s*$", 5.2),
+    (r"^-+Time to First Token-+$", None),
+    (r"^Mean TTFT \(ms\):\s+([\d.]+)\s*$", 200.0),
+    (r"^Median TTFT \(ms\):\s+([\d.]+)\s*$", 200.0),
+    (r"^P99 TTFT \(ms\):\s+([\d.]+)\s*$", 298.0),
+    (r"^-+Time per Output Token \(excl\. 1st token\)-+$", None),
+    (r"^Mean TPOT \(ms\):\s+([\d.]+)\s*$", 100.0),
+    (r"^Median TPOT \(ms\):\s+([\d.]+)\s*$", 100.0),
+    (r"^P99 TPOT \(ms\):\s+([\d.]+)\s*$", 100.0),
+    (r"^-+Inter-token Latency-+$", None),
+    (r"^Mean ITL \(ms\):\s+([\d.]+)\s*$", 100.0),
+    (r"^Median ITL \(ms\):\s+([\d.]+)\s*$", 100.0),
+    (r"^P99 ITL \(ms\):\s+([\d.]+)\s*$", 100.0),
+    (r"^-+End-to-end Latency-+$", None),
+    (r"^Mean E2EL \(ms\):\s+([\d.]+)\s*$", 400.0),
+    (r"^Median E2EL \(ms\):\s+([\d.]+)\s*$", 400.0),
+    (r"^P99 E2EL \(ms\):\s+([\d.]+)\s*$", 498.0),
+]
+
+
+def text_of(*outcomes: Any, families: tuple[str, ...] = FAMILIES, **changes: Any) -> str:
+    return report(result_of(outcomes, **changes).summary, families, (99.0,))
+
+
+def test_scripts_for_vllm_find_their_lines_in_order_and_read_the_values() -> None:
+    outcomes = [answered([0.1, 0.2, 0.3]), answered([0.3, 0.4, 0.5])]
+    text = text_of(*outcomes, slo={"ttft": 150.0}, request_rate=4.0, max_concurrency=8)
+    end = 0
+    for pattern, value in LINES_OF_VLLM:
+        found = re.compile(pattern, re.MULTILINE).search(text, end)
+        assert found is not None, pattern
+        end = found.end()
+        if value is not None:
+            assert float(found.group(1)) == pytest.approx(value)
+
+
+def test_titles_are_as_wide_as_those_of_vllm() -> None:
+    lines = text_of(answered([0.1, 0.2])).splitlines()
+    titles = [line for line in lines if line.startswith(("--", "=="))]
+    assert {len(line) for line in titles} == {50}
+    assert lines[0] == "============ Serving Benchmark Result ============"
+
+
+def test_lines_without_a_value_are_left_out() -> None:
+    text = text_of(answered([0.1, 0.2]))
+    for label in (
+        "Maximum request concurrency",
+        "Request rate configured",
+        "goodput",
+        "attainment",
+        "Failures",
+        "Cached",
+    ):
+        assert label not in text
+
+
+def test_only_the_families_that_are_asked_for_are_printed() -> None:
+    text = text_of(answered([0.1, 0.2]), families=("ttft", "e2el"))
+    assert "Mean TTFT" in text
+    assert "Mean E2EL" in text
+    assert "ITL (ms)" not in text
+    assert "TPOT (ms)" not in text
+
+
+def test_our_own_lines_are_there_too() -> None:
+    text = text_of(answered([0.1, 0.2, 0.5], prompt_tokens_details={"cached_tokens": 3}), slo={"ttft": 150.0})
+    for pattern in (
+        r"SLO attainment \(% of all requests\):\s+100\.00\s+\(ttft 150 ms\)",
+        r"P99 Max ITL \(ms\):\s+300\.00",
+        r"Largest gap of all \(ms\):\s+300\.00",
+        r"Median TTST \(ms\):\s+200\.00",
+        r"P99 schedule delay \(ms\):\s+0\.00",
+        r"Chunks per token:\s+1\.00",
+        r"Cached input tokens:\s+3\b",
+        r"Client P99 event loop lag \(ms\):\s+0\.75",
+        r"Client CPU \(% of one core\):\s+10\.00",
+        r'call what is TPOT here "ITL"',
+    ):
+        assert re.search(pattern, text), pattern
+
+
+def test_failures_are_listed_by_reason_with_examples() -> None:
+    text = text_of(answered([0.1]), failed(Failure.HTTP_ERROR, "503: busy"), failed(Failure.HTTP_ERROR, "503: busy"))
+    assert re.search(r"^-+Failures-+\nhttp error:\s+2\s*\n  e\.g\. http error: 503: busy$", text, re.MULTILINE)
+
+
+def test_handoffs_and_breakdown_are_shown_where_a_result_has_them() -> None:
+    def stack(part: str) -> dict[str, Any]:
+        values = {"mean_ms": 1.5, "median_ms": 1.25, "p99_ms": 2.5}
+        return {"parts": {part: values}, "measured_mean_ms": 1.75, "sum_mean_ms": 1.5, "largest_error": 0.01}
+
+    handoff = {"bytes": 2**20, "transfer_ms": 4.0, "exposed_ms": 0.5}
+    breakdown = {"num_requests": 1, "num_left_out": 2, "ttft": stack("queue_prefill"), "ttst": None, "requests": []}
+    text = text_of(answered([0.1, 0.2], kv_transfer=handoff), breakdown=breakdown)
+    assert re.search(r"^Handoffs:\s+1\s*$", text, re.MULTILINE)
+    assert re.search(r"^Median exposed transfer \(ms\):\s+0\.50\s*$", text, re.MULTILINE)
+    assert re.search(r"^queue prefill:\s+1\.50\s+1\.25\s+2\.50$", text, re.MULTILINE)
+    assert re.search(r"^sum, measured:\s+1\.50\s+1\.75$", text, re.MULTILINE)
+    assert "Where TTST Goes" not in text
+    assert re.search(r"^Requests left out:\s+2\s*$", text, re.MULTILINE)
+
+
+def test_notes_follow_the_block() -> None:
+    lines = text_of(answered([0.1]), notes=["mind this"]).splitlines()
+    assert lines[-1] == "note: mind this"

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from bench.serve.command import parse
+from bench.serve.settings import ServeBenchSettings, check, extra_body, headers, metadata, shown_percentiles, urls
+from engine.api.errors import InvalidSetting
+
+VLLM_FLAGS = (
+    "append-result",
+    "backend",
+    "base-url",
+    "burstiness",
+    "dataset-name",
+    "dataset-path",
+    "disable-tqdm",
+    "endpoint",
+    "extra-body",
+    "goodput",
+    "header",
+    "host",
+    "ignore-eos",
+    "label",
+    "max-concurrency",
+    "metadata",
+    "metric-percentiles",
+    "model",
+    "num-prompts",
+    "num-warmups",
+    "percentile-metrics",
+    "port",
+    "ramp-up-end-rps",
+    "ramp-up-start-rps",
+    "ramp-up-strategy",
+    "ready-check-timeout-sec",
+    "request-rate",
+    "result-dir",
+    "result-filename",
+    "save-detailed",
+    "save-result",
+    "seed",
+    "served-model-name",
+    "sharegpt-output-len",
+    "temperature",
+    "tokenizer",
+    "random-input-len",
+    "random-output-len",
+    "random-prefix-len",
+    "random-range-ratio",
+    "prefix-repetition-num-prefixes",
+    "prefix-repetition-output-len",
+    "prefix-repetition-prefix-len",
+    "prefix-repetition-suffix-len",
+)
+
+
+def test_help_knows_the_flags_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse(["--help"])
+    flags = set(re.findall(r"^  --([a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    assert set(VLLM_FLAGS) - flags == set()
+
+
+def test_a_command_for_vllm_is_understood() -> None:
+    command = (
+        "--backend vllm --model /models/llama --endpoint /v1/completions --dataset-name random --random-input-len 512"
+        " --random-output-len 64 --num-prompts 200 --request-rate 4 --goodput ttft:200 tpot:50 --ignore-eos"
+        " --percentile-metrics ttft,tpot,itl,e2el --metric-percentiles 50,90,99 --save-result --result-dir out"
+        " --metadata version=1 tp=2 --host 10.0.0.1 --port 9000 --seed 7"
+    )
+    settings, dataset = parse(command.split())
+    check(settings)
+    assert urls(settings) == ("http://10.0.0.1:9000",)
+    assert settings.goodput == ("ttft:200", "tpot:50")
+    assert metadata(settings) == {"version": "1", "tp": "2"}
+    assert shown_percentiles(settings) == (50.0, 90.0, 99.0)
+    assert (dataset.num_prompts, dataset.seed, dataset.random_input_len) == (200, 7, 512)
+
+
+def test_several_servers_and_a_slash_at_the_end() -> None:
+    settings = ServeBenchSettings(base_url=("http://a:1/", "https://b"))
+    assert urls(settings) == ("http://a:1", "https://b")
+
+
+def test_headers_hold_the_api_key_unless_they_say_otherwise() -> None:
+    key = {"OPENAI_API_KEY": "secret"}
+    assert headers(ServeBenchSettings(), key) == {"Authorization": "Bearer secret"}
+    given = ServeBenchSettings(header=("Authorization=Token a=b", "x-run=1"))
+    assert headers(given, key) == {"Authorization": "Token a=b", "x-run": "1"}
+    assert headers(ServeBenchSettings(), {}) == {}
+
+
+def test_an_extra_body_is_a_json_object() -> None:
+    assert extra_body(ServeBenchSettings(extra_body='{"top_k": 1}')) == {"top_k": 1}
+    assert extra_body(ServeBenchSettings()) == {}
+
+
+@pytest.mark.parametrize(
+    ("flag", "change"),
+    [
+        ("--base-url", {"base_url": ("localhost:8000",)}),
+        ("--request-rate", {"request_rate": 0.0}),
+        ("--burstiness", {"burstiness": -1.0}),
+        ("--max-concurrency", {"max_concurrency": 0}),
+        ("--repeat", {"repeat": 0}),
+        ("--timeout-s", {"timeout_s": 0.0}),
+        ("--vocab-size", {"vocab_size": 0}),
+        ("--num-warmups", {"num_warmups": -1}),
+        ("--temperature", {"temperature": -0.5}),
+        ("--ready-check-timeout-sec", {"ready_check_timeout_sec": -1.0}),
+        ("--extra-body", {"extra_body": "{"}),
+        ("--extra-body", {"extra_body": "[1]"}),
+        ("--header", {"header": ("no",)}),
+        ("--metadata", {"metadata": ("=1",)}),
+        ("--goodput", {"goodput": ("tbt:5",)}),
+        ("--metric-percentiles", {"metric_percentiles": "99,p50"}),
+        ("--metric-percentiles", {"metric_percentiles": "101"}),
+        ("--percentile-metrics", {"percentile_metrics": "ttft,tbt"}),
+        ("--ramp-up-start-rps", {"ramp_up_start_rps": 1.0}),
+        ("--ramp-up-strategy", {"ramp_up_strategy": "linear"}),
+        ("--ramp-up-strategy", {"ramp_up_strategy": "linear", "ramp_up_start_rps": 4.0, "ramp_up_end_rps": 2.0}),
+        (
+            "--ramp-up-strategy",
+            {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0, "ramp_up_end_rps": 2.0, "request_rate": 3.0},
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_named(flag: str, change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSetting, match=flag):
+        check(ServeBenchSettings(**change))

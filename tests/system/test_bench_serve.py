@@ -1,0 +1,34 @@
+"""`baton bench serve` against `baton serve`, both as a person starts them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.system.harness import ROOT
+from tests.system.serve import serving
+
+NUM_PROMPTS = 8
+TIMEOUT_S = 60.0
+
+
+def test_the_endpoint_is_measured_and_taken_apart(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    with serving(tmp_path) as serve:
+        command = [
+            *(sys.executable, "-m", "launch", "bench", "serve", f"--base-url={serve.endpoint}"),
+            *("--ready-check-timeout-sec=60", "--request-rate=20", f"--num-prompts={NUM_PROMPTS}", "--ignore-eos"),
+            *("--random-input-len=64", "--random-output-len=8", "--save-result", f"--result-filename={path}"),
+        ]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(path.read_text())
+    assert (result["completed"], result["failed"], result["model_id"]) == (NUM_PROMPTS, 0, "baton-demo")
+    assert (result["total_input_tokens"], result["total_output_tokens"]) == (64 * NUM_PROMPTS, 8 * NUM_PROMPTS)
+    assert result["kv_transfer"]["num_handoffs"] == NUM_PROMPTS
+    assert result["cached_tokens"] == 0
+    for name in ("ttft", "ttst"):
+        assert result["breakdown"][name]["largest_error"] < 0.02
+    assert "Where TTFT Goes" in done.stdout
