@@ -1,0 +1,166 @@
+"""How every picture looks: one palette, one size, one place for the legend; and how a figure becomes PNG or SVG.
+
+The palette is Okabe and Ito's (https://jfly.uni-koeln.de/color/), which people with any kind of colour blindness can
+tell apart; markers and dashes say the same again. A target keeps its look in all pictures of a file, because it comes
+from its place among the file's targets. No figure knows of a screen: nothing here imports pyplot.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 10.0, 4.8
+INK, SOFT, PAPER, REFERENCE = "#24292f", "#7d8590", "#ffffff", "#b3261e"
+ON_COLOR = "#fffffe"
+"""Text on a colour of the palette: not the paper, so that each has a dark counterpart of its own."""
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d3b", "#666a70", "#b7bcc3")
+
+_ON_DARK = {
+    INK: "#e6edf3",
+    SOFT: "#8d96a0",
+    REFERENCE: "#ff8a80",
+    ON_COLOR: "#0b1016",
+    PALETTE[0]: "#4aa8e0",
+    PALETTE[1]: "#ff8a3d",
+    PALETTE[2]: "#35c79a",
+    PALETTE[3]: "#e39cc4",
+    PALETTE[4]: "#f2b632",
+    PALETTE[5]: "#8ccdf2",
+    PALETTE[6]: "#c9a86a",
+    PALETTE[7]: "#8b9097",
+    PALETTE[8]: "#c9ced4",
+}
+_NUM_LOOKS = 8
+_MARKERS = "osD^vPX*"
+_DASHES: tuple[Any, ...] = ("-", "--", (0, (5, 1.5, 1, 1.5)), ":", "-", "--", "-.", ":")
+_SETTINGS: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10.0,
+    "text.color": INK,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "normal",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlepad": 8.0,
+    "figure.titlesize": 13.0,
+    "figure.titleweight": "bold",
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.w_pad": 0.08,
+    "grid.color": SOFT,
+    "grid.alpha": 0.22,
+    "grid.linewidth": 0.8,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "lines.linewidth": 2.0,
+    "lines.markersize": 6.0,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "baton",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Colour, marker and dashes of one target."""
+
+    color: str
+    marker: str
+    dashes: Any
+
+
+def looks_of(targets: Sequence[str]) -> Mapping[str, Look]:
+    """The look of each target by its place; beyond the palette colours come again with other markers."""
+    return {
+        name: Look(
+            PALETTE[place % _NUM_LOOKS],
+            _MARKERS[(place + place // _NUM_LOOKS) % len(_MARKERS)],
+            _DASHES[place % len(_DASHES)],
+        )
+        for place, name in enumerate(dict.fromkeys(targets))
+    }
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Everything made and saved inside has the common look; matplotlib's settings are as before after it."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(_SETTINGS):
+        yield
+
+
+def new_figure(title: str, height: float = HEIGHT) -> Figure:
+    """An empty figure of the common width (in) with its title. To be called inside `styled`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height), facecolor=PAPER)
+    figure.suptitle(title, x=0.012, ha="left")
+    return figure
+
+
+def legend_outside(figure: Figure, axes: Iterable[Axes]) -> None:
+    """One legend right of all axes, each label once in the order drawn, lines of reference last."""
+    found: dict[str, Any] = {}
+    for each in axes:
+        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
+            found.setdefault(str(label), handle)
+    labels = sorted(found, key=lambda label: getattr(found[label], "get_color", str)() == REFERENCE)
+    if labels:
+        figure.legend([found[label] for label in labels], labels, loc="outside right upper", alignment="left")
+
+
+def reference_line(axes: Axes, value: float, label: str, *, upright: bool = False) -> None:
+    """A thin dashed line at a value that is not measured but wanted."""
+    draw = axes.axvline if upright else axes.axhline
+    draw(value, color=REFERENCE, linewidth=1.2, linestyle=(0, (4, 3)), label=label)
+
+
+def rate_axis(axes: Axes, rates: Iterable[float]) -> None:
+    """x: the requests/s that were measured, from 0."""
+    finite = sorted(set(rates))
+    axes.set_xlim(0, max(finite) * 1.05)
+    axes.set_xticks(finite, [f"{rate:g}" for rate in finite])
+    axes.set_xlabel("offered load (requests/s)")
+
+
+def as_png(figure: Figure) -> bytes:
+    """The figure on white, 150 dots per inch."""
+    stream = io.BytesIO()
+    with styled():
+        figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
+    return stream.getvalue()
+
+
+def as_svg(figure: Figure) -> str:
+    """The figure without a background; its colours follow the reader's light or dark mode."""
+    stream = io.StringIO()
+    with styled():
+        figure.savefig(stream, format="svg", dpi=110, transparent=True, metadata={"Date": None, "Creator": None})
+    text = stream.getvalue()
+    text = text[text.index("<svg") :]
+    names = {color: f"--c{number}" for number, color in enumerate(_ON_DARK)}
+    text = re.sub("|".join(names), lambda found: f"var({names[found.group()]})", text)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    light = ";".join(f"{name}:{color}" for color, name in names.items())
+    dark = ";".join(f"{name}:{_ON_DARK[color]}" for color, name in names.items())
+    rules = f"<style>:root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
+    return re.sub(r"(<svg[^>]*>)", lambda found: found.group() + rules, text, count=1)

@@ -1,0 +1,115 @@
+"""Every request of a run as a row from its start to its end: waiting for token 1, then coloured by the gaps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bench.plots.style import HEIGHT, REFERENCE, SOFT, new_figure, styled
+from bench.report.results import Run
+from bench.stats import percentile
+
+if TYPE_CHECKING:
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+_MAX_ROWS = 300
+_CALM, _LATE = ("#b9d7ea", "#4f9ccb", "#155f96"), ("#f0a500", "#cf4a0a", "#7a0b2e")
+
+
+def drawable(runs: Sequence[Run]) -> bool:
+    """Whether there is a run with the times of each request (`--save-detailed`)."""
+    return any(_rows(run) for run in runs)
+
+
+def draw(runs: Sequence[Run], limit_ms: float | None) -> Figure:
+    """A panel for each run, all with one time axis and one scale of colours: blue within the SLO of a gap, else warm.
+
+    Without an SLO (`limit_ms` None) the middle of the scale takes its place. The first 300 requests are shown.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import MaxNLocator
+
+    shown = [(run, rows) for run in runs if (rows := _rows(run))]
+    low, high = _scale([gap * 1e3 for _, rows in shown for _, _, gaps in rows for gap in gaps], limit_ms)
+    end_s = max(start + ttft + sum(gaps) for _, rows in shown for start, ttft, gaps in rows)
+    with styled():
+        colors, norm = _colors(low, high, limit_ms), LogNorm(low, high, clip=True)
+        title = f"Requests over time, coloured by the gaps between tokens: {shown[0][0].pace}"
+        figure = new_figure(title, height=HEIGHT + 0.4)
+        panels = figure.subplots(1, len(shown), squeeze=False, sharex=True, sharey=True)[0]
+        for axes, (run, rows) in zip(panels, shown, strict=True):
+            axes.add_collection(_lines(rows, colors, norm))
+            axes.set_title(run.target)
+            axes.set_xlabel("time (s)")
+        panels[0].set_xlim(0, end_s * 1.02)
+        panels[0].set_ylim(max(len(rows) for _, rows in shown) + 1, 0)
+        panels[0].set_ylabel("request, in the order sent")
+        panels[0].yaxis.set_major_locator(MaxNLocator(integer=True, prune="upper"))
+        bar = figure.colorbar(ScalarMappable(norm, colors), ax=list(panels), aspect=30, pad=0.015, extend="both")
+        _finish_bar(bar, low, high, limit_ms)
+    return figure
+
+
+def _colors(low: float, high: float, limit_ms: float | None) -> Colormap:
+    """Blue from `low` to the SLO, warm from there to `high`, on a scale of logarithms."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    turn = math.log(limit_ms / low) / math.log(high / low) if limit_ms is not None else 0.5
+    places = (0.0, turn / 2, turn, turn, (1 + turn) / 2, 1.0)
+    return LinearSegmentedColormap.from_list("gaps", list(zip(places, (*_CALM, *_LATE), strict=True)), N=512)
+
+
+def _rows(run: Run) -> list[tuple[float, float, list[float]]]:
+    """Start (s since the run's first), TTFT and gaps of each request that has an answer, in the order sent."""
+    starts, ttfts, itls = run.row("start_times"), run.row("ttfts"), run.row("itls")
+    if not starts or not len(starts) == len(ttfts) == len(itls):
+        return []
+    rows = sorted(zip(starts, ttfts, itls, strict=True), key=lambda row: row[0])
+    return [(start - rows[0][0], ttft, gaps) for start, ttft, gaps in rows if ttft > 0][:_MAX_ROWS]
+
+
+def _scale(gaps_ms: list[float], limit_ms: float | None) -> tuple[float, float]:
+    """Ends of the colour scale: the bulk of the gaps, and the SLO inside."""
+    low, high = (percentile(gaps_ms, 5), percentile(gaps_ms, 99.8)) if gaps_ms else (1.0, 100.0)
+    if limit_ms is not None:
+        low, high = min(low, limit_ms / 2), max(high, limit_ms * 2)
+    low = max(low, 0.1)
+    return low, max(high, 2 * low)
+
+
+def _lines(rows: Sequence[tuple[float, float, list[float]]], colors: Any, norm: Any) -> LineCollection:
+    """All rows as one collection of pixels: thousands of gaps as vectors would make a page of megabytes."""
+    import numpy as np
+    from matplotlib.collections import LineCollection
+
+    segments, shades, widths = [], [], []
+    width = max(1.2, min(5.0, 190 / len(rows)))
+    for place, (start, ttft, gaps) in enumerate(rows, start=1):
+        edges = start + ttft + np.concatenate([[0.0], np.cumsum(gaps)])
+        segments.append([(start, place), (start + ttft, place)])
+        segments.extend([(one, place), (two, place)] for one, two in itertools.pairwise(edges))
+        shades.append(SOFT + "66")
+        shades.extend(colors(norm(np.asarray(gaps) * 1e3)) if len(gaps) else [])
+        widths.extend([width * 0.4] + [width] * len(gaps))
+    return LineCollection(
+        segments, colors=shades, linewidths=widths, capstyle="butt", antialiaseds=False, rasterized=True
+    )
+
+
+def _finish_bar(bar: Any, low: float, high: float, limit_ms: float | None) -> None:
+    ticks = [value for value in _nice_values() if low * 1.02 <= value <= high / 1.02]
+    bar.set_ticks(ticks, labels=[f"{value:g}" for value in ticks])
+    bar.ax.minorticks_off()
+    bar.outline.set_visible(False)
+    bar.set_label("gap (ms)" + ("; red line: SLO" if limit_ms is not None else "") + "; grey: waiting for token 1")
+    if limit_ms is not None:
+        bar.ax.axhline(limit_ms, color=REFERENCE, linewidth=2.5)
+
+
+def _nice_values() -> list[float]:
+    return [step * 10.0**power for power in range(-1, 6) for step in (1, 2, 5)]

@@ -1,0 +1,1 @@
+"""docs/benchmarks.md, generated from the files in bench/results."""

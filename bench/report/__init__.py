@@ -1,0 +1,1 @@
+"""Result files of every benchmark as one HTML page."""

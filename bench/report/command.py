@@ -1,0 +1,66 @@
+"""`baton bench report`: result files as one HTML page, and their pictures as files.
+
+Draws from the files alone; measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.plots.style import as_png
+from bench.report.document import Picture, Section
+from bench.report.load import load_result
+from bench.report.page import page_of
+from bench.report.sections import section_of
+from engine.api.errors import InvalidSetting
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write what was asked for. Raises `InvalidSetting` for files that cannot be read or written."""
+    parser = argparse.ArgumentParser(
+        prog="baton bench report",
+        description="One self-contained HTML page, and pictures, from result files of `baton bench` serve, compare, "
+        "sweep, limits and kv.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="result files, in the order of the page's sections")
+    parser.add_argument("--html", metavar="OUT", help="file for the page")
+    parser.add_argument("--png", metavar="FOLDER", help="folder for the pictures, made when it is not there")
+    parser.add_argument("--title", default="Baton benchmarks", help="head of the page (default: Baton benchmarks)")
+    flags = parser.parse_args(arguments)
+    if not (flags.html or flags.png):
+        parser.error("nothing to write: give --html OUT, --png FOLDER or both")
+    sections = [section_of(load_result(Path(file))) for file in flags.files]
+    if flags.html:
+        write(Path(flags.html), page_of(flags.title, sections).encode())
+        print(flags.html)
+    if flags.png:
+        for path in write_pictures(sections, Path(flags.png)):
+            print(path)
+    return 0
+
+
+def write_pictures(sections: Sequence[Section], folder: Path) -> list[Path]:
+    """`SECTION-PICTURE.png` for each; returns the paths. Raises `InvalidSetting`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidSetting(f"{folder}: {error.strerror}") from None
+    found = []
+    for section in sections:
+        for block in section.blocks:
+            if isinstance(block, Picture):
+                path = folder / f"{section.name}-{block.name}.png"
+                write(path, as_png(block.draw()))
+                found.append(path)
+    return found
+
+
+def write(path: Path, content: bytes) -> None:
+    """Raises `InvalidSetting` when the file cannot be written."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise InvalidSetting(f"{path}: {error.strerror}") from None

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from bench.plots import attainment, gaps, latency, stack, timeline, transfer
+from bench.plots.style import as_png
+from bench.report.results import Point, Run, points_of
+from bench.stats import percentile
+from tests.bench.report.samples import COLOCATED, MODELS, PD, PEER, SLO, run_result
+
+RATES = (1.0, 4.0)
+RUNS = [
+    Run(name, rate, number, run_result(model, rate, number, num=20))
+    for name, model in MODELS.items()
+    for rate in RATES
+    for number in range(3)
+]
+POINTS = points_of(RUNS)
+TARGETS = list(MODELS)
+
+
+def axes_of(figure: Figure) -> list[Any]:
+    return list(figure.axes)
+
+
+def lines_of(axes: Any) -> dict[str, Any]:
+    return {line.get_label(): line for line in axes.get_lines()}
+
+
+def texts_of(figure: Figure) -> str:
+    legends = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    return " ".join([figure.get_suptitle(), *legends])
+
+
+def point(target: str, rate: float) -> Point:
+    return next(point for point in POINTS if (point.target, point.rate) == (target, rate))
+
+
+def test_attainment_has_a_line_for_each_target_and_the_goal() -> None:
+    figure = attainment.draw(POINTS, TARGETS, SLO)
+    (axes,) = axes_of(figure)
+    lines = lines_of(axes)
+    for target in TARGETS:
+        shown = [point(target, rate).middle("slo_attainment") for rate in RATES]
+        assert list(lines[target].get_ydata()) == shown
+    assert list(lines["90 %: goodput"].get_ydata()) == [0.9, 0.9]
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylim()[1] >= 1
+    assert "TTFT ≤ 500 ms, ITL ≤ 60 ms" in texts_of(figure)
+
+
+def test_attainment_without_an_slo_cannot_be_drawn() -> None:
+    bare = points_of([Run("a", rate, 0, {"slo_attainment": None}) for rate in RATES])
+    assert not attainment.drawable(bare)
+    assert attainment.drawable(POINTS)
+
+
+def test_latency_shows_every_target_in_every_panel_from_zero() -> None:
+    figure = latency.draw(POINTS, TARGETS, SLO)
+    assert len(figure.axes) == 4
+    for axes, (name, _, _) in zip(axes_of(figure), latency.PANELS, strict=True):
+        assert axes.get_ylim()[0] == 0
+        drawn = [list(bars.lines[0].get_ydata()) for bars in axes.containers]
+        assert drawn == [[point(target, rate).middle(name) for rate in RATES] for target in TARGETS]
+    assert not latency.drawable([point("Baton P/D", 1.0)])
+
+
+def test_gaps_are_shown_by_how_many_nines_are_shorter() -> None:
+    figure = gaps.draw(POINTS, TARGETS, 60.0)
+    assert [axes.get_title(loc="left") for axes in axes_of(figure)] == ["1 request/s", "4 requests/s"]
+    lines = lines_of(axes_of(figure)[1])
+    own = [gap * 1e3 for run in point("Baton P/D", 4.0).runs for request in run.row("itls") for gap in request]
+    shown_ms = np.interp([0.30103, 1, 2], lines["Baton P/D"].get_ydata(), lines["Baton P/D"].get_xdata())
+    assert shown_ms == pytest.approx([percentile(own, share) for share in (50, 90, 99)], rel=0.01)
+    assert list(lines["SLO: 60 ms"].get_xdata()) == [60, 60]
+
+
+def test_gaps_need_details() -> None:
+    assert not gaps.drawable(points_of([Run("a", 1.0, 0, run_result(PD, 1.0, 1, detailed=False))]))
+
+
+def test_stacked_parts_add_up_and_stand_in_the_order_of_time() -> None:
+    figure = stack.draw(POINTS)
+    to_first, to_second, rest = axes_of(figure)
+    shown = [axes.get_text() for axes in to_first.get_yticklabels()]
+    assert shown == ["Baton P/D, 1/s", "Baton colocated, 1/s", "Baton P/D, 4/s", "Baton colocated, 4/s"]
+    for axes, token in ((to_first, "ttft"), (to_second, "ttst")):
+        for row, (rate, target) in enumerate([(rate, target) for rate in RATES for target in TARGETS[:2]]):
+            bars = [patch for patch in axes.patches if round(patch.get_y() + patch.get_height() / 2) == row]
+            parts = stack.parts_of(point(target, rate), token)
+            assert [bar.get_width() for bar in bars] == pytest.approx(
+                [parts[name] for name in stack.PARTS if name in parts]
+            )
+            ends = [bar.get_x() + bar.get_width() for bar in bars]
+            assert [bar.get_x() for bar in bars] == pytest.approx([0.0, *ends[:-1]])
+    assert rest.get_xlim()[1] < to_second.get_xlim()[1]
+    assert "exposed KV transfer" in texts_of(figure)
+
+
+def test_a_target_without_breakdown_has_no_bar() -> None:
+    assert not stack.drawable([point("vLLM P/D", 1.0)])
+
+
+def test_a_timeline_has_a_row_for_each_request_and_a_piece_for_each_gap() -> None:
+    runs = [Run(name, 4.0, 0, run_result(model, 4.0, 1, num=20)) for name, model in (("a", PD), ("b", COLOCATED))]
+    figure = timeline.draw(runs, 60.0)
+    for axes, run in zip(axes_of(figure), runs, strict=False):
+        segments = axes.collections[0].get_segments()
+        assert len(segments) == sum(1 + len(gaps) for gaps in run.row("itls"))
+        assert sorted({segment[0][1] for segment in segments}) == list(range(1, 21))
+        assert max(segment[1][0] for segment in segments) <= axes.get_xlim()[1]
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
+
+
+def test_a_timeline_leaves_out_requests_without_an_answer() -> None:
+    result = run_result(PD, 4.0, 1, num=5)
+    result["ttfts"][2], result["itls"][2] = 0.0, []
+    segments = axes_of(timeline.draw([Run("a", 4.0, 0, result)], None))[0].collections[0].get_segments()
+    assert len({segment[0][1] for segment in segments}) == 4
+
+
+def test_gaps_within_the_slo_are_blue_and_others_warm() -> None:
+    result = run_result(PD, 4.0, 1, num=1)
+    result["itls"][0] = [0.059, 0.061]
+    colors = axes_of(timeline.draw([Run("a", 4.0, 0, result)], 60.0))[0].collections[0].get_colors()
+    (red, _, blue, _), (late_red, _, late_blue, _) = colors[1], colors[2]
+    assert blue > red
+    assert late_red > late_blue
+
+
+def test_a_transfer_has_a_line_for_each_transport_and_kind() -> None:
+    handoffs = [
+        transfer.Handoffs(name, is_checked, size * 2**20, rate, 12.0, 6.0 if name == "nixl" else None)
+        for name, rate in (("shm", 5.0), ("nixl", 3.0))
+        for is_checked in (True, False)
+        for size in (8, 1)
+    ]
+    (axes,) = axes_of(transfer.draw(handoffs))
+    lines = lines_of(axes)
+    assert {
+        "shm, checksums",
+        "shm, no checksums",
+        "nixl, checksums",
+        "copy (memcpy)",
+        "bare NIXL write",
+    } <= lines.keys()
+    assert list(lines["shm, checksums"].get_xdata()) == [2**20, 8 * 2**20]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1 MiB", "8 MiB"]
+
+
+@pytest.mark.parametrize("rate", [0.25, math.inf])
+def test_one_run_alone_can_be_drawn(rate: float) -> None:
+    run = Run("a", rate, 0, run_result(PEER, rate, 1, num=3))
+    for figure in (gaps.draw(points_of([run]), ["a"], None), timeline.draw([run], None)):
+        assert as_png(figure).startswith(b"\x89PNG")
+
+
+def test_labels_do_not_leave_the_picture() -> None:
+    long = {"a target with a rather long name": PD, "another target, longer than it should be": COLOCATED}
+    runs = [Run(name, rate, 0, run_result(model, rate, 1, num=10)) for name, model in long.items() for rate in RATES]
+    points, targets = points_of(runs), list(long)
+    for figure in (attainment.draw(points, targets, SLO), latency.draw(points, targets, SLO), stack.draw(points)):
+        figure.draw_without_rendering()
+        width, height = figure.bbox.size
+        for legend in figure.legends:
+            box = legend.get_window_extent()
+            assert box.x0 >= 0
+            assert box.x1 <= width + 1
+            assert box.y1 <= height + 1

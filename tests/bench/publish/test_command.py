@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bench.publish.command import PAGE, main
+from engine.api.errors import InvalidSetting
+from tests.bench.report.samples import compare_result, sweep_result
+
+CONTENTS = """
+- title: Against others
+  file: pd.json
+  notes: pd.md
+  tables: [figures]
+  pictures: [attainment, gaps]
+  html: pd.html
+- {title: Goodput, file: sweep.json, tables: [goodput]}
+- {title: Words, notes: pd.md}
+"""
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A folder with a comparison, a sweep and prose."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "pd.json").write_text(json.dumps(compare_result((1, 4), 3, num=10)))
+    (folder / "sweep.json").write_text(json.dumps(sweep_result()))
+    (folder / "pd.md").write_text("**Where Baton loses.** Here.\n")
+    (folder / "contents.yaml").write_text(CONTENTS)
+    return folder
+
+
+def run(results: Path, *flags: str) -> int:
+    return main(["--results", str(results), "--docs", str(results.parent / "docs"), *flags])
+
+
+def test_the_committed_page_is_what_the_committed_results_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_page_has_sections_pictures_and_a_report(results: Path) -> None:
+    assert run(results) == 0
+    docs = results.parent / "docs"
+    text = (docs / PAGE).read_text()
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        "## Against others",
+        "## Goodput",
+        "## Words",
+    ]
+    assert text.count("**Where Baton loses.** Here.") == 2
+    for picture in ("attainment", "gaps"):
+        assert f"](pictures/pd-{picture}.png)" in text
+        assert (docs / "pictures" / f"pd-{picture}.png").read_bytes().startswith(b"\x89PNG")
+    assert (docs / "pd.html").read_text().startswith("<!doctype html>")
+    assert not list(docs.glob("pictures/*timeline*"))
+
+
+def test_every_table_has_its_command_date_commit_machine_and_versions(results: Path) -> None:
+    assert run(results) == 0
+    for section in (results.parent / "docs" / PAGE).read_text().split("\n## ")[1:3]:
+        before = section[: section.index("| ---")]
+        for said in ("    baton bench compare --target", "2026-01-02", "0123456789ab", "16 lanes", "torch 2.13.0"):
+            assert said in before
+
+
+def test_a_comparison_prints_ratios_beside_their_halves(results: Path) -> None:
+    assert run(results) == 0
+    text = (results.parent / "docs" / PAGE).read_text()
+    assert "|  | Baton P/D | Baton colocated | vLLM P/D | Baton colocated / Baton P/D | vLLM P/D / Baton P/D |" in text
+    row = next(line for line in text.splitlines() if line.startswith("| TTFT p50 (ms) |"))
+    assert row.endswith("slower) |")
+    for label in ("TTFT p90", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p99", "ITL max", "E2E p50", "E2E p99"):
+        assert f"| {label} (ms) |" in text
+    for label in ("output tokens/s", "SLO attainment", "failed requests", "schedule delay p99 (ms)"):
+        assert f"| {label} |" in text
+
+
+def test_a_check_writes_nothing_and_sees_what_is_old(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    docs = results.parent / "docs"
+    assert run(results, "--check") == 1
+    assert not docs.exists()
+    assert run(results) == 0
+    assert run(results, "--check") == 0
+    capsys.readouterr()
+    (results / "pd.md").write_text("other words")
+    assert run(results, "--check") == 1
+    assert PAGE in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lost", ["pictures/pd-gaps.png", "pd.html"])
+def test_a_check_sees_a_linked_file_that_is_not_there(results: Path, lost: str) -> None:
+    assert run(results) == 0
+    (results.parent / "docs" / lost).unlink()
+    assert run(results, "--check") == 1
+
+
+def test_a_figure_that_changes_changes_the_page(results: Path) -> None:
+    assert run(results) == 0
+    document = json.loads((results / "pd.json").read_text())
+    for entry in document["runs"]:
+        entry["result"]["p99_itl_ms"] *= 2
+    (results / "pd.json").write_text(json.dumps(document))
+    assert run(results, "--check") == 1
+
+
+def test_of_handoffs_only_the_named_sizes_are_in_the_table(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    shutil.copy(ROOT / "bench/results/kv-2core.json", results / "kv.json")
+    (results / "contents.yaml").write_text("- {title: Handoffs, file: kv.json, blocks: [512], tables: [kv-0]}\n")
+    assert run(results) == 0
+    rows = [line for line in (tmp_path / "docs" / PAGE).read_text().splitlines() if line.startswith("| shm")]
+    assert [line.split(" | ")[2] for line in rows] == ["512", "512"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{title: A, file: pd.json, pictures: [strange]}", "no table or picture 'strange', but"),
+        ("{title: A, file: pd.json, tables: [strange]}", "no table or picture 'strange', but"),
+        ("{title: A, file: none.json}", r"none\.json"),
+        ("{title: A, notes: none.md}", r"none\.md"),
+    ],
+)
+def test_a_section_that_cannot_be_made_is_said(results: Path, entry: str, said: str) -> None:
+    (results / "contents.yaml").write_text(f"- {entry}\n")
+    with pytest.raises(InvalidSetting, match=said):
+        run(results)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.report.command import main
+from engine.api.errors import InvalidSetting
+from tests.bench.report.samples import PD, compare_result, limits_result, run_result, sweep_result
+
+_VOID = {"meta", "img", "br", "link"}
+EVIL = "<script>alert('1')</script>\"&"
+
+
+class Page(HTMLParser):
+    """Tags and their attributes; fails where a tag is closed that is not open."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page(folder: Path, *documents: dict[str, Any]) -> tuple[Page, str]:
+    files = []
+    for number, document in enumerate(documents):
+        path = folder / f"file{number}.json"
+        path.write_text(json.dumps(document))
+        files.append(str(path))
+    assert main([*files, "--html", str(folder / "out.html")]) == 0
+    text = (folder / "out.html").read_text()
+    return Page(text), text
+
+
+def test_a_page_of_everything_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
+    found, text = page(
+        tmp_path, compare_result((1, 4), 3, num=20), run_result(PD, 2, 1, num=20), sweep_result(), limits_result()
+    )
+    assert len([tag for tag, _ in found.tags if tag == "section"]) == 4
+    assert not [tag for tag, _ in found.tags if tag in ("script", "link", "iframe", "object")]
+    for _, attributes in found.tags:
+        for name in ("src", "href"):
+            assert (attributes.get(name) or "#").startswith(("data:", "#"))
+    assert "url(" not in text
+    assert len(text) < 2_000_000
+    assert "prefers-color-scheme:dark" in text
+
+
+def test_what_comes_from_a_file_cannot_become_markup(tmp_path: Path) -> None:
+    document = compare_result((1,), 3, num=5)
+    for run in document["runs"]:
+        run["result"] |= {
+            "model_id": EVIL,
+            "notes": [EVIL],
+            "failed": 1,
+            "failures": {EVIL: 1},
+            "failure_messages": [f"{EVIL}: {EVIL}"],
+            "dataset": {EVIL: EVIL},
+        }
+        run["target"] = f"{EVIL}{run['target']}"
+    for target in document["targets"]:
+        target |= {"name": f"{EVIL}{target['name']}", "command": EVIL, "pinning": [EVIL]}
+    for ratio in document["ratios"]:
+        ratio |= {"target": EVIL, "against": EVIL, "verdict": EVIL, "is_clear": False}
+    document["facts"] = {name: EVIL if isinstance(value, str) else value for name, value in document["facts"].items()}
+    document["facts"]["versions"] = {EVIL: EVIL}
+    document |= {"workload": {EVIL: EVIL}, "notes": [EVIL]}
+    found, text = page(tmp_path, document)
+    assert "<script" not in text
+    assert not [tag for tag, _ in found.tags if tag == "script"]
+    assert found.text.count(EVIL) > 20
+
+
+def test_pictures_go_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(run_result(PD, 2, 1, num=5)))
+    assert main([str(path), "--png", str(tmp_path / "deep" / "er")]) == 0
+    written = sorted((tmp_path / "deep" / "er").iterdir())
+    assert [each.name for each in written] == ["mine-gaps.png", "mine-stack.png", "mine-timeline.png"]
+    assert all(each.read_bytes().startswith(b"\x89PNG") for each in written)
+    assert "mine-gaps.png" in capsys.readouterr().out
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(run_result(PD, 2, 1, num=5, detailed=False)))
+    with pytest.raises(InvalidSetting, match=r"out\.html"):
+        main([str(path), "--html", str(tmp_path / "none" / "out.html")])
+    with pytest.raises(InvalidSetting, match=r"mine\.json"):
+        main([str(path), "--png", str(path)])
+
+
+def test_nothing_to_write_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "mine.json")])
+    assert "nothing to write" in capsys.readouterr().err
