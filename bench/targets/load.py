@@ -1,0 +1,123 @@
+"""One load on one target, as `compare` and `sweep` ask for it, and how `baton bench serve` carries it out.
+
+Owns the settings that are taken over from `baton bench serve`: all but those that are chosen for each load.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from bench.serve.measure import as_json, run_serve_benchmark
+from bench.serve.settings import ServeBenchSettings
+from bench.workload.dataset_settings import DatasetSettings
+from engine.api.errors import InvalidSetting
+from engine.api.settings import as_flags
+
+_CHOSEN = frozenset(
+    {
+        "base_url",
+        "host",
+        "port",
+        "request_rate",
+        "ramp_up_strategy",
+        "ramp_up_start_rps",
+        "ramp_up_end_rps",
+        "repeat",
+        "save_result",
+        "save_detailed",
+        "append_result",
+        "result_dir",
+        "result_filename",
+        "label",
+        "ready_check_timeout_sec",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests to send to `url` at `rate` per second (infinite: as the trace says, or all at once)."""
+
+    url: str
+    rate: float
+    num_prompts: int
+    seed: int
+    is_detailed: bool = False
+
+
+Measure = Callable[[Load], dict[str, Any]]
+"""Carries out a load and returns the run's result as it is in a result file."""
+
+
+def serve_flags() -> type[Any]:
+    """`ServeBenchSettings` without what each load decides: such a flag is refused, not ignored."""
+    hints = get_type_hints(ServeBenchSettings)
+    fields = [
+        (field.name, hints[field.name], dataclasses.field(default=field.default, metadata=field.metadata))
+        for field in dataclasses.fields(ServeBenchSettings)
+        if field.name not in _CHOSEN
+    ]
+    return dataclasses.make_dataclass(ServeBenchSettings.__name__, fields, frozen=True)
+
+
+def complete(part: Any) -> ServeBenchSettings:
+    """Of an instance of `serve_flags()`."""
+    return ServeBenchSettings(**{field.name: getattr(part, field.name) for field in dataclasses.fields(part)})
+
+
+def measure_with(serve: ServeBenchSettings, dataset: DatasetSettings, say: Callable[[str], None]) -> Measure:
+    """A `Measure` that runs `baton bench serve` with these settings."""
+
+    def measure(load: Load) -> dict[str, Any]:
+        settings = dataclasses.replace(serve, base_url=(load.url,), request_rate=load.rate)
+        asked = dataclasses.replace(dataset, num_prompts=load.num_prompts, seed=load.seed)
+        return as_json(run_serve_benchmark(settings, asked, say=say), load.is_detailed)
+
+    return measure
+
+
+def parse_rates(words: Sequence[str]) -> tuple[float, ...]:
+    """Rates in requests/s of words like `1 2` or `1,2`, `inf` among them. Raises `InvalidSetting`."""
+    found = []
+    for text in (text for word in words for text in word.split(",")):
+        try:
+            rate = float(text)
+        except ValueError:
+            rate = math.nan
+        if not rate > 0:
+            raise InvalidSetting(f"--rates {text!r:.40} is not a rate above 0")
+        found.append(rate)
+    if len(set(found)) < len(found):
+        raise InvalidSetting(f"--rates {' '.join(words):.100}: a rate is there twice")
+    return tuple(found)
+
+
+def num_prompts_for(rate: float, duration_s: float, min_prompts: int, num_prompts: int) -> int:
+    """Requests of one load: `num_prompts` if that is not 0, else what fills `duration_s`, at least `min_prompts`.
+
+    Raises `InvalidSetting` for an infinite rate without `num_prompts`.
+    """
+    if num_prompts:
+        return num_prompts
+    if not math.isfinite(rate):
+        raise InvalidSetting("an infinite rate needs --num-prompts: it has no duration")
+    return max(min_prompts, math.ceil(rate * duration_s))
+
+
+def rate_as_json(rate: float) -> float | str:
+    """`rate`, "inf" where it is infinite: JSON has no infinity."""
+    return rate if math.isfinite(rate) else "inf"
+
+
+def arguments_of(own: Any, serve: ServeBenchSettings, dataset: DatasetSettings) -> list[str]:
+    """The arguments that measure this again: of the command's `own` settings, of the load's and of the dataset's.
+
+    Values of headers are left out, because they may be secrets.
+    """
+    hidden = tuple(f"{header.partition('=')[0]}=..." for header in serve.header)
+    chosen = dataclasses.replace(dataset, num_prompts=DatasetSettings().num_prompts)
+    return [*as_flags(own), *as_flags(dataclasses.replace(serve, header=hidden)), *as_flags(chosen)]

@@ -1,0 +1,190 @@
+"""One target while it is measured: started if it is ours, ready, halted and continued, ended.
+
+Owns the warden of a started server and the port of a started Baton. Does not know what is measured. A target that was
+given as a URL only has to answer: nothing of it is ours to start, halt or end.
+Invariant: when a `RunningTarget` is closed, nothing that it started is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from bench.child import ROOT, Child
+from bench.targets import process_tree
+from bench.targets.readiness import node_counts, why_not_ready
+from bench.targets.spec import Target
+from bench.targets.warden_process import KILL_S
+from engine.api.errors import InvalidSetting, RequestFailed
+
+_WARDEN = "bench.targets.warden_process"
+_LOOPBACK = "127.0.0.1"
+_BATON_IS_READY = "Baton ready at"
+_LOOK_AGAIN_S = 0.25
+_LOOK_S = 5.0
+PATIENCE_S = 20.0
+"""What a server gets to leave after SIGTERM."""
+_HALT_S = 10.0
+_CONTINUE_S = 60.0
+_TAIL_LINES = 15
+
+
+class RunningTarget:
+    """Starts `target` if it has a command, and waits until it answers. Context manager.
+
+    At its end it has `patience_s` to leave by itself. Raises `InvalidSetting` when it cannot be started and
+    `RequestFailed` when it does not answer in `ready_timeout_s`.
+    """
+
+    def __init__(
+        self, target: Target, ready_timeout_s: float, say: Callable[[str], None], patience_s: float = PATIENCE_S
+    ) -> None:
+        self.target = target
+        self.url = target.url or f"http://{_LOOPBACK}:{_free_port()}"
+        self.is_halted = False
+        self._was_ready = False
+        self._nodes: Any = None
+        self._patience_s = patience_s
+        self._warden: Child | None = None
+        try:
+            if target.is_started:
+                _refuse_taken(target)
+                say(f"starting {target.name}")
+                self._warden = self._start()
+            self._wait_until_ready(ready_timeout_s)
+            self._was_ready = True
+            self._nodes = node_counts(self.url, _LOOK_S)
+        except BaseException:  # also Ctrl-C: a server that nobody holds would stay until this process ends
+            self.close()
+            raise
+
+    def __enter__(self) -> RunningTarget:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its processes, parents first; () for one that is not ours."""
+        if self._warden is None:
+            return ()
+        return tuple(process.pid for process in process_tree.descendants(self._warden.pid))
+
+    def cpu_seconds(self) -> float | None:
+        """CPU time of its processes so far; None for one that is not ours."""
+        return None if self._warden is None else process_tree.cpu_seconds(self._warden.pid)
+
+    def pinning(self) -> list[str]:
+        """Its processes with the cores they may run on, "name on 0,1"; [] for one that is not ours."""
+        found = () if self._warden is None else process_tree.pinning(self._warden.pid)
+        return [f"{one.process} on {','.join(map(str, one.cores))}" for one in found]
+
+    def pause(self) -> None:
+        """Halt all its processes. Raises `InvalidSetting` for a target that is not ours, and `RequestFailed`."""
+        if self._warden is None:
+            raise InvalidSetting(f"target {self.target.name} was not started here, so it cannot be halted")
+        if not self.is_halted:
+            self.is_halted = True
+            process_tree.halt_tree(self._warden.pid, _HALT_S)
+
+    def await_answer(self) -> None:
+        """Return when it answers, which it does at once if all is well. Raises `RequestFailed`."""
+        self._wait_until_ready(_CONTINUE_S)
+
+    def resume(self) -> None:
+        """Continue, and wait until it answers again. Raises `RequestFailed`."""
+        if self._warden is not None and self.is_halted:
+            process_tree.continue_tree(self._warden.pid)
+            self.is_halted = False
+            self.await_answer()
+
+    def close(self) -> None:
+        """End it: SIGTERM, and SIGKILL when that takes too long."""
+        if self._warden is not None:
+            with contextlib.suppress(RequestFailed):  # a warden that is gone has taken its server with it
+                self._warden.ask("end")
+            # after Ctrl-C that answer may have been one to an earlier question, and the server is still draining
+            process_tree.until(lambda: not self.pids, self._patience_s + KILL_S)
+            self._warden.close()
+
+    def _start(self) -> Child:
+        target = self.target
+        words = list(target.command)
+        environment = dict(os.environ)
+        if target.is_baton:
+            words = [sys.executable, "-P", "-m", "launch", "serve", *words[2:]]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
+        if not target.url:
+            words.append(f"--port={self.url.rpartition(':')[2]}")
+        warden = Child(
+            _WARDEN,
+            {
+                "command": words,
+                "environment": environment,
+                "patience_s": self._patience_s,
+            },
+        )
+        try:
+            warden.hear()
+        except BaseException as error:
+            warden.close()
+            if isinstance(error, RequestFailed):
+                raise InvalidSetting(f"target {target.name} cannot be started: {error}") from None
+            raise
+        return warden
+
+    def _wait_until_ready(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while reason := self._why_not_ready(deadline_s - time.monotonic()):
+            if self._has_ended():
+                raise RequestFailed(f"target {self.target.name} has ended{self._last_words()}")
+            if time.monotonic() >= deadline_s:
+                raise RequestFailed(
+                    f"target {self.target.name} did not answer within {timeout_s:g} s ({reason}){self._last_words()}"
+                )
+
+    def _why_not_ready(self, timeout_s: float) -> str:
+        # a router answers as soon as it has a decode node: only its launcher knows how many nodes were to come
+        if self.target.is_baton and not self._was_ready and _BATON_IS_READY not in self._last_output():
+            return "its nodes were not all there"
+        if self._nodes is not None and node_counts(self.url, _LOOK_S) != self._nodes:
+            return f"its nodes were not all there again, {self._nodes}"
+        return why_not_ready(self.url, max(timeout_s, _LOOK_AGAIN_S))
+
+    def _has_ended(self) -> bool:
+        """Waits a little. A leader may leave its servers behind: then the target is there as long as they are."""
+        if self._warden is None:
+            time.sleep(_LOOK_AGAIN_S)
+            return False
+        return self._warden.ask("wait", timeout_s=_LOOK_AGAIN_S) is not None and not self.pids
+
+    def _last_words(self) -> str:
+        """The end of its output, beginning with a new line."""
+        lines = self._last_output().splitlines()[-_TAIL_LINES:]
+        return "".join(f"\n  {line}" for line in [": the last it said", *lines]) if lines else ""
+
+    def _last_output(self) -> str:
+        return "" if self._warden is None else str(self._warden.ask("output"))
+
+
+def _refuse_taken(target: Target) -> None:
+    """Raise `InvalidSetting` when something listens where `target` is to: it would be measured in its place."""
+    parts = urlsplit(target.url)
+    if parts.hostname is None:
+        return
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    with contextlib.suppress(OSError), socket.create_connection((parts.hostname, port), _LOOK_S):
+        raise InvalidSetting(f"target {target.name}: something else answers at {target.url} already")
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind((_LOOPBACK, 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,98 @@
+"""Targets as people write them: `NAME=URL`, `NAME=baton serve ...`, `NAME=COMMAND @ URL`.
+
+Owns the grammar. Knows neither processes nor whether anything answers.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from engine.api.errors import InvalidSetting
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_BATON = ("baton", "serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something to measure.
+
+    `command` is () for a server that runs already. `url` is "" for a Baton that is started on a free port.
+    """
+
+    name: str
+    url: str
+    command: tuple[str, ...] = ()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the benchmark starts and ends it."""
+        return bool(self.command)
+
+    @property
+    def is_baton(self) -> bool:
+        """Whether the command is `baton serve`; what answers at a bare URL is not known here."""
+        return self.command[:2] == _BATON
+
+    def describe(self) -> dict[str, str]:
+        """`name`, and what was written after it: `command`, `url` or both."""
+        described = {"name": self.name}
+        if self.command:
+            described["command"] = shlex.join(self.command)
+        if self.url:
+            described["url"] = self.url
+        return described
+
+
+def parse_target(text: str) -> Target:
+    """One target. Raises `InvalidSetting`."""
+    name, equals, rest = text.partition("=")
+    if not equals or not _NAME.fullmatch(name):
+        raise InvalidSetting(f"--target {text!r:.200}: expected NAME=URL or NAME=COMMAND, like pd='baton serve'")
+    if re.match(r"https?://", rest.strip()):
+        return Target(name, _url(text, rest))
+    written, at, url = rest.rpartition(" @ ")
+    command = _words(text, written if at else rest)
+    if command[:2] == _BATON and not at:
+        if any(word == "--port" or word.startswith("--port=") for word in command):
+            raise InvalidSetting(f"--target {text!r:.200}: a Baton with --port needs ` @ http://HOST:PORT` after it")
+        return Target(name, "", command)
+    if not at:
+        raise InvalidSetting(f"--target {text!r:.200}: ` @ URL` must say where the command answers")
+    return Target(name, _url(text, url), command)
+
+
+def parse_targets(texts: Sequence[str]) -> tuple[Target, ...]:
+    """All targets; no two have one name. Raises `InvalidSetting`."""
+    targets = tuple(map(parse_target, texts))
+    names = [target.name for target in targets]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidSetting(f"--target {name}: two targets have this name")
+    return targets
+
+
+def _url(text: str, url: str) -> str:
+    """Without the slash at its end."""
+    try:
+        parts = urlsplit(url.strip())
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise InvalidSetting(f"--target {text!r:.200}: {url.strip()!r:.100} is not like http://HOST:PORT")
+    return url.strip().rstrip("/")
+
+
+def _words(text: str, command: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise InvalidSetting(f"--target {text!r:.200}: {error}") from None
+    if not words:
+        raise InvalidSetting(f"--target {text!r:.200}: there is no command")
+    return words

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.compare.command import main
+from bench.report.load import load_result
+from engine.api.errors import InvalidSetting
+from tests.bench.targets.mocks import LOAD, mock_target
+
+
+def read(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def test_two_servers_are_compared_from_start_to_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "result.json"
+    targets = [mock_target("slow", ttft_ms=60, itl_ms=10), mock_target("fast", ttft_ms=15, itl_ms=10)]
+    arguments = [*LOAD, "--target", *targets, "--rates=40", "--num-prompts=8", "--warmup-rounds=0", "--goodput=ttft:30"]
+    assert main([*arguments, f"--json={path}"]) == 0
+    document = read(path)
+    assert len(document["runs"]) == 6
+    assert len(document["control_runs"]) == 3
+    assert document["facts"]["command"].startswith("baton bench compare '--target=slow=")
+    by_metric = {ratio["metric"]: ratio for ratio in document["ratios"]}
+    assert by_metric["median_ttft_ms"]["ratio"] < 0.8
+    pairs = [
+        (one["result"], other["result"])
+        for one in document["runs"]
+        for other in document["runs"]
+        if one["target"] == "slow" and other["target"] == "fast"
+        if one["round"] == other["round"]
+    ]
+    assert all(slow["total_input_tokens"] == fast["total_input_tokens"] == 8 * 16 for slow, fast in pairs)
+    assert all(slow["seed"] == fast["seed"] for slow, fast in pairs)
+    assert "ttfts" in document["runs"][-1]["result"]
+    assert "ttfts" not in document["runs"][0]["result"]
+    assert "| slow " in capsys.readouterr().out
+    load_result(path)
+
+    before = path.read_bytes()
+    assert main([*arguments, f"--json={path}"]) == 0
+    assert path.read_bytes() == before
+    assert "everything is in" in capsys.readouterr().err
+    with pytest.raises(InvalidSetting, match="other settings"):
+        main([*arguments, f"--json={path}", "--rounds=4"])
+
+
+def test_one_at_a_time_needs_only_one_server(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    a, b = mock_target("a", ttft_ms=1, itl_ms=1), mock_target("b", ttft_ms=1, itl_ms=1)
+    url = a.rpartition(" @ ")[2]
+    b = b.replace(b.rpartition(":")[2], url.rpartition(":")[2])  # both would be on one port
+    arguments = [*LOAD, "--target", a, b, "--one-at-a-time", "--rounds=1", "--no-control", "--num-prompts=2"]
+    assert main([*arguments, "--rates=50", f"--json={path}"]) == 0
+    document = read(path)
+    assert [run["target"] for run in document["runs"]] == ["b", "a"]
+    assert all(target["pinning"] for target in document["targets"])
+
+
+def test_a_target_that_answers_nothing_is_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    target = mock_target("broken", ttft_ms=1, itl_ms=1).replace(" @ ", " --fault=http-error --fault-status=400 @ ")
+    assert (
+        main(
+            [
+                *LOAD,
+                "--target",
+                target,
+                "--rates=50",
+                "--rounds=1",
+                "--warmup-rounds=0",
+                "--num-prompts=3",
+                "--no-control",
+            ]
+        )
+        == 1
+    )
+    assert "3/3" in capsys.readouterr().out
+
+
+def test_a_relay_is_compared_with_itself_colocated(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    arguments = ["--target", "pd=baton serve", "--target", "colocated=baton serve --prefill 0", "--rates=20"]
+    load = ["--random-input-len=24", "--random-output-len=4", "--ignore-eos", "--num-prompts=4", "--disable-tqdm"]
+    rounds = ["--rounds=1", "--warmup-rounds=0", "--no-control"]
+    assert main([*arguments, *load, *rounds, f"--json={path}"]) == 0
+    document = read(path)
+    pd, colocated = (
+        next(run["result"] for run in document["runs"] if run["target"] == name) for name in ("pd", "colocated")
+    )
+    assert pd["completed"] == colocated["completed"] == 4
+    assert pd["kv_transfer"]["num_handoffs"] == 4
+    assert colocated["kv_transfer"] is None
+    assert any("prefill_node" in process for process in document["targets"][0]["pinning"])
+    assert not any("prefill_node" in process for process in document["targets"][1]["pinning"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "--target is needed"),
+        (["--target", "a=http://x:1", "--rounds=0"], "--rounds 0"),
+        (["--target", "a=http://x:1", "--rates=0,1"], "--rates '0'"),
+        (["--target", "a=http://x:1", "--rates=1,1"], "a rate is there twice"),
+        (["--target", "a=http://x:1"], "infinite rate needs --num-prompts"),
+        (["--target", "a=http://x:1", "--rates=1", "--pause=a"], "not a target that is started here"),
+        (["--target", "a=http://x:1", "--rates=1", "--json=/no/such/folder/x.json"], "no such folder"),
+        (["--target", "a=http://x:1", "--rates=1", "--goodput=speed:1"], "--goodput 'speed:1'"),
+    ],
+)
+def test_what_cannot_be_used_is_said_before_anything_starts(arguments: list[str], reason: str) -> None:
+    with pytest.raises(InvalidSetting, match=reason):
+        main(arguments)
+
+
+def test_what_each_load_decides_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--target", "a=http://x:1", "--request-rate=3"])
+    assert "unrecognized arguments: --request-rate" in capsys.readouterr().err

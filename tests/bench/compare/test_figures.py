@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+from bench.compare.figures import medians_of, ratios_of
+from bench.compare.report import report
+from tests.bench.compare.results import run
+
+REFERENCE = [run("a", number, value) for number, value in enumerate((100, 104, 101), 1)]
+SUBJECT = [run("b", number, value) for number, value in enumerate((50, 52, 48), 1)]
+
+
+def test_medians_are_over_the_rounds_of_one_target_at_one_rate() -> None:
+    runs = [*REFERENCE, *SUBJECT, run("a", 1, 400, rate=2.0)]
+    found = {(entry["rate"], entry["target"]): entry for entry in medians_of(("a", "b"), runs)}
+    assert found[1.0, "a"]["median_ttft_ms"] == 101
+    assert found[1.0, "b"]["p99_itl_ms"] == 50
+    assert found[1.0, "b"]["rounds"] == 3
+    assert found[1.0, "b"]["num_requests"] == 60
+    assert found[2.0, "a"]["median_ttft_ms"] == 400
+    assert (2.0, "b") not in found
+
+
+def test_a_run_without_an_answer_is_in_no_median() -> None:
+    runs = [*SUBJECT[:2], run("b", 3, 0.001, failed=20, completed=0)]
+    (found,) = medians_of(("b",), runs)
+    assert found["median_ttft_ms"] == 51
+    assert (found["failed"], found["num_requests"]) == (20, 60)
+
+
+def test_ratios_are_against_the_first_target_round_by_round() -> None:
+    found = {entry["metric"]: entry for entry in ratios_of(("a", "b"), [*SUBJECT[::-1], *REFERENCE], [])}
+    ttft = found["median_ttft_ms"]
+    assert (ttft["target"], ttft["against"], ttft["rate"]) == ("b", "a", 1.0)
+    assert ttft["ratio"] == pytest.approx(50 / 101)
+    assert ttft["high"] == 0.5
+    assert ttft["verdict"].endswith("faster")
+    assert found["output_throughput"]["verdict"].endswith("more")
+    assert found["slo_attainment"]["verdict"] == "no verdict: there is no difference"
+
+
+def test_the_control_is_noise() -> None:
+    control = [run("a", number, value) for number, value in enumerate((100, 104, 250), 1)]
+    found = {entry["metric"]: entry for entry in ratios_of(("a", "b"), [*REFERENCE, *SUBJECT], control)}
+    assert found["median_ttft_ms"]["noise"] == pytest.approx(250 / 101 - 1)
+    assert not found["median_ttft_ms"]["is_clear"]
+
+
+def test_a_target_that_drops_requests_is_not_called_faster() -> None:
+    failing = [run("b", number, 50, failed=3, completed=17, attainment=0.5) for number in (1, 2, 3)]
+    found = {entry["metric"]: entry for entry in ratios_of(("a", "b"), [*REFERENCE, *failing], [])}
+    assert found["median_ttft_ms"]["verdict"] == "no verdict: 9 of 60 requests to b failed"
+    assert found["slo_attainment"]["verdict"] == "2.00x (2.00 - 2.00) less"
+
+
+def test_what_is_zero_or_missing_has_no_ratio() -> None:
+    nothing = [run("b", number, 50, attainment=None if number > 1 else 0.0) for number in (1, 2, 3)]
+    metrics = {entry["metric"] for entry in ratios_of(("a", "b"), [*REFERENCE, *nothing], [])}
+    assert "slo_attainment" not in metrics
+    assert "median_ttft_ms" in metrics
+
+
+def test_the_report_has_medians_verdicts_failures_and_the_rule() -> None:
+    runs = [*REFERENCE, *SUBJECT]
+    runs[0]["result"]["notes"] = ["the client used a whole core"]
+    shown = report({"runs": runs, "medians": medians_of(("a", "b"), runs), "ratios": ratios_of(("a", "b"), runs, [])})
+    assert "**1 requests/s: medians over 3 rounds**" in shown
+    assert "0/60" in shown
+    assert "2.02x (2.00 - 2.10) faster" in shown
+    assert "A verdict needs 3 rounds" in shown
+    assert "note: a: the client used a whole core" in shown
+    assert len({len(line) for line in shown.splitlines() if line.startswith(("| a ", "| b  ", "| target"))}) == 1

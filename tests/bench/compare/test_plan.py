@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from bench.compare.plan import Schedule, groups_of, steps_of
+
+SCHEDULE = Schedule(
+    targets=("a", "b"),
+    rates=(1.0, 2.0, 4.0),
+    rounds=3,
+    warmup_rounds=1,
+    has_control=True,
+    is_one_at_a_time=False,
+    seed=7,
+)
+ONE_AT_A_TIME = dataclasses.replace(SCHEDULE, is_one_at_a_time=True)
+
+
+@pytest.mark.parametrize("schedule", [SCHEDULE, ONE_AT_A_TIME])
+def test_everything_is_measured_once_a_round(schedule: Schedule) -> None:
+    counted = [step for step in steps_of(schedule) if step.round]
+    assert Counter((step.round, step.rate, step.target, step.is_control) for step in counted) == {
+        (number, rate, target, again): 1
+        for number in (1, 2, 3)
+        for rate in (1.0, 2.0, 4.0)
+        for target, again in (("a", False), ("b", False), ("a", True))
+    }
+
+
+@pytest.mark.parametrize("schedule", [SCHEDULE, ONE_AT_A_TIME])
+def test_a_round_has_the_same_requests_for_all_and_none_comes_twice_to_one(schedule: Schedule) -> None:
+    steps = steps_of(schedule)
+    for target in ("a", "b"):
+        seeds = [step.seed for step in steps if step.target == target]
+        assert len(set(seeds)) == len(seeds)
+    shared = {(step.round, step.rate): step.seed for step in steps if step.target == "a" and not step.is_control}
+    assert all(step.seed == shared[step.round, step.rate] for step in steps if step.target == "b" and step.round)
+
+
+def test_a_resumed_comparison_sends_nothing_that_was_sent_before() -> None:
+    before = {step.seed for step in steps_of(SCHEDULE)}
+    assert not before & {step.seed for step in steps_of(dataclasses.replace(SCHEDULE, session=1))}
+
+
+def test_everybody_begins_once_at_each_rate() -> None:
+    counted = [step for step in steps_of(SCHEDULE) if step.round]
+    first: dict[tuple[int, float], tuple[str, bool]] = {}
+    for step in counted:
+        first.setdefault((step.round, step.rate), (step.target, step.is_control))
+    for rate in SCHEDULE.rates:
+        begins = [found for (_, at), found in first.items() if at == rate]
+        assert sorted(begins) == [("a", False), ("a", True), ("b", False)]
+
+
+def test_a_pair_is_measured_right_after_each_other() -> None:
+    counted = [step for step in steps_of(SCHEDULE) if step.round]
+    for at in range(0, len(counted), 3):
+        assert len({(step.round, step.rate) for step in counted[at : at + 3]}) == 1
+
+
+def test_warm_ups_come_first_and_are_not_counted() -> None:
+    steps = steps_of(SCHEDULE)
+    assert [(step.round, step.rate, step.target) for step in steps[:6]] == [
+        (0, rate, target) for rate in (1.0, 2.0, 4.0) for target in ("a", "b")
+    ]
+    assert all(step.round for step in steps[6:])
+
+
+def test_one_at_a_time_a_target_has_all_its_rates_after_one_start_and_a_warm_up() -> None:
+    turns: list[list[tuple[int, float]]] = []
+    previous = ""
+    for step in steps_of(ONE_AT_A_TIME):
+        if step.target != previous:
+            turns.append([])
+        previous = step.target
+        turns[-1].append((step.round, step.rate))
+    assert all(turn[0] == (0, 1.0) for turn in turns)
+    assert all([rate for number, rate in turn if number][:3] == [1.0, 2.0, 4.0] for turn in turns)
+
+
+def test_groups_that_are_done_are_left_out_with_nothing_left_to_warm_up_for() -> None:
+    groups = groups_of(SCHEDULE)
+    assert len(groups) == 9
+    assert all(len(entries) == 3 for entries in groups.values())
+    some = sorted(groups)[:4]
+    assert {step.group for step in steps_of(SCHEDULE, some) if step.round} == set(groups) - set(some)
+    assert steps_of(SCHEDULE, set(groups)) == ()
+    assert len(groups_of(ONE_AT_A_TIME)) == 3

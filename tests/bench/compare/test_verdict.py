@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from bench.compare.verdict import Comparison, Wording, compare, distance, noise_of
+
+SPEED = Wording("slower", "faster")
+NUM_SIMULATED = 1000
+
+
+def test_a_clear_difference_is_said_with_its_range() -> None:
+    found = compare([50, 52, 48], [100, 104, 101], [98, 105, 100], SPEED)
+    assert found.verdict == "2.02x (2.00 - 2.10) faster"
+    assert found.ratio == pytest.approx(50 / 101)
+    assert (found.low, found.high) == (48 / 101, 0.5)
+    assert compare([100, 104, 101], [50, 52, 48], [50, 51, 49], SPEED).verdict == "2.02x (2.00 - 2.10) slower"
+
+
+def test_a_difference_within_the_noise_of_either_target_is_no_verdict() -> None:
+    expected = "no verdict: noise 18% is larger than the difference 10%"
+    assert compare([110, 118, 100.1], [100, 100, 100], [], SPEED).verdict == expected
+    assert compare([110, 110, 110], [100, 100, 84.75], [], SPEED).verdict == expected
+    both = compare([110, 118, 108], [100, 100, 95], [], SPEED)
+    assert both.noise == pytest.approx(math.hypot(10 / 108, 5 / 95))
+    assert not both.is_clear
+
+
+def test_a_difference_within_that_of_the_reference_to_itself_is_no_verdict() -> None:
+    assert compare([110, 110, 110], [100, 100, 100], [], SPEED).is_clear
+    assert compare([110, 110, 110], [100, 100, 100], [100, 101, 99], SPEED).is_clear
+    again = compare([110, 110, 110], [100, 100, 100], [100, 85, 100], SPEED)
+    assert again.verdict == "no verdict: noise 18% is larger than the difference 10%"
+
+
+def test_rounds_that_disagree_are_no_verdict() -> None:
+    assert (
+        compare([90, 130, 131], [100, 100, 100], [], SPEED).verdict == "no verdict: the rounds disagree (0.90 - 1.31)"
+    )
+
+
+def test_less_than_three_rounds_are_no_verdict() -> None:
+    assert "2 rounds are not enough" in compare([50, 50], [100, 100], [], SPEED).verdict
+
+
+def test_what_stands_in_the_way_is_the_verdict() -> None:
+    found = compare([50, 50, 50], [100, 100, 100], [], SPEED, "5 of 60 requests to b failed")
+    assert found.verdict == "no verdict: 5 of 60 requests to b failed"
+    assert not found.is_clear
+    assert found.ratio == 0.5
+
+
+def test_equal_values_are_no_difference() -> None:
+    assert compare([1, 1, 1], [1, 1, 1], [1, 1, 1], SPEED).verdict == "no verdict: there is no difference"
+
+
+def test_distances_are_the_same_in_both_directions() -> None:
+    assert distance(2.0) == distance(0.5) == 1.0
+    assert noise_of([1, 1], [1, 1], [2, 1]) == noise_of([1, 1], [1, 1], [0.5, 1]) == 1.0
+
+
+@pytest.mark.parametrize("has_control", [True, False])
+@pytest.mark.parametrize("sigma", [0.01, 0.1, 0.3])
+@pytest.mark.parametrize("drift", [0.0, 0.5])
+def test_two_equal_targets_are_rarely_called_different(sigma: float, drift: float, has_control: bool) -> None:
+    found = _simulate(1.0, sigma, drift, has_control)
+    assert sum(one.is_clear for one in found) < 0.05 * NUM_SIMULATED
+
+
+@pytest.mark.parametrize("has_control", [True, False])
+def test_a_target_that_is_twice_as_fast_is_found(has_control: bool) -> None:
+    found = _simulate(0.5, 0.1, 0.0, has_control)
+    assert sum(one.is_clear and "faster" in one.verdict for one in found) > 0.99 * NUM_SIMULATED
+
+
+def test_a_machine_that_moves_more_than_the_targets_differ_gives_no_verdict() -> None:
+    found = _simulate(0.9, 0.05, 0.5, has_control=True)
+    assert sum(one.is_clear for one in found) < 0.05 * NUM_SIMULATED
+
+
+def _simulate(factor: float, sigma: float, drift: float, has_control: bool) -> list[Comparison]:
+    """Comparisons of three rounds: noise of each value, and one factor a round that all values of the round share."""
+    chance = random.Random(7)
+
+    def simulate() -> Comparison:
+        rounds = [chance.lognormvariate(0, drift) for _ in range(3)]
+
+        def draw(mean: float) -> list[float]:
+            return [mean * shared * chance.lognormvariate(0, sigma) for shared in rounds]
+
+        return compare(draw(factor), draw(1.0), draw(1.0) if has_control else [], SPEED)
+
+    return [simulate() for _ in range(NUM_SIMULATED)]

@@ -1,0 +1,76 @@
+"""A small OpenAI-like server with workers, for tests: `stub_server.py PORT [BEHAVIOUR ...]`.
+
+`detached`: its workers lead sessions of their own. `stubborn`: it ignores SIGTERM. `mute`: it never answers. `broken`:
+it fails at once. `proxy`: it knows no health route and, for its first five requests, no engine. `leaves`: it starts its
+workers, the server among them, and goes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+_NUM_WORKERS = 2
+_NUM_FAILED = 5
+
+
+class Handler(BaseHTTPRequestHandler):
+    behaviours: tuple[str, ...] = ()
+    num_asked = 0
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self.answer(404 if "proxy" in self.behaviours else 200, {})
+        elif self.path == "/v1/models":
+            self.answer(200, {"object": "list", "data": [{"id": "stub", "object": "model"}]})
+        else:
+            self.answer(404, {})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        Handler.num_asked += 1
+        is_too_early = "proxy" in self.behaviours and Handler.num_asked <= _NUM_FAILED
+        self.answer(500 if is_too_early else 200, {"asked": Handler.num_asked})
+
+    def answer(self, status: int, body: object) -> None:
+        payload = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+def work(behaviours: tuple[str, ...]) -> None:
+    """What a worker does: it computes, so that its CPU time grows."""
+    if "detached" in behaviours:
+        os.setsid()
+    while True:
+        time.sleep(0.001)
+
+
+def main() -> None:
+    port, behaviours = int(sys.argv[1]), tuple(sys.argv[2:])
+    if "broken" in behaviours:
+        sys.exit("error: there is no such model")
+    if "stubborn" in behaviours:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for _ in range(_NUM_WORKERS):
+        if os.fork() == 0:
+            work(behaviours)
+    if "leaves" in behaviours and os.fork():
+        return
+    if "mute" in behaviours:
+        work(behaviours)
+    Handler.behaviours = behaviours
+    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from bench.child import ROOT
+from bench.targets.readiness import why_not_ready
+from bench.targets.spec import Target
+from engine.api.errors import InvalidSetting, RequestFailed
+from tests.bench.targets.processes import is_running, start, state_of, stub_target, wait_for
+
+HOLDS_A_TARGET = """
+import json, sys
+from bench.targets.process import RunningTarget
+from bench.targets.spec import Target
+name, url, *command = json.loads(sys.argv[1])
+target = RunningTarget(Target(name, url, tuple(command)), 20.0, lambda _: None)
+if sys.argv[2] == "halted":
+    target.pause()
+print(*target.pids, flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("behaviour", ["", "detached", "stubborn", "leaves"])
+def test_nothing_of_a_target_is_left(behaviour: str) -> None:
+    with start(stub_target(behaviour), patience_s=1.0) as running:
+        pids = running.pids
+        assert len(pids) == 3
+        assert why_not_ready(running.url, 5.0) == ""
+    assert not [pid for pid in pids if is_running(pid)]
+
+
+@pytest.mark.parametrize("state", ["running", "halted"])
+def test_a_target_does_not_outlive_a_benchmark_that_was_killed(state: str) -> None:
+    target = stub_target("detached")
+    spec = json.dumps([target.name, target.url, *target.command])
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS_A_TARGET, spec, state],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as benchmark:
+        assert benchmark.stdout is not None
+        pids = [int(pid) for pid in benchmark.stdout.readline().split()]
+        assert len(pids) == 3
+        assert all(map(is_running, pids))
+        benchmark.kill()
+    wait_for(lambda: not any(map(is_running, pids)))
+
+
+def test_a_halted_target_rests_and_answers_again_when_it_is_continued() -> None:
+    with start(stub_target("detached")) as running:
+        running.pause()
+        assert [state_of(pid) for pid in running.pids] == ["T"] * 3
+        assert "timed out" in why_not_ready(running.url, 0.1)
+        running.resume()
+        assert why_not_ready(running.url, 5.0) == ""
+        assert all(state_of(pid) != "T" for pid in running.pids)
+
+
+def test_a_proxy_is_ready_when_its_engines_are() -> None:
+    with start(stub_target("proxy")) as running:
+        assert _ask(running.url) == (200, {"asked": 7})  # five failed, and one was answered before it was called ready
+
+
+def test_a_relay_is_not_ready_before_its_launcher_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.targets.process._BATON_IS_READY", "words that it never says")
+    with pytest.raises(RequestFailed, match="its nodes were not all there"):
+        start(Target("pd", "", ("baton", "serve", "--prefill=0")), ready_timeout_s=0.1)
+
+
+def test_a_target_that_ends_shows_what_it_said() -> None:
+    with pytest.raises(RequestFailed, match=r"(?s)stub has ended.*there is no such model"):
+        start(stub_target("broken"))
+
+
+def test_a_target_that_never_answers_is_given_up_and_ended() -> None:
+    target = stub_target("mute")
+    with pytest.raises(RequestFailed, match=r"did not answer within 0\.5 s.*refused"):
+        start(target, ready_timeout_s=0.5)
+    assert not _pids_of(target.command[-2])
+
+
+def test_a_server_that_is_there_already_is_not_taken_for_the_one_that_is_started() -> None:
+    with start(stub_target()) as running, pytest.raises(InvalidSetting, match="something else answers at"):
+        start(running.target)
+
+
+def test_a_program_that_is_not_there_is_an_invalid_setting() -> None:
+    with pytest.raises(InvalidSetting, match="target x cannot be started: no-such-program: No such file"):
+        start(Target("x", "http://127.0.0.1:1", ("no-such-program",)))
+
+
+def test_a_server_that_runs_already_is_only_asked() -> None:
+    with start(stub_target()) as running, start(Target("theirs", running.url)) as theirs:
+        assert theirs.pids == ()
+        assert theirs.cpu_seconds() is None
+        assert theirs.pinning() == []
+        with pytest.raises(InvalidSetting, match="not started here"):
+            theirs.pause()
+        theirs.close()
+        assert why_not_ready(running.url, 5.0) == ""
+
+
+def test_a_relay_is_started_halted_and_continued() -> None:
+    with start(Target("pd", "", ("baton", "serve"))) as running:
+        pids = running.pids
+        assert {"router", "prefill_node", "decode_node"} <= {word for one in running.pinning() for word in one.split()}
+        before_s = running.cpu_seconds()
+        running.pause()
+        assert {state_of(pid) for pid in pids} == {"T"}
+        subprocess.run(["sleep", "1"], check=True)
+        running.resume()
+        assert why_not_ready(running.url, 5.0) == ""
+        assert before_s is not None
+        assert (running.cpu_seconds() or 0.0) > before_s
+    assert not [pid for pid in pids if is_running(pid)]
+
+
+def _ask(url: str) -> tuple[int, object]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5.0)
+    try:
+        connection.request("POST", "/v1/completions", "{}")
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def _pids_of(word: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_text(errors="replace").split("\0")
+        except OSError:
+            continue
+        if word in words and str(Path(__file__).with_name("stub_server.py")) in words:
+            found.append(int(path.parent.name))
+    return found

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from bench.targets.process_tree import Process, continue_tree, cpu_seconds, descendants, end_tree, halt_tree, pinning
+from engine.api.errors import RequestFailed
+from tests.bench.targets.processes import WAIT_S, state_of, wait_for
+
+FORKS = """
+import os, sys, time
+for _ in range(200):
+    if os.fork() == 0:
+        time.sleep(0.3)
+        os._exit(0)
+    time.sleep(0.002)
+"""
+WORKS = "while True: pass"
+
+
+@contextlib.contextmanager
+def shell_over(program: str) -> Iterator[int]:
+    """The pid of a process whose only child runs `program`."""
+    script = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {program!r}])"
+    with subprocess.Popen([sys.executable, "-S", "-c", script]) as root:
+        try:
+            wait_for(lambda: bool(descendants(root.pid)))
+            yield root.pid
+        finally:
+            halt_tree(root.pid, WAIT_S)  # or a fork could be missed
+            for process in descendants(root.pid):
+                os.kill(process.pid, signal.SIGKILL)
+            root.kill()
+
+
+def test_a_tree_that_forks_all_the_time_is_halted_whole() -> None:
+    with shell_over(FORKS) as root:
+        wait_for(lambda: len(descendants(root)) > 5)
+        halt_tree(root, WAIT_S)
+        first = descendants(root)
+        assert {process.state for process in first} == {"T"}
+        assert descendants(root) == first
+        continue_tree(root)
+        wait_for(lambda: all(state_of(process.pid) != "T" for process in first))
+
+
+def test_a_process_that_was_forked_while_the_folder_was_read_is_halted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, child = Process(10, 1, "S", 0.0), Process(11, 10, "S", 0.0)
+    halted: set[int] = set()
+    looks = iter([(parent,), (parent,), (parent, child), (parent, child), (parent, child)])
+
+    def look(_: int) -> tuple[Process, ...]:
+        return tuple(replace(found, state="T" if found.pid in halted else "S") for found in next(looks))
+
+    monkeypatch.setattr("bench.targets.process_tree.descendants", look)
+    monkeypatch.setattr(
+        "bench.targets.process_tree._signal", lambda found, _: halted.update(process.pid for process in found)
+    )
+    halt_tree(1, WAIT_S)
+    assert halted == {10, 11}
+
+
+def test_a_halted_tree_uses_no_time() -> None:
+    with shell_over(WORKS) as root:
+        wait_for(lambda: cpu_seconds(root) > 0.1)
+        halt_tree(root, WAIT_S)
+        before_s = cpu_seconds(root)
+        subprocess.run([sys.executable, "-S", "-c", "sum(range(2_000_000))"], check=True)
+        assert cpu_seconds(root) == before_s
+        continue_tree(root)
+        wait_for(lambda: cpu_seconds(root) > before_s)
+
+
+def test_it_is_said_on_which_cores_a_process_may_run() -> None:
+    core = max(os.sched_getaffinity(0))
+    with shell_over(f"import os; os.sched_setaffinity(0, {{{core}}})\n{WORKS}") as root:
+        wait_for(lambda: all(found.cores == (core,) for found in pinning(root)))
+        (found,) = pinning(root)
+        assert found.process.startswith("python")
+
+
+def test_what_does_not_halt_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with shell_over(WORKS) as root, monkeypatch.context() as broken:
+        broken.setattr("bench.targets.process_tree._signal", lambda *_: None)
+        with pytest.raises(RequestFailed, match="could not be halted"):
+            halt_tree(root, 0.05)
+
+
+def test_a_halted_process_is_asked_to_leave_before_it_is_killed() -> None:
+    with shell_over("import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(0))\ntime.sleep(60)") as root:
+        (leader,) = descendants(root)
+        wait_for(lambda: state_of(leader.pid) == "S")
+        halt_tree(root, WAIT_S)
+        assert end_tree(root, leader.pid, WAIT_S, WAIT_S)
+        assert descendants(root) == ()

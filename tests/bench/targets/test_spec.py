@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+from bench.targets.spec import Target, parse_target, parse_targets
+from engine.api.errors import InvalidSetting
+
+
+def test_a_url_is_a_server_that_runs_already() -> None:
+    target = parse_target("theirs=http://10.0.0.7:8000/")
+    assert target == Target("theirs", "http://10.0.0.7:8000")
+    assert not target.is_started
+    assert target.describe() == {"name": "theirs", "url": "http://10.0.0.7:8000"}
+
+
+def test_a_baton_is_started_on_a_port_that_is_chosen_later() -> None:
+    target = parse_target("colocated=baton serve 'my model' --prefill 0")
+    assert target == Target("colocated", "", ("baton", "serve", "my model", "--prefill", "0"))
+    assert target.is_started
+    assert target.is_baton
+    assert target.describe() == {"name": "colocated", "command": "baton serve 'my model' --prefill 0"}
+
+
+def test_any_other_command_says_where_it_answers() -> None:
+    target = parse_target("peer=bash serve.sh pd a=b @ http://127.0.0.1:8300")
+    assert target == Target("peer", "http://127.0.0.1:8300", ("bash", "serve.sh", "pd", "a=b"))
+    assert target.is_started
+    assert not target.is_baton
+
+
+def test_a_baton_on_a_port_of_its_own_says_where_too() -> None:
+    target = parse_target("pd=baton serve --port 8123 @ http://127.0.0.1:8123")
+    assert target.is_baton
+    assert target.url == "http://127.0.0.1:8123"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("http://127.0.0.1:8000", "expected NAME=URL"),
+        ("=http://127.0.0.1:8000", "expected NAME=URL"),
+        ("two words=http://127.0.0.1:8000", "expected NAME=URL"),
+        ("a=http://", "not like http://HOST:PORT"),
+        ("a=http://host:no", "not like http://HOST:PORT"),
+        ("a=vllm serve model", "must say where the command answers"),
+        ("a=vllm serve model @ localhost:8000", "not like http://HOST:PORT"),
+        ("a=baton serve --port 8000", "needs ` @ "),
+        ("a=baton serve 'model", "No closing quotation"),
+        ("a= @ http://127.0.0.1:8000", "there is no command"),
+    ],
+)
+def test_what_is_no_target_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(InvalidSetting, match=reason):
+        parse_target(text)
+
+
+def test_two_targets_cannot_have_one_name() -> None:
+    with pytest.raises(InvalidSetting, match="two targets have this name"):
+        parse_targets(["a=http://x:1", "b=http://x:2", "a=http://x:3"])
