@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+
+from bench.facts import Facts
+from bench.limits.report import MEANINGS, report, result_json
+from bench.limits.result import Ceiling, Ratio
+from bench.limits.settings import ENGINE_NAMES, SYSTEM_NAMES
+
+FACTS = Facts("2026-01-01 00:00 UTC", "baton bench limits", "abc", "A CPU", 2, (0, 1), 2**30, "Linux 6", 0.5, {})
+CEILING = Ceiling("read_stream", 24.53, "GB/s", 0.034, "how it reads")
+STEADY = Ratio("decode_bw_ratio", "batch 1, context 512", 0.613, 0.58, 0.655, goal="1", note="3 ms a step")
+NOISY = Ratio("attn_ratio", "batch 8, context 512", 0.4321, 0.2, 0.9, goal="1", noisy=True)
+IN_US = Ratio("handover_us", "idle", 45.67, 0.0123, 345.6, unit="us")
+
+
+def line(shown: str, start: str) -> str:
+    return next(line for line in shown.splitlines() if line.startswith(start))
+
+
+def test_a_ratio_has_value_range_and_goal() -> None:
+    shown = report(FACTS, {"threads": 1}, [CEILING], [STEADY, IN_US], [])
+    assert " ".join(line(shown, "decode_bw_ratio  ").split()) == (
+        "decode_bw_ratio batch 1, context 512 0.61 0.58-0.66 1 3 ms a step"
+    )
+    assert " ".join(line(shown, "handover_us  ").split()) == "handover_us idle 45.7 us 0.012-346"
+    assert " ".join(line(shown, "read_stream").split()) == "read_stream 24.5 GB/s 3% how it reads"
+
+
+def test_no_value_is_shown_for_a_noisy_ratio() -> None:
+    shown = report(FACTS, {}, [CEILING], [STEADY, NOISY], [])
+    assert " ".join(line(shown, "attn_ratio  ").split()) == "attn_ratio batch 8, context 512 - - 1 noisy"
+    assert "0.43" not in shown
+    assert "noisy: the ceiling itself spread by more than 15%" in shown
+
+
+def test_a_file_keeps_the_value_of_a_noisy_ratio() -> None:
+    found = json.loads(json.dumps(result_json(FACTS, {"threads": 1}, [CEILING], [NOISY], ["it broke"])))
+    assert found["kind"] == "limits"
+    assert found["facts"]["command"] == FACTS.command
+    assert found["setup"] == {"threads": 1}
+    assert [ceiling["name"] for ceiling in found["ceilings"]] == ["read_stream"]
+    assert [(ratio["value"], ratio["noisy"]) for ratio in found["ratios"]] == [(0.4321, True)]
+    assert found["failures"] == ["it broke"]
+
+
+def test_every_ratio_that_is_shown_is_explained_once() -> None:
+    shown = report(FACTS, {}, [], [STEADY, STEADY, NOISY], [])
+    assert shown.count(MEANINGS["decode_bw_ratio"]) == shown.count(MEANINGS["attn_ratio"]) == 1
+    assert MEANINGS["exposed_ratio"] not in shown
+
+
+def test_every_ratio_has_an_explanation() -> None:
+    ratios = {
+        name for name in (*ENGINE_NAMES, *SYSTEM_NAMES) if name.endswith(("_ratio", "_us", "_token", "isolation"))
+    }
+    assert ratios
+    assert ratios <= set(MEANINGS)
+
+
+def test_what_failed_is_said() -> None:
+    assert report(FACTS, {}, [], [], ["engine limits: it broke"]).endswith("engine limits: it broke")

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench.limits.result import Ceiling, as_json, ceiling_of, ratio_of
+
+
+def test_a_ceiling_is_the_median_with_its_spread() -> None:
+    found = ceiling_of("memcpy", [10.0, 12.0, 11.0], "GB/s", "how")
+    assert (found.value, found.unit, found.note) == (11.0, "GB/s", "how")
+    assert found.spread == pytest.approx((11.8 - 10.2) / 11.0)
+
+
+def test_a_ratio_is_of_medians_and_its_range_of_pairs() -> None:
+    found = ratio_of("r", "case", [5.0, 6.0, 4.0], [10.0, 10.0, 10.5], goal="1")
+    assert found.value == pytest.approx(0.5)
+    assert (found.low, found.high) == pytest.approx((4 / 10.5, 0.6))
+    assert not found.noisy
+
+
+@pytest.mark.parametrize(("ceiling", "noisy"), [([10.0, 11.4], False), ([10.0, 12.5], True)])
+def test_a_ratio_is_noisy_when_its_ceiling_was_unsteady_and_keeps_its_value(ceiling: list[float], noisy: bool) -> None:
+    found = ratio_of("r", "case", [5.0, 5.0], ceiling)
+    assert found.noisy == noisy
+    assert ("the ceiling spread by" in found.note) == noisy
+    assert found.value > 0
+
+
+def test_an_unsteady_subject_is_not_noise_of_the_machine() -> None:
+    assert not ratio_of("r", "case", [1.0, 9.0], [10.0, 10.0]).noisy
+
+
+def test_json_has_every_field_by_its_name() -> None:
+    ratio = ratio_of("r", "batch 1", [1.0], [2.0], unit="us", goal="0", note="n")
+    found = json.loads(json.dumps(as_json([Ceiling("c", 1.0, "GB/s", 0.1, "")], [ratio])))
+    assert found == {
+        "ceilings": [{"name": "c", "value": 1.0, "unit": "GB/s", "spread": 0.1, "note": ""}],
+        "ratios": [
+            {
+                "name": "r",
+                "case": "batch 1",
+                "value": 0.5,
+                "low": 0.5,
+                "high": 0.5,
+                "unit": "us",
+                "goal": "0",
+                "noisy": False,
+                "note": "n",
+            }
+        ],
+    }

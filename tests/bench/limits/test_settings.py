@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from bench.limits.settings import ENGINE_NAMES, SYSTEM_NAMES, LimitsSettings
+from engine.api.errors import InvalidSetting
+
+DEFAULT = LimitsSettings()
+
+
+def test_everything_is_measured_unless_some_are_named() -> None:
+    assert DEFAULT.names == (*ENGINE_NAMES, *SYSTEM_NAMES)
+    some = LimitsSettings(only="attn_ratio, memcpy")
+    assert some.names == ("memcpy", "attn_ratio")
+    assert some.wants("memcpy")
+    assert not some.wants("gemm")
+
+
+def test_an_engine_gets_the_share_of_one_of_two_nodes() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    assert DEFAULT.core_ids == tuple(cores)
+    assert DEFAULT.num_threads == max(1, len(cores) // 2)
+    assert LimitsSettings(threads=3).num_threads == 3
+    assert LimitsSettings(cores=str(cores[-1])).core_ids == (cores[-1],)
+
+
+def test_quick_is_small() -> None:
+    quick = LimitsSettings(quick=True)
+    assert quick.num_rounds == 2
+    assert max(quick.batch_sizes) * max(quick.context_lens) < 100
+    assert quick.num_prompt_tokens < DEFAULT.num_prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"only": "speed"}, "--only 'speed' is not one of memcpy, "),
+        ({"rounds": 1}, "--rounds 1 is not at least 2"),
+        ({"threads": -1}, "--threads -1 is not at least 0"),
+        ({"cores": "0,0"}, "--cores 0,0 are not some of"),
+        ({"cores": "4096"}, "--cores 4096 are not some of"),
+        ({"batches": "1,x"}, "--batches: '1,x' is not a list of numbers from 1 on"),
+        ({"contexts": "0"}, "--contexts: '0' is not a list of numbers from 1 on"),
+        ({"prompt_tokens": 0}, "--prompt-tokens 0 is not at least 1"),
+        ({"max_num_batched_tokens": 15}, "--max-num-batched-tokens 15 is less than a batch"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidSetting, match=message):
+        replace(DEFAULT, **change).check()  # type: ignore[arg-type]
