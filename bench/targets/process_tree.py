@@ -22,6 +22,8 @@ _PROC = Path("/proc")
 _LOOK_AGAIN_S = 0.01  # /proc tells nobody that it changed
 _NUM_CLEAN_LOOKS = 2
 _MAX_LABEL_WORDS = 3
+_MIN_WORK_SHARE = 0.05
+"""Of the busiest thread's CPU time: what used less is not where a process computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """On which cores any thread of a process may run."""
+    """On which cores those threads of a process may run that do its work."""
 
     process: str
     cores: tuple[int, ...]
@@ -156,9 +158,17 @@ def _signal(processes: list[Process] | tuple[Process, ...], number: signal.Signa
 
 
 def _cores(pid: int) -> tuple[int, ...]:
-    """Main thread and others: an engine's threads for computing are often bound one by one."""
-    threads = os.listdir(_PROC / str(pid) / "task")
-    return tuple(sorted(set[int]().union(*(os.sched_getaffinity(int(thread)) for thread in threads))))
+    """Of the threads that work: an engine's are often bound one by one, while idle ones of libraries roam."""
+    spent = [(_thread_ticks(pid, int(thread)), int(thread)) for thread in os.listdir(_PROC / str(pid) / "task")]
+    least = _MIN_WORK_SHARE * max(ticks for ticks, _ in spent)
+    working = [os.sched_getaffinity(thread) for ticks, thread in spent if ticks >= least]
+    return tuple(sorted(set[int]().union(*working)))
+
+
+def _thread_ticks(pid: int, thread: int) -> int:
+    """CPU time of one thread, user and system."""
+    stat = (_PROC / str(pid) / "task" / str(thread) / "stat").read_text(errors="replace")
+    return sum(int(value) for value in stat.rpartition(")")[2].split()[11:13])
 
 
 def _label(pid: int) -> str:

@@ -86,6 +86,15 @@ def test_it_is_said_on_which_cores_a_process_may_run() -> None:
         assert found.process.startswith("python")
 
 
+def test_an_idle_thread_does_not_say_where_a_process_works() -> None:
+    core = max(os.sched_getaffinity(0))
+    idles = "import os, threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    with shell_over(f"{idles}\nos.sched_setaffinity(0, {{{core}}})\n{WORKS}") as root:
+        wait_for(lambda: cpu_seconds(root) > 0.3)
+        (found,) = pinning(root)
+        assert found.cores == (core,)
+
+
 def test_what_does_not_halt_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with shell_over(WORKS) as root, monkeypatch.context() as broken:
         broken.setattr("bench.targets.process_tree._signal", lambda *_: None)
