@@ -135,6 +135,7 @@ class _Outgoing:
     grant: Grant | None = None
     table: Sequence[int] = ()
     num_ready_blocks: int = 0
+    layers: LayerProgress | None = None
     num_submitted: int = 0
     num_jobs: int = 0
     checksums: dict[int, int] = field(default_factory=dict)
@@ -236,18 +237,12 @@ class SendingSide:
 
     def follow(self, key: HandoffKey, table: Sequence[int], layers: LayerProgress, now_s: float) -> None:
         """The step that is about to run computes the rest of the prompt: push its blocks layer by layer, where the
-        receiver has granted them and its transport makes that cheap.
+        receiver's transport makes that cheap, as soon as it has granted them.
         """
         handoff = self._outgoing.get(key)
-        if handoff is None or handoff.progress.state is not SendingState.COMPUTING or handoff.grant is None:
-            return
-        peer = self._peers.get(handoff.peer_id)
-        if peer is None or not peer.sender.pushes_parts:
-            return
-        handoff.table = table
-        indexes = range(handoff.num_submitted, len(handoff.grant.block_ids))
-        handoff.num_submitted = len(handoff.grant.block_ids)
-        self._submit(handoff, peer.sender, indexes, now_s, layers)
+        if handoff is not None and handoff.progress.state is SendingState.COMPUTING:
+            handoff.table, handoff.layers = table, layers
+            self._push_layers(handoff, now_s)
 
     def finish(self, key: HandoffKey, table: Sequence[int], first: TokenEvent, computed_s: float, now_s: float) -> None:
         """The prompt was computed at `computed_s` and token 1 is on its way to the client: push the rest and commit."""
@@ -256,6 +251,7 @@ class SendingSide:
             return
         handoff.progress.move(SendingState.PUSHING, SENDING_MOVES, now_s)
         handoff.table, handoff.first, handoff.computed_s = table, first, computed_s
+        handoff.layers = None  # the step is over: what was not followed goes as whole blocks
         handoff.num_ready_blocks = -(-handoff.num_tokens // self._facts.layout.block_size)
         self._leases.begin(key, now_s + self._facts.lease_s)
         self._push_ready(handoff, now_s)
@@ -421,6 +417,7 @@ class SendingSide:
         if handoff.progress.state is SendingState.WITHDRAWING:
             return
         self._push_ready(handoff, now_s)
+        self._push_layers(handoff, now_s)
         self._commit_if_pushed(handoff, now_s)
 
     def _objection(self, handoff: _Outgoing, hello: PeerHello, grant: Grant) -> str:
@@ -453,6 +450,16 @@ class SendingSide:
         if last > handoff.num_submitted:
             self._submit(handoff, peer.sender, range(handoff.num_submitted, last), now_s)
             handoff.num_submitted = last
+
+    def _push_layers(self, handoff: _Outgoing, now_s: float) -> None:
+        """Submit the granted blocks that the step under way computes."""
+        layers, grant, peer = handoff.layers, handoff.grant, self._peers.get(handoff.peer_id)
+        if layers is None or layers.is_abandoned or grant is None or peer is None or not peer.sender.pushes_parts:
+            return
+        handoff.layers = None
+        indexes = range(handoff.num_submitted, len(grant.block_ids))
+        handoff.num_submitted = len(grant.block_ids)
+        self._submit(handoff, peer.sender, indexes, now_s, layers)
 
     def _submit(
         self,

@@ -33,7 +33,7 @@ from kvtransfer.transports.loopback import Fault, LoopbackReceiver
 from tests.kvtransfer.pair import MAILBOX, MEMORY, TRANSPORTS, ZMQ, Pair, open_pair, receiving_facts, sending_facts
 from tests.kvtransfer.pools import BLOCK_BYTES, FREE_BYTE, LEASE_S, first_token, key_of
 from tests.kvtransfer.proof import BLOCK_BITS, Frames, count_alarms, count_flips, open_relayed_pair
-from tests.kvtransfer.world import TRANSIT_S, Kind, World, patches
+from tests.kvtransfer.world import NUM_LAYERS, TRANSIT_S, Kind, World, patches
 
 KEY = key_of(1)
 _NUM_TOKENS = 18  # four blocks and a half
@@ -910,3 +910,32 @@ def test_f22_grants_that_a_silent_prefill_node_never_answers_expire_together() -
         pair.pass_time(LEASE_S + 1)
         assert_failed(pair, *map(key_of, range(1, 4)), reason="no answer from prefill node P")
         assert pair.decode.pool.pool.num_held == pair.decode.side.num_live == 0
+
+
+# --- the order of grant and step --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_granted_first", [True, False], ids=["granted before the step", "granted during the step"])
+def test_a_step_is_pushed_layer_by_layer_whenever_its_grant_comes(
+    monkeypatch: pytest.MonkeyPatch, is_granted_first: bool
+) -> None:
+    world = patched(monkeypatch, World(Kind.MEMORY))
+    world.push(10**6)
+    world.begin(KEY, 8)
+    if is_granted_first:
+        world.grant(KEY, 8)
+        turns(world, 5)
+    world.begin_last_step(KEY)
+    if not is_granted_first:
+        world.grant(KEY, 8)
+    world.store_layer(KEY)
+    turns(world, 5)
+    block_ids = world.decode_pool.held[KEY]
+    layer_bytes = BLOCK_BYTES // NUM_LAYERS
+    assert (world.decode_pool.blocks[block_ids, :layer_bytes] != FREE_BYTE).any(), "layer 0 was not pushed"
+    assert (world.decode_pool.blocks[block_ids, layer_bytes:] == FREE_BYTE).all()
+    for _ in range(NUM_LAYERS - 1):
+        world.store_layer(KEY)
+    turns(world, 5)
+    assert KEY in world.decode_pool.running
+    end(world)
