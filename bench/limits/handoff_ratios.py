@@ -15,11 +15,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from bench.child import Child
+from bench.client.asking import TIMEOUT_S, Prompts, ask, client_runner
 from bench.client.endpoint import probe
 from bench.client.outcome import Outcome
-from bench.limits.asking import TIMEOUT_S, Prompts, ask, baton_target, client_runner, served_model
 from bench.limits.ceilings import buffer_bytes
 from bench.limits.result import Ratio, ratio_of
+from bench.limits.served import baton_target, served_model
 from bench.stats import median, percentile
 from bench.targets.process import RunningTarget
 from engine.api.clock import host_clock

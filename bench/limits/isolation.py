@@ -17,20 +17,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from bench.client.asking import OPTIONS, TIMEOUT_S, Prompts, ask, client_runner, require_answer
 from bench.client.driver import LoadPlan, run_load
 from bench.client.endpoint import Endpoint, probe
 from bench.client.outcome import Outcome
-from bench.limits.asking import (
-    OPTIONS,
-    TIMEOUT_S,
-    Prompts,
-    ask,
-    baton_target,
-    client_runner,
-    require_answer,
-    served_model,
-)
 from bench.limits.result import Ratio, ratio_of
+from bench.limits.served import baton_target, served_model
 from bench.stats import median, percentile
 from bench.targets.process import RunningTarget
 from bench.workload.turns import Conversation

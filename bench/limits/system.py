@@ -10,13 +10,13 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 
-from bench.limits.asking import served_model
 from bench.limits.handoff_ratios import NUM_OUTPUT_TOKENS, HandoffPlan, handoff_ratios, measure_handoffs
 from bench.limits.isolation import ARRANGEMENTS, IsolationPlan, isolation_ratio, measure_isolation
 from bench.limits.kv_ratios import kv_cases, kv_ratios
 from bench.limits.result import Ceiling, Ratio
 from bench.limits.round_trip import zmq_round_trip
 from bench.limits.router_path import RouterPlan, measure_router_path, router_ratios
+from bench.limits.served import served_model
 from bench.limits.settings import LimitsSettings
 
 _READY_S = 300.0

@@ -22,6 +22,8 @@ _MAX_PANELS = 4
 _NUM_STEPS = 400
 _LEAST_MS = 0.05
 _MAX_NINES = 4
+_FEW_DECADES = 200
+"""Up to this ratio of the ends there is room for labels at 2 and 5."""
 
 
 def drawable(points: Sequence[Point]) -> bool:
@@ -85,7 +87,8 @@ def _finish(axes: Axes, title: str, limit_ms: float | None) -> None:
 
     axes.set_title(title)
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    left, right = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if right < _FEW_DECADES * left else (1,)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_yticks([0, 0.30103, 1, 2, 3, 4], ["0", "50 %", "90 %", "99 %", "99.9 %", "99.99 %"])

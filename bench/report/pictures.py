@@ -22,11 +22,16 @@ def pictures_of_runs(points: Sequence[Point], slo_ms: Mapping[str, float], goal:
     if latency.drawable(points):
         yield Picture("latency", "TTFT and ITL against rate", partial(latency.draw, points, targets, slo_ms))
     if gaps.drawable(points):
-        yield Picture("gaps", "Gaps between tokens", partial(gaps.draw, points, targets, slo_ms.get("itl")))
+        yield Picture("gaps", "Gaps between tokens", partial(gaps.draw, points, targets, _gap_limit_ms(slo_ms)))
     if stack.drawable(points):
         yield Picture("stack", "Parts of the time to tokens 1 and 2", partial(stack.draw, points))
     if runs := _side_by_side(points):
-        yield Picture("timeline", "Requests over time", partial(timeline.draw, runs, slo_ms.get("itl")))
+        yield Picture("timeline", "Requests over time", partial(timeline.draw, runs, _gap_limit_ms(slo_ms)))
+
+
+def _gap_limit_ms(slo_ms: Mapping[str, float]) -> float | None:
+    """What a gap may be: as the SLO says of the largest one, else of their mean; None when it says nothing of gaps."""
+    return slo_ms.get("itl", slo_ms.get("tpot"))
 
 
 def _side_by_side(points: Sequence[Point]) -> list[Run]:

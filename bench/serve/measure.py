@@ -7,7 +7,6 @@ Invariants: what is wrong with the settings shows before the first request; no w
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from bench.breakdown import summarise_breakdowns
+from bench.client.asking import client_runner
 from bench.client.driver import LoadPlan, LoadRun, run_load
 from bench.client.endpoint import Endpoint
 from bench.client.outcome import Outcome
@@ -53,7 +53,7 @@ def run_serve_benchmark(settings: ServeBenchSettings, dataset: DatasetSettings, 
         if settings.repeat > 1:
             say(f"repeat {repeat + 1} of {settings.repeat}")
         seeded = dataclasses.replace(dataset, seed=dataset.seed + repeat)
-        with progress_bar(not settings.disable_tqdm) as move, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with progress_bar(not settings.disable_tqdm) as move, client_runner() as runner:
             results.append(runner.run(measure(settings, seeded, command, move, say)))
     return middle_of(results)
 
@@ -181,11 +181,3 @@ def _identity(settings: ServeBenchSettings, dataset: DatasetSettings, served: st
         "max_concurrency": settings.max_concurrency,
         **{name: getattr(settings, name) for name in ramp},
     }
-
-
-def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.Loop

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gap import Stream, describe, main
+from bench.client.outcome import Outcome
+from bench.gap import describe, main
 from engine.api.errors import InvalidSetting, RequestFailed
 
 
-def stream(first_gap_s: float, gap_s: float, exposed_ms: float | None = None) -> Stream:
+def stream(first_gap_s: float, gap_s: float, exposed_ms: float | None = None) -> Outcome:
     usage = {} if exposed_ms is None else {"kv_transfer": {"exposed_ms": exposed_ms}}
-    return Stream(1.0, [1.2, 1.2 + first_gap_s, 1.2 + first_gap_s + gap_s], usage)
+    came_s = [1.2, 1.2 + first_gap_s, 1.2 + first_gap_s + gap_s]
+    return Outcome(0, 0, "", 1.0, sent_s=1.0, chunk_s=came_s, usage=usage)
 
 
 def test_the_first_gap_is_held_against_the_others() -> None:
@@ -26,12 +28,12 @@ def test_an_endpoint_that_says_nothing_of_transfers_is_fine() -> None:
 
 def test_answers_without_gaps_are_no_measurement() -> None:
     with pytest.raises(RequestFailed, match="fewer than three"):
-        describe([Stream(0.0, [1.0, 2.0], {})])
+        describe([Outcome(0, 0, "", 0.0, chunk_s=[1.0, 2.0])])
 
 
 @pytest.mark.parametrize(
     ("url", "error"),
-    [("https://x", InvalidSetting), ("nonsense", InvalidSetting), ("http://127.0.0.1:1", RequestFailed)],
+    [("ftp://x", InvalidSetting), ("nonsense", InvalidSetting), ("http://127.0.0.1:1", RequestFailed)],
 )
 def test_an_endpoint_that_is_not_there_is_said(url: str, error: type[Exception]) -> None:
     with pytest.raises(error):

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from bench.client.asking import Prompts
 from bench.client.endpoint import Endpoint, probe
 from bench.client.outcome import Outcome
-from bench.limits.asking import Prompts
 from bench.limits.isolation import (
     IsolationPlan,
     IsolationSamples,

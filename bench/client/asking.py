@@ -1,47 +1,24 @@
-"""Asking a real server, request by request: one event loop, prompts that nobody has seen, answers or an error.
+"""Asking one request after the other: prompts that nobody has seen, an answer or an error.
 
-Owns what the measurements that start `baton serve` have in common. Does not know what they make of the answers.
+For measurements of single requests on an idle server. Owns how such a request looks; what is made of the answers is the
+business of whoever asks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass
 
 from bench.client.driver import LoadPlan, run_load
 from bench.client.endpoint import Endpoint
 from bench.client.outcome import Outcome
 from bench.client.request import RequestOptions
-from bench.targets.spec import Target
 from bench.workload.turns import Conversation, Turn
 from engine.api.errors import RequestFailed
-from engine.models.config import load_config
-from engine.models.identity import find_checkpoint
 
 TIMEOUT_S = 120.0
 OPTIONS = RequestOptions(ignore_eos=True, temperature=0.0, with_timings=True)
 _FIRST_ID = 10  # special tokens mostly come first
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """What a client has to know of a model: ids below `vocab_size`, prompt and answer within `max_tokens`."""
-
-    vocab_size: int
-    num_layers: int
-    max_tokens: int
-
-
-def served_model(model: str) -> ServedModel:
-    """Of the `model` setting, as `baton serve` takes it. Raises `ModelLoadError`."""
-    config = load_config(find_checkpoint(model, weights=False))
-    return ServedModel(config.vocab_size, config.num_layers, config.max_context_len)
-
-
-def baton_target(name: str, model: str, *flags: str) -> Target:
-    """A Baton to be started on a free port."""
-    return Target(name, "", ("baton", "serve", *filter(None, (model,)), *flags))
 
 
 class Prompts:
@@ -57,7 +34,7 @@ class Prompts:
 
 
 def client_runner() -> asyncio.Runner:
-    """An event loop as the other benchmarks' client has."""
+    """The event loop that every benchmark's client runs on: uvloop where it is installed."""
     try:
         import uvloop
     except ImportError:
