@@ -78,9 +78,20 @@ def _figure(point: Point, metric: Metric) -> Cell:
 def _ratio(ratio: Ratio | None) -> Cell:
     if ratio is None:
         return Cell("")
+    return Cell(rate(ratio.ratio), f"{span((ratio.low, ratio.high), rate)}; {_said(ratio)}", tone_of(ratio))
+
+
+def _said(ratio: Ratio) -> str:
+    """The verdict in a word or two; the range beside it has the figures."""
     more, less = ("more", "less") if ratio.metric in MORE_IS_BETTER else ("slower", "faster")
-    said = (more if ratio.ratio > 1 else less) if ratio.is_clear else ratio.verdict
-    return Cell(rate(ratio.ratio), f"{span((ratio.low, ratio.high), rate)}; {said}", tone_of(ratio))
+    if ratio.is_clear:
+        return more if ratio.ratio > 1 else less
+    if ratio.ratio == 1:
+        return "equal"
+    if ratio.low <= 1 <= ratio.high:
+        return "rounds disagree"
+    is_within_noise = max(ratio.ratio, 1 / ratio.ratio) - 1 <= ratio.noise
+    return f"within noise of {ratio.noise:.0%}" if is_within_noise else ratio.verdict
 
 
 def tone_of(ratio: Ratio) -> Tone:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from bench.facts import Facts
 from bench.kv.report import GLOSSARY, hop_in_words
@@ -177,13 +178,21 @@ def _load(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _shared(runs: Sequence[Run], name: str) -> dict[str, Any]:
-    """Of a member of every run what is the same in all, without the rest (seeds, rates)."""
-    parts = [part for run in runs if (part := run.part(name))]
-    return {
-        key: value
-        for key, value in (parts[0].items() if parts else ())
-        if all(part.get(key) == value for part in parts)
-    }
+    """Of a member of every run what is the same in all, without the rest (seeds, rates, totals)."""
+    return _common([part for run in runs if (part := run.part(name))])
+
+
+def _common(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all mappings have alike, inner mappings entry by entry. A count of 0 says nothing and is left out."""
+    found: dict[str, Any] = {}
+    for key, value in parts[0].items() if parts else ():
+        others = [part.get(key) for part in parts]
+        if isinstance(value, Mapping) and all(isinstance(other, Mapping) for other in others):
+            if inner := _common(cast("list[Mapping[str, Any]]", others)):
+                found[key] = inner
+        elif all(other == value for other in others) and (value != 0 or isinstance(value, bool)):
+            found[key] = value
+    return found
 
 
 def in_words(value: Any) -> str:
@@ -206,16 +215,16 @@ MAX_OTHERS_SHARE = 0.05
 
 
 def _notes(own: Sequence[str], runs: Sequence[Run]) -> tuple[str, ...]:
-    """Notes of the file, then those of its runs, each once with the number of runs that have it."""
-    counts: dict[str, int] = {}
+    """Notes of the file, then those of its runs: of a target's notes that differ in figures only, the first."""
+    found: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         others_s, duration_s = run.number("others_cpu_s") or 0.0, run.number("duration") or 0.0
         is_disturbed = others_s > MAX_OTHERS_SHARE * duration_s
-        found = [*run.row("notes"), *(["meanwhile the other targets used more than 5 % of a core"] * is_disturbed)]
-        for note in found:
-            text = f"{run.target}, {run.pace}: {note}"
-            counts[text] = counts.get(text, 0) + 1
-    return (*own, *(f"{text} ({count} runs)" if count > 1 else text for text, count in counts.items()))
+        for note in [*run.row("notes"), *(["meanwhile the other targets used more than 5 % of a core"] * is_disturbed)]:
+            kind = re.sub(r"\d+(\.\d+)?", "#", str(note))
+            found.setdefault((run.target, kind), []).append(f"{run.target}, {run.pace}: {note}")
+    firsts = [f"{first} (and so in {len(others)} more runs)" if others else first for first, *others in found.values()]
+    return (*own, *firsts)
 
 
 def _cards(points: Sequence[Point]) -> tuple[Card, ...]:

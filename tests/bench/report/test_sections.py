@@ -109,14 +109,15 @@ def test_failures_are_counted_by_reason_over_all_rounds(tmp_path: Path) -> None:
     assert row(tables(found, "figures")[0], "failed requests")["vLLM P/D"].text == "6 of 21"
 
 
-def test_notes_of_runs_are_said_once_with_their_number(tmp_path: Path) -> None:
+def test_notes_that_differ_in_figures_only_are_said_once(tmp_path: Path) -> None:
     document = compare_result((1,), 3, num=5, detailed=False)
-    for run in document["runs"][:4]:
-        run["result"]["notes"] = ["the client was busy"]
+    for count, run in enumerate(document["runs"][:4], start=1):
+        run["result"]["notes"] = [f"the client was busy for {count}.5 s"]
     document["runs"][0]["others_cpu_s"] = 1000.0
     notes = section(tmp_path, document | {"notes": ["of the file"]}).notes
     assert notes[0] == "of the file"
-    assert "Baton P/D, 1 request/s: the client was busy (2 runs)" in notes
+    assert "Baton P/D, 1 request/s: the client was busy for 1.5 s (and so in 1 more runs)" in notes
+    assert sum("Baton P/D" in note and "busy" in note for note in notes) == 1
     assert any("other targets used more than 5 %" in note for note in notes)
 
 
@@ -170,3 +171,15 @@ def test_handoffs_bring_their_tables_and_picture() -> None:
     assert pictures(found) == ["transfer"]
     assert tables(found, "kv-0")[0].rows[0][0].text == "shm"
     assert "to the other core" in tables(found, "kv-3")[0].note
+
+
+def test_a_workload_is_described_by_what_all_loads_have_alike(tmp_path: Path) -> None:
+    document = compare_result((1,), 3, num=5, detailed=False)
+    for place, run in enumerate(document["runs"]):
+        run["result"]["dataset"] = {
+            "name": "random",
+            "input_tokens": {"mean": 512.0, "total": place},
+            "prefix_tokens": 0,
+        }
+    said = dict(section(tmp_path, document).conditions)
+    assert said["workload"] == "name random, input tokens mean 512"
