@@ -90,8 +90,9 @@ def _said(ratio: Ratio) -> str:
         return "equal"
     if ratio.low <= 1 <= ratio.high:
         return "rounds disagree"
-    is_within_noise = max(ratio.ratio, 1 / ratio.ratio) - 1 <= ratio.noise
-    return f"within noise of {ratio.noise:.0%}" if is_within_noise else ratio.verdict
+    if ratio.noise is not None and max(ratio.ratio, 1 / ratio.ratio) - 1 <= ratio.noise:
+        return f"within noise of {ratio.noise:.0%}"
+    return ratio.verdict
 
 
 def tone_of(ratio: Ratio) -> Tone:
