@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -52,5 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     if parsed.name is None:
         print(f"benchmarks:\n{listing}")
         return 0
+    # a job in the background of a script starts with the signal ignored, and a load would then run to its end
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run = cast("Callable[[Sequence[str]], int]", importlib.import_module(BENCHMARKS[parsed.name].module).main)
     return run(parsed.arguments)

@@ -22,6 +22,7 @@ from tests.bench.client.rig import PATIENCE_S, Announcing, endpoint, turn
 GAPS_S = (0.011, 0.003, 0.017, 0.006, 0.009, 0.021, 0.004, 0.013)
 TTFTS_S = (0.160, 0.120, 0.200, 0.140, 0.180)
 MAX_OUTLIERS = 0.2
+MAX_SITTINGS = 3
 
 
 @pytest.fixture
@@ -44,14 +45,22 @@ async def ask(
     return outcome
 
 
-def assert_near(measured_s: list[float], true_s: list[float]) -> None:
+def are_near(measured_s: list[float], true_s: list[float]) -> bool:
     """Within 1 ms or 1 %, in the median and nearly always: now and then the system runs somebody else."""
     excess_s = [abs(ours - truth) - max(0.001, 0.01 * truth) for ours, truth in zip(measured_s, true_s, strict=True)]
-    assert median(excess_s) <= 0
-    assert sum(excess > 0 for excess in excess_s) <= MAX_OUTLIERS * len(excess_s)
+    return median(excess_s) <= 0 and sum(excess > 0 for excess in excess_s) <= MAX_OUTLIERS * len(excess_s)
 
 
 async def test_times_agree_with_those_of_the_server(session: aiohttp.ClientSession) -> None:
+    # a machine that is busy elsewhere may spoil a sitting or two; a stamp in the wrong place spoils every one
+    sittings = [await what_agrees(session)]
+    while not all(sittings[-1].values()) and len(sittings) < MAX_SITTINGS:
+        sittings.append(await what_agrees(session))
+    assert all(sittings[-1].values()), sittings
+
+
+async def what_agrees(session: aiohttp.ClientSession) -> dict[str, bool]:
+    """Which of the client's times are those that the server noted."""
     script = Script(tuple(Answer(ttft_s, GAPS_S) for ttft_s in TTFTS_S))
     async with mock_server(script) as server:
         there = endpoint(server.url)
@@ -60,16 +69,18 @@ async def test_times_agree_with_those_of_the_server(session: aiohttp.ClientSessi
         records = list(server.records)[1:]
     assert [outcome.failure for outcome in outcomes] == [None] * len(outcomes)
     pairs = list(zip(outcomes, records, strict=True))
-    ttfts_s = [outcome.chunk_s[0] - outcome.sent_s for outcome in outcomes]
-    assert_near(ttfts_s, [record.written_s[0] - record.received_s for record in records])
-    e2es_s = [outcome.end_s - outcome.sent_s for outcome in outcomes]
-    assert_near(e2es_s, [record.written_s[-1] - record.received_s for record in records])
-    assert_near(
-        [s for outcome, _ in pairs for s in gaps(outcome.chunk_s)], [s for _, r in pairs for s in gaps(r.written_s)]
-    )
     delays_s = [ours - theirs for o, r in pairs for ours, theirs in zip(o.chunk_s, r.written_s, strict=True)]
     assert min(delays_s) >= 0
-    assert_near(delays_s, [0.0] * len(delays_s))
+    return {
+        "TTFT": are_near(
+            [o.chunk_s[0] - o.sent_s for o, _ in pairs], [r.written_s[0] - r.received_s for _, r in pairs]
+        ),
+        "E2E": are_near([o.end_s - o.sent_s for o, _ in pairs], [r.written_s[-1] - r.received_s for _, r in pairs]),
+        "ITL": are_near(
+            [s for o, _ in pairs for s in gaps(o.chunk_s)], [s for _, r in pairs for s in gaps(r.written_s)]
+        ),
+        "delay": are_near(delays_s, [0.0] * len(delays_s)),
+    }
 
 
 def gaps(times_s: list[float]) -> list[float]:
