@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from bench.arguments import parse_settings
 from bench.client.asking import TIMEOUT_S, Prompts, ask, client_runner
 from bench.client.endpoint import probe
 from bench.client.outcome import Outcome
 from bench.stats import median, percentile
 from engine.api.errors import RequestFailed
-from engine.api.settings import add_flags, resolve, setting
+from engine.api.settings import setting
 
 _PAUSE_S = 0.05
 
@@ -39,8 +40,8 @@ class GapSettings:
 def main(arguments: Sequence[str]) -> int:
     """Measure and print. Raises `BatonError`."""
     parser = argparse.ArgumentParser(prog="baton bench gap", description=__doc__.splitlines()[0], allow_abbrev=False)
-    add_flags(parser, GapSettings)
-    settings = resolve(GapSettings, parser.parse_args(arguments), {})
+    settings: GapSettings
+    (settings,) = parse_settings(parser, arguments, GapSettings)
     with client_runner() as runner:
         outcomes = runner.run(_measure(settings))
     print(describe(outcomes[1:]))  # the first connects the nodes to each other

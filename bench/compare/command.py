@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from bench.arguments import parse_settings
 from bench.compare import result_file
 from bench.compare.plan import Schedule, steps_of
 from bench.compare.report import report
@@ -27,7 +27,6 @@ from bench.targets.line_up import line_up_of, names_to_halt
 from bench.targets.load import arguments_of, complete, measure_with, num_prompts_for, serve_flags
 from bench.targets.spec import Target, parse_targets
 from bench.workload.dataset_settings import DatasetSettings
-from engine.api.settings import add_flags, check_file_keys, resolve
 
 _PACKAGES = ("baton-serve", "aiohttp", "numpy", "torch", "tokenizers", "uvloop")
 
@@ -72,15 +71,8 @@ def _parse(arguments: Sequence[str]) -> tuple[CompareSettings, ServeBenchSetting
         description="Measure several servers in turns with the same requests, and say what differs beyond noise.",
         allow_abbrev=False,
     )
-    serve_part = serve_flags()
-    classes: tuple[type[Any], ...] = (CompareSettings, serve_part, DatasetSettings)
-    add_flags(parser, *classes)
-    flags = parser.parse_args(arguments)
-    if flags.config:
-        check_file_keys(flags.config, *classes)
-    # not from the environment: the command in the result has to say it all
-    settings = resolve(CompareSettings, flags, {})
-    return settings, complete(resolve(serve_part, flags, {})), resolve(DatasetSettings, flags, {})
+    settings, serve, dataset = parse_settings(parser, arguments, CompareSettings, serve_flags(), DatasetSettings)
+    return settings, complete(serve), dataset
 
 
 def _schedule(settings: CompareSettings, targets: Sequence[Target], seed: int, session: int) -> Schedule:

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.arguments import parse_settings
 from bench.facts import collect_facts
 from bench.kv.measure import measure
 from bench.kv.report import as_json, report
 from bench.kv.settings import KvBenchSettings, plan
 from engine.api.errors import InvalidSetting
-from engine.api.settings import add_flags, check_file_keys, resolve
 
 _PACKAGES = ("baton-serve", "numpy", "pyzmq", "xxhash", "nixl", "torch")
 
@@ -48,12 +48,9 @@ def _parse(arguments: Sequence[str]) -> KvBenchSettings:
         description="Measure handoffs of KV blocks between two processes, in turns with a plain copy.",
         allow_abbrev=False,
     )
-    add_flags(parser, KvBenchSettings)
-    flags = parser.parse_args(arguments)
-    if flags.config:
-        check_file_keys(flags.config, KvBenchSettings)
-    # not from the environment: the command that is printed has to say it all
-    return resolve(KvBenchSettings, flags, {})
+    settings: KvBenchSettings
+    (settings,) = parse_settings(parser, arguments, KvBenchSettings)
+    return settings
 
 
 def _say(text: str) -> None:

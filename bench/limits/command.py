@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from bench.arguments import parse_settings
 from bench.facts import collect_facts
 from bench.limits.engine_ratios import engine_limits
 from bench.limits.report import report, result_json
@@ -22,7 +23,6 @@ from bench.limits.result import Ceiling, Ratio
 from bench.limits.settings import LimitsSettings
 from bench.limits.system import system_limits
 from engine.api.errors import BatonError, InvalidSetting
-from engine.api.settings import add_flags, check_file_keys, resolve
 from engine.models.identity import model_name
 
 _PACKAGES = ("baton-serve", "numpy", "torch", "pyzmq", "aiohttp")
@@ -85,12 +85,9 @@ def _parse(arguments: Sequence[str]) -> LimitsSettings:
         description="Measure this machine's ceilings and how close Baton comes to them, in turns.",
         allow_abbrev=False,
     )
-    add_flags(parser, LimitsSettings)
-    flags = parser.parse_args(arguments)
-    if flags.config:
-        check_file_keys(flags.config, LimitsSettings)
-    # not from the environment: the command that is printed has to say it all
-    return resolve(LimitsSettings, flags, {})
+    settings: LimitsSettings
+    (settings,) = parse_settings(parser, arguments, LimitsSettings)
+    return settings
 
 
 def _say(text: str) -> None:

@@ -9,13 +9,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from bench.arguments import parse_settings
 from bench.serve.files import prepare_folder, result_path, write_result
 from bench.serve.measure import run_serve_benchmark
 from bench.serve.report import report
 from bench.serve.result import as_json
 from bench.serve.settings import ServeBenchSettings, shown_families, shown_percentiles
 from bench.workload.dataset_settings import DatasetSettings
-from engine.api.settings import add_flags, check_file_keys, resolve
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,12 +39,8 @@ def parse(arguments: Sequence[str]) -> tuple[ServeBenchSettings, DatasetSettings
         description="Benchmark a running server: latency, throughput and goodput under load.",
         allow_abbrev=False,
     )
-    add_flags(parser, ServeBenchSettings, DatasetSettings)
-    flags = parser.parse_args(arguments)
-    if flags.config:
-        check_file_keys(flags.config, ServeBenchSettings, DatasetSettings)
-    # not from the environment: the command in the result has to say it all
-    return resolve(ServeBenchSettings, flags, {}), resolve(DatasetSettings, flags, {})
+    settings, dataset = parse_settings(parser, arguments, ServeBenchSettings, DatasetSettings)
+    return settings, dataset
 
 
 def _say(text: str) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench.client.outcome import Outcome
@@ -38,3 +40,10 @@ def test_answers_without_gaps_are_no_measurement() -> None:
 def test_an_endpoint_that_is_not_there_is_said(url: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         main(["--url", url])
+
+
+def test_a_key_of_a_settings_file_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "gap.yaml"
+    file.write_text("promt-tokens: 12\n")
+    with pytest.raises(InvalidSetting, match="promt_tokens"):
+        main(["--config", str(file)])
