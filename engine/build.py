@@ -16,6 +16,7 @@ from engine.api.layout import KvLayout
 from engine.attention.torch_backend import TorchAttention
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
+from engine.device.host import HostDevice
 from engine.models.checkpoint import choose_dtype
 from engine.models.config import ModelConfig, load_config
 from engine.models.decoder import TORCH_DTYPES, Decoder
@@ -61,7 +62,8 @@ def build_engine(settings: EngineSettings, allocate: KvAllocator, progress: Prog
     memory = KvMemory(layout, num_blocks, allocate)
     fingerprint = model_fingerprint(folder, config)
     eos_token_ids = frozenset(config.eos_token_ids)
-    runner = ModelRunner(decoder, TorchAttention(memory.tensor, config.windows), Sampler(eos_token_ids))
+    device = HostDevice()
+    runner = ModelRunner(decoder, TorchAttention(memory.tensor, config.windows), Sampler(eos_token_ids), device)
     pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching)
     max_request_tokens = min(max_model_len, num_blocks * settings.block_size)
     limits = SchedulerLimits(

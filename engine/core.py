@@ -20,10 +20,9 @@ from typing import TypeAlias
 from engine.api.errors import BatonError
 from engine.api.messages import NodeStatus
 from engine.api.sampling import DecodingParams
-from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool, CacheChanges
 from engine.cache.hashing import extend_hashes, root_hash
-from engine.runner.model_runner import Runner
+from engine.runner.base import LayerStored, Runner
 from engine.scheduler.request import Request, RequestKey, RequestOutput, Step
 from engine.scheduler.scheduler import Scheduler
 
@@ -207,7 +206,7 @@ class EngineCore:
             return []
         layer_stored = watch(step)
         try:
-            sampled = self._runner.execute(step, layer_stored)
+            sampled = self._runner.launch(step, layer_stored).result()
         except Exception as error:
             raise StepFailed([request.key for request in step.requests]) from error
         outputs = self._scheduler.apply(step, sampled)

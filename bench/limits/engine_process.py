@@ -30,6 +30,7 @@ from engine.api.sampling import DecodingParams
 from engine.attention.base import SequenceShare
 from engine.attention.torch_backend import TorchAttention
 from engine.build import Engine, build_engine
+from engine.device.host import HostStaging
 from engine.models.checkpoint import choose_dtype
 from engine.models.config import load_config
 from engine.models.decoder import TORCH_DTYPES
@@ -166,7 +167,7 @@ class EngineBench:
         steps = [[self._anywhere(context) for _ in range(batch)] for _ in range(num_calls)]
         begin_s = time.monotonic()
         for shares in steps:
-            self._attention.plan(shares)
+            self._attention.plan(shares, HostStaging())
             for layer in range(shapes.num_layers):
                 self._attention.run(layer, q, k, v)
         return time.monotonic() - begin_s

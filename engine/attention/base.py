@@ -8,13 +8,14 @@ Letters: T tokens of the step, all sequences flattened; Hq query heads; Hkv key 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from torch import Tensor
 
-LayerStored: TypeAlias = Callable[[], None]
+from engine.device.base import Staging
+from engine.runner.base import LayerStored
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,10 @@ class Attention(Protocol):
 class AttentionBackend(Attention, Protocol):
     """What a runner needs: an `Attention` that can be told the next step."""
 
-    def plan(self, shares: Sequence[SequenceShare], layer_stored: LayerStored | None = None) -> None:
+    def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """Prepare for one step over `shares`; valid until the next plan. Block tables must cover every context.
 
-        `layer_stored` is called in each `run` as soon as keys and values of that layer are in their blocks for good.
+        What the device needs to know is put into `staging`, which the caller uploads before the first `run`.
+        `layer_stored` is called in each `run` once everything that stores keys and values of that layer was issued.
         """
         ...

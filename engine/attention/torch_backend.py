@@ -21,7 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.base import LayerStored, SequenceShare
+from engine.attention.base import SequenceShare
+from engine.device.base import Staging
+from engine.runner.base import LayerStored
 
 _QUERY_TILE = 128
 
@@ -66,11 +68,11 @@ class TorchAttention:
         self._layer_stored: LayerStored | None = None
         self._prompts: list[_PromptPlan] = []
 
-    def plan(self, shares: Sequence[SequenceShare], layer_stored: LayerStored | None = None) -> None:
+    def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """See `AttentionBackend.plan`."""
         self._layer_stored = layer_stored
         self._clear_tails(shares)
-        self._store_rows = self._to_device(self._rows_of_new_tokens(shares))
+        self._store_rows = staging.put(self._rows_of_new_tokens(shares))
         decodes: list[tuple[int, SequenceShare]] = []
         self._prompts = []
         first_token = 0
@@ -78,9 +80,9 @@ class TorchAttention:
             if share.num_tokens == 1:
                 decodes.append((first_token, share))
             else:
-                self._prompts.append(self._plan_prompt(first_token, share))
+                self._prompts.append(self._plan_prompt(first_token, share, staging))
             first_token += share.num_tokens
-        self._decodes = self._plan_decodes(decodes) if decodes else None
+        self._decodes = self._plan_decodes(decodes, staging) if decodes else None
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Attention.run`."""
@@ -181,7 +183,7 @@ class TorchAttention:
     def _scale(self) -> float:
         return 1.0 / math.sqrt(self._head_dim)
 
-    def _plan_decodes(self, decodes: Sequence[tuple[int, SequenceShare]]) -> _DecodePlan:
+    def _plan_decodes(self, decodes: Sequence[tuple[int, SequenceShare]], staging: Staging) -> _DecodePlan:
         contexts = np.array([share.context_len for _, share in decodes])
         num_blocks = -(-int(contexts.max()) // self._block_size)
         tables = np.empty((len(decodes), num_blocks), dtype=np.int64)
@@ -195,16 +197,16 @@ class TorchAttention:
             visible = positions < contexts[:, None]
             if window is not None:
                 visible &= positions >= contexts[:, None] - window
-            masks[window] = self._to_device(visible[:, None, None, :])
+            masks[window] = staging.put(visible[:, None, None, :])
         return _DecodePlan(
-            token_index=self._to_device(np.array([first for first, _ in decodes])),
-            rows=self._to_device(self._rows_of_heads(tables)),
+            token_index=staging.put(np.array([first for first, _ in decodes])),
+            rows=staging.put(self._rows_of_heads(tables)),
             num_sequences=len(decodes),
             context_len=len(positions),
             masks=masks,
         )
 
-    def _plan_prompt(self, first_token: int, share: SequenceShare) -> _PromptPlan:
+    def _plan_prompt(self, first_token: int, share: SequenceShare, staging: Staging) -> _PromptPlan:
         num_blocks = -(-share.context_len // self._block_size)
         table = np.array(share.block_table[:num_blocks], dtype=np.int64)
         keys = np.arange(num_blocks * self._block_size)
@@ -214,12 +216,12 @@ class TorchAttention:
             is_hidden = keys > queries
             if window is not None:
                 is_hidden |= keys <= queries - window
-            hidden[window] = self._to_device(is_hidden)
+            hidden[window] = staging.put(is_hidden)
         return _PromptPlan(
             first_token=first_token,
             start=share.start,
             num_tokens=share.num_tokens,
-            rows=self._to_device(self._rows_of_heads(table[None, :])),
+            rows=staging.put(self._rows_of_heads(table[None, :])),
             hidden=hidden,
         )
 
@@ -241,6 +243,3 @@ class TorchAttention:
         heads = np.arange(self._num_kv_heads) * self._block_size
         rows: np.ndarray = (np.concatenate(slots)[:, None] + heads).reshape(-1)
         return rows
-
-    def _to_device(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._kv.device)

@@ -11,6 +11,9 @@ from engine.api.sampling import DecodingParams
 
 RequestKey: TypeAlias = Hashable
 
+PENDING_TOKEN = -1
+"""In `token_ids`: a token that the step under way is drawing."""
+
 
 @dataclass(slots=True)
 class Request:

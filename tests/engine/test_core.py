@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from engine.api.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting
 from engine.api.sampling import DecodingParams
-from engine.attention.base import LayerStored
 from engine.build import Engine, build_engine
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore, StepFailed
+from engine.runner.base import ComputedStep, LayerStored, RunningStep
 from engine.runner.kv_memory import allocate_private
 from engine.scheduler.request import RequestKey, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -264,13 +264,15 @@ def test_aborting_a_request_that_came_with_its_kv_returns_its_blocks(checkpoint:
 class FlakyRunner:
     """Raises as long as it is broken."""
 
+    overlaps = False
+
     def __init__(self) -> None:
         self.is_broken = True
 
-    def execute(self, step: Step, layer_stored: LayerStored | None = None) -> dict[RequestKey, SampledToken]:
+    def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         if self.is_broken:
             raise OSError("device lost")
-        return {request.key: SampledToken(1, None) for request in step.requests if request.needs_sample}
+        return ComputedStep({request.key: SampledToken(1, None) for request in step.requests if request.needs_sample})
 
 
 def flaky_core() -> tuple[EngineCore, FlakyRunner]:
@@ -295,9 +297,10 @@ def test_a_step_that_fails_names_its_requests_and_can_be_tried_again() -> None:
 class SilentRunner(FlakyRunner):
     """Computes no number for the request "bad"."""
 
-    def execute(self, step: Step, layer_stored: LayerStored | None = None) -> dict[RequestKey, SampledToken]:
+    def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         self.is_broken = False
-        return {key: token for key, token in super().execute(step).items() if key != "bad"}
+        tokens = super().launch(step).result()
+        return ComputedStep({key: token for key, token in tokens.items() if key != "bad"})
 
 
 @pytest.mark.parametrize("first_token_only", [False, True])

@@ -7,10 +7,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
-from engine.scheduler.request import RequestKey, SampledToken, ScheduledRequest, Step
+from engine.runner.base import ComputedStep, LayerStored, RunningStep
+from engine.scheduler.request import SampledToken, ScheduledRequest, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from kvtransfer.transports.base import Blocks
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE
@@ -28,15 +28,16 @@ class OracleRunner:
     error: Exception | None = None
     forced_token: int | None = None
     num_slots_written: int = field(default=0)
+    overlaps: bool = False
 
-    def execute(self, step: Step, layer_stored: LayerStored | None = None) -> dict[RequestKey, SampledToken]:
+    def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         if self.error is not None:
             raise self.error
         for request in step.requests:
             self._compute(request)
         if layer_stored is not None:
             layer_stored()
-        return {request.key: self._draw(request) for request in step.requests if request.needs_sample}
+        return ComputedStep({request.key: self._draw(request) for request in step.requests if request.needs_sample})
 
     def _compute(self, request: ScheduledRequest) -> None:
         for position in range(request.start, request.start + request.num_tokens):

@@ -13,16 +13,16 @@ from unittest import mock
 
 import torch
 
-from engine.attention.base import LayerStored
+from engine.runner.base import LayerStored, RunningStep
 from engine.runner.model_runner import ModelRunner
-from engine.scheduler.request import RequestKey, SampledToken, Step
+from engine.scheduler.request import Step
 from kvtransfer.messages import HandoffKey, PeerHello
 from kvtransfer.transports.base import Move, Sender
 from kvtransfer.transports.registry import SenderFactory
 from prefill_node.__main__ import main
 
 STEP_S, PUSH_S = float(sys.argv[1]), float(sys.argv[2])
-_execute = ModelRunner.execute
+_launch = ModelRunner.launch
 
 
 class SlowSender:
@@ -79,17 +79,15 @@ class SlowSenderFactory(SenderFactory):
 
 
 @torch.inference_mode()
-def execute_slowly(
-    runner: ModelRunner, step: Step, layer_stored: LayerStored | None = None
-) -> dict[RequestKey, SampledToken]:
-    """See `Runner.execute`."""
+def launch_slowly(runner: ModelRunner, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
+    """See `Runner.launch`."""
     time.sleep(STEP_S)
-    tokens: dict[RequestKey, SampledToken] = _execute(runner, step, layer_stored)
-    return tokens
+    running: RunningStep = _launch(runner, step, layer_stored)
+    return running
 
 
 if __name__ == "__main__":
     slow_pushes = mock.patch("prefill_node.node.SenderFactory", SlowSenderFactory)
-    slow_steps = mock.patch.object(ModelRunner, "execute", execute_slowly)
+    slow_steps = mock.patch.object(ModelRunner, "launch", launch_slowly)
     with slow_pushes, slow_steps:
         sys.exit(main(sys.argv[3:]))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.attention.base import SequenceShare
 from engine.attention.torch_backend import TorchAttention
+from engine.device.host import HostStaging
 
 NUM_LAYERS = 2
 
@@ -75,7 +76,7 @@ class Relay:
         pairs = list(zip(self.sequences, counts, strict=True))
         batch = [(sequence, sequence.num_done, count) for sequence, count in pairs if count]
         shares = [SequenceShare(start, count, sequence.block_table) for sequence, start, count in batch]
-        self.attention.plan(shares)
+        self.attention.plan(shares, HostStaging())
         tolerance = 2e-5 if self.dtype == torch.float32 else 3e-2
         for layer in range(NUM_LAYERS):
             q, k, v = (
@@ -166,7 +167,7 @@ def test_a_block_table_may_be_longer_than_the_context() -> None:
 def test_queries_and_keys_may_be_views_of_one_projection() -> None:
     relay = Relay(group=2, head_dim=16)
     sequence = relay.add(6)
-    relay.attention.plan([SequenceShare(0, 6, sequence.block_table)])
+    relay.attention.plan([SequenceShare(0, 6, sequence.block_table)], HostStaging())
     for layer in range(NUM_LAYERS):
         joined = torch.cat(sequence.qkv[layer], dim=1)
         found = relay.attention.run(layer, joined[:, :4], joined[:, 4:6], joined[:, 6:])

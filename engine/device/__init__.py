@@ -1,0 +1,1 @@
+"""Where tensors live and steps run: the host's cores, or a GPU."""
