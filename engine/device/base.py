@@ -10,6 +10,7 @@ Every wait has a deadline: a device that does not answer raises `DeviceFailed`, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy.typing as npt
@@ -103,6 +104,10 @@ class Device(Protocol):
 
     def settle(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
         """Wait until all that `notify` was given has been called. Raises as `Arrival.wait`."""
+        ...
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Around whatever issues work: an error after which the device computes nothing more becomes `DeviceFailed`."""
         ...
 
     def synchronize(self) -> None:

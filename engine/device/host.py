@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -65,6 +66,10 @@ class HostDevice:
 
     def settle(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
         """See `Device.settle`."""
+
+    def guard(self) -> AbstractContextManager[None]:
+        """See `Device.guard`."""
+        return nullcontext()
 
     def synchronize(self) -> None:
         """See `Device.synchronize`."""
