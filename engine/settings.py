@@ -12,12 +12,27 @@ class EngineSettings:
     """What shapes an engine. Zero means "choose for me" where the documentation of a field says so."""
 
     model: str = setting("", "checkpoint folder or hub id; empty: the built-in demo model", positional=True)
+    device: str = setting("auto", "where the model runs: auto (a GPU where torch sees one), cpu, cuda, cuda:N")
     dtype: str = setting("auto", "type of weights and KV", choices=("auto", "bfloat16", "float16", "float32"))
     block_size: int = setting(16, "tokens per KV block")
     max_model_len: int = setting(0, "longest prompt plus output in tokens; 0: the model's own limit")
-    kv_cache_memory_bytes: int = setting(0, "bytes of the KV pool; 0: what max-num-seqs can use, at most 1 GiB")
+    kv_cache_memory_bytes: int = setting(
+        0, "bytes of the KV pool; 0: on a GPU what is free, else what max-num-seqs can use, at most 1 GiB"
+    )
+    gpu_memory_utilization: float = setting(
+        0.9, "share of a GPU's memory that this process may take; `baton serve` divides it among the nodes of a GPU"
+    )
     num_blocks: int = setting(0, "blocks of the KV pool; overrides kv-cache-memory-bytes when above 0")
     max_num_seqs: int = setting(64, "requests computed together in a step")
-    max_num_batched_tokens: int = setting(512, "token budget of a step: the largest chunk of a prompt")
+    max_num_batched_tokens: int = setting(
+        0, "token budget of a step: the largest chunk of a prompt; 0: 2048 on a GPU, else 512"
+    )
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompt beginnings seen before")
+    attention_backend: str = setting(
+        "auto", "attention kernels; auto: flashinfer on a GPU where it fits", choices=("auto", "flashinfer", "torch")
+    )
+    enforce_eager: bool = setting(False, "run decode steps without recorded CUDA graphs")
+    load_format: str = setting(
+        "auto", "auto: the checkpoint's weights; dummy: random ones, for measurements", choices=("auto", "dummy")
+    )
     num_threads: int = setting(0, "compute threads; 0: one per core this process may use")

@@ -27,11 +27,14 @@ class Cpus:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One node's share. `cpu_ids` is empty when it is not pinned, `device` when the node sees every accelerator."""
+    """One node's share. `cpu_ids` is empty when it is not pinned, `device` when the node sees every accelerator;
+    `num_sharing` nodes use the same one, this one included.
+    """
 
     num_threads: int
     cpu_ids: tuple[int, ...] = ()
     device: str = ""
+    num_sharing: int = 1
 
 
 def find_cpus(quota_file: Path = CPU_QUOTA_FILE) -> Cpus:
@@ -58,11 +61,13 @@ def place_nodes(num_nodes: int, cpus: Cpus, devices: list[str], *, pin_cpus: boo
     """
     num_threads = max(1, cpus.num_usable // num_nodes)
     can_pin = pin_cpus and num_nodes <= len(cpus.ids) == cpus.num_usable
+    num_devices = len(devices) or num_nodes
     return [
         Placement(
             num_threads,
             cpus.ids[index * num_threads : (index + 1) * num_threads] if can_pin else (),
             devices[index % len(devices)] if len(devices) > 1 else "",
+            len(range(index % num_devices, num_nodes, num_devices)),
         )
         for index in range(num_nodes)
     ]

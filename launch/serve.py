@@ -106,4 +106,5 @@ def _placed(settings: _NodeSettingsT, name: str, share: Placement, control_port:
         router=f"tcp://{LOOPBACK}:{control_port}",
         num_threads=share.num_threads,
         cpu_affinity=",".join(map(str, share.cpu_ids)),
+        gpu_memory_utilization=round(settings.gpu_memory_utilization / share.num_sharing, 4),
     )

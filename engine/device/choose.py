@@ -42,7 +42,7 @@ def open_device(name: str) -> Device:
 
 def require_cuda(name: str, index: int) -> None:
     """Raise `InvalidSetting` unless torch sees the CUDA device `index`."""
-    if not torch.backends.cuda.is_built():
+    if torch.version.cuda is None:
         raise InvalidSetting(
             f"--device {name}: this torch ({torch.__version__}) was built without CUDA; "
             "install a CUDA build of torch (see docs/gpu.md), or use --device cpu"

@@ -30,6 +30,7 @@ from engine.device.base import STEP_TIMEOUT_S, Array, DeviceFailed, Graph
 from engine.device.staging import StagingLayout
 
 _Outputs = TypeVar("_Outputs")
+_Event: Any = torch.cuda.Event
 _LOOK_AGAIN_S = 2e-5
 _MAX_NOTICES = 4096
 _CLOSE_S = 5.0
@@ -43,7 +44,7 @@ class CudaStaging:
         self._host = self._pinned.numpy()
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._layout = StagingLayout(num_bytes)
-        self._taken = torch.cuda.Event()
+        self._taken = _Event()
         self._is_under_way = False
 
     def begin(self) -> None:
@@ -72,7 +73,7 @@ class CudaArrival:
     """See `Arrival`: copies into pinned memory, and the event behind them."""
 
     copies: tuple[Tensor, ...]
-    event: torch.cuda.Event
+    event: Any
 
     def wait(self, timeout_s: float = STEP_TIMEOUT_S) -> tuple[Array, ...]:
         """See `Arrival.wait`."""
@@ -114,13 +115,13 @@ class CudaDevice:
         copies = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)
         for copy, tensor in zip(copies, tensors, strict=True):
             copy.copy_(tensor, non_blocking=True)
-        event = torch.cuda.Event()
+        event = _Event()
         event.record()
         return CudaArrival(copies, event)
 
     def notify(self, call: Callable[[], None]) -> None:
         """See `Device.notify`."""
-        event = torch.cuda.Event()
+        event = _Event()
         event.record()
         self._notices.add(event, call)
 
@@ -153,7 +154,7 @@ class _NoticeThread:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._waiting: queue.Queue[tuple[torch.cuda.Event, Callable[[], None]] | None] = queue.Queue(_MAX_NOTICES)
+        self._waiting: queue.Queue[tuple[Any, Callable[[], None]] | None] = queue.Queue(_MAX_NOTICES)
         self._failure: BaseException | None = None
         self._num_added = 0
         self._num_called = 0
@@ -161,7 +162,7 @@ class _NoticeThread:
         self._thread = threading.Thread(target=self._run, name="cuda-notices", daemon=True)
         self._thread.start()
 
-    def add(self, event: torch.cuda.Event, call: Callable[[], None]) -> None:
+    def add(self, event: Any, call: Callable[[], None]) -> None:
         """By the engine's thread. Raises `DeviceFailed` when far too many wait."""
         try:
             self._waiting.put_nowait((event, call))
@@ -202,7 +203,7 @@ class _NoticeThread:
                 self._changed.notify_all()
 
 
-def wait_for(event: torch.cuda.Event, timeout_s: float) -> None:
+def wait_for(event: Any, timeout_s: float) -> None:
     """Wait until the device has passed `event`; other threads run meanwhile. Raises `DeviceFailed`."""
     deadline_s = time.monotonic() + timeout_s
     try:

@@ -73,11 +73,11 @@ class _Call:
     fresh: tuple[tuple[int, Tensor], ...]
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps every operation with the tensors it was called with."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[_Call] = []
 
     def __torch_dispatch__(

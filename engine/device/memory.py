@@ -18,6 +18,8 @@ from engine.api.errors import InvalidSetting
 
 _MARGIN_BYTES = 64 * 2**20
 """Left free whatever was asked for: fragments, and allocations by libraries at their first call."""
+_MAX_OUTSIDE_BYTES = 2 * 2**30
+"""More than a context and its libraries take: what is missing beyond that went to another process meanwhile."""
 _GIB = 2**30
 
 
@@ -52,7 +54,7 @@ def kv_budget(before: MemoryReading, after: MemoryReading, graph_bytes: int, uti
     """
     if not 0.0 < utilization <= 1.0:
         raise InvalidSetting(f"--gpu-memory-utilization must be above 0 and at most 1, got {utilization:g}")
-    outside_torch = max(0, before.free - after.free - after.reserved)
+    outside_torch = min(max(0, before.free - after.free - after.reserved), _MAX_OUTSIDE_BYTES)
     ours = outside_torch + max(after.peak, after.reserved) + graph_bytes
     of_share = int(after.total * utilization) - ours
     on_top_of_reserved = max(0, after.peak - after.reserved)

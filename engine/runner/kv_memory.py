@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -26,25 +27,42 @@ TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": 
 _PAGE_BYTES = 4096
 
 
+@dataclass(frozen=True, slots=True)
 class KvMemory:
-    """`num_blocks` blocks of `layout` in host memory.
+    """`num_blocks` blocks of `layout`.
 
-    `blocks`: [B, block_bytes] uint8, what transfers read and write.
-    `tensor`: [B, L, 2, Hkv, block_size, D] in the layout's dtype, what attention reads and writes. Same bytes.
+    `blocks`: [B, block_bytes] uint8, what transfers read and write: an array of the host, or a tensor of a device.
+    `tensor`: [B, L, 2, Hkv, block_size, D] in the layout's dtype, what attention reads and writes. Same bytes; with a
+    `spare_block` it has that one block more, which belongs to no request and is never transferred: padding rows of
+    recorded steps use it.
     """
 
-    def __init__(self, layout: KvLayout, num_blocks: int, allocate: KvAllocator) -> None:
-        self.layout = layout
-        self.num_blocks = num_blocks
-        memory = allocate(num_blocks * layout.block_bytes)
-        # a cold page costs ten times a warm one: pay at start, not inside the first requests
-        memory[::_PAGE_BYTES] = 0
-        self.blocks: ByteArray = memory.reshape(num_blocks, layout.block_bytes)
-        self.tensor = (
-            torch.from_numpy(memory)
-            .view(TORCH_DTYPES[layout.dtype])
-            .view(num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
-        )
+    layout: KvLayout
+    num_blocks: int
+    blocks: ByteArray | torch.Tensor
+    tensor: torch.Tensor
+    spare_block: int | None = None
+
+
+def host_kv_memory(layout: KvLayout, num_blocks: int, allocate: KvAllocator) -> KvMemory:
+    """KV in host memory that `allocate` gives."""
+    memory = allocate(num_blocks * layout.block_bytes)
+    # a cold page costs ten times a warm one: pay at start, not inside the first requests
+    memory[::_PAGE_BYTES] = 0
+    blocks: ByteArray = memory.reshape(num_blocks, layout.block_bytes)
+    return KvMemory(layout, num_blocks, blocks, _as_kv(torch.from_numpy(memory), layout, num_blocks))
+
+
+def device_kv_memory(layout: KvLayout, num_blocks: int, device: torch.device) -> KvMemory:
+    """KV in memory of `device`, with a spare block."""
+    memory = torch.zeros((num_blocks + 1) * layout.block_bytes, dtype=torch.uint8, device=device)
+    blocks = memory[: num_blocks * layout.block_bytes].view(num_blocks, layout.block_bytes)
+    return KvMemory(layout, num_blocks, blocks, _as_kv(memory, layout, num_blocks + 1), num_blocks)
+
+
+def _as_kv(memory: torch.Tensor, layout: KvLayout, num_blocks: int) -> torch.Tensor:
+    shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
+    return memory.view(TORCH_DTYPES[layout.dtype]).view(shape)
 
 
 def allocate_private(num_bytes: int) -> ByteArray:

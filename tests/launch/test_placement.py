@@ -36,6 +36,15 @@ def test_a_single_accelerator_is_left_to_every_node() -> None:
     assert [share.device for share in place_nodes(2, cpus(2), ["0"], pin_cpus=False)] == ["", ""]
 
 
+@pytest.mark.parametrize(
+    ("num_nodes", "devices", "expected"),
+    [(2, [], [1, 1]), (2, ["0"], [2, 2]), (3, ["0", "1"], [2, 1, 2]), (2, ["0", "1", "2"], [1, 1])],
+)
+def test_nodes_know_how_many_share_their_accelerator(num_nodes: int, devices: list[str], expected: list[int]) -> None:
+    shares = place_nodes(num_nodes, cpus(4), devices, pin_cpus=False)
+    assert [share.num_sharing for share in shares] == expected
+
+
 @pytest.mark.parametrize(("text", "num_cpus"), [("100000 100000", 1), ("50000 100000", 1), ("max 100000", None)])
 def test_a_cgroup_quota_is_respected(tmp_path: Path, text: str, num_cpus: int | None) -> None:
     file = tmp_path / "cpu.max"

@@ -66,6 +66,15 @@ def test_each_node_gets_its_share_of_the_machine() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in decode.environment
 
 
+def test_nodes_of_one_accelerator_divide_its_memory() -> None:
+    _, prefill, decode = specs(shares=[Placement(1, num_sharing=2), Placement(1, num_sharing=2)])
+    assert "--gpu-memory-utilization=0.45" in prefill.arguments
+    assert "--gpu-memory-utilization=0.45" in decode.arguments
+    _, prefill, decode = specs("--gpu-memory-utilization=0.6", shares=[Placement(1), Placement(1, num_sharing=3)])
+    assert "--gpu-memory-utilization=0.6" in prefill.arguments
+    assert "--gpu-memory-utilization=0.2" in decode.arguments
+
+
 @pytest.mark.parametrize("flag", ["--router=tcp://h:1", "--control-port=1", "--cpu-affinity=0", "--http-port=1"])
 def test_what_the_launcher_chooses_is_not_a_flag(flag: str) -> None:
     with pytest.raises(SystemExit, match="2"):

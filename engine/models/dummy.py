@@ -1,0 +1,33 @@
+"""Random weights in place of a checkpoint's, for measurements of speed: `--load-format dummy`.
+
+Owns the values: small enough that activations stay finite through any number of layers, and never zero, since zeros
+make products on a GPU look faster than they are. The same on every node of one kind of device.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+
+import torch
+
+from engine.models.config import ModelConfig, architecture_facts
+from engine.models.decoder import Decoder
+
+_SEED = 0
+_DEVIATION = 0.02
+
+
+def fill_with_noise(decoder: Decoder) -> None:
+    """Set every parameter of `decoder`: norms near 1, everything else near 0; then pack it."""
+    generator = torch.Generator(decoder.device).manual_seed(_SEED)
+    for name, parameter in decoder.parameters().items():
+        mean = 1.0 if "norm" in name else 0.0
+        parameter.normal_(mean, _DEVIATION, generator=generator)
+    decoder.pack()
+
+
+def dummy_fingerprint(config: ModelConfig, device_type: str) -> str:
+    """Stands for the fingerprint of a checkpoint: equal where these weights are."""
+    facts = json.dumps(architecture_facts(config), sort_keys=True)
+    return blake2b(f"{facts}|random weights {_SEED} of {device_type}".encode(), digest_size=16).hexdigest()
