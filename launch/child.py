@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from launch.console import Console
+from launch.console import GRAPHS, WEIGHTS, Console
 
 MAX_LINE_BYTES = 64 * 1024
 """A longer line is passed on in pieces."""
@@ -52,11 +52,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Weights read so far."""
+    """How far a stage of the start is: bytes of "weights", or recorded CUDA "graphs"."""
 
     name: str
-    done_bytes: int
-    total_bytes: int
+    done: int
+    total: int
+    stage: str = WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,8 @@ def parse_event(name: str, line: str) -> Ready | Loading | None:
             return Ready(name, address)
         case {"event": "ready"}:
             return Ready(name, "")
+        case {"event": "loading", "done": int(done), "total": int(total), "stage": "graphs"}:
+            return Loading(name, done, total, GRAPHS)
         case {"event": "loading", "done": int(done), "total": int(total)}:
             return Loading(name, done, total)
         case _:

@@ -110,7 +110,7 @@ class Supervisor:
                 case None:
                     raise BatonError(f"not ready after {self._start_timeout_s:g} s: {', '.join(waiting)}")
                 case Loading():
-                    self._console.loading(event.name, event.done_bytes, event.total_bytes)
+                    self._console.loading(event.name, event.done, event.total, event.stage)
                 case Exited():
                     self._console.close_bar()
                     raise BatonError(f"{event.name}: {event.describe()}")

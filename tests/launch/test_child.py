@@ -20,6 +20,11 @@ def test_reads_a_loading_line() -> None:
     assert parse_event("child", '{"event": "loading", "role": "x", "done": 3, "total": 9}') == Loading("child", 3, 9)
 
 
+def test_reads_a_line_about_graphs() -> None:
+    line = '{"event": "loading", "role": "x", "stage": "graphs", "done": 3, "total": 9}'
+    assert parse_event("child", line) == Loading("child", 3, 9, "graphs")
+
+
 @pytest.mark.parametrize("line", ["", "hello", "[1]", "3", '{"event": "loading", "done": "all"}', '{"event": "other"}'])
 def test_other_output_is_no_event(line: str) -> None:
     assert parse_event("child", line) is None

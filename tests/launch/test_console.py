@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 
-from launch.console import Console
+from launch.console import GRAPHS, Console
 
 
 class FakeTerminal(io.StringIO):
@@ -33,6 +33,29 @@ def test_loading_is_one_bar_over_all_children_on_a_terminal() -> None:
     assert "50%" in stream.getvalue()
     assert "4.00M/8.00M" in stream.getvalue()
     assert "[router] hello\n" in stream.getvalue()
+
+
+def test_recorded_graphs_are_counted_beside_the_weights() -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    console.loading("decode-0", 4_000_000, 4_000_000)
+    for done in (0, 1, 2):
+        console.loading("decode-0", done, 2, GRAPHS)
+    assert stream.getvalue().splitlines()[1:] == [
+        "[decode-0] recording 2 CUDA graphs",
+        "[decode-0] recorded 2 CUDA graphs",
+    ]
+
+
+def test_each_stage_has_a_bar_on_a_terminal() -> None:
+    stream = FakeTerminal()
+    console = Console(stream, bar_delay_s=0.0)
+    console.loading("decode-0", 4_000_000, 4_000_000)
+    console.loading("decode-0", 3, 12, GRAPHS)
+    console.close_bar()
+    assert "4.00M/4.00M" in stream.getvalue()
+    assert "recording CUDA graphs:  25%" in stream.getvalue()
+    assert "3/12" in stream.getvalue()
 
 
 def test_a_terminal_that_is_gone_does_not_matter() -> None:
