@@ -67,3 +67,13 @@ def host_num_blocks(settings: EngineSettings, layout: KvLayout, capacity: Capaci
     usable = capacity.blocks_per_request * settings.max_num_seqs
     chosen = min(usable, max(_HOST_KV_BYTES // layout.block_bytes, capacity.blocks_per_request))
     return max(2, chosen)
+
+
+def device_num_blocks(budget: int, settings: EngineSettings, layout: KvLayout, capacity: Capacity) -> int | None:
+    """The pool of a GPU with `budget` bytes for it, beside the spare block; None when that is too little.
+
+    A `--max-model-len` that was asked for has to fit. The model's own limit does not: requests are shorter then.
+    """
+    num_blocks = budget // layout.block_bytes - 1
+    needed = capacity.blocks_per_request if settings.max_model_len else 2
+    return num_blocks if num_blocks >= max(2, needed) else None

@@ -74,11 +74,12 @@ class Graph(Protocol):
 class Device(Protocol):
     """One device, as the engine's thread uses it.
 
-    `torch_device`: where tensors go. `overlaps`: the host may prepare a step while the last one runs. `records`:
-    `record` works and gains something.
+    `torch_device`: where tensors go. `has_own_memory`: transports of the host cannot read tensors in place. `overlaps`:
+    the host may prepare a step while the last one runs. `records`: `record` works and gains something.
     """
 
     torch_device: torch.device
+    has_own_memory: bool
     overlaps: bool
     records: bool
 

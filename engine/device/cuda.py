@@ -84,6 +84,7 @@ class CudaArrival:
 class CudaDevice:
     """See `Device`, and the module. Made and used by one thread; `index` counts among the visible devices."""
 
+    has_own_memory = True
     overlaps = True
     records = True
 

@@ -115,6 +115,7 @@ class EmulatedDevice:
     """See `Device`, and the module. `num_graphs` were recorded."""
 
     torch_device = torch.device("cpu")
+    has_own_memory = True
     overlaps = True
     records = True
 

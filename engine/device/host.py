@@ -45,6 +45,7 @@ class HostDevice:
     """See `Device`."""
 
     torch_device = torch.device("cpu")
+    has_own_memory = False
     overlaps = False
     records = False
 

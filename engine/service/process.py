@@ -3,8 +3,8 @@
 Owns the order of start and stop. What a role adds comes in as a `LegFactory`; nothing here asks which role it is.
 
 Start: read settings, pin, allocate, load, listen, register. Stop: leave, drain to a deadline, close everything.
-Prints one JSON object per line on stdout for whoever started it: "loading" while weights load, "ready" once
-registered. Errors that end the process are one line "error: ..." on stderr and exit status 1.
+Prints one JSON object per line on stdout for whoever started it: "loading" while weights load and graphs are recorded,
+"ready" once registered. Errors that end the process are one line "error: ..." on stderr and exit status 1.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _serve(
 ) -> None:
     node_id = settings.node_id or f"{role.name}-{secrets.token_hex(3)}"
     epoch = secrets.randbits(63)
-    engine = build_engine(settings, role.allocate, _Progress(role.name))
+    engine = build_engine(settings, role.allocate, _Progress(role.name, "weights"), _Progress(role.name, "graphs"))
     leg, peer_address = role.build_leg(NodeParts(settings, context, link_settings, engine, node_id, epoch))
     core = engine.core
 
@@ -123,6 +123,7 @@ def _serve(
     finally:
         heartbeat.stop()
         leg.close()
+        engine.device.close()
         if health is not None:
             health.close()
 
@@ -186,11 +187,12 @@ def _pin(cores: str) -> None:
 class _Progress:
     """Prints "loading" events, a few a second."""
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, stage: str) -> None:
         self._role = role
+        self._stage = stage
         self._next_s = 0.0
 
     def __call__(self, done: int, total: int) -> None:
         if done == total or time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _EVENT_INTERVAL_S
-            emit(event="loading", role=self._role, done=done, total=total)
+            emit(event="loading", role=self._role, stage=self._stage, done=done, total=total)

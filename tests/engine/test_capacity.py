@@ -8,7 +8,7 @@ import pytest
 
 from engine.api.errors import InvalidSetting
 from engine.api.layout import KvLayout
-from engine.capacity import Capacity, chosen_num_blocks, find_capacity, host_num_blocks
+from engine.capacity import Capacity, chosen_num_blocks, device_num_blocks, find_capacity, host_num_blocks
 from engine.models.config import ModelConfig, load_config
 from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
@@ -59,3 +59,13 @@ def test_a_pool_in_host_memory_holds_what_can_be_used_within_a_gibibyte() -> Non
     )
     assert host_num_blocks(settings, LAYOUT, Capacity(0, in_a_gibibyte + 7, 512)) == in_a_gibibyte + 7
     assert host_num_blocks(EngineSettings(max_num_seqs=1), LAYOUT, Capacity(5, 1, 512)) == 2
+
+
+def test_the_pool_of_a_gpu_takes_the_budget_but_for_the_spare_block() -> None:
+    capacity = Capacity(16 * 8, 8, 512)
+    asked, unasked = EngineSettings(max_model_len=16 * 8), EngineSettings()
+    assert device_num_blocks(21 * LAYOUT.block_bytes - 1, unasked, LAYOUT, capacity) == 19
+    assert device_num_blocks(9 * LAYOUT.block_bytes, asked, LAYOUT, capacity) == 8
+    assert device_num_blocks(8 * LAYOUT.block_bytes, asked, LAYOUT, capacity) is None
+    assert device_num_blocks(8 * LAYOUT.block_bytes, unasked, LAYOUT, capacity) == 7
+    assert device_num_blocks(2 * LAYOUT.block_bytes, unasked, LAYOUT, capacity) is None
