@@ -18,6 +18,16 @@ def shares_memory(mine: ProcessIdentity, theirs: ProcessIdentity) -> bool:
     return bool(mine.host) and mine.host == theirs.host
 
 
+def shares_processes(mine: ProcessIdentity, theirs: ProcessIdentity) -> bool:
+    """Whether both are known to see the same process table."""
+    return bool(mine.host) and _processes_of(mine) == _processes_of(theirs)
+
+
+def is_elsewhere(mine: ProcessIdentity, theirs: ProcessIdentity) -> bool:
+    """Whether they are known to see different process tables: on two machines, or apart on one."""
+    return bool(mine.host) and bool(theirs.host) and _processes_of(mine) != _processes_of(theirs)
+
+
 def is_gone(process: ProcessIdentity) -> bool:
     """Whether a process of this host has ended for good. A stopped (frozen) process is not gone, and neither is one
     that cannot be looked at now: who may write is only given up on proof."""
@@ -36,6 +46,10 @@ def _host_identity() -> str:
         return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}:{os.stat('/dev/shm').st_dev}"
     except OSError:
         return ""
+
+
+def _processes_of(process: ProcessIdentity) -> list[str]:
+    return process.host.split(":")[:2]
 
 
 def _stat_fields(pid: int) -> list[str]:

@@ -35,7 +35,7 @@ from engine.api.errors import BatonError, InvalidMessage, Refused
 from engine.api.layout import KvLayout
 from engine.api.messages import HandoffFigures, PrefillPeer, TokenEvent
 from kvtransfer.arrived import ArrivedBlocks
-from kvtransfer.host import is_gone, shares_memory
+from kvtransfer.host import is_elsewhere, is_gone, shares_processes
 from kvtransfer.integrity import XXH3
 from kvtransfer.leases import LeaseTable
 from kvtransfer.messages import (
@@ -145,6 +145,7 @@ class _Handoff:
     round: int = 0
     next_revoke_s: float = 0.0
     needs_fence: bool = False
+    is_cut_off: bool = False
 
     @property
     def is_awaited(self) -> bool:
@@ -336,18 +337,28 @@ class ReceivingSide:
             self._send(link, hello)
 
     def _look_at_endpoints(self, now_s: float) -> None:
-        """A receiver with another endpoint is another receiver: nobody writes by the old one any more."""
+        """A receiver with another endpoint is another receiver: nobody writes by the old one any more, or only who has
+        mapped the pool.
+        """
         changed = [name for name, receiver in self._receivers.items() if receiver.endpoint != self._endpoints[name]]
         for name in changed:
             self._endpoints[name] = self._receivers[name].endpoint
             for handoff in list(self._handoffs.values()):
                 if handoff.receiver is self._receivers[name]:
-                    handoff.receiver = None
+                    if self._may_be_mapped(handoff, handoff.receiver):
+                        handoff.is_cut_off = True
+                    else:
+                        handoff.receiver = None
                     if handoff.progress.state is not ReceivingState.REVOKING:
                         self._spoil(handoff, "the receiver of the blocks was fenced", now_s)
         if changed:
             for link in self._links.values():
                 self._say_hello(link)
+
+    def _may_be_mapped(self, handoff: _Handoff, receiver: Receiver) -> bool:
+        """Whether the writer may hold a mapping of the pool that outlives the endpoint."""
+        writer = handoff.writer
+        return not receiver.ends_with_endpoint and not (writer and is_elsewhere(self._facts.process, writer))
 
     def _read(self, link: _Link, now_s: float) -> None:
         while not link.socket.closed:
@@ -541,13 +552,15 @@ class ReceivingSide:
     def _fence(self, handoff: _Handoff, now_s: float) -> None:
         """End a revoked handoff when nothing of it can be written any more, and see to it that this comes true."""
         receiver = handoff.receiver
-        if receiver is None or not receiver.peers_write:
-            # the grant was never sent, or what it was sent for is fenced, or blocks pass through our own hands
+        if receiver is None or not receiver.peers_write or (handoff.is_cut_off and handoff.needs_fence):
+            # the grant was never sent, or what it was sent for is fenced, or blocks pass through our own hands, or
+            # neither the writer nor this side has anything under way any more
             self._end(handoff, now_s)
             self._owner.returned(handoff.incoming.key)
             return
         age_s = now_s - handoff.progress.stamps[ReceivingState.REVOKING]
-        if (handoff.needs_fence or age_s >= FENCE_AFTER_S) and receiver.fence():
+        is_due = not handoff.is_cut_off and (handoff.needs_fence or age_s >= FENCE_AFTER_S)
+        if is_due and receiver.fence():
             self.counters.num_fences += 1
             self._look_at_endpoints(now_s)  # the next round finds the handoff without a receiver
         elif now_s >= handoff.next_revoke_s:
@@ -557,8 +570,9 @@ class ReceivingSide:
     def _revoke_again(self, handoff: _Handoff, receiver: Receiver, now_s: float) -> None:
         """No answer yet: the writer is gone, or it is asked once more."""
         writer = handoff.writer
-        is_local = writer is not None and shares_memory(self._facts.process, writer)
-        if writer is not None and is_local and receiver.ends_with_writer and is_gone(writer):
+        is_local = writer is not None and shares_processes(self._facts.process, writer)
+        ends = receiver.ends_with_writer and (receiver.ends_with_endpoint or handoff.is_cut_off)
+        if writer is not None and is_local and ends and is_gone(writer):
             self._end(handoff, now_s)
             self._owner.returned(handoff.incoming.key)
             return

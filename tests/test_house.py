@@ -81,9 +81,10 @@ def test_there_is_no_import_cycle() -> None:
 
 
 def test_what_starts_without_torch_names_it_nowhere() -> None:
-    # the first runs in a child process of its own, the others are imported when `--kv-transport nccl` asks for them
+    # the first runs in a child process of its own, the others are imported when `--kv-transport nccl` asks for them, or
+    # for a pool on a GPU
     exempt = {"engine.text.convert"} | {
-        f"kvtransfer.transports.{name}" for name in ("nccl", "pair_group", "pair_threads")
+        f"kvtransfer.transports.{name}" for name in ("nccl", "nixl_cuda", "pair_blocks", "pair_group", "pair_threads")
     }
     for module, imported in IMPORTS.items():
         runs_alone = _within(module, ("bench",)) and module.endswith(OWN_PROCESS_SUFFIX)

@@ -58,11 +58,16 @@ class Receiver(Protocol):
 
     `ends_with_writer`: once the process that writes has ended, nothing that it wrote can land any more. So it is with
     shared memory, and not where something else carries the bytes on.
+
+    `ends_with_endpoint`: once the endpoint has changed, no peer writes by the old one. So it is where peers write by
+    way of this side. False where they may hold mappings of the pool of their own: then what an old endpoint granted
+    also needs the peer's word, or its end where it `ends_with_writer`.
     """
 
     peers_write: bool
     is_silent: bool
     ends_with_writer: bool
+    ends_with_endpoint: bool
 
     @property
     def is_ready(self) -> bool:

@@ -162,6 +162,7 @@ class LoopbackReceiver:
         self.peers_write = peers_write
         self.is_silent = peers_write
         self.ends_with_writer = not can_fence
+        self.ends_with_endpoint = True
         self.num_refused = 0
         self._network = network
         self._name = name

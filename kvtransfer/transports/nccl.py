@@ -39,9 +39,17 @@ from kvtransfer.mailbox import Mailbox
 from kvtransfer.messages import Endpoint, HandoffKey, HandoffName, ProcessIdentity
 from kvtransfer.transports.announced import AnnouncedBlocks
 from kvtransfer.transports.base import Arrival, Blocks, Move
+from kvtransfer.transports.pair_blocks import (
+    max_piece_blocks,
+    on_stream,
+    open_stream,
+    piece_bytes,
+    pool_tensor,
+    scatter,
+    settle,
+)
 from kvtransfer.transports.pair_group import backend_of
 from kvtransfer.transports.pair_threads import (
-    PIECE_BYTES,
     BlockBatch,
     Ended,
     FromPair,
@@ -56,11 +64,6 @@ from kvtransfer.transports.pair_threads import (
     Sent,
     Standing,
     StoreEntry,
-    copy_blocks,
-    device_stream,
-    max_piece_blocks,
-    pool_tensor,
-    settle,
 )
 
 NAME = "nccl"
@@ -85,6 +88,7 @@ class NcclReceiver:
     peers_write = False
     is_silent = False
     ends_with_writer = True
+    ends_with_endpoint = True
 
     def __init__(
         self,
@@ -96,7 +100,8 @@ class NcclReceiver:
         _require_dialable(host)
         self._pool = pool_tensor(blocks)
         self._backend = backend_of(self._pool.device)
-        self._max_blocks = max_piece_blocks(self._pool.shape[1])
+        self._max_blocks = max_piece_blocks(self._pool)
+        self._stream = open_stream(self._pool.device)
         limits = replace(settings, max_message_bytes=_MAX_FRAME_BYTES)
         self._socket = links.open_socket(context, zmq.ROUTER, limits)
         try:
@@ -244,12 +249,9 @@ class NcclReceiver:
         if not self._announced.may_write(key, batch.first_index, batch.block_ids, batch.generations):
             self.num_refused += 1
             return
-        with device_stream(self._pool.device):
-            for run in coalesce(range(num_blocks), batch.block_ids, num_blocks):
-                copy_blocks(
-                    self._pool[run.target : run.target + run.count], landed.slot[run.source : run.source + run.count]
-                )
-            settle(self._pool.device)
+        with on_stream(self._stream):
+            scatter(self._pool, batch.block_ids, landed.slot)
+        settle(self._stream)  # 16 MiB at most, and _MAX_LANDED_PER_POLL times in a row: well below a millisecond
         self._announced.arrived(key, batch.first_index, num_blocks)
 
     def _send(self, connection: bytes, message: Any) -> None:
@@ -277,7 +279,6 @@ class NcclSender:
     is_silent = False
     pushes_parts = False
     needs_fence = False
-    piece_bytes = PIECE_BYTES
     writer: ProcessIdentity | None = None
 
     def __init__(
@@ -289,7 +290,8 @@ class NcclSender:
     ) -> None:
         self._pool = pool_tensor(blocks)
         self._backend = backend_of(self._pool.device)
-        self._max_blocks = max_piece_blocks(self._pool.shape[1])
+        self._max_blocks = max_piece_blocks(self._pool)
+        self.piece_bytes = piece_bytes(self._pool.device)
         self._pair: OutgoingPair | None = None
         self._is_standing = False
         self._num_numbered = 0

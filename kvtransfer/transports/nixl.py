@@ -1,10 +1,12 @@
 """Registered pools and one-sided writes through NIXL and UCX: RDMA, TCP, or a copy between two processes of one host.
 
-Owns the receiving and sending ends as the transfer thread sees them. Nothing native runs in this process: one agent
-process per node and direction does (`nixl_agent`), so that a crash or a stale peer costs an agent and never the node.
+Owns the receiving and sending ends as the transfer thread sees them. For pools in host memory nothing native runs in
+this process: one agent process per node and direction does (`nixl_agent`), so that a crash or a stale peer costs an
+agent and never the node. For pools on a GPU (`for_device`) the agent is a thread of the node (`nixl_thread` says why).
 
 An endpoint's address is the name of the receiver's agent, random in every life, so an old life is never taken for a
-new one. While no agent is up its details are empty; the endpoint changes once more when the next one is.
+new one. While no agent is up its details are empty; the endpoint changes once more when the next one is. It changes
+only when the life that it named has ended.
 
 What ends a write. UCX cannot take back a write that has begun, and over TCP (or for what it sends through a queue) the
 *receiver's* agent puts the bytes in place, even after the writer is gone. So:
@@ -12,10 +14,27 @@ What ends a write. UCX cannot take back a write that has begun, and over TCP (or
 - after any other end (`NixlSender.needs_fence`) this side no longer reads its blocks, but the receiver's may still be
   written: only the end of the receiver's agent (`NixlReceiver.fence`) puts a stop to that. The end of the writing
   process is no proof here.
+
+Pools on a GPU add one way: with CUDA IPC the *writing* process copies, through a mapping of the receiver's pool of its
+own. Nothing that the receiver does takes that mapping away. A receiver whose UCX may choose it
+(`NixlDeviceReceiver.ends_with_endpoint` is False: a node on a loopback address) therefore needs two proofs before
+blocks of a broken handoff are used again:
+- its own agent's life has ended: nothing is carried on by it (TCP) or through its registration (RDMA);
+- and the writer has done with the blocks: it says so (`Revoked`, whatever it says about a fence, is sent only after
+  its agent has waited for the copies on its GPU), or its process does not exist any more. A peer that cannot see this
+  process (another machine, another table of processes) cannot have mapped it: CUDA IPC needs the same one.
+A receiver whose UCX is told to keep to the network needs the first only, like one in host memory.
+
+Are bytes on a GPU visible when the notice comes? A notice is sent when UCX has flushed the write: after the copy's
+event on the writer's GPU (CUDA IPC), after the receiver's agent has copied them from host memory (TCP), or after the
+receiver's network card has acknowledged them (RDMA). Kernels that are launched after that read them: the first two are
+complete in the receiver's memory then; with RDMA the device's attribute GPU_DIRECT_RDMA_WRITES_ORDERING has to be
+"owner" or better, as it is on data-centre GPUs of this decade. Checksums are computed on the device by such a kernel.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +45,10 @@ from engine.api.errors import BatonError, TransferFailed
 from kvtransfer.messages import Endpoint, HandoffKey, HandoffName, ProcessIdentity
 from kvtransfer.transports.announced import AnnouncedBlocks
 from kvtransfer.transports.base import Arrival, Move
+from kvtransfer.transports.nixl_lives import RunningAgent
 from kvtransfer.transports.nixl_process import AgentProcess
+from kvtransfer.transports.nixl_thread import AgentThread
+from kvtransfer.transports.nixl_ucx import may_use_cuda_ipc
 from kvtransfer.transports.nixl_wire import (
     DETAILS,
     NOTICES,
@@ -61,18 +83,27 @@ class NixlReceiver:
     peers_write = True
     is_silent = False
     ends_with_writer = False
+    ends_with_endpoint = True
 
     def __init__(self, segment: Segment, num_blocks: int, block_bytes: int, host: str) -> None:
+        self._begin(AgentProcess(segment, num_blocks, block_bytes, host))
+
+    @classmethod
+    def for_device(cls, pool: Any, host: str) -> NixlReceiver:
+        """A receiver into `pool`, a contiguous [num_blocks, block_bytes] uint8 CUDA tensor. Raises `InvalidSetting`."""
+        return NixlDeviceReceiver(pool, host)
+
+    def _begin(self, agent: RunningAgent) -> None:
         self.num_refused = 0
         self._announced = AnnouncedBlocks()
         self._expected: set[HandoffKey] = set()
-        self._agent = AgentProcess(segment, num_blocks, block_bytes, host)
-        self._endpoint = _endpoint(self._agent.ready)
+        self._agent = agent
+        self._endpoint = _endpoint(agent.ready)
 
     @property
     def is_ready(self) -> bool:
         """Whether there is an agent."""
-        return bool(self._endpoint.details)
+        return self._agent.ready is not None
 
     @property
     def endpoint(self) -> Endpoint:
@@ -115,14 +146,14 @@ class NixlReceiver:
             elif isinstance(report, Notices):
                 for notice in report.notices:
                     self._take(notice)
-        self._endpoint = _endpoint(self._agent.ready)
+        self._look_at_endpoint()
 
     def take_arrivals(self) -> Sequence[Arrival]:
         """See `Receiver.take_arrivals`."""
         return self._announced.take_arrivals()
 
     def fence(self) -> bool:
-        """Kill the agent. True once it was reaped: the next one is up, and the endpoint complete, some seconds later.
+        """End the agent. True once it has ended: the next one is up, and the endpoint complete, some seconds later.
 
         The proof, by the way the bytes take. RDMA: its registration is gone with the process, the device refuses the
         key. Copies between processes: the process they name is gone. TCP and queues: it was this process that put the
@@ -130,13 +161,19 @@ class NixlReceiver:
         """
         if not self._agent.is_starting:  # nobody has been told about one that is
             self._agent.kill()
-        self._endpoint = _endpoint(self._agent.ready)
+        self._look_at_endpoint()
         return self._agent.is_starting or not self._agent.is_alive
 
     def close(self) -> None:
         """End the agent."""
         self._agent.close()
         self._endpoint = _endpoint(None)
+
+    def _look_at_endpoint(self) -> None:
+        """Another endpoint says that the life behind the old one has ended: one that is ending keeps its own."""
+        is_ending = self._agent.is_alive and self._agent.ready is None and not self._agent.is_starting
+        if not is_ending:
+            self._endpoint = _endpoint(self._agent.ready)
 
     def _take(self, notice: bytes) -> None:
         try:
@@ -149,6 +186,24 @@ class NixlReceiver:
             self._announced.arrived(key, first_index, len(landed.block_ids))
         else:
             self.num_refused += 1
+
+
+class NixlDeviceReceiver(NixlReceiver):
+    """See `NixlReceiver.for_device`, and above for what ends a write into a GPU's memory.
+
+    `poll` raises `TransferFailed` when the agent can no longer be ended: the node must not go on.
+    """
+
+    def __init__(self, pool: Any, host: str) -> None:
+        self._begin(AgentThread(pool, host))
+        self.ends_with_writer = may_use_cuda_ipc(os.environ)
+        self.ends_with_endpoint = not self.ends_with_writer
+
+    def fence(self) -> bool:
+        """End the agent, and its registration with it. True when that stops every peer; where a peer may hold a
+        mapping of its own it does not, and this returns False although the agent has ended and the endpoint changes.
+        """
+        return super().fence() and self.ends_with_endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +220,16 @@ class NixlSenders:
     """
 
     def __init__(self, segment: Segment, num_blocks: int, block_bytes: int, host: str) -> None:
+        self._begin(AgentProcess(segment, num_blocks, block_bytes, host), block_bytes)
+
+    @classmethod
+    def for_device(cls, pool: Any, host: str) -> NixlSenders:
+        """Senders of `pool`, a contiguous [num_blocks, block_bytes] uint8 CUDA tensor. Raises `InvalidSetting`."""
+        return NixlDeviceSenders(pool, host)
+
+    def _begin(self, agent: RunningAgent, block_bytes: int) -> None:
         self.block_bytes = block_bytes
-        self._agent = AgentProcess(segment, num_blocks, block_bytes, host)
+        self._agent = agent
         self._num_lives_ended = 0
         self._senders: dict[int, NixlSender] = {}
         self._under_way: dict[int, _Pushed] = {}
@@ -282,6 +345,15 @@ class NixlSenders:
         for sender in senders.values():
             sender.fail(reason, needs_fence=False)
             sender.num_reading.clear()
+
+
+class NixlDeviceSenders(NixlSenders):
+    """See `NixlSenders.for_device`. `poll` raises `TransferFailed` when the agent can no longer be ended: a write that
+    cannot be stopped reads blocks that the node must not use again, so the node must not go on.
+    """
+
+    def __init__(self, pool: Any, host: str) -> None:
+        self._begin(AgentThread(pool, host), int(pool.shape[1]))
 
 
 class NixlSender:

@@ -1,17 +1,20 @@
-"""The agent process: the one place that runs nixl. `python -m kvtransfer.transports.nixl_agent` by `nixl_process`.
+"""The agent: the one place that runs nixl. A process of its own (`python -m kvtransfer.transports.nixl_agent`, started
+by `nixl_process`) for pools in host memory, a thread of the node (`nixl_thread`) for pools on a GPU.
 
-Owns the nixl agent of one node and direction, the registration of the node's pool (a shared segment that it inherits
-by descriptor), and every write under way. Knows no handoffs: notices pass through as bytes.
+Owns the nixl agent of one node and direction, the registration of the node's pool, and every write under way. Knows no
+handoffs: notices pass through as bytes.
 
 One thread does everything, nixl's own progress thread stays off: that one spins on a core, and is slower than this
 loop where cores are few. Progress is made when nixl is asked for notices or for the state of a write; the loop asks
-often while something moves and seldom otherwise.
+often while something moves and seldom otherwise (`Pace`).
 
 A write that has begun cannot be taken back: releasing it does not stop the bytes. It ends by itself, by the failure of
-its connection, or with this process, which the node may kill at any time. That is what this process is for.
+its connection, or with the agent. A process is killed, at any time: that is what it is for. A thread is asked to stop
+and then tears the agent down (`Agent.close`), which takes milliseconds when all is well and proves nothing when it
+does not come back.
 
-It ends with its parent, whatever happens to either. Standard output is not used: what libraries print goes to standard
-error, which the node reads.
+The process inherits the pool, a shared segment, by descriptor. It ends with its parent, whatever happens to either.
+Standard output is not used: what libraries print goes to standard error, which the node reads.
 """
 
 from __future__ import annotations
@@ -25,14 +28,17 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kvtransfer.host import this_process
+from kvtransfer.transports.nixl_memory import DRAM, VRAM, Region
 from kvtransfer.transports.nixl_wire import (
     COMMANDS,
     MAX_METADATA_BYTES,
@@ -55,14 +61,30 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _MADV_POPULATE_WRITE = 23
 _TIMER_SLACK_NS = 1000
-_WRITING_WAIT_S = 0.00005
-_MOVING_WAIT_S = 0.0001
-_EXPECTING_WAIT_S = 0.001
-_IDLE_WAIT_S = 0.05
 _STAYS_LIVELY_S = 0.003
 _BUSY_PROGRESS_S = 0.00005
 _MAX_BACKLOG_BYTES = 2**24
 _LOCAL = "NIXL_INIT_AGENT"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long the loop pauses: with a write under way, shortly after something moved, while notices are expected, and
+    otherwise. What comes from the node ends every pause.
+    """
+
+    writing_s: float
+    moving_s: float
+    expecting_s: float = 0.001
+    idle_s: float = 0.05
+
+
+OWN_PROCESS = Pace(writing_s=0.00005, moving_s=0.0001)
+BESIDE_ENGINE = Pace(writing_s=0.0002, moving_s=0.0002)
+"""On a thread of the node. A turn of the loop holds the interpreter for some 10 to 20 us (nixl lets go of it where it
+moves bytes: transfer, states, notices, registration; not where it makes or releases requests), and the engine may need
+it at that moment. At 50 us between turns that would be a fourth of the time, at 200 us it is a tenth. A piece of 16 MiB
+is under way for 40 us (NVLink) to 350 us (400 Gb/s), several at once, and neither way needs anybody in between."""
 
 
 @dataclass(slots=True)
@@ -90,19 +112,23 @@ class _UnderWay:
 
 
 class Agent:
-    """Carries out commands on the pool `memory` [num_blocks * block_bytes] and reports on `channel`."""
+    """Carries out commands on the pool in `region` and reports on `channel`, until the node hangs up or `stopped`.
 
-    def __init__(self, channel: Channel, memory: npt.NDArray[np.uint8], num_blocks: int) -> None:
+    Raises nixl's errors, and `RuntimeError` when the memory cannot be registered.
+    """
+
+    def __init__(self, channel: Channel, region: Region, pace: Pace, stopped: threading.Event | None = None) -> None:
         # slow to import, and only ever in this process
         from nixl import nixl_agent, nixl_agent_config
 
         self._channel = channel
-        self._block_bytes = memory.size // num_blocks
+        self._region = region
+        self._pace = pace
+        self._stopped = stopped or threading.Event()
         self._name = secrets.token_hex(16)
-        self._nixl = nixl_agent(self._name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
-        base_address = int(memory.ctypes.data)
-        self._nixl.register_memory(np.array([[base_address, memory.size, 0]], dtype=np.uint64), "DRAM")
-        self._sources = self._nixl.prep_xfer_dlist(_LOCAL, self._blocks(base_address, num_blocks), "DRAM")
+        self._nixl: Any = nixl_agent(self._name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        self._registered = self._register(region)
+        self._sources: Any = self._nixl.prep_xfer_dlist(_LOCAL, region.blocks(), region.kind)
         self._remotes: dict[str, _Remote] = {}
         self._peers: dict[int, _Peer] = {}
         self._under_way: list[_UnderWay] = []
@@ -112,11 +138,12 @@ class Agent:
         metadata = self._nixl.get_agent_metadata()
         if len(metadata) > MAX_METADATA_BYTES:
             raise ValueError(f"nixl's metadata is {len(metadata)} bytes, more than {MAX_METADATA_BYTES}")
-        channel.send(Ready(self._name, this_process(), PoolDetails(metadata, base_address, memory.size)))
+        details = PoolDetails(metadata, region.base_address, region.num_bytes, region.kind, region.device_index)
+        channel.send(Ready(self._name, this_process(), details))
 
     def run(self) -> None:
-        """Work until the node hangs up."""
-        while self._channel.is_open:
+        """Work until the node hangs up or says stop."""
+        while self._channel.is_open and not self._stopped.is_set():
             if self._wait():
                 self._take_commands()
             self._check_writes()
@@ -125,19 +152,55 @@ class Agent:
             if self._channel.num_waiting_bytes:
                 self._channel.flush()
 
+    def close(self) -> None:
+        """Give everything back, for a process that lives on: when this returns, peers cannot reach the pool by this
+        agent, and nothing that it began reads or writes the pool.
+
+        What releases what: a request released while it is under way is only let go of; the registration ends with the
+        agent, since UCX may keep it cached until then; the agent is destroyed when the last handle that was made by it
+        is gone too. Copies on a GPU go on through all of that, so they are waited for, before mappings of the peers'
+        memory are closed and again when nothing is left that could begin one. Raises whatever went wrong: then none of
+        this is proven. Not while an exception is handled that passed through `run`: its frames hold on to requests.
+        """
+        self._channel.flush()
+        while self._under_way:
+            _attempt(self._under_way.pop().handle.release)
+        self._region.settle()
+        while self._peers:
+            _attempt(self._peers.popitem()[1].targets.release)
+        while self._remotes:
+            _attempt(self._nixl.remove_remote_agent, self._remotes.popitem()[0])
+        _attempt(self._sources.release)
+        _attempt(self._nixl.deregister_memory, self._registered)
+        native = weakref.ref(self._nixl.agent)
+        self._abandoned.clear()
+        self._nixl = self._sources = self._registered = None
+        if native() is not None:
+            raise RuntimeError("something still refers to nixl's agent")
+        self._region.settle()
+
+    def _register(self, region: Region) -> Any:
+        try:
+            return self._nixl.register_memory(region.whole(), region.kind)
+        except Exception as error:  # as in _connect
+            what = f"memory of GPU {region.device_index}" if region.kind == VRAM else "host memory"
+            raise RuntimeError(f"{what} cannot be registered ({_reason(error)})") from None
+
     def _wait(self) -> bool:
         """Pause for as long as the state of things allows; whether commands have come."""
         if self._under_way:
-            wait_s = _WRITING_WAIT_S
+            wait_s = self._pace.writing_s
         elif time.monotonic() < self._lively_until_s:
-            wait_s = _MOVING_WAIT_S
+            wait_s = self._pace.moving_s
         else:
-            wait_s = _EXPECTING_WAIT_S if self._is_expecting else _IDLE_WAIT_S
+            wait_s = self._pace.expecting_s if self._is_expecting else self._pace.idle_s
         return bool(select.select([self._channel.socket], [], [], wait_s)[0])
 
     def _take_commands(self) -> None:
         self._lively_until_s = time.monotonic() + _STAYS_LIVELY_S
         for command in self._channel.receive():
+            if self._stopped.is_set():
+                return
             self._carry_out(command)
 
     def _carry_out(self, command: object) -> None:
@@ -156,8 +219,8 @@ class Agent:
             remote = self._remote(command.agent_name, command.details.metadata)
             remote.num_peers += 1
             try:
-                blocks = self._blocks(command.details.base_address, command.num_blocks)
-                targets = self._nixl.prep_xfer_dlist(remote.name, blocks, "DRAM")
+                pool = _region_of_peer(command)
+                targets = self._nixl.prep_xfer_dlist(remote.name, pool.blocks(), pool.kind)
             except Exception:
                 self._leave(remote)
                 raise
@@ -240,6 +303,7 @@ class Agent:
             self._abandoned.append(write.handle)
         if error:
             self._peers[write.peer_id].remote.has_failed = True
+            self._region.settle()  # what it did not wait for may still be read
         self._channel.send(WriteEnded(write.write_id, True, error))
 
     def _let_leave(self) -> None:
@@ -275,12 +339,19 @@ class Agent:
             if self._channel.num_waiting_bytes < _MAX_BACKLOG_BYTES:
                 self._channel.send(Notices(tuple(fitting[first : first + MAX_NOTICES])))
 
-    def _blocks(self, base_address: int, num_blocks: int) -> npt.NDArray[np.uint64]:
-        """Descriptors of a pool's blocks: address, size, device."""
-        blocks = np.zeros((num_blocks, 3), dtype=np.uint64)
-        blocks[:, 0] = base_address + np.arange(num_blocks, dtype=np.uint64) * np.uint64(self._block_bytes)
-        blocks[:, 1] = self._block_bytes
-        return blocks
+
+def _region_of_peer(command: Connect) -> Region:
+    """The peer's pool, as its endpoint describes it."""
+    details = command.details
+    if details.memory not in (DRAM, VRAM):
+        raise ValueError(f"memory of a kind that nobody knows: {details.memory!r}")
+    return Region(details.base_address, details.num_bytes, command.num_blocks, details.memory, details.device_index)
+
+
+def _attempt(call: Callable[..., object], *arguments: object) -> None:
+    """One step of a teardown; the next ones are tried all the same, and the agent's end says whether all went well."""
+    with contextlib.suppress(Exception):
+        call(*arguments)
 
 
 def _text(name: str | bytes) -> str:
@@ -311,12 +382,13 @@ def main() -> None:
     _prctl(_PR_SET_TIMERSLACK, _TIMER_SLACK_NS)  # else a wait of 50 us takes 100
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the node decides when this ends
     os.dup2(2, 1)
-    region = mmap.mmap(segment, num_blocks * block_bytes)
+    mapped = mmap.mmap(segment, num_blocks * block_bytes)
     with contextlib.suppress(OSError):  # an older kernel: the first write of each page is slower then
-        region.madvise(_MADV_POPULATE_WRITE)
-    memory = np.frombuffer(region, dtype=np.uint8)
+        mapped.madvise(_MADV_POPULATE_WRITE)
+    memory = np.frombuffer(mapped, dtype=np.uint8)
     os.close(segment)
-    Agent(Channel(socket.socket(fileno=end), REPORTS, COMMANDS), memory, num_blocks).run()
+    region = Region(int(memory.ctypes.data), memory.size, num_blocks)
+    Agent(Channel(socket.socket(fileno=end), REPORTS, COMMANDS), region, OWN_PROCESS).run()
     # no destructors: nixl's could wait for peers, and the kernel gives back all there is
     sys.stderr.flush()
     os._exit(0)

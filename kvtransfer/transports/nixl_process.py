@@ -4,8 +4,7 @@ Owns one child process at a time (one *life*), its socket pair and what it write
 reports as messages only, and neither peers nor handoffs.
 
 Only the first start is waited for. Whatever ends a life later, a crash or `kill`, the next one comes up in the
-background: `poll` starts it and reports its `Ready`. After `_MAX_CRASHES` crashes within `_CRASH_PERIOD_S` the next
-start waits until the first of them is that long ago.
+background: `poll` starts it and reports its `Ready`, unless it crashes too often (`nixl_lives`).
 
 A life has ended when its process was reaped: from then on it reads and writes nothing. `num_lives_ended` counts them.
 
@@ -15,7 +14,6 @@ thread that constructs this and the one that polls have to live as long as the n
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import select
@@ -24,20 +22,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from engine.api.errors import InvalidSetting
+from kvtransfer.transports.nixl_lives import Crashes, require_nixl
 from kvtransfer.transports.nixl_ucx import ucx_environment
 from kvtransfer.transports.nixl_wire import COMMANDS, REPORTS, Channel, Ready
 from kvtransfer.transports.segment import Segment
 
 _FIRST_START_S = 30.0
 _REAP_S = 1.0
-_MAX_CRASHES = 5
-_CRASH_PERIOD_S = 60.0
 _MAX_TAIL_BYTES = 4096
 _MODULE = "kvtransfer.transports.nixl_agent"
 _ROOT = Path(__file__).resolve().parents[2]
@@ -51,15 +47,13 @@ class AgentProcess:
     """
 
     def __init__(self, segment: Segment, num_blocks: int, block_bytes: int, host: str) -> None:
-        if importlib.util.find_spec("nixl") is None:
-            raise InvalidSetting("--kv-transport nixl: nixl is not installed: pip install 'baton-serve[nixl]'")
+        require_nixl()
         self.ready: Ready | None = None
         self.num_lives_ended = 0
-        self.num_crashes = 0
         self._segment = segment
         self._sizes = (num_blocks, block_bytes)
         self._environment = {"NIXL_LOG_LEVEL": "WARN", **ucx_environment(host, os.environ)}
-        self._crashes: deque[float] = deque(maxlen=_MAX_CRASHES)
+        self._crashes = Crashes()
         self._tail = b""
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -75,6 +69,11 @@ class AgentProcess:
         if self._channel is None or self._errors is None or not self._channel.is_open:
             return ()
         return (self._channel.socket, self._errors)
+
+    @property
+    def num_crashes(self) -> int:
+        """Lives that ended by themselves."""
+        return self._crashes.num_crashes
 
     @property
     def is_alive(self) -> bool:
@@ -101,7 +100,8 @@ class AgentProcess:
         if self._is_closed:
             return []
         if self._process is None:
-            self._start_when_due()
+            if self._crashes.may_start:
+                self._start()
             return []
         reports = self._take_reports()
         if self._channel is None or not self._channel.is_open:
@@ -145,10 +145,6 @@ class AgentProcess:
         self._is_killed = self._is_ending = False
         self._tail = b""
 
-    def _start_when_due(self) -> None:
-        if len(self._crashes) < _MAX_CRASHES or time.monotonic() - self._crashes[0] > _CRASH_PERIOD_S:
-            self._start()
-
     def _wait_until_ready(self) -> None:
         deadline_s = time.monotonic() + _FIRST_START_S
         while self.ready is None and self._process is not None and time.monotonic() < deadline_s:
@@ -191,8 +187,7 @@ class AgentProcess:
             return
         self._read_errors()
         if not self._is_killed:
-            self.num_crashes += 1
-            self._crashes.append(time.monotonic())
+            self._crashes.note()
             _log.warning("the nixl agent ended (code %s): %s", self._process.returncode, self._last_words())
         if self._channel is not None:
             self._channel.close()

@@ -35,11 +35,15 @@ _MAX_CHUNKS = 16
 
 @dataclass(frozen=True, slots=True)
 class PoolDetails:
-    """Endpoint details: what nixl needs to reach an agent, and where the pool lies in that agent's memory."""
+    """Endpoint details: what nixl needs to reach an agent, and where the pool lies in that agent's memory: "DRAM" of
+    the host, or "VRAM" of the GPU with this number there.
+    """
 
     metadata: _Metadata
     base_address: U64
     num_bytes: Annotated[int, Bounds(1, 2**48)]
+    memory: Annotated[str, Length(8)]
+    device_index: Annotated[int, Bounds(0, 1023)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,18 @@ Owns how such a group is formed: the store by which both sides find each other, 
 that the other end is the peer. Knows no blocks and no ZMQ: entries of the store travel by what the caller hands in.
 
 Invariants: nothing listens beyond `host` (torch's own `TCPStore`, which listens everywhere, is not used); every wait
-has a deadline. What a group carries is neither encrypted nor signed.
+has a deadline, but for one inside NCCL: a communicator whose other side dies while it is made. What a group carries is
+neither encrypted nor signed.
+
+NCCL in a node. torch gives each NCCL group a watchdog thread, which ends the *process* when an operation fails or is
+late, and a peer can bring that about at any time. In blocking-wait mode there is none (nor a heartbeat monitor, which
+ends the process as well), and a wait raises instead: so a node runs in that mode (`backend_of` sets
+TORCH_NCCL_BLOCKING_WAIT, unless the user did). Errors are found where this side waits, with deadlines of its own.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import time
@@ -26,6 +33,8 @@ RECEIVER_RANK, SENDER_RANK = 0, 1
 _MAX_ENTRIES = 64
 _NONCE_BYTES = 16
 _LOOK_AGAIN_S = 1e-4
+_RAISE_S = 1.0
+"""How long a finished operation is given to say how it ended. Anything but 0, which would mean not to ask."""
 
 if not dist.is_available():
     raise InvalidSetting("--kv-transport nccl: this torch has no torch.distributed; install a standard build of torch")
@@ -36,6 +45,7 @@ def backend_of(device: torch.device) -> str:
     if device.type == "cuda":
         if not dist.is_nccl_available():
             raise InvalidSetting("--kv-transport nccl: this torch has no NCCL; install a CUDA build of torch for Linux")
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
         return "nccl"
     if not dist.is_gloo_available():
         raise InvalidSetting("--kv-transport nccl: this torch has no gloo; install a standard build of torch")
@@ -44,6 +54,9 @@ def backend_of(device: torch.device) -> str:
 
 class PairStore(Store):
     """The store of one group: each side keeps every entry and tells the other what it sets.
+
+    What gloo and NCCL need for two ranks that send and receive: set, get, check and wait (NCCL: one key, with the id of
+    the communicator). The rest of torch's interface says that it is not there.
 
     `tell(key, value)` sends an entry to the peer, `hear(timeout_s)` returns the peer's next one or raises
     `TimeoutError`. Both are called by the thread that made the store only: threads of a backend may use the store too,
@@ -91,6 +104,20 @@ class PairStore(Store):
                 raise TransferFailed(f"the peer set more than {_MAX_ENTRIES} entries to form a group")
             self._entries.setdefault(key, value)
 
+    def add(self, key: str, amount: int) -> int:
+        """See `torch.distributed.Store.add`. Raises `TransferFailed`: two sides cannot count together here."""
+        raise TransferFailed(f"the backend wants to count in {key!r:.64}, which the store of a pair does not do")
+
+    def delete_key(self, key: str) -> bool:
+        """See `torch.distributed.Store.delete_key`: an entry is set once, and stays."""
+        return False
+
+    def num_keys(self) -> int:
+        """See `torch.distributed.Store.num_keys`."""
+        return len(self._entries)
+
+    deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815 the names that torch's native side calls
+
     def clone(self) -> PairStore:
         """See `torch.distributed.Store.clone`: there is only one connection to share."""
         return self
@@ -105,6 +132,7 @@ def form_group(store: PairStore, rank: int, host: str, device: torch.device) -> 
     timeout = timedelta(seconds=store.remaining_s)
     group: Any
     if backend_of(device) == "nccl":
+        _require_two_gpus(store, rank, device)
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = timeout
@@ -118,6 +146,21 @@ def form_group(store: PairStore, rank: int, host: str, device: torch.device) -> 
         group = gloo(store, rank, 2, options)
     _recognise(store, group, rank, device)
     return group
+
+
+def gpu_identity(device: torch.device) -> str:
+    """The name of a GPU that no other in the world has."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _require_two_gpus(store: PairStore, rank: int, device: torch.device) -> None:
+    """NCCL has no two ranks on one GPU, and says so in a way that nobody understands. Raises `TransferFailed`."""
+    mine = gpu_identity(device)
+    store.set(f"gpu/{rank}", mine)
+    if store.get(f"gpu/{1 - rank}").decode(errors="replace") == mine:
+        raise TransferFailed(
+            f"both nodes are on GPU {mine}, and NCCL does not connect a GPU with itself: use --kv-transport nixl or shm"
+        )
 
 
 def _recognise(store: PairStore, group: Any, rank: int, device: torch.device) -> None:
@@ -139,7 +182,7 @@ def _recognise(store: PairStore, group: Any, rank: int, device: torch.device) ->
 
 
 def finish(work: Any, timeout_s: float, device: torch.device) -> None:
-    """Wait for a send or receive. Raises `RuntimeError` or `TimeoutError`; the group is of no use then."""
+    """Wait until a send or receive is over. Raises `RuntimeError` or `TimeoutError`; the group is of no use then."""
     if device.type != "cuda":
         # gloo: notices by itself that the peer's process is gone, and closes the group's connection at the timeout
         work.wait(timedelta(seconds=timeout_s))
@@ -149,7 +192,8 @@ def finish(work: Any, timeout_s: float, device: torch.device) -> None:
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"nothing moved for {timeout_s:g} s")
         time.sleep(_LOOK_AGAIN_S)
-    work.wait()
+    # one that has failed counts as completed: only a wait with a limit says which
+    work.wait(timedelta(seconds=_RAISE_S))
 
 
 def give_up(group: Any, device: torch.device) -> None:

@@ -4,36 +4,35 @@ Owns the messages of a pair, its slots, and what its two threads do: a sender's 
 and sends it, a receiver's receives into a slot. A pool is read here (see `OutgoingPair.is_reading`) and never written.
 Knows no sockets: messages come through a `Line` and leave, with news, through a mailbox.
 
-Bounds: `_NUM_SLOTS` slots of `PIECE_BYTES` (or one block) per pair. Each wait has a deadline, and a thread ends when
+Bounds: `NUM_SLOTS` slots of `piece_bytes` (or one block) per pair. Each wait has a deadline, and a thread ends when
 the main thread of its process has.
+
+On a GPU a thread first makes the pool's device its own, and does all its work on one stream: slots are allocated,
+filled, and awaited there, so the allocator hands none of them to another stream while it is in use. NCCL's own stream
+waits for it before each operation, and `finish` before what follows. A slot passes between this stream and the transfer
+thread's only after the one that had it has been waited for.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import queue
 import socket
 import threading
 import time
 from collections import Counter, deque
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
-import numpy as np
 import torch
 
 from engine.api.codec import BlockIds, Bounds, Length, U64s
-from kvtransfer.layout import coalesce
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.messages import HandoffKey, HandoffName
-from kvtransfer.transports.base import Blocks
+from kvtransfer.transports.pair_blocks import NUM_SLOTS, gather, on_stream, open_slots, open_stream, settle
 from kvtransfer.transports.pair_group import RECEIVER_RANK, SENDER_RANK, PairStore, finish, form_group, give_up
 
-PIECE_BYTES = 4 * 2**20
-_MAX_PIECE_BLOCKS = 1_024
-_NUM_SLOTS = 4
 FORM_S = 10.0
 STALL_S = 5.0
 ALIVE_S = 1.0
@@ -77,53 +76,6 @@ class PairEnd:
     """Either way: this side has given up the pair. Answers whatever comes without a pair, too."""
 
     reason: Annotated[str, Length(1024)]
-
-
-def pool_tensor(blocks: Blocks | torch.Tensor) -> torch.Tensor:
-    """A pool as [num_blocks, block_bytes] uint8 tensor over the same memory.
-
-    The one place where memory of a GPU comes in: a contiguous CUDA tensor of that shape is taken as it is, and its
-    device makes the pair's backend NCCL.
-    """
-    return torch.from_numpy(blocks) if isinstance(blocks, np.ndarray) else blocks
-
-
-def copy_blocks(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy between a pool and a slot; on a GPU it may still be under way on return."""
-    if target.is_cpu:
-        # numpy's copy is one memcpy; torch's would start worker threads for it
-        np.copyto(target.numpy(), source.numpy())
-    else:
-        target.copy_(source)
-
-
-def device_stream(device: torch.device) -> AbstractContextManager[Any]:
-    """On a GPU: a stream apart from the engine's, for the copies of the calling thread."""
-    if device.type != "cuda":
-        return contextlib.nullcontext()
-    cuda: Any = torch.cuda
-    stream: AbstractContextManager[Any] = cuda.stream(cuda.Stream(device))
-    return stream
-
-
-def settle(device: torch.device) -> None:
-    """Wait for the copies of this thread that are under way on a GPU."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
-
-
-def max_piece_blocks(block_bytes: int) -> int:
-    """How many blocks a message may hold."""
-    return min(_MAX_PIECE_BLOCKS, max(1, PIECE_BYTES // block_bytes))
-
-
-def _slots(pool: torch.Tensor) -> list[torch.Tensor]:
-    shape = (max_piece_blocks(pool.shape[1]), pool.shape[1])
-    if not pool.is_cpu:
-        return [torch.empty(shape, dtype=torch.uint8, device=pool.device) for _ in range(_NUM_SLOTS)]
-    # mapped: given back to the system with the pair, while a freed array of this size may stay with the process
-    maps = [mmap.mmap(-1, shape[0] * shape[1]) for _ in range(_NUM_SLOTS)]
-    return [torch.frombuffer(slot, dtype=torch.uint8).view(shape) for slot in maps]
 
 
 class _Stopped(Exception):
@@ -216,8 +168,21 @@ class Sent:
 
 
 def _reason_of(error: Exception) -> str:
-    # torch's texts begin with a place in its source
-    return f"{type(error).__name__}: {str(error).split('] ', 1)[-1]:.200}"
+    # torch's texts begin with a place in its source, and what NCCL itself has to say comes last
+    text = str(error).rpartition("Last error:")[2].strip() or str(error)
+    return f"{type(error).__name__}: {text.split('] ', 1)[-1]:.200}"
+
+
+def _begin_thread(run: Callable[[], None], name: str, device: torch.device) -> threading.Thread:
+    """A thread for one pair. NCCL may not come back: then its thread must not keep the process, but go with it."""
+    thread = threading.Thread(target=run, name=name, daemon=device.type == "cuda")
+    thread.start()
+    return thread
+
+
+def _bind_thread(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 class IncomingPair:
@@ -231,8 +196,7 @@ class IncomingPair:
         self._pool = pool
         self._host = host
         self._news = news
-        self._thread = threading.Thread(target=self._run, name="kv-pair-in")
-        self._thread.start()
+        self._thread = _begin_thread(self._run, "kv-pair-in", pool.device)
 
     def stop(self) -> None:
         """Receive nothing more."""
@@ -249,15 +213,16 @@ class IncomingPair:
 
     def _run(self) -> None:
         try:
-            store = PairStore(lambda key, value: self._tell(StoreEntry(key, value)), self.line.take_entry, FORM_S)
-            group = form_group(store, RECEIVER_RANK, self._host, self._pool.device)
-            for slot in _slots(self._pool):
-                self.free_slots.put(slot)
-            try:
-                with device_stream(self._pool.device):
+            _bind_thread(self._pool.device)
+            with on_stream(open_stream(self._pool.device)):
+                store = PairStore(lambda key, value: self._tell(StoreEntry(key, value)), self.line.take_entry, FORM_S)
+                group = form_group(store, RECEIVER_RANK, self._host, self._pool.device)
+                try:
+                    for slot in open_slots(self._pool):
+                        self.free_slots.put(slot)
                     self._receive(group)
-            finally:
-                give_up(group, self._pool.device)
+                finally:
+                    give_up(group, self._pool.device)
         except _Stopped:
             pass
         except Exception as error:  # the edge of the thread: whatever happened ends the pair
@@ -269,7 +234,7 @@ class IncomingPair:
         while True:
             item = self.line.take(0.0 if under_way else ALIVE_S)
             if isinstance(item, BlockBatch):
-                if len(under_way) == _NUM_SLOTS:
+                if len(under_way) == NUM_SLOTS:
                     self._land(*under_way.popleft())
                 under_way.append(self._begin(group, item))
             elif item is None and under_way:
@@ -319,7 +284,7 @@ class OutgoingPair:
         self._ungathered: Counter[HandoffKey] = Counter()
         self._gathering: HandoffKey | None = None
         self._is_stopped = False
-        threading.Thread(target=self._run, name="kv-pair-out").start()
+        _begin_thread(self._run, "kv-pair-out", pool.device)
 
     def give(self, piece: Piece) -> None:
         """Send this next."""
@@ -343,14 +308,15 @@ class OutgoingPair:
 
     def _run(self) -> None:
         try:
-            store = PairStore(lambda key, value: self._tell(StoreEntry(key, value)), self.line.take_entry, FORM_S)
-            group = form_group(store, SENDER_RANK, _address_towards(self._receiver_host), self._pool.device)
-            self._tell(Standing())
-            try:
-                with device_stream(self._pool.device):
-                    self._send_pieces(group)
-            finally:
-                give_up(group, self._pool.device)
+            _bind_thread(self._pool.device)
+            with on_stream(stream := open_stream(self._pool.device)):
+                store = PairStore(lambda key, value: self._tell(StoreEntry(key, value)), self.line.take_entry, FORM_S)
+                group = form_group(store, SENDER_RANK, _address_towards(self._receiver_host), self._pool.device)
+                self._tell(Standing())
+                try:
+                    self._send_pieces(group, stream)
+                finally:
+                    give_up(group, self._pool.device)
         except _Stopped:
             pass
         except Exception as error:  # the edge of the thread: whatever happened ends the pair
@@ -358,15 +324,15 @@ class OutgoingPair:
                 self._is_stopped = True
             self._tell(Ended(_reason_of(error)))
 
-    def _send_pieces(self, group: Any) -> None:
-        slots = deque(_slots(self._pool))
+    def _send_pieces(self, group: Any, stream: Any) -> None:
+        slots = deque(open_slots(self._pool))
         under_way: deque[Any] = deque()
         while True:
             item = self.line.take(0.0 if under_way else ALIVE_S)
             if isinstance(item, Piece):
-                if len(under_way) == _NUM_SLOTS:
+                if len(under_way) == NUM_SLOTS:
                     self._finish(under_way.popleft())
-                self._gather(item, slots[0])
+                self._gather(item, slots[0], stream)
                 under_way.append(group.send([slots[0][: len(item.sources)]], RECEIVER_RANK, 0))
                 slots.rotate(-1)
             elif item is None and under_way:
@@ -378,15 +344,14 @@ class OutgoingPair:
         finish(work, STALL_S, self._pool.device)
         self._tell(Sent())
 
-    def _gather(self, piece: Piece, slot: torch.Tensor) -> None:
+    def _gather(self, piece: Piece, slot: torch.Tensor, stream: Any) -> None:
         with self._lock:
             if self._is_stopped:
                 raise _Stopped
             self._gathering = piece.key
         try:
-            for run in coalesce(piece.sources, range(len(piece.sources)), len(piece.sources)):
-                copy_blocks(slot[run.target : run.target + run.count], self._pool[run.source : run.source + run.count])
-            settle(self._pool.device)
+            gather(slot, self._pool, piece.sources)
+            settle(stream)  # only then is the pool not read any more
         finally:
             with self._lock:
                 self._gathering = None

@@ -30,6 +30,7 @@ class ShmReceiver:
     is_silent = True
     is_ready = True
     ends_with_writer = True
+    ends_with_endpoint = True
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment

@@ -77,6 +77,7 @@ class ZmqReceiver:
     is_silent = False
     is_ready = True
     ends_with_writer = True
+    ends_with_endpoint = True
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], host: str, blocks: Blocks, settings: links.LinkSettings

@@ -200,6 +200,7 @@ class CheckedReceiver(LoopbackReceiver):
         )
         self._pool, self._violations = pool, violations
         self.is_silent = self.ends_with_writer = kind is Kind.MEMORY
+        self.ends_with_endpoint = True
 
     def arrive(self, key: HandoffKey, move: Move, payload: bytes) -> None:
         super().arrive(key, move, payload)

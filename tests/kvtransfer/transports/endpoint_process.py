@@ -51,6 +51,9 @@ TRANSPORTS = (
     ),
 )
 IN_PROCESS = (MAILBOX, MEMORY)
+NIXL_THREAD = "nixl on a thread"
+"""The same words and the same bytes as nixl, with its agents in the ends themselves, as for pools on a GPU."""
+THREADED = (NIXL_THREAD,) if NIXL in TRANSPORTS else ()
 
 
 def key_of(number: int) -> HandoffKey:
@@ -213,12 +216,18 @@ class _Opener:
         self._spec = spec
         self._network = network
         self._context = _context(spec, stack)
-        if spec.transport == NIXL:
+        if spec.transport == NIXL_THREAD:
+            from kvtransfer.transports.nixl import NixlSenders
+
+            self.blocks: Blocks = np.zeros((spec.num_blocks, spec.block_bytes), dtype=np.uint8)
+            self._senders = NixlSenders.for_device(self.blocks, spec.host)
+            stack.callback(self._senders.close)
+        elif spec.transport == NIXL:
             from kvtransfer.transports.nixl import NixlSenders
 
             segment = Segment(spec.num_blocks * spec.block_bytes)
             stack.callback(segment.close)
-            self.blocks: Blocks = segment.array.reshape(spec.num_blocks, spec.block_bytes)
+            self.blocks = segment.array.reshape(spec.num_blocks, spec.block_bytes)
             self._senders = NixlSenders(segment, spec.num_blocks, spec.block_bytes, spec.host)
             stack.callback(self._senders.close)
         else:
@@ -230,7 +239,7 @@ class _Opener:
             return ShmSender(endpoint, self.blocks, num_target_blocks)
         if transport == ZMQ:
             return ZmqSender(self._context, endpoint, self.blocks, self._spec.links)
-        if transport == NIXL:
+        if transport in (NIXL, NIXL_THREAD):
             return self._senders.open(endpoint, num_target_blocks)
         if transport == NCCL:
             from kvtransfer.transports.nccl import NcclSender
@@ -253,6 +262,10 @@ def _open_receiver(spec: Spec, stack: contextlib.ExitStack, network: LoopbackNet
 
         return NixlReceiver(segment, *shape, spec.host), blocks
     blocks = np.zeros(shape, dtype=np.uint8)
+    if spec.transport == NIXL_THREAD:
+        from kvtransfer.transports.nixl import NixlReceiver
+
+        return NixlReceiver.for_device(blocks, spec.host), blocks
     if spec.transport == ZMQ:
         return ZmqReceiver(_context(spec, stack), spec.host, blocks, spec.links), blocks
     if spec.transport == NCCL:

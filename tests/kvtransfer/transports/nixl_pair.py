@@ -20,16 +20,35 @@ _keys = itertools.count(1)
 
 
 class NixlPair:
-    """`source` and `target` are [num_blocks, block_bytes]; the source holds noise."""
+    """`source` and `target` are [num_blocks, block_bytes]; the source holds noise.
 
-    def __init__(self, num_blocks: int, block_bytes: int, host: str = "127.0.0.1") -> None:
+    `on_threads`: whose agent is a thread of this process, (the senders', the receiver's).
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_bytes: int,
+        host: str = "127.0.0.1",
+        *,
+        on_threads: tuple[bool, bool] = (False, False),
+    ) -> None:
         self._segments = [Segment(num_blocks * block_bytes) for _ in range(2)]
         self.source, self.target = (segment.array.reshape(num_blocks, block_bytes) for segment in self._segments)
         self.source[:] = np.random.default_rng(0).integers(0, 256, self.source.shape, dtype=np.uint8)
         self.target[:] = 0
         self.num_blocks = num_blocks
-        self.receiver = NixlReceiver(self._segments[1], num_blocks, block_bytes, host)
-        self.senders = NixlSenders(self._segments[0], num_blocks, block_bytes, host)
+        sends, receives = on_threads
+        self.receiver = (
+            NixlReceiver.for_device(self.target, host)
+            if receives
+            else NixlReceiver(self._segments[1], num_blocks, block_bytes, host)
+        )
+        self.senders = (
+            NixlSenders.for_device(self.source, host)
+            if sends
+            else NixlSenders(self._segments[0], num_blocks, block_bytes, host)
+        )
 
     def open(self) -> NixlSender:
         """A sender to the receiver, once both agents are up."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kvtransfer.transports.endpoint_process import TRANSPORTS, Spec
+from tests.kvtransfer.transports.endpoint_process import THREADED, TRANSPORTS, Spec
 from tests.kvtransfer.transports.two_processes import EndFailed, Rig, open_rig
 
 _BLOCK_BYTES = 2**18
@@ -17,7 +17,7 @@ _BIG = 256
 """Blocks in 64 MiB."""
 
 
-@pytest.fixture(params=TRANSPORTS, scope="module")
+@pytest.fixture(params=(*TRANSPORTS, *THREADED), scope="module")
 def connected(request: pytest.FixtureRequest) -> Iterator[Rig]:
     with open_rig(Spec(request.param, _NUM_TARGETS, _BLOCK_BYTES), _NUM_SOURCES) as rig:
         yield rig

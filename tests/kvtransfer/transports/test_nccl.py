@@ -23,11 +23,12 @@ from engine.api.codec import Codec
 from engine.api.errors import InvalidSetting, TransferFailed
 from engine.api.links import ClusterKey, LinkSettings
 from kvtransfer.messages import Endpoint, HandoffKey, HandoffName
-from kvtransfer.transports import nccl, pair_group, pair_threads
+from kvtransfer.transports import nccl, pair_blocks, pair_group, pair_threads
 from kvtransfer.transports.base import Blocks, Move
 from kvtransfer.transports.nccl import NcclReceiver, NcclSender
+from kvtransfer.transports.pair_blocks import PIECE_BYTES
 from kvtransfer.transports.pair_group import SENDER_RANK, PairStore, finish, form_group
-from kvtransfer.transports.pair_threads import PIECE_BYTES, BlockBatch, PairAlive, PairEnd, PairHello, StoreEntry
+from kvtransfer.transports.pair_threads import BlockBatch, PairAlive, PairEnd, PairHello, StoreEntry
 
 _ROOT = Path(__file__).parents[3]
 _BLOCK_BYTES, _NUM_BLOCKS = 4096, 32
@@ -244,7 +245,7 @@ def test_a_push_of_gaps_in_the_grant_is_cut_at_them(target: Target) -> None:
 
 
 def test_large_pushes_are_cut_into_bounded_messages(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_threads, "PIECE_BYTES", 3 * _BLOCK_BYTES)
+    monkeypatch.setattr(pair_blocks, "PIECE_BYTES", 3 * _BLOCK_BYTES)
     context = target.context
     blocks: Blocks = np.zeros_like(target.source)
     receiver = NcclReceiver(context, "127.0.0.1", blocks, LinkSettings())

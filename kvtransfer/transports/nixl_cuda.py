@@ -1,0 +1,23 @@
+"""What nixl's agent thread asks of CUDA. Imported for pools in the memory of a GPU only: it needs torch.
+
+Knows no agents and no pools, only a device's number.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def bind_thread(device_index: int) -> None:
+    """Make this device the current one of the calling thread, and its context current too.
+
+    UCX looks for the context that is current; CUDA binds a thread to one at its first call that needs a device, and
+    choosing a device is not always such a call.
+    """
+    torch.cuda.set_device(device_index)
+    torch.cuda.current_stream(device_index).synchronize()
+
+
+def synchronize(device_index: int) -> None:
+    """Wait for all work that this process has given the device, on whatever stream."""
+    torch.cuda.synchronize(device_index)
