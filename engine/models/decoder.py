@@ -1,11 +1,13 @@
 """The decoder that every family runs: embed, layers, final norm, head. Differences between families are data in
 `ModelConfig`.
 
-Owns: the parameters and the order of operations, rounding included, which follows transformers. Knows no cache, no
-batch layout and no sampling: the tokens of all sequences come flattened, and `Attention` knows who may see whom.
+Owns: the parameters and the order of operations, which follows transformers; what happens between matrix products,
+rounding included, is `DecoderOps`. Knows no cache, no batch layout and no sampling: the tokens of all sequences come
+flattened, and `Attention` knows who may see whom.
 
-Invariants: nothing here keeps state between steps; parameters are written only by loading, before `pack`. The caller
-runs forward and logits under `torch.inference_mode()`.
+Invariants: nothing here keeps state between steps; parameters are written only by loading, before `pack`. All tensors
+are on one device, and nothing is read back from it. The caller runs forward and logits under
+`torch.inference_mode()`.
 
 Letters: T tokens of the step, N rows that need logits, V vocabulary, E hidden size, I intermediate size, Hq query
 heads, Hkv key and value heads, D head size.
@@ -21,7 +23,8 @@ from torch import Tensor
 
 from engine.attention.base import Attention
 from engine.models.config import ModelConfig
-from engine.models.rope import RotaryEmbedding, rotate
+from engine.models.ops import DecoderOps, choose_ops
+from engine.models.rope import RotaryEmbedding, Rotation
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """The dtypes a decoder runs in, by the names that settings and checkpoints use."""
@@ -41,23 +44,6 @@ class Placement:
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
-
-
-class RMSNorm:
-    """x / rms(x) * weight, the mean over the last dimension; division in float32, product in the model's dtype.
-
-    A weight with more dimensions norms several heads in one call: [Hq + Hkv, D] holds q's own weight Hq times, then
-    k's.
-    """
-
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        self.weight = weight
-        self._shape = weight.shape[-1:]
-        self._eps = eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        # rms_norm does not get the weight: it would multiply before rounding to the dtype, transformers rounds first.
-        return F.rms_norm(x, self._shape, None, self._eps).mul_(self.weight)
 
 
 class Linear:
@@ -100,44 +86,41 @@ def _is_packable(weight: Tensor) -> bool:
 class DecoderLayer:
     """Attention and MLP of one layer, each added to the residual stream."""
 
-    def __init__(self, index: int, config: ModelConfig, placement: Placement) -> None:
+    def __init__(self, index: int, config: ModelConfig, placement: Placement, ops: DecoderOps) -> None:
         size, head_dim = config.hidden_size, config.head_dim
         self._index = index
+        self._ops = ops
+        self._eps = config.rms_norm_eps
         self._num_heads = config.num_heads
         self._num_rotated = config.num_heads + config.num_kv_heads
         self._num_fused = config.num_heads + 2 * config.num_kv_heads
         self._head_dim = head_dim
-        self._intermediate_size = config.intermediate_size
-        self.input_norm = RMSNorm(placement.empty(size), config.rms_norm_eps)
+        self.input_norm = placement.empty(size)
         self.qkv = Linear.empty(size, self._num_fused * head_dim, config.qkv_bias, placement)
-        self.qk_norm: RMSNorm | None = None
-        if config.qk_norm:
-            self.qk_norm = RMSNorm(placement.empty(self._num_rotated, head_dim), config.rms_norm_eps)
+        # q's own weight Hq times, then k's: the heads of both are normed in one call.
+        self.qk_norm = placement.empty(self._num_rotated, head_dim) if config.qk_norm else None
         self.o = Linear.empty(config.num_heads * head_dim, size, config.o_bias, placement)
-        self.mlp_norm = RMSNorm(placement.empty(size), config.rms_norm_eps)
+        self.mlp_norm = placement.empty(size)
         self.gate_up = Linear.empty(size, 2 * config.intermediate_size, config.mlp_bias, placement)
         self.down = Linear.empty(config.intermediate_size, size, config.mlp_bias, placement)
 
-    def forward(self, residual: Tensor, rotation: tuple[Tensor, Tensor], attention: Attention) -> None:
-        """Add this layer's contribution to `residual` [T, E] in place. `rotation` is of `RotaryEmbedding.tables`."""
-        residual.add_(self._attend(self.input_norm(residual), rotation, attention))
-        residual.add_(self._mlp(self.mlp_norm(residual)))
+    def forward(self, residual: Tensor, delta: Tensor | None, rotation: Rotation, attention: Attention) -> Tensor:
+        """Add `delta` [T, E], which the layer before returned, and this layer's attention to `residual` [T, E] in
+        place. Returns what the MLP adds [T, E], still to be added: one operation adds and takes the next norm."""
+        attended = self._attend(self._ops.add_norm(residual, delta, self.input_norm, self._eps), rotation, attention)
+        return self._mlp(self._ops.add_norm(residual, attended, self.mlp_norm, self._eps))
 
-    def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
+    def _attend(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
         num_tokens = x.shape[0]
         fused = self.qkv(x).view(num_tokens, self._num_fused, self._head_dim)
         # q and k are neighbours in the fused output: norm and rotation take both in one call.
-        qk, v = fused[:, : self._num_rotated], fused[:, self._num_rotated :]
-        if self.qk_norm is not None:
-            qk = self.qk_norm(qk)
-        qk = rotate(qk, *rotation)
-        attended = attention.run(self._index, qk[:, : self._num_heads], qk[:, self._num_heads :], v)
+        qk = self._ops.norm_rotate(fused[:, : self._num_rotated], self.qk_norm, self._eps, rotation)
+        q, k, v = qk[:, : self._num_heads], qk[:, self._num_heads :], fused[:, self._num_rotated :]
+        attended = attention.run(self._index, q, k, v)
         return self.o(attended.reshape(num_tokens, self._num_heads * self._head_dim))
 
     def _mlp(self, x: Tensor) -> Tensor:
-        gate_up = self.gate_up(x)
-        gate, up = gate_up[:, : self._intermediate_size], gate_up[:, self._intermediate_size :]
-        return self.down(F.silu(gate).mul_(up))
+        return self.down(self._ops.gate(self.gate_up(x)))
 
     def linears(self) -> tuple[Linear, ...]:
         return (self.qkv, self.o, self.gate_up, self.down)
@@ -146,15 +129,18 @@ class DecoderLayer:
 class Decoder:
     """One model on one device. Construct, load (`engine.models.weights.load_weights`), then run."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> None:
-        """Allocates all parameters without setting them."""
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str, ops: DecoderOps | None = None
+    ) -> None:
+        """Allocates all parameters without setting them. `ops`: `None` for what is fastest on `device`."""
         placement = Placement(dtype, torch.device(device))
         self.config = config
         self.dtype = dtype
         self.device = placement.device
+        self._ops = choose_ops(placement.device) if ops is None else ops
         self._rope = RotaryEmbedding(config, placement.device)
-        self._layers = [DecoderLayer(index, config, placement) for index in range(config.num_layers)]
-        self._norm = RMSNorm(placement.empty(config.hidden_size), config.rms_norm_eps)
+        self._layers = [DecoderLayer(index, config, placement, self._ops) for index in range(config.num_layers)]
+        self._norm = placement.empty(config.hidden_size)
         self._embedding = placement.empty(config.vocab_size, config.hidden_size)
         if config.tie_word_embeddings:
             self._head = Linear(self._embedding)
@@ -170,25 +156,27 @@ class Decoder:
         """
         residual = F.embedding(token_ids, self._embedding)
         rotation = self._rope.tables(positions, self.dtype)
+        delta: Tensor | None = None
         for layer in self._layers:
-            layer.forward(residual, rotation, attention)
-        return residual
+            delta = layer.forward(residual, delta, rotation, attention)
+        return residual if delta is None else residual.add_(delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32 of rows [N, E] that `forward` returned."""
-        return self._head(self._norm(hidden)).to(torch.float32)
+        normed = self._ops.add_norm(hidden, None, self._norm, self.config.rms_norm_eps)
+        return self._head(normed).to(torch.float32)
 
     def parameters(self) -> dict[str, Tensor]:
         """Every parameter by its name in the fusion table of `engine.models.weights`. Only before `pack`."""
-        named = {"embedding": self._embedding, "norm": self._norm.weight}
+        named = {"embedding": self._embedding, "norm": self._norm}
         if not self.config.tie_word_embeddings:
             named["head.weight"] = self._head.weight
         for index, layer in enumerate(self._layers):
             prefix = f"layers.{index}."
-            named[prefix + "input_norm"] = layer.input_norm.weight
-            named[prefix + "mlp_norm"] = layer.mlp_norm.weight
+            named[prefix + "input_norm"] = layer.input_norm
+            named[prefix + "mlp_norm"] = layer.mlp_norm
             if layer.qk_norm is not None:
-                named[prefix + "qk_norm"] = layer.qk_norm.weight
+                named[prefix + "qk_norm"] = layer.qk_norm
             for name, linear in zip(("qkv", "o", "gate_up", "down"), layer.linears(), strict=True):
                 named[f"{prefix}{name}.weight"] = linear.weight
                 if linear.bias is not None:

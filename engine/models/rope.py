@@ -13,11 +13,16 @@ further token; `ModelConfig.max_context_len` therefore ends there, and the frequ
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from engine.models.config import ModelConfig, RopeSettings
+
+Rotation: TypeAlias = tuple[Tensor, Tensor]
+"""cos and sine of a step's positions for all layers, each [T, 1, D], contiguous and in the model's dtype. The sine of
+the first half of each row is negated."""
 
 
 def inverse_frequencies(rope: RopeSettings, head_dim: int) -> tuple[Tensor, float]:
@@ -39,23 +44,21 @@ class RotaryEmbedding:
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         frequencies, self._attention_factor = inverse_frequencies(config.rope, config.head_dim)
-        self._frequencies = frequencies.to(device)
+        # cos is even and sin is odd, to the last bit: the sign of the first half's sine comes with its angle.
+        self._signed_frequencies = torch.cat((-frequencies, frequencies)).to(device)
 
-    def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sign-folded sin, each [T, 1, D] in `dtype`, of `positions` [T] int64: the pair `rotate` takes.
-        Computed in float32."""
-        angles = positions.to(torch.float32).unsqueeze(-1) * self._frequencies
-        cos, sin = angles.cos(), angles.sin()
+    def tables(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """The rotation of `positions` [T] int64 in `dtype`, computed in float32."""
+        angles = positions[:, None, None] * self._signed_frequencies
+        cos, signed_sin = angles.cos(), angles.sin()
         if self._attention_factor != 1.0:
             cos.mul_(self._attention_factor)
-            sin.mul_(self._attention_factor)
-        full_cos = torch.cat((cos, cos), dim=-1)
-        signed_sin = torch.cat((-sin, sin), dim=-1)
-        return full_cos.to(dtype).unsqueeze(1), signed_sin.to(dtype).unsqueeze(1)
+            signed_sin.mul_(self._attention_factor)
+        return cos.to(dtype), signed_sin.to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Rotate all heads of x [T, H, D] by `RotaryEmbedding.tables`. Returns a new contiguous tensor."""
+    """Rotate all heads of x [T, H, D] by a `Rotation`. Returns a new contiguous tensor."""
     # Rolling by half a head brings each element's partner to its place; the partner's sign is already in the sine.
     partners = torch.roll(x, x.shape[-1] // 2, dims=-1)
     return partners.mul_(signed_sin).add_(x * cos)

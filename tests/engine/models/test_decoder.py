@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from transformers import AutoModelForCausalLM
 
 from engine.models.config import load_config
 from engine.models.decoder import Decoder, Linear
+from engine.models.ops import TorchOps
 from engine.models.weights import load_weights
 from tests.checkpoints import make_checkpoint
+from tests.engine.models.dense_attention import DenseAttention
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 LLAMA3_ROPE = {
@@ -24,29 +27,6 @@ LLAMA3_ROPE = {
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
-
-
-class DenseAttention:
-    """Causal attention within each sequence of a flattened batch, from its first token, fully materialized."""
-
-    def __init__(self, lengths: list[int], windows: tuple[int | None, ...]) -> None:
-        self._lengths = lengths
-        self._windows = windows
-
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        parts = (torch.split(tensor, self._lengths) for tensor in (q, k, v))
-        return torch.cat([self._attend(self._windows[layer], *sequence) for sequence in zip(*parts, strict=True)])
-
-    @staticmethod
-    def _attend(window: int | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        repeats = q.shape[1] // k.shape[1]
-        k, v = (tensor.repeat_interleave(repeats, dim=1).transpose(0, 1) for tensor in (k, v))
-        scores = torch.matmul(q.transpose(0, 1), k.transpose(1, 2)) * q.shape[-1] ** -0.5
-        index = torch.arange(len(q))
-        distance = index[:, None] - index[None, :]
-        hidden = (distance < 0) | (distance >= (window or len(q)))
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1, dtype=torch.float32)
-        return torch.matmul(weights.to(v.dtype), v).transpose(0, 1)
 
 
 def token_ids(num_tokens: int, seed: int = 0) -> Tensor:
@@ -118,6 +98,19 @@ def test_bfloat16_rounds_where_transformers_rounds(tmp_path: Path, family: str) 
     # Bit for bit where both run the same kernels; rounding at another place changes nearly all elements.
     assert (ours == reference).float().mean() > 0.6
     torch.testing.assert_close(ours, reference, rtol=0.05, atol=0.3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_stays_on_its_device(tmp_path: Path, family: str) -> None:
+    config = load_config(make_checkpoint(tmp_path, family, rope=YARN_ROPE))
+    # Tensors without values, of a device that need not be here: what mixes devices or asks for a value is an error.
+    with FakeTensorMode():
+        decoder = Decoder(config, torch.bfloat16, "meta", TorchOps())
+        tokens, positions = torch.zeros(6, dtype=torch.int64, device="meta"), torch.arange(6, device="meta")
+        hidden = decoder.forward(tokens, positions, DenseAttention([4, 1, 1], config.windows))
+        logits = decoder.logits(hidden[-3:])
+    assert {tensor.device.type for tensor in decoder.parameters().values()} == {"meta"}
+    assert (logits.device.type, logits.shape, logits.dtype) == ("meta", (3, config.vocab_size), torch.float32)
 
 
 def test_a_sequence_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:

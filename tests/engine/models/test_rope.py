@@ -82,6 +82,19 @@ def test_rotation_matches_transformers(variant: str, dtype: torch.dtype) -> None
     torch.testing.assert_close(rotated, expected, rtol=1e-5, atol=2e-4 if dtype == torch.float32 else 2e-2)
 
 
+@pytest.mark.parametrize("variant", ["default", "yarn"])
+def test_both_halves_of_a_rotation_have_the_same_angles(variant: str) -> None:
+    config, _ = both_configs(VARIANTS[variant])
+    positions = torch.tensor([0, 1, 511, 131071])
+    for table, sign in zip(
+        RotaryEmbedding(config, torch.device("cpu")).tables(positions, torch.float32), (1, -1), strict=True
+    ):
+        assert table.shape == (4, 1, config.head_dim)
+        assert table.is_contiguous()
+        first, second = table.chunk(2, dim=-1)
+        assert torch.equal(first, sign * second)
+
+
 def test_rotation_leaves_its_input_alone() -> None:
     config, _ = both_configs(VARIANTS["default"])
     x = torch.randn(2, 3, config.head_dim)
