@@ -9,11 +9,12 @@ from engine.service.loop import Leg
 from engine.service.process import Context, NodeParts
 from engine.service.settings import NodeSettings
 from kvtransfer.host import this_process
+from kvtransfer.integrity import resolve
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.receiving import ReceivingFacts, ReceivingSide
 from kvtransfer.thread import TransferThread
 from kvtransfer.transports.base import Receiver
-from kvtransfer.transports.registry import PoolMemory, TransportSettings, open_receivers
+from kvtransfer.transports.registry import PoolMemory, TransportSettings, open_pool, open_receivers
 
 
 class DecodeRole:
@@ -37,7 +38,7 @@ class DecodeRole:
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
         """See `Role`. Nobody dials a decode node: it dials."""
-        blocks = parts.engine.memory.blocks
+        pool = open_pool(parts.engine.memory.blocks)
         facts = ReceivingFacts(
             node_id=parts.node_id,
             epoch=parts.epoch,
@@ -46,12 +47,12 @@ class DecodeRole:
             num_blocks=parts.engine.num_blocks,
             process=self._transports.process,
             lease_s=self._settings.lease_s,
-            checksum=self._settings.kv_checksum,
+            checksum=resolve(self._settings.kv_checksum, in_device_memory=pool.is_device),
         )
-        self._receivers = open_receivers(self._transports, self._memory, blocks)
+        self._receivers = open_receivers(self._transports, self._memory, pool)
         notices: Mailbox[Notice] = Mailbox()
         owner = ReceivingNotices(notices)
-        receiving = ReceivingSide(facts, self._context, self._links, self._receivers, blocks, owner)
+        receiving = ReceivingSide(facts, self._context, self._links, self._receivers, pool, owner)
         thread = TransferThread(receiving, "kv-receiving")
         thread.start()
         return DecodeLeg(parts.engine.core, receiving, thread, notices), ""

@@ -2,16 +2,19 @@
 
 Owns which blocks are in the pool and the checksums computed over them there. Knows no transports and no messages.
 
+Checksums are computed a batch at a time: at once in host memory; on a device, where what arrives meanwhile makes the
+next batch.
+
 Invariant: a block that arrives again is hashed again, so what `damaged` says is about the bytes that arrived last.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Sequence
 
-from kvtransfer.integrity import block_checksum
-from kvtransfer.transports.base import Blocks
+from kvtransfer.pool import Checksums, Pending
 
 
 class ArrivedBlocks:
@@ -23,6 +26,9 @@ class ArrivedBlocks:
         self._arrived: set[int] = set()
         self._unhashed: dict[int, None] = {}
         self._found: dict[int, int] = {}
+        self._batch: list[int] = []
+        self._stale: set[int] = set()
+        self._pending: Pending | None = None
 
     @property
     def num_missing(self) -> int:
@@ -32,7 +38,12 @@ class ArrivedBlocks:
     @property
     def is_hashed(self) -> bool:
         """Whether the checksum of everything that arrived is known."""
-        return not self._unhashed
+        return not self._unhashed and self._pending is None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a device is computing checksums: there is nothing to do but to ask again soon."""
+        return self._pending is not None
 
     def note(self, indexes: Iterable[int]) -> None:
         """These have arrived, for the first time or again. Raises `IndexError` for what the grant does not have."""
@@ -41,6 +52,7 @@ class ArrivedBlocks:
                 raise IndexError(f"block {index} of a grant of {self._num_blocks}")
             self._arrived.add(index)
             if self._checksums:
+                self._drop_checksum(index)
                 self._unhashed[index] = None
 
     def note_rest(self) -> None:
@@ -52,17 +64,41 @@ class ArrivedBlocks:
         for index in indexes:
             self._arrived.discard(index)
             self._unhashed.pop(index, None)
-            self._found.pop(index, None)
+            self._drop_checksum(index)
 
-    def hash(self, blocks: Blocks, block_ids: Sequence[int], end_s: float) -> None:
-        """Compute checksums of what arrived in `blocks`, block `i` of the grant being block_ids[i], until `end_s`."""
-        while self._unhashed:
-            index = next(iter(self._unhashed))
-            self._found[index] = block_checksum(blocks[block_ids[index]])
-            del self._unhashed[index]
-            if time.monotonic() >= end_s:
+    def hash(self, checksums: Checksums, block_ids: Sequence[int], end_s: float) -> None:
+        """Compute checksums of what arrived, block `i` of the grant being block_ids[i] of the pool, until `end_s` or
+        until there is nothing left but to wait for.
+        """
+        while not self.is_hashed:
+            if self._pending is None:
+                self._begin(checksums, block_ids)
+            if not self._collect() or time.monotonic() >= end_s:
                 return
 
     def damaged(self, checksums: Sequence[int]) -> list[int]:
         """Indexes whose bytes are not those of `checksums`, one for each block of the grant."""
         return [index for index, found in sorted(self._found.items()) if found != checksums[index]]
+
+    def _drop_checksum(self, index: int) -> None:
+        """What was computed of this block, or is being computed, is about bytes that are not there any more."""
+        self._found.pop(index, None)
+        if self._pending is not None:
+            self._stale.add(index)
+
+    def _begin(self, checksums: Checksums, block_ids: Sequence[int]) -> None:
+        self._batch = list(itertools.islice(self._unhashed, checksums.max_blocks))
+        self._stale.clear()
+        for index in self._batch:
+            del self._unhashed[index]
+        self._pending = checksums.begin([block_ids[index] for index in self._batch])
+
+    def _collect(self) -> bool:
+        """Take the checksums under way. False: they are not there yet."""
+        values = self._pending.take() if self._pending is not None else ()
+        if values is None:
+            return False
+        self._pending = None
+        found = zip(self._batch, values, strict=True)
+        self._found.update((index, value) for index, value in found if index not in self._stale)
+        return True

@@ -119,7 +119,8 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """P -> D: every granted block was sent. `checksums` are xxh3_64 of each block's bytes as P read them.
+    """P -> D: every granted block was sent. `checksums` are of each block's bytes as P read them, of the kind that the
+    handshake named.
 
     `round` counts from 0; each `Resend` asks for the next. `first` is the token that P drew (and has sent to the router
     already). `exposed_us`: microseconds by P's clock since the prompt was computed.

@@ -4,12 +4,14 @@ Owns the jobs of every sender, their order, and the rule that ends a sender whic
 states: it is given blocks that stay untouched until their handoff is neither queued nor read any more.
 
 A piece is hashed right after it was handed to the transport: while its bytes are in the cache where the transport
-copies, and while they are under way where something else does. Senders are served in turn, so one slow receiver delays
-nobody else.
+copies, and while they are under way where something else does. On a device all pieces of a turn are hashed together,
+and a job that was pushed waits for its checksums beside the queue. Senders are served in turn, so one slow receiver
+delays nobody else.
 
 Bounds: a job names blocks that are held anyway, so the queues hold at most a few references per block of the pool.
 Invariant: every job that was submitted is reported exactly once, done, failed or cancelled, and no piece of it begins
-after the report. `is_reading` says whether a piece that began may still be under way.
+after the report. `is_reading` says whether a piece that began may still be under way; checksums that are still computed
+after the report are of no interest to anybody.
 """
 
 from __future__ import annotations
@@ -22,13 +24,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import xxhash
-
 from engine.api.errors import BatonError, TransferFailed
-from kvtransfer.integrity import block_checksum
+from kvtransfer.integrity import XXH3
 from kvtransfer.layers import LayerProgress
 from kvtransfer.messages import HandoffKey
-from kvtransfer.transports.base import Blocks, Move, Sender
+from kvtransfer.pool import Checksums, Parts, Pending, Pool
+from kvtransfer.transports.base import Move, Sender
 
 STANDSTILL_S = 5.0
 CONNECT_S = 12.0
@@ -61,9 +62,24 @@ class PushReport:
 @dataclass(slots=True)
 class _Job:
     job: PushJob
+    num_pushed: int = 0
+    num_hashed: int = 0
+    pending: deque[Pending] = field(default_factory=deque)
     checksums: list[int] = field(default_factory=list)
-    hashes: list[Any] = field(default_factory=list)
+    parts: Parts | None = None
     num_layers_pushed: int = 0
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether nothing is left to push."""
+        return self.num_pushed == len(self.job.moves)
+
+    def collect(self) -> bool:
+        """Take the checksums that are there; whether all are."""
+        while self.pending and (values := self.pending[0].take()) is not None:
+            self.pending.popleft()
+            self.checksums.extend(values)
+        return len(self.checksums) == len(self.job.moves)
 
 
 @dataclass(slots=True)
@@ -78,12 +94,16 @@ class _Queue:
 
 
 class Pusher:
-    """Driven by the transfer thread: `work` does a slice, `reports` tells what has ended."""
+    """Driven by the transfer thread: `work` does a slice, `reports` tells what has ended.
 
-    def __init__(self, blocks: Blocks, *, checksums: bool = True) -> None:
-        self._blocks = blocks
-        self._checksums = checksums
+    `checksum`: the kind that is computed over every block of `pool` (see `integrity`).
+    """
+
+    def __init__(self, pool: Pool, checksum: str = XXH3) -> None:
+        self._block_bytes = pool.block_bytes
+        self._checksums: Checksums = pool.checksums(checksum)
         self._queues: dict[int, _Queue] = {}
+        self._hashing: list[_Job] = []
         self._readers: dict[HandoffKey, list[Sender]] = {}
         self._closed: list[Sender] = []
         self._reports: list[PushReport] = []
@@ -97,8 +117,8 @@ class Pusher:
         if job.layers is not None:
             job.layers.follow()
         entry = _Job(job)
-        if job.layers is not None and self._checksums:
-            entry.hashes = [xxhash.xxh3_64() for _ in job.moves]
+        if job.layers is not None:
+            entry.parts = self._checksums.begin_parts([move.source for move in job.moves])
         queue.jobs.append(entry)
         readers = self._readers.setdefault(job.key, [])
         if job.sender not in readers:
@@ -110,6 +130,9 @@ class Pusher:
             for entry in [entry for entry in queue.jobs if entry.job.key == key]:
                 queue.jobs.remove(entry)
                 self._report(entry, "cancelled")
+        for entry in [entry for entry in self._hashing if entry.job.key == key]:
+            self._hashing.remove(entry)
+            self._report(entry, "cancelled")
 
     def is_reading(self, key: HandoffKey) -> bool:
         """Whether pieces of this handoff may still be under way."""
@@ -129,6 +152,9 @@ class Pusher:
         """Close a sender. Its jobs are reported with `reason`."""
         queue = self._queues.pop(id(sender), None)
         for entry in queue.jobs if queue is not None else ():
+            self._report(entry, reason)
+        for entry in [entry for entry in self._hashing if entry.job.sender is sender]:
+            self._hashing.remove(entry)
             self._report(entry, reason)
         self._closed.append(sender)
         try:
@@ -152,6 +178,9 @@ class Pusher:
                 break
             for queue in ready:
                 self._advance(queue, now_s)
+        for entry in [entry for entry in self._hashing if entry.collect()]:
+            self._hashing.remove(entry)
+            self._report(entry, "")
         return self._next_s()
 
     def reports(self) -> list[PushReport]:
@@ -170,7 +199,8 @@ class Pusher:
         return [source for sender in senders for source in sender.wait_on()]
 
     def _next_s(self) -> float:
-        if any(self._is_ready(queue) for queue in self._queues.values()):
+        # a device computes checksums in less time than the shortest sleep, and somebody waits for them
+        if self._hashing or any(self._is_ready(queue) for queue in self._queues.values()):
             return 0.0
         is_busy = any(queue.is_blocked for queue in self._queues.values()) or any(map(self.is_reading, self._readers))
         return 0.001 if is_busy else float("inf")
@@ -210,37 +240,49 @@ class Pusher:
         queue.is_blocked = not has_moved
         if has_moved:
             queue.moved_s, queue.has_taken = now_s, True
-        if len(entry.checksums) == len(entry.job.moves):
+        if entry.is_pushed:
             queue.jobs.popleft()
-            self._report(entry, "")
+            if entry.collect():
+                self._report(entry, "")
+            else:
+                self._hashing.append(entry)
 
     def _push_piece(self, entry: _Job) -> bool:
         """Push some pieces of a job. False when its sender takes nothing now."""
-        job, sender, num_pushed = entry.job, entry.job.sender, len(entry.checksums)
-        count = max(1, sender.piece_bytes // self._blocks.shape[1])
-        last = min(len(job.moves), num_pushed + max(count, _TURN_BYTES // self._blocks.shape[1]))
-        while len(entry.checksums) < last:
-            moves = _consecutive(job.moves, len(entry.checksums), count)
+        job, sender, first = entry.job, entry.job.sender, entry.num_pushed
+        count = max(1, sender.piece_bytes // self._block_bytes)
+        last = min(len(job.moves), first + max(count, _TURN_BYTES // self._block_bytes))
+        while entry.num_pushed < last:
+            moves = _consecutive(job.moves, entry.num_pushed, count)
             if not sender.push(job.key, moves):
                 break
-            entry.checksums.extend(self._checksum(move.source) for move in moves)
-        return len(entry.checksums) > num_pushed
+            entry.num_pushed += len(moves)
+            self._hash(entry, self._checksums.max_blocks)
+        self._hash(entry, 1)
+        return entry.num_pushed > first
+
+    def _hash(self, entry: _Job, min_blocks: int) -> None:
+        """Begin with the checksums of what was pushed, as soon as it is so many blocks."""
+        while entry.num_pushed - entry.num_hashed >= min_blocks:
+            last = min(entry.num_pushed, entry.num_hashed + self._checksums.max_blocks)
+            sources = [move.source for move in entry.job.moves[entry.num_hashed : last]]
+            entry.pending.append(self._checksums.begin(sources))
+            entry.num_hashed = last
 
     def _push_layers(self, entry: _Job, layers: LayerProgress) -> bool:
         """Push what became complete of every block of a job."""
+        if entry.parts is None:
+            raise RuntimeError("a job with layers has checksums by parts")
         num_done = layers.num_done
-        layer_bytes = self._blocks.shape[1] // layers.num_layers
+        layer_bytes = self._block_bytes // layers.num_layers
         begin, end = entry.num_layers_pushed * layer_bytes, num_done * layer_bytes
         entry.job.sender.push_part(entry.job.key, entry.job.moves, begin, end)
-        for checksum, move in zip(entry.hashes, entry.job.moves, strict=False):
-            checksum.update(self._blocks[move.source, begin:end].data)
+        entry.parts.add(begin, end)
         entry.num_layers_pushed = num_done
         if num_done == layers.num_layers:
-            entry.checksums = [checksum.intdigest() for checksum in entry.hashes] or [0] * len(entry.job.moves)
+            entry.pending.append(entry.parts.finish())
+            entry.num_pushed = len(entry.job.moves)
         return True
-
-    def _checksum(self, source: int) -> int:
-        return block_checksum(self._blocks[source]) if self._checksums else 0
 
     def _fail(self, queue: _Queue, error: Exception) -> None:
         if not isinstance(error, BatonError):

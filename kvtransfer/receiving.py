@@ -11,8 +11,9 @@ match the checksums. Anything else spoils this one request.
 Blocks that a peer can write by itself stay set aside after a spoiled or cancelled handoff until the peer says that no
 write is under way, its writing process is gone, or the receiver was fenced: never on a timer alone.
 
-Blocks are verified as they arrive, a few milliseconds at a time; Commit finds most of the work done. Damage is answered
-by one Resend of the damaged blocks; the second time it spoils the handoff, and the prompt is computed again elsewhere.
+Blocks are verified as they arrive, a few milliseconds at a time, or by the device that holds them; Commit finds most of
+the work done. Damage is answered by one Resend of the damaged blocks; the second time it spoils the handoff, and the
+prompt is computed again elsewhere.
 
 Timeouts: granted blocks are leased to their handoff. Whatever the sender says about it before its Commit renews the
 lease by `lease_s`, and after it every block that arrives; one that runs out is spoiled. A revoked handoff waits
@@ -36,7 +37,7 @@ from engine.api.layout import KvLayout
 from engine.api.messages import HandoffFigures, PrefillPeer, TokenEvent
 from kvtransfer.arrived import ArrivedBlocks
 from kvtransfer.host import is_elsewhere, is_gone, shares_processes
-from kvtransfer.integrity import XXH3
+from kvtransfer.integrity import NONE, XXH3
 from kvtransfer.leases import LeaseTable
 from kvtransfer.messages import (
     RECEIVER_TO_SENDER,
@@ -56,14 +57,16 @@ from kvtransfer.messages import (
     Revoke,
     Revoked,
 )
+from kvtransfer.pool import Pool
 from kvtransfer.states import RECEIVING_MOVES, Progress, ReceivingState
 from kvtransfer.thread import MAX_IDLE_S
-from kvtransfer.transports.base import Arrival, Blocks, Receiver
+from kvtransfer.transports.base import Arrival, Receiver
 
 FENCE_AFTER_S = 5.0
 _REVOKE_RETRY_S = 1.0
 _MAX_RESENDS = 1
 _SLICE_S = 0.002
+_LOOK_S = 0.001
 _IDLE_LINK_S = 60.0
 _log = logging.getLogger(__name__)
 
@@ -173,7 +176,7 @@ class ReceivingSide:
         context: zmq.Context[zmq.Socket[bytes]],
         settings: links.LinkSettings,
         receivers: Sequence[Receiver],
-        blocks: Blocks,
+        pool: Pool,
         owner: BlockOwner,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -182,7 +185,7 @@ class ReceivingSide:
         self._context = context
         self._settings = settings
         self._receivers = {receiver.endpoint.transport: receiver for receiver in receivers}
-        self._blocks = blocks
+        self._checksums = pool.checksums(facts.checksum)
         self._owner = owner
         self._clock = clock
         self._endpoints = {name: receiver.endpoint for name, receiver in self._receivers.items()}
@@ -231,7 +234,7 @@ class ReceivingSide:
             name=HandoffName(*incoming.key),
             link=link,
             progress=Progress(ReceivingState.GRANTED, {ReceivingState.GRANTED: now_s}),
-            blocks=ArrivedBlocks(len(incoming.block_ids), checksums=self._facts.checksum == XXH3),
+            blocks=ArrivedBlocks(len(incoming.block_ids), checksums=self._facts.checksum != NONE),
         )
         self._handoffs[incoming.key] = handoff
         self._leases.begin(incoming.key, now_s + self._facts.lease_s)
@@ -259,7 +262,12 @@ class ReceivingSide:
         for key in self._leases.overdue(now_s):
             self._expire(key, now_s)
         self._tick(now_s)
-        return 0.0 if any(not handoff.blocks.is_hashed for handoff in self._handoffs.values()) else MAX_IDLE_S
+        awaited = [handoff for handoff in self._handoffs.values() if handoff.is_awaited]
+        unhashed = [handoff for handoff in awaited if not handoff.blocks.is_hashed]
+        # what a device computes is only worth spinning for when the client waits for it
+        if any(handoff.commit is not None or not handoff.blocks.is_waiting for handoff in unhashed):
+            return 0.0
+        return _LOOK_S if unhashed else MAX_IDLE_S
 
     def close(self) -> None:
         """Close every connection. Receivers belong to whoever opened them."""
@@ -471,7 +479,7 @@ class ReceivingSide:
         awaited = [handoff for handoff in self._handoffs.values() if handoff.is_awaited]
         for handoff in sorted(awaited, key=lambda handoff: handoff.commit is None):
             if not handoff.blocks.is_hashed and time.monotonic() < end_s:
-                handoff.blocks.hash(self._blocks, handoff.incoming.block_ids, end_s)
+                handoff.blocks.hash(self._checksums, handoff.incoming.block_ids, end_s)
             if handoff.commit is not None and not handoff.blocks.num_missing and handoff.blocks.is_hashed:
                 self._conclude(handoff, handoff.commit, now_s)
 

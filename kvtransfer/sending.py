@@ -29,7 +29,7 @@ from engine.api.codec import Codec
 from engine.api.errors import BatonError, InvalidMessage, InvalidSetting, Refused
 from engine.api.layout import KvLayout
 from engine.api.messages import TokenEvent
-from kvtransfer.integrity import XXH3
+from kvtransfer.integrity import NONE, XXH3
 from kvtransfer.layers import LayerProgress
 from kvtransfer.leases import LeaseTable
 from kvtransfer.messages import (
@@ -374,7 +374,10 @@ class SendingSide:
             raise Refused(f"model differs: {self._facts.fingerprint} here, {hello.fingerprint} at {hello.node_id}")
         self._facts.layout.require_same(hello.layout, hello.node_id)
         if hello.checksum != self._facts.checksum:
-            raise Refused(f"KV checksum is {self._facts.checksum} here and {hello.checksum} at {hello.node_id}")
+            raise Refused(
+                f"KV checksum is {self._facts.checksum} here and {hello.checksum} at {hello.node_id}:"
+                " start both with the same --kv-checksum"
+            )
         self._drop_peer(peer_id, "the receiver said hello again")
         transport, sender = self._opener.open(hello)
         self._peers[peer_id] = _Peer(hello, sender)
@@ -487,7 +490,7 @@ class SendingSide:
     @property
     def _is_told(self) -> bool:
         """Whether receivers verify, and have to hear what has been pushed."""
-        return self._facts.checksum == XXH3
+        return self._facts.checksum != NONE
 
     def _job_size(self, num_blocks: int) -> int:
         """Half of what is left, or a few megabytes: the receiver verifies one job while the next is pushed, a message

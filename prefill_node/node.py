@@ -8,12 +8,12 @@ from engine.service.loop import Leg
 from engine.service.process import Context, NodeParts
 from engine.service.settings import NodeSettings
 from kvtransfer.host import this_process
-from kvtransfer.integrity import XXH3
+from kvtransfer.integrity import resolve
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.pusher import Pusher
 from kvtransfer.sending import SendingFacts, SendingSide, open_listener
 from kvtransfer.thread import TransferThread
-from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings
+from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_pool
 from prefill_node.leg import Notice, PrefillLeg, SendingNotices
 
 
@@ -38,7 +38,7 @@ class PrefillRole:
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
         """See `Role`."""
-        blocks, layout = parts.engine.memory.blocks, parts.engine.memory.layout
+        pool, layout = open_pool(parts.engine.memory.blocks), parts.engine.memory.layout
         facts = SendingFacts(
             node_id=parts.node_id,
             epoch=parts.epoch,
@@ -46,12 +46,12 @@ class PrefillRole:
             layout=layout,
             process=self._transports.process,
             lease_s=self._settings.lease_s,
-            checksum=self._settings.kv_checksum,
+            checksum=resolve(self._settings.kv_checksum, in_device_memory=pool.is_device),
         )
-        self._senders = SenderFactory(self._transports, self._memory, blocks)
+        self._senders = SenderFactory(self._transports, self._memory, pool)
         link, address = open_listener(self._context, self._settings.host, self._settings.port, self._links)
         notices: Mailbox[Notice] = Mailbox()
-        pusher = Pusher(blocks, checksums=facts.checksum == XXH3)
+        pusher = Pusher(pool, facts.checksum)
         sending = SendingSide(facts, link, self._senders, pusher, SendingNotices(notices))
         thread = TransferThread(sending, "kv-sending")
         thread.start()

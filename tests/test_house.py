@@ -81,10 +81,20 @@ def test_there_is_no_import_cycle() -> None:
 
 
 def test_what_starts_without_torch_names_it_nowhere() -> None:
-    # the first runs in a child process of its own, the others are imported when `--kv-transport nccl` asks for them, or
-    # for a pool on a GPU
+    # the first runs in a child process of its own, the next are imported for pools in device memory, the others when
+    # `--kv-transport nccl` asks for them
     exempt = {"engine.text.convert"} | {
-        f"kvtransfer.transports.{name}" for name in ("nccl", "nixl_cuda", "pair_blocks", "pair_group", "pair_threads")
+        f"kvtransfer.{name}"
+        for name in (
+            "device_pool",
+            "device_queue",
+            "device_checksums",
+            "transports.nixl_cuda",
+            "transports.nccl",
+            "transports.pair_blocks",
+            "transports.pair_group",
+            "transports.pair_threads",
+        )
     }
     for module, imported in IMPORTS.items():
         runs_alone = _within(module, ("bench",)) and module.endswith(OWN_PROCESS_SUFFIX)

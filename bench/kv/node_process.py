@@ -26,8 +26,8 @@ from engine.api.links import LinkSettings
 from engine.api.messages import HandoffFigures, PrefillPeer, TokenEvent
 from engine.api.process import keep_freed_memory
 from kvtransfer.host import this_process
-from kvtransfer.integrity import XXH3
 from kvtransfer.messages import HandoffKey, PeerHello
+from kvtransfer.pool import HostPool, Pool
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import Incoming, ReceivingFacts, ReceivingSide
 from kvtransfer.sending import SendingFacts, SendingSide, open_listener
@@ -113,8 +113,8 @@ class _Owner(_Inbox):
 class _OneTransport(SenderFactory):
     """Refuses to measure another transport than was asked for."""
 
-    def __init__(self, settings: TransportSettings, memory: PoolMemory, blocks: Blocks) -> None:
-        super().__init__(settings, memory, blocks)
+    def __init__(self, settings: TransportSettings, memory: PoolMemory, pool: Pool) -> None:
+        super().__init__(settings, memory, pool)
         self._name = settings.choice
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
@@ -150,6 +150,7 @@ class PrefillEnd:
             self._blocks = _allocate(self._memory, spec)
             self._yardstick = _allocate(self._yardstick_memory, spec)
             fill(self._blocks)
+            pool = HostPool(self._blocks)
             facts = SendingFacts(
                 node_id=PREFILL,
                 epoch=_EPOCHS[PREFILL],
@@ -159,10 +160,10 @@ class PrefillEnd:
                 lease_s=_LEASE_S,
                 checksum=spec.checksum,
             )
-            self._factory = _OneTransport(settings, self._memory, self._blocks)
+            self._factory = _OneTransport(settings, self._memory, pool)
             link, self._address = open_listener(self._context, _HOST, 0, settings.links)
             self._holder = _Holder()
-            pusher = Pusher(self._blocks, checksums=spec.checksum == XXH3)
+            pusher = Pusher(pool, spec.checksum)
             self._side = SendingSide(facts, link, self._factory, pusher, self._holder)
             self._thread = TransferThread(self._side, "kv-sending")
             self._thread.start()
@@ -249,9 +250,10 @@ class DecodeEnd:
                 lease_s=_LEASE_S,
                 checksum=spec.checksum,
             )
-            self._receivers = open_receivers(settings, self._memory, self._blocks)
+            pool = HostPool(self._blocks)
+            self._receivers = open_receivers(settings, self._memory, pool)
             self._owner = _Owner()
-            self._side = ReceivingSide(facts, self._context, settings.links, self._receivers, self._blocks, self._owner)
+            self._side = ReceivingSide(facts, self._context, settings.links, self._receivers, pool, self._owner)
             self._thread = TransferThread(self._side, "kv-receiving")
             self._thread.start()
         except BaseException:

@@ -26,7 +26,7 @@ class KvBenchSettings:
     transports: str = setting(ALL, "transports to measure: all, or some of shm,zmq,nixl,nccl")
     blocks: str = setting("1,8,64,512", "sizes of handoffs in blocks")
     block_bytes: int = setting(2**20, "bytes of a block, a multiple of 64")
-    checksum: str = setting("xxh3,none", "measure with and without checksums: some of xxh3,none")
+    checksum: str = setting("xxh3,none", "measure with and without checksums: some of xxh3,dot64,none")
     rounds: int = setting(15, "handoffs of each size; ten times as many where one is small")
     cores: str = setting("", "cores of the prefill and the decode process: P,D; empty: the first two of this process")
     min_pool_bytes: int = setting(2**28, "smallest pool; handoffs move through it, so that caches stay cold")

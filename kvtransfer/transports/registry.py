@@ -5,7 +5,9 @@ says what to install.
 
 `auto` offers and takes shared memory on one host and ZMQ between hosts. `shm` is the same: where /dev/shm is too small
 or the peer is on another host, ZMQ takes over, with one log line. `nixl` and `nccl` are used when they are asked for,
-on both nodes.
+on both nodes. Pools in device memory have other transports in those places: `auto` begins with nixl where that is
+installed and works, and on one host slots in shared memory stand where the shared pool does. ZMQ is what a node with
+a pool in host memory and one on a device have in common.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +25,7 @@ from engine.api.errors import InvalidSetting, Refused, TransferFailed
 from engine.api.links import LinkSettings
 from kvtransfer.host import shares_memory
 from kvtransfer.messages import Endpoint, PeerHello, ProcessIdentity
+from kvtransfer.pool import HostPool, Pool
 from kvtransfer.transports.base import Blocks, Receiver, Sender
 from kvtransfer.transports.segment import Segment, sweep_orphans
 
@@ -29,8 +33,12 @@ if TYPE_CHECKING:
     from kvtransfer.transports.nixl import NixlSenders
 
 AUTO, SHM, ZMQ, NIXL, NCCL = "auto", "shm", "zmq", "nixl", "nccl"
+SLOTS = "shm_slots"
+"""Between pools in device memory what `shm` is between those in host memory; no choice of its own."""
 _TAKEN = {AUTO: (SHM, ZMQ), SHM: (SHM, ZMQ), ZMQ: (ZMQ,), NIXL: (NIXL,), NCCL: (NCCL,)}
 """What each choice offers and takes, in order of preference."""
+_TAKEN_ON_DEVICE = {**_TAKEN, AUTO: (NIXL, SLOTS, ZMQ), SHM: (SLOTS, ZMQ)}
+"""The same for pools in device memory."""
 _IN_SEGMENT = {"receiver": (SHM, NIXL), "sender": (NIXL,)}
 _log = logging.getLogger(__name__)
 
@@ -84,41 +92,136 @@ class PoolMemory:
             self.segment.close()
 
 
-def open_receivers(settings: TransportSettings, memory: PoolMemory, blocks: Blocks) -> list[Receiver]:
-    """Receivers for `blocks` [num_blocks, block_bytes] in `memory`, in order of preference."""
+def open_pool(blocks: Any) -> Pool:
+    """The pool over `blocks` [num_blocks, block_bytes] of bytes: a numpy array, or a torch tensor on a device."""
+    if isinstance(blocks, np.ndarray):
+        return HostPool(blocks)
+    from kvtransfer.device_pool import DevicePool
+
+    return DevicePool(blocks)
+
+
+def open_receivers(settings: TransportSettings, memory: PoolMemory, pool: Pool) -> list[Receiver]:
+    """Receivers for `pool`, in order of preference; one in host memory was allocated by `memory`.
+
+    Raises `InvalidSetting` when the choice names a transport that cannot be used here.
+    """
+    openers = _device_receivers(settings, pool) if pool.is_device else _host_receivers(settings, memory, pool)
     receivers: list[Receiver] = []
-    for name in _TAKEN[settings.choice]:
-        if name == SHM and memory.segment is not None:
-            from kvtransfer.transports.shm import ShmReceiver
-
-            receivers.append(ShmReceiver(memory.segment))
-        elif name == ZMQ:
-            from kvtransfer.transports.tcp_zmq import ZmqReceiver
-
-            receivers.append(ZmqReceiver(settings.context, settings.host, blocks, settings.links))
-        elif name == NIXL and memory.segment is not None:
-            from kvtransfer.transports.nixl import NixlReceiver
-
-            receivers.append(NixlReceiver(memory.segment, blocks.shape[0], blocks.shape[1], settings.host))
-        elif name == NCCL:
-            from kvtransfer.transports.nccl import NcclReceiver
-
-            receivers.append(NcclReceiver(settings.context, settings.host, blocks, settings.links))
+    try:
+        for name in _taken(settings.choice, pool):
+            if name not in openers:
+                continue
+            try:
+                receivers.append(openers[name]())
+            except InvalidSetting as error:
+                _go_on_without(settings, name, error)
+    except BaseException:
+        for receiver in receivers:
+            receiver.close()
+        raise
     return receivers
 
 
+def _taken(choice: str, pool: Pool) -> tuple[str, ...]:
+    names = (_TAKEN_ON_DEVICE if pool.is_device else _TAKEN)[choice]
+    if choice == AUTO and find_spec(NIXL) is None:
+        names = tuple(name for name in names if name != NIXL)
+    return names
+
+
+def _go_on_without(settings: TransportSettings, name: str, error: InvalidSetting) -> None:
+    """Raise `error`, unless this transport was only a wish."""
+    if settings.choice != AUTO or name != NIXL:
+        raise error
+    _log.warning("%s cannot be used and is left out: %s", name, error)
+
+
+def _host_receivers(settings: TransportSettings, memory: PoolMemory, pool: Pool) -> dict[str, Callable[[], Receiver]]:
+    """How receivers into host memory are opened, those that `memory` is fit for."""
+    segment = memory.segment
+
+    def shm() -> Receiver:
+        from kvtransfer.transports.shm import ShmReceiver
+
+        return ShmReceiver(_required(segment))
+
+    def nixl() -> Receiver:
+        from kvtransfer.transports.nixl import NixlReceiver
+
+        return NixlReceiver(_required(segment), pool.num_blocks, pool.block_bytes, settings.host)
+
+    found = _any_receivers(settings, pool)
+    return found if segment is None else {**found, SHM: shm, NIXL: nixl}
+
+
+def _device_receivers(settings: TransportSettings, pool: Pool) -> dict[str, Callable[[], Receiver]]:
+    """How receivers into device memory are opened."""
+
+    def slots() -> Receiver:
+        from kvtransfer.transports.shm_slots import SlotsReceiver
+
+        sweep_orphans()
+        return SlotsReceiver(settings.context, settings.host, pool, settings.links)
+
+    def nixl() -> Receiver:
+        from kvtransfer.transports.nixl import NixlReceiver
+
+        return NixlReceiver.for_device(pool.memory, settings.host)
+
+    return {**_any_receivers(settings, pool), SLOTS: slots, NIXL: nixl}
+
+
+def _any_receivers(settings: TransportSettings, pool: Pool) -> dict[str, Callable[[], Receiver]]:
+    """How receivers into any memory are opened."""
+
+    def tcp_zmq() -> Receiver:
+        from kvtransfer.transports.tcp_zmq import ZmqReceiver
+
+        return ZmqReceiver(settings.context, settings.host, pool, settings.links)
+
+    def nccl() -> Receiver:
+        from kvtransfer.transports.nccl import NcclReceiver
+
+        return NcclReceiver(settings.context, settings.host, pool.memory, settings.links)
+
+    return {ZMQ: tcp_zmq, NCCL: nccl}
+
+
+def _required(segment: Segment | None) -> Segment:
+    if segment is None:
+        raise RuntimeError("this transport is only opened for pools in a segment")
+    return segment
+
+
 class SenderFactory:
-    """Opens senders over the pool `blocks` in `memory`."""
+    """Opens senders over `pool`; one in host memory was allocated by `memory`.
 
-    def __init__(self, settings: TransportSettings, memory: PoolMemory, blocks: Blocks) -> None:
+    Raises `InvalidSetting` when the choice names a transport that cannot be used here.
+    """
+
+    def __init__(self, settings: TransportSettings, memory: PoolMemory, pool: Pool) -> None:
         self._settings = settings
-        self._blocks = blocks
-        self._taken = _TAKEN[settings.choice]
+        self._pool = pool
+        self._taken = _taken(settings.choice, pool)
         self._nixl: NixlSenders | None = None
-        if NIXL in self._taken and memory.segment is not None:
-            from kvtransfer.transports.nixl import NixlSenders
+        if NIXL in self._taken and (pool.is_device or memory.segment is not None):
+            try:
+                self._nixl = self._open_nixl_senders(memory)
+            except InvalidSetting as error:
+                _go_on_without(settings, NIXL, error)
+        if NIXL in self._taken and self._nixl is None and settings.choice == AUTO:
+            self._taken = tuple(name for name in self._taken if name != NIXL)
+        if SLOTS in self._taken:
+            sweep_orphans()
 
-            self._nixl = NixlSenders(memory.segment, blocks.shape[0], blocks.shape[1], settings.host)
+    def _open_nixl_senders(self, memory: PoolMemory) -> NixlSenders:
+        from kvtransfer.transports.nixl import NixlSenders
+
+        pool = self._pool
+        if pool.is_device:
+            return NixlSenders.for_device(pool.memory, self._settings.host)
+        return NixlSenders(_required(memory.segment), pool.num_blocks, pool.block_bytes, self._settings.host)
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
         """The first endpoint of `hello` that works from here: (transport name, sender). Raises `Refused`."""
@@ -149,19 +252,32 @@ class SenderFactory:
             self._nixl.close()
 
     def _openers(self) -> dict[str, Callable[[Endpoint, PeerHello], Sender]]:
-        return {SHM: self._open_shm, ZMQ: self._open_zmq, NIXL: self._open_nixl, NCCL: self._open_nccl}
+        return {
+            SHM: self._open_shm,
+            SLOTS: self._open_slots,
+            ZMQ: self._open_zmq,
+            NIXL: self._open_nixl,
+            NCCL: self._open_nccl,
+        }
 
     def _open_shm(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
         if not shares_memory(self._settings.process, hello.process):
             raise TransferFailed("the nodes do not share memory")
         from kvtransfer.transports.shm import ShmSender
 
-        return ShmSender(endpoint, self._blocks, hello.num_blocks)
+        return ShmSender(endpoint, self._pool.memory, hello.num_blocks)
+
+    def _open_slots(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
+        if not shares_memory(self._settings.process, hello.process):
+            raise TransferFailed("the nodes do not share memory")
+        from kvtransfer.transports.shm_slots import SlotsSender
+
+        return SlotsSender(self._settings.context, endpoint, self._pool, self._settings.links)
 
     def _open_zmq(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
         from kvtransfer.transports.tcp_zmq import ZmqSender
 
-        return ZmqSender(self._settings.context, endpoint, self._blocks, self._settings.links)
+        return ZmqSender(self._settings.context, endpoint, self._pool, self._settings.links)
 
     def _open_nixl(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
         if self._nixl is None:
@@ -171,4 +287,4 @@ class SenderFactory:
     def _open_nccl(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
         from kvtransfer.transports.nccl import NcclSender
 
-        return NcclSender(self._settings.context, endpoint, self._blocks, self._settings.links)
+        return NcclSender(self._settings.context, endpoint, self._pool.memory, self._settings.links)

@@ -1,14 +1,16 @@
 """Between hosts: blocks as ZMQ messages over TCP.
 
 Owns the data sockets. A push is one message: a header frame (which handoff, which blocks and generations), then frames
-with their bytes, one per run of neighbouring blocks. The sender's frames are the pool itself: ZMQ reads them when the
-connection has room, and reports when it has read them. The receiver looks at the whole message before it writes a byte
-of it, and writes only blocks that a grant announced, with their current generation, each once: a late, doubled, foreign
-or malformed message changes nothing and is counted.
+with their bytes. Those of a pool in host memory are the pool itself, one per run of neighbouring blocks: ZMQ reads them
+when the connection has room, and reports when it has read them. Those of a pool in device memory are slots that the
+blocks were copied to; the blocks are free at once, a slot when ZMQ has read it. The receiver looks at the whole message
+before it writes a byte of it, and writes only blocks that a grant announced, with their current generation, each once:
+a late, doubled, foreign or malformed message changes nothing and is counted.
 
-Bounds: a sender has at most `_MAX_UNREAD_BYTES` under way (or one push), a receiver queues at most
-`_MAX_QUEUED_MESSAGES` per connection, `_PIECE_BYTES` (or one block) each, and no frame larger than that is taken. What
-libzmq cannot bound: a message of very many frames. Only who holds the cluster key, or sits on this host, can send one.
+Bounds: a sender has at most `_MAX_UNREAD_BYTES` under way (or one push), and no more than its outlet lends; a receiver
+queues at most `_MAX_QUEUED_MESSAGES` per connection, `_PIECE_BYTES` (or one block) each, and no frame larger than that
+is taken. What libzmq cannot bound: a message of very many frames. Only who holds the cluster key, or sits on this host,
+can send one.
 
 A connection that breaks takes along what was under way on it, so the sender says `TransferFailed` and is of no use any
 more. Encrypted when a cluster key is set.
@@ -28,18 +30,16 @@ from zmq.utils.monitor import parse_monitor_message
 from engine.api import links
 from engine.api.codec import BlockIds, Bounds, Codec, U64s
 from engine.api.errors import BatonError, InvalidSetting, TransferFailed
-from kvtransfer.layout import coalesce
 from kvtransfer.messages import Endpoint, HandoffKey, HandoffName, ProcessIdentity
+from kvtransfer.pool import Lent, Pool
 from kvtransfer.transports.announced import AnnouncedBlocks
-from kvtransfer.transports.base import Arrival, Blocks, Move
+from kvtransfer.transports.base import Arrival, Move
 
 NAME = "zmq"
 _PIECE_BYTES = 2**20
 _MAX_QUEUED_MESSAGES = 32
 _MAX_UNREAD_BYTES = 32 * 2**20
 _MAX_POLL_BYTES = 8 * 2**20
-_SHORT_RUN_BYTES = 2**17
-"""Below this one more copy is cheaper than one more frame."""
 _FRAME_COST_BYTES = 2**14
 """What a frame counts for at least in `_MAX_POLL_BYTES`: small ones cost time too."""
 
@@ -71,7 +71,7 @@ class _Incoming:
 
 
 class ZmqReceiver:
-    """Listens for blocks and writes them into `blocks`. `num_refused` counts messages that changed nothing."""
+    """Listens for blocks and writes them into `pool`. `num_refused` counts messages that changed nothing."""
 
     peers_write = False
     is_silent = False
@@ -80,11 +80,11 @@ class ZmqReceiver:
     ends_with_endpoint = True
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], host: str, blocks: Blocks, settings: links.LinkSettings
+        self, context: zmq.Context[zmq.Socket[bytes]], host: str, pool: Pool, settings: links.LinkSettings
     ) -> None:
         limits = replace(
             settings,
-            max_message_bytes=_max_frame_bytes(blocks.shape[1]) + 64,
+            max_message_bytes=_max_frame_bytes(pool.block_bytes) + 64,
             max_queued_messages=_MAX_QUEUED_MESSAGES,
         )
         self._socket = links.open_socket(context, zmq.PULL, limits)
@@ -93,7 +93,7 @@ class ZmqReceiver:
         except InvalidSetting:
             self._socket.close()
             raise
-        self._blocks = blocks
+        self._pool = pool
         self._announced = AnnouncedBlocks()
         self._incoming: _Incoming | None = None
         self.num_refused = 0
@@ -146,7 +146,7 @@ class ZmqReceiver:
         elif incoming.batch is not None:
             incoming.frames.append(frame)
             incoming.num_missing_bytes -= len(frame)
-            if len(frame) % self._blocks.shape[1] or incoming.num_missing_bytes < 0:
+            if len(frame) % self._pool.block_bytes or incoming.num_missing_bytes < 0:
                 incoming.batch = None
                 incoming.frames.clear()
         if not frame.more:
@@ -161,7 +161,7 @@ class ZmqReceiver:
             return _Incoming(None)
         if not self._announced.may_write(batch.handoff.key, batch.first_index, batch.block_ids, batch.generations):
             return _Incoming(None)
-        return _Incoming(batch, num_missing_bytes=len(batch.block_ids) * self._blocks.shape[1])
+        return _Incoming(batch, num_missing_bytes=len(batch.block_ids) * self._pool.block_bytes)
 
     def _finish(self, incoming: _Incoming) -> None:
         """Write a message's blocks; until here nothing of it has touched the pool."""
@@ -176,11 +176,11 @@ class ZmqReceiver:
             return
         first = 0
         for frame in incoming.frames:
-            payload = np.frombuffer(frame.buffer, dtype=np.uint8).reshape(-1, self._blocks.shape[1])
-            targets = batch.block_ids[first : first + len(payload)]
-            for run in coalesce(range(len(payload)), targets, len(payload)):
-                self._blocks[run.target : run.target + run.count] = payload[run.source : run.source + run.count]
+            payload = np.frombuffer(frame.buffer, dtype=np.uint8).reshape(-1, self._pool.block_bytes)
+            self._pool.write(batch.block_ids[first : first + len(payload)], payload)
             first += len(payload)
+        # waited for at once: what is forgotten a moment later must not be written any more
+        self._pool.settle()
         self._announced.arrived(batch.handoff.key, batch.first_index, len(batch.block_ids))
 
 
@@ -190,6 +190,7 @@ class _Unread:
 
     key: HandoffKey
     num_bytes: int
+    lent: Lent
     trackers: Sequence[zmq.MessageTracker]
 
     @property
@@ -198,7 +199,7 @@ class _Unread:
 
 
 class ZmqSender:
-    """Sends blocks of `blocks` to the receiver at a peer's endpoint. Raises `TransferFailed` for a bad address."""
+    """Sends blocks of `pool` to the receiver at a peer's endpoint. Raises `TransferFailed` for a bad address."""
 
     is_silent = False
     pushes_parts = False
@@ -210,11 +211,11 @@ class ZmqSender:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         endpoint: Endpoint,
-        blocks: Blocks,
+        pool: Pool,
         settings: links.LinkSettings,
     ) -> None:
-        self._blocks = blocks
-        self._max_run = _max_frame_bytes(blocks.shape[1]) // blocks.shape[1]
+        self._block_bytes = pool.block_bytes
+        self._outlet = pool.outlet(_max_frame_bytes(pool.block_bytes) // pool.block_bytes)
         self._unread: deque[_Unread] = deque()
         self._num_pushes: Counter[HandoffKey] = Counter()
         self._num_unread_bytes = 0
@@ -235,10 +236,12 @@ class ZmqSender:
         if self._socket.closed:
             raise TransferFailed("the sender is closed")
         self.poll()
-        num_bytes = len(moves) * self._blocks.shape[1]
+        num_bytes = len(moves) * self._block_bytes
         if not moves:
             return True
         if self._unread and self._num_unread_bytes + num_bytes > _MAX_UNREAD_BYTES:
+            return False
+        if not self._outlet.has_room(len(moves)):
             return False
         header = BlockBatch(
             handoff=HandoffName(*key),
@@ -250,30 +253,20 @@ class ZmqSender:
             self._socket.send(_HEADERS.encode(header), zmq.NOBLOCK | zmq.SNDMORE)
         except zmq.Again:
             return False
-        self._num_pushes[key] += 1
+        # a message that was begun has to be ended: if its blocks cannot be read, this sender is of no use any more
+        lent = self._outlet.lend([move.source for move in moves])
+        self._num_pushes[key] += lent.is_pool
         self._num_unread_bytes += num_bytes
         trackers: list[zmq.MessageTracker] = []
-        self._unread.append(_Unread(key, num_bytes, trackers))
-        self._send_runs([move.source for move in moves], trackers)
-        return True
-
-    def _send_runs(self, sources: Sequence[int], trackers: list[zmq.MessageTracker]) -> None:
-        payloads = self._payloads(sources)
-        for payload in payloads:
-            flags = zmq.NOBLOCK if payload is payloads[-1] else zmq.NOBLOCK | zmq.SNDMORE
+        self._unread.append(_Unread(key, num_bytes, lent, trackers))
+        for place, frame in enumerate(lent.frames):
+            flags = zmq.NOBLOCK if place == len(lent.frames) - 1 else zmq.NOBLOCK | zmq.SNDMORE
             try:
-                trackers.append(self._socket.send(payload.data, flags, copy=False, track=True))
+                trackers.append(self._socket.send(frame.data, flags, copy=False, track=True))
             except zmq.Again:  # a message that was begun is never too much: its connection is gone
                 self._failure = "the connection to the receiver broke"
                 raise TransferFailed(self._failure) from None
-
-    def _payloads(self, sources: Sequence[int]) -> list[Blocks]:
-        """The bytes of these blocks: the pool itself where they lie together, gathered where the runs are short."""
-        runs = coalesce(sources, range(len(sources)), self._max_run)
-        if len(runs) > 1 and len(sources) * self._blocks.shape[1] < len(runs) * _SHORT_RUN_BYTES:
-            gathered = self._blocks[list(sources)]
-            return [gathered[first : first + self._max_run] for first in range(0, len(gathered), self._max_run)]
-        return [self._blocks[run.source : run.source + run.count] for run in runs]
+        return True
 
     def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
         """Not here: see `pushes_parts`."""
@@ -295,9 +288,9 @@ class ZmqSender:
         return () if self._monitor.closed else (self._monitor,)
 
     def is_reading(self, key: HandoffKey) -> bool:
-        """See `Sender.is_reading`."""
+        """See `Sender.is_reading`. Blocks that were copied out of the pool are not read any more."""
         self._drop_what_is_over()
-        return key in self._num_pushes
+        return self._num_pushes[key] > 0
 
     def close(self) -> None:
         """Drop the connection and whatever is still queued on it."""
@@ -318,6 +311,7 @@ class ZmqSender:
         while self._unread and self._unread[0].is_over:
             over = self._unread.popleft()
             self._num_unread_bytes -= over.num_bytes
-            self._num_pushes[over.key] -= 1
+            over.lent.give_back()
+            self._num_pushes[over.key] -= over.lent.is_pool
             if not self._num_pushes[over.key]:
                 del self._num_pushes[over.key]

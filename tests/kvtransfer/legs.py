@@ -18,6 +18,7 @@ from engine.api.sampling import DecodingParams
 from engine.core import EngineCore, StepFailed
 from engine.service.loop import AttemptKey
 from kvtransfer.mailbox import Mailbox
+from kvtransfer.pool import HostPool
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sending import SendingSide, open_listener
@@ -210,7 +211,7 @@ def open_relay(
         replace(sending_facts(), lease_s=lease_s),
         cast("zmq.Socket[bytes]", link),
         LoopbackOpener(network, sent_blocks),
-        Pusher(sent_blocks),
+        Pusher(HostPool(sent_blocks)),
         SendingNotices(sent),
     )
     sending_thread = SteppedThread(sending, "sending")
@@ -219,7 +220,7 @@ def open_relay(
     facts = replace(receiving_facts(), num_blocks=num_blocks, lease_s=lease_s)
     received: Mailbox[ReceivingNotice] = Mailbox()
     owner = ReceivingNotices(received)
-    receiving = ReceivingSide(facts, context, SETTINGS, [receiver], received_blocks, owner)
+    receiving = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(received_blocks), owner)
     receiving_thread = SteppedThread(receiving, "receiving")
     decode_leg = DecodeLeg(decode_core, receiving, receiving_thread, received)
     prefill = Node(prefill_leg, sending_thread, prefill_core, prefill_runner)

@@ -20,6 +20,7 @@ from engine.api.links import LinkSettings
 from engine.api.messages import PrefillPeer
 from kvtransfer.host import this_process
 from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER, HandoffKey, ProcessIdentity
+from kvtransfer.pool import HostPool
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingFacts, ReceivingSide
 from kvtransfer.sending import SenderOpener, SendingFacts, SendingSide, open_listener
@@ -262,9 +263,9 @@ def make_prefill_node(
     opener: SenderOpener = LoopbackOpener(network, blocks)
     if transport in (SHM, ZMQ):
         settings = TransportSettings(transport, context, "127.0.0.1", SETTINGS, facts.process)
-        opener = SenderFactory(settings, PoolMemory(settings, "sender"), blocks)
+        opener = SenderFactory(settings, PoolMemory(settings, "sender"), HostPool(blocks))
     socket, address = open_listener(context, "127.0.0.1", port, SETTINGS)
-    link, pusher, pool = LossyLink(socket), Pusher(blocks), PrefillPool(blocks)
+    link, pusher, pool = LossyLink(socket), Pusher(HostPool(blocks)), PrefillPool(blocks)
     side = SendingSide(facts, cast("zmq.Socket[bytes]", link), opener, pusher, pool)
     return PrefillNode(side, pool, link, pusher, address, facts.epoch)
 
@@ -280,7 +281,7 @@ def make_decode_node(
     name = f"{facts.node_id}-{facts.epoch}"
     receiver, blocks = open_receiver(context, network, transport, name, facts.num_blocks)
     pool = DecodePool(blocks)
-    side = ReceivingSide(facts, context, SETTINGS, [receiver], blocks, pool)
+    side = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(blocks), pool)
     return DecodeNode(side, pool, [receiver])
 
 
@@ -293,7 +294,7 @@ def open_receiver(
         return ShmReceiver(segment), segment.array.reshape(num_blocks, BLOCK_BYTES)
     blocks = empty_blocks(num_blocks)
     if transport == ZMQ:
-        return ZmqReceiver(context, "127.0.0.1", blocks, SETTINGS), blocks
+        return ZmqReceiver(context, "127.0.0.1", HostPool(blocks), SETTINGS), blocks
     return LoopbackReceiver(network, name, blocks, peers_write=transport == MEMORY), blocks
 
 

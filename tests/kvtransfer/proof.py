@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import zmq
 
 from kvtransfer.messages import Endpoint, HandoffKey
+from kvtransfer.pool import HostPool
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.transports.base import Blocks, Move
 from kvtransfer.transports.loopback import Fault, LoopbackNetwork, without_faults
@@ -62,7 +63,7 @@ class RelayedZmqReceiver(ZmqReceiver):
     """A ZMQ receiver that senders reach through a relay, which may do anything to their messages."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], blocks: Blocks) -> None:
-        super().__init__(context, "127.0.0.1", blocks, SETTINGS)
+        super().__init__(context, "127.0.0.1", HostPool(blocks), SETTINGS)
         self.tamper: Tampering = untouched
         self._inward, self._outward = context.socket(zmq.PULL), context.socket(zmq.PUSH)
         self._port = self._inward.bind_to_random_port("tcp://127.0.0.1")
@@ -104,7 +105,7 @@ def open_relayed_pair(
     prefill = make_prefill_node(sender_context, network, ZMQ, facts=sender, num_blocks=num_blocks)
     receiver = RelayedZmqReceiver(receiver_context, blocks)
     pool, facts = DecodePool(blocks), replace(receiving_facts(), num_blocks=num_blocks, lease_s=lease_s)
-    side = ReceivingSide(facts, receiver_context, SETTINGS, [receiver], blocks, pool)
+    side = ReceivingSide(facts, receiver_context, SETTINGS, [receiver], HostPool(blocks), pool)
     echo = Echo(receiver_context)
     try:
         yield Pair(receiver_context, network, ZMQ, prefill, DecodeNode(side, pool, [receiver]), echo), receiver

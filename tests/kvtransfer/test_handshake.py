@@ -11,6 +11,7 @@ from engine.api import codec
 from engine.api.errors import Refused
 from engine.api.layout import KvLayout
 from kvtransfer.messages import SENDER_TO_RECEIVER, Endpoint, PeerHello, PeerWelcome
+from kvtransfer.pool import HostPool
 from kvtransfer.receiving import ReceivingFacts
 from kvtransfer.transports.registry import AUTO, PoolMemory, SenderFactory, TransportSettings
 from tests.kvtransfer.pair import (
@@ -58,7 +59,9 @@ def test_another_layout_is_refused_naming_both(name: str, value: str | int) -> N
 
 
 def test_another_kind_of_checksum_is_refused_naming_both() -> None:
-    assert "KV checksum is xxh3 here and none at D" in refusal(replace(receiving_facts(), checksum="none"))
+    said = refusal(replace(receiving_facts(), checksum="none"))
+    assert "KV checksum is xxh3 here and none at D" in said
+    assert "--kv-checksum" in said
 
 
 def test_another_protocol_version_is_refused_naming_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +137,7 @@ def hello(*endpoints: Endpoint, host: str | None = None) -> PeerHello:
 
 def factory(context: zmq.Context[zmq.Socket[bytes]], choice: str) -> SenderFactory:
     settings = TransportSettings(choice, context, "127.0.0.1", SETTINGS, sending_facts().process)
-    return SenderFactory(settings, PoolMemory(settings, "sender"), empty_blocks())
+    return SenderFactory(settings, PoolMemory(settings, "sender"), HostPool(empty_blocks()))
 
 
 _NO_SEGMENT = Endpoint(SHM, f"baton-{'0' * 32}")

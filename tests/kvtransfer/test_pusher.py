@@ -8,11 +8,13 @@ import pytest
 import xxhash
 
 from engine.api.errors import TransferFailed
-from kvtransfer.integrity import block_checksum
+from kvtransfer.integrity import DOT64, NONE, block_checksum
 from kvtransfer.layers import LayerProgress
 from kvtransfer.messages import HandoffKey, ProcessIdentity
+from kvtransfer.pool import HostPool
 from kvtransfer.pusher import CONNECT_S, STANDSTILL_S, Pusher, PushJob, PushReport
 from kvtransfer.transports.base import Blocks, Move
+from tests.kvtransfer.late_queue import late_pool
 from tests.kvtransfer.pools import key_of
 
 _BLOCK_BYTES = 128
@@ -64,7 +66,7 @@ def blocks() -> Blocks:
 
 @pytest.fixture
 def pusher(blocks: Blocks) -> Pusher:
-    return Pusher(blocks)
+    return Pusher(HostPool(blocks))
 
 
 def job(sender: RecordingSender, *sources: int, number: int = 1, layers: LayerProgress | None = None) -> PushJob:
@@ -112,7 +114,7 @@ def test_a_piece_is_consecutive_in_its_grant(pusher: Pusher) -> None:
 
 
 def test_without_checksums_none_are_computed(blocks: Blocks) -> None:
-    pusher = Pusher(blocks, checksums=False)
+    pusher = Pusher(HostPool(blocks), NONE)
     pusher.submit(job(RecordingSender(), 1, 2, 3), 0.0)
     assert [report.checksums for report in run(pusher)] == [[0, 0, 0]]
 
@@ -271,3 +273,52 @@ def test_layers_wake_somebody_only_when_somebody_follows(pusher: Pusher) -> None
     layers.count()
     layers.abandon()
     assert wakes == [2, 2]
+
+
+@pytest.fixture
+def late_pusher(blocks: Blocks) -> Pusher:
+    """Its checksums are computed by a device that is late."""
+    return Pusher(late_pool(blocks, patience=20), DOT64)
+
+
+def dot64_of(blocks: Blocks, sources: Sequence[int]) -> Sequence[int] | None:
+    return HostPool(blocks).checksums(DOT64).begin(sources).take()
+
+
+def test_a_job_is_reported_when_the_device_has_its_checksums(late_pusher: Pusher, blocks: Blocks) -> None:
+    sender = RecordingSender()
+    late_pusher.submit(job(sender, *range(9), number=1), 0.0)
+    late_pusher.submit(job(sender, 40, number=2), 0.0)
+    assert late_pusher.work(0.0) == 0.0
+    assert sender.pushed == [*range(9), 40], "the next job does not wait for the checksums of the last"
+    assert late_pusher.reports() == []
+    reports = run(late_pusher)
+    assert [(report.key, report.error) for report in reports] == [(key_of(1), ""), (key_of(2), "")]
+    assert [report.checksums for report in reports] == [dot64_of(blocks, range(9)), dot64_of(blocks, [40])]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "gone"])
+def test_a_job_that_ends_while_the_device_computes_is_reported_once(late_pusher: Pusher, how: str) -> None:
+    sender = RecordingSender()
+    late_pusher.submit(job(sender, 1, 2), 0.0)
+    late_pusher.work(0.0)
+    if how == "cancelled":
+        late_pusher.cancel(key_of(1))
+    else:
+        late_pusher.retire(sender, how)
+    assert [report.error for report in run(late_pusher)] == [how]
+    assert run(late_pusher) == []
+
+
+def test_layers_on_a_device_are_summed_as_they_are_stored(late_pusher: Pusher, blocks: Blocks) -> None:
+    sender, layers = RecordingSender(), LayerProgress(4, lambda: None)
+    true, blocks[[5, 9], 32:] = blocks.copy(), 0
+    late_pusher.submit(job(sender, 5, 9, layers=layers), 0.0)
+    for layer in range(4):
+        part = slice(32 * layer, 32 * layer + 32)
+        blocks[[5, 9], part] = true[[5, 9], part]
+        layers.count()
+        late_pusher.work(0.0)
+    (report,) = run(late_pusher)
+    assert sender.parts == [((5, 9), begin, begin + 32) for begin in (0, 32, 64, 96)]
+    assert report.checksums == dot64_of(true, [5, 9])

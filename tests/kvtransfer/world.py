@@ -32,6 +32,7 @@ from kvtransfer.messages import (
     PeerWelcome,
     ProcessIdentity,
 )
+from kvtransfer.pool import HostPool
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sending import SendingSide
@@ -377,7 +378,7 @@ class World:
             cast("zmq.Context[zmq.Socket[bytes]]", self.context),
             LinkSettings(),
             [self.receiver],
-            self.decode_pool.blocks,
+            HostPool(self.decode_pool.blocks),
             self.decode_pool,
         )
         self.num_lives = 0
@@ -400,7 +401,7 @@ class World:
             if not dealer.closed:
                 self.wire.connect(dealer)
         blocks = empty_blocks()
-        pool, pusher = PrefillPool(blocks), SteppedPusher(blocks)
+        pool, pusher = PrefillPool(blocks), SteppedPusher(HostPool(blocks))
         opener = CheckedOpener(self.network, pool, self.violations)
         facts = replace(sending_facts(), epoch=epoch, process=process)
         side = SendingSide(facts, cast("zmq.Socket[bytes]", router), opener, pusher, pool)

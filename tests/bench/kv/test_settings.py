@@ -58,7 +58,7 @@ def test_cores_are_those_of_this_process() -> None:
         (KvBenchSettings(transports=","), "--transports names nothing"),
         (KvBenchSettings(blocks="1,0"), "--blocks: '0' is not a number from 1 on"),
         (KvBenchSettings(block_bytes=100), "--block-bytes 100 is not a multiple of 64"),
-        (KvBenchSettings(checksum="md5"), "--checksum 'md5' is not one of xxh3, none"),
+        (KvBenchSettings(checksum="md5"), "--checksum 'md5' is not one of xxh3, dot64, none"),
         (KvBenchSettings(rounds=0), "--rounds 0 is not at least 1"),
     ],
 )

@@ -28,22 +28,28 @@ from engine.api.errors import BatonError
 from engine.api.links import ClusterKey, LinkSettings
 from engine.api.process import start_authenticator
 from kvtransfer.messages import Endpoint, HandoffKey
+from kvtransfer.pool import HostPool, Pool
 from kvtransfer.transports.base import Blocks, Move, Receiver, Sender
 from kvtransfer.transports.loopback import LoopbackNetwork, LoopbackReceiver, LoopbackSender
 from kvtransfer.transports.segment import Segment
 from kvtransfer.transports.shm import ShmReceiver, ShmSender
+from kvtransfer.transports.shm_slots import SlotsReceiver, SlotsSender
 from kvtransfer.transports.tcp_zmq import ZmqReceiver, ZmqSender
 
 GUARD = 0xA5
 """What every byte of a receiver's pool is before a test."""
 
 MAILBOX, MEMORY, SHM, ZMQ, NIXL, NCCL = "loopback mailbox", "loopback memory", "shm", "zmq", "nixl", "nccl"
+DEVICE_ZMQ, SLOTS = "zmq, device pools", "shm_slots, device pools"
+"""Over pools that a `DevicePool` stages, in a tensor on the CPU."""
 _NEEDS = {NIXL: "nixl", NCCL: "torch"}
 TRANSPORTS = (
     MAILBOX,
     MEMORY,
     SHM,
     ZMQ,
+    DEVICE_ZMQ,
+    SLOTS,
     *(
         name
         for name, package in _NEEDS.items()
@@ -232,13 +238,16 @@ class _Opener:
             stack.callback(self._senders.close)
         else:
             self.blocks = np.zeros((spec.num_blocks, spec.block_bytes), dtype=np.uint8)
+        self._pool = _pool_over(self.blocks, spec.transport)
 
     def open(self, endpoint: Endpoint, num_target_blocks: int) -> Sender:
         transport = self._spec.transport
         if transport == SHM:
             return ShmSender(endpoint, self.blocks, num_target_blocks)
-        if transport == ZMQ:
-            return ZmqSender(self._context, endpoint, self.blocks, self._spec.links)
+        if transport in (ZMQ, DEVICE_ZMQ):
+            return ZmqSender(self._context, endpoint, self._pool, self._spec.links)
+        if transport == SLOTS:
+            return SlotsSender(self._context, endpoint, self._pool, self._spec.links)
         if transport in (NIXL, NIXL_THREAD):
             return self._senders.open(endpoint, num_target_blocks)
         if transport == NCCL:
@@ -266,8 +275,12 @@ def _open_receiver(spec: Spec, stack: contextlib.ExitStack, network: LoopbackNet
         from kvtransfer.transports.nixl import NixlReceiver
 
         return NixlReceiver.for_device(blocks, spec.host), blocks
-    if spec.transport == ZMQ:
-        return ZmqReceiver(_context(spec, stack), spec.host, blocks, spec.links), blocks
+    if spec.transport in (ZMQ, DEVICE_ZMQ):
+        pool = _pool_over(blocks, spec.transport)
+        return ZmqReceiver(_context(spec, stack), spec.host, pool, spec.links), blocks
+    if spec.transport == SLOTS:
+        pool = _pool_over(blocks, spec.transport)
+        return SlotsReceiver(_context(spec, stack), spec.host, pool, spec.links), blocks
     if spec.transport == NCCL:
         from kvtransfer.transports.nccl import NcclReceiver
 
@@ -276,6 +289,17 @@ def _open_receiver(spec: Spec, stack: contextlib.ExitStack, network: LoopbackNet
         raise BatonError("loopback needs its network")
     name = f"receiver-{time.monotonic_ns()}"
     return LoopbackReceiver(network, name, blocks, peers_write=spec.transport == MEMORY), blocks
+
+
+def _pool_over(blocks: Blocks, transport: str) -> Pool:
+    """`blocks` as a pool; for some transports by way of a tensor, as if it were on a device."""
+    if transport not in (DEVICE_ZMQ, SLOTS):
+        return HostPool(blocks)
+    import torch
+
+    from kvtransfer.device_pool import DevicePool
+
+    return DevicePool(torch.from_numpy(blocks))
 
 
 def _context(spec: Spec, stack: contextlib.ExitStack) -> zmq.Context[zmq.Socket[bytes]]:

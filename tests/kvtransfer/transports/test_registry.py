@@ -2,18 +2,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import cast
 
 import numpy as np
 import pytest
+import torch
 import zmq
 
-from engine.api.errors import InvalidSetting
+from engine.api.errors import InvalidSetting, Refused
 from engine.api.links import LinkSettings
+from kvtransfer.device_pool import DevicePool
 from kvtransfer.host import this_process
-from kvtransfer.transports import segment
+from kvtransfer.messages import Endpoint, PeerHello
+from kvtransfer.pool import HostPool
+from kvtransfer.transports import registry, segment
 from kvtransfer.transports.base import Blocks
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
+from tests.kvtransfer.pools import LAYOUT
 
 _NUM_BLOCKS, _BLOCK_BYTES = 8, 4096
 
@@ -29,7 +38,7 @@ def offered(context: zmq.Context[zmq.Socket[bytes]], choice: str) -> list[str]:
     settings = TransportSettings(choice, context, "127.0.0.1", LinkSettings(), this_process())
     memory = PoolMemory(settings, "receiver")
     blocks = memory.allocate(_NUM_BLOCKS * _BLOCK_BYTES).reshape(_NUM_BLOCKS, _BLOCK_BYTES)
-    receivers = open_receivers(settings, memory, blocks)
+    receivers = open_receivers(settings, memory, HostPool(blocks))
     try:
         return [receiver.endpoint.transport for receiver in receivers]
     finally:
@@ -80,7 +89,7 @@ def test_a_missing_library_is_answered_with_what_to_install(
     build: Callable[..., object] = SenderFactory if role == "sender" else open_receivers
     try:
         with pytest.raises(InvalidSetting, match=r"pip install 'baton-serve\[nixl\]'"):
-            build(settings, memory, blocks)
+            build(settings, memory, HostPool(blocks))
     finally:
         memory.close()
 
@@ -107,3 +116,127 @@ def test_memory_that_nobody_shares_is_allocated_as_the_node_does_it(
     settings = TransportSettings("zmq", context, "127.0.0.1", LinkSettings(), this_process())
     assert PoolMemory(settings, role, allocate).allocate(_BLOCK_BYTES).size == _BLOCK_BYTES
     assert asked == [_BLOCK_BYTES]
+
+
+class Nixl:
+    """Stands for the module of nixl's transport, where pools on a device are concerned. `error`: it does not work."""
+
+    def __init__(self, error: InvalidSetting | None) -> None:
+        self.error = error
+        self.NixlReceiver = self.NixlSenders = self
+
+    def for_device(self, pool: torch.Tensor, host: str) -> Nixl:
+        assert (pool.shape, host) == ((_NUM_BLOCKS, _BLOCK_BYTES), "127.0.0.1")
+        if self.error is not None:
+            raise self.error
+        return self
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint("nixl", "agent")
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+@pytest.fixture
+def with_nixl(monkeypatch: pytest.MonkeyPatch) -> Callable[[InvalidSetting | None], None]:
+    def install(error: InvalidSetting | None) -> None:
+        monkeypatch.setattr(registry, "find_spec", lambda name: object())
+        monkeypatch.setitem(sys.modules, "kvtransfer.transports.nixl", cast("ModuleType", Nixl(error)))
+
+    return install
+
+
+@contextmanager
+def device_node(context: zmq.Context[zmq.Socket[bytes]], choice: str) -> Iterator[tuple[list[str], tuple[str, ...]]]:
+    """(what it offers, what it takes)."""
+    settings = TransportSettings(choice, context, "127.0.0.1", LinkSettings(), this_process())
+    pool = DevicePool(torch.zeros((_NUM_BLOCKS, _BLOCK_BYTES), dtype=torch.uint8))
+    receivers = open_receivers(settings, PoolMemory(settings, "receiver"), pool)
+    factory = SenderFactory(settings, PoolMemory(settings, "sender"), pool)
+    try:
+        yield [receiver.endpoint.transport for receiver in receivers], factory._taken
+    finally:
+        factory.close()
+        for receiver in receivers:
+            receiver.close()
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("auto", ["nixl", "shm_slots", "zmq"]),
+        ("shm", ["shm_slots", "zmq"]),
+        ("zmq", ["zmq"]),
+        ("nixl", ["nixl"]),
+        ("nccl", ["nccl"]),
+    ],
+)
+def test_pools_on_a_device_have_their_own_order_of_preference(
+    context: zmq.Context[zmq.Socket[bytes]],
+    with_nixl: Callable[[InvalidSetting | None], None],
+    choice: str,
+    names: list[str],
+) -> None:
+    with_nixl(None)
+    with device_node(context, choice) as (offered_names, taken):
+        assert offered_names == list(taken) == names
+
+
+def test_auto_goes_on_without_a_nixl_that_is_not_installed(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
+    with device_node(context, "auto") as (offered_names, taken):
+        assert offered_names == list(taken) == ["shm_slots", "zmq"]
+    assert caplog.records == [], "what nobody asked for is not missed"
+
+
+def test_auto_goes_on_without_a_nixl_that_does_not_work_with_one_line(
+    context: zmq.Context[zmq.Socket[bytes]],
+    with_nixl: Callable[[InvalidSetting | None], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with_nixl(InvalidSetting("this GPU's memory cannot be registered"))
+    with device_node(context, "auto") as (offered_names, taken):
+        assert offered_names == list(taken) == ["shm_slots", "zmq"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "nixl cannot be used and is left out: this GPU's memory cannot be registered"
+    ] * 2, "one line for each side"
+
+
+@pytest.mark.parametrize("role", ["receiver", "sender"])
+def test_a_nixl_that_was_asked_for_and_does_not_work_is_an_error(
+    context: zmq.Context[zmq.Socket[bytes]], with_nixl: Callable[[InvalidSetting | None], None], role: str
+) -> None:
+    with_nixl(InvalidSetting("this GPU's memory cannot be registered"))
+    settings = TransportSettings("nixl", context, "127.0.0.1", LinkSettings(), this_process())
+    pool = DevicePool(torch.zeros((_NUM_BLOCKS, _BLOCK_BYTES), dtype=torch.uint8))
+    build: Callable[..., object] = SenderFactory if role == "sender" else open_receivers
+    with pytest.raises(InvalidSetting, match="cannot be registered"):
+        build(settings, PoolMemory(settings, role), pool)
+
+
+def test_slots_are_not_taken_from_another_host(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    here = TransportSettings("shm", context, "127.0.0.1", LinkSettings(), this_process())
+    pool = DevicePool(torch.zeros((_NUM_BLOCKS, _BLOCK_BYTES), dtype=torch.uint8))
+    factory = SenderFactory(here, PoolMemory(here, "sender"), pool)
+    endpoints = (Endpoint("shm", "baton-" + "0" * 32), Endpoint("shm_slots", "tcp://127.0.0.1:9"))
+    hello = PeerHello(
+        node_id="D",
+        epoch=1,
+        sender_epoch=2,
+        fingerprint="model",
+        layout=LAYOUT,
+        num_blocks=_NUM_BLOCKS,
+        checksum="none",
+        process=replace(this_process(), host="elsewhere"),
+        endpoints=endpoints,
+    )
+    reason = "shm: this node takes shm_slots or zmq; shm_slots: the nodes do not share memory"
+    with pytest.raises(Refused, match=reason):
+        factory.open(hello)
+    transport, sender = factory.open(replace(hello, endpoints=(*endpoints, Endpoint("zmq", "tcp://127.0.0.1:9"))))
+    sender.close()
+    assert transport == "zmq"

@@ -17,9 +17,11 @@ from engine.api.errors import InvalidSetting, TransferFailed
 from engine.api.links import ClusterKey, LinkSettings
 from engine.api.process import start_authenticator
 from kvtransfer.messages import Endpoint, HandoffName
+from kvtransfer.pool import HostPool, Pool
 from kvtransfer.transports import tcp_zmq
 from kvtransfer.transports.base import Blocks, Move
 from kvtransfer.transports.tcp_zmq import BlockBatch, ZmqReceiver, ZmqSender
+from tests.kvtransfer.late_queue import late_pool
 from tests.kvtransfer.transports.endpoint_process import key_of
 
 _HEADERS = Codec(BlockBatch)
@@ -33,7 +35,7 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class Dial(Protocol):
-    def __call__(self, endpoint: Endpoint, blocks: Blocks, key: ClusterKey | None = None) -> ZmqSender: ...
+    def __call__(self, endpoint: Endpoint, pool: Blocks | Pool, key: ClusterKey | None = None) -> ZmqSender: ...
 
 
 def until(is_done: Callable[[], bool], timeout_s: float = 5.0) -> None:
@@ -46,10 +48,10 @@ def until(is_done: Callable[[], bool], timeout_s: float = 5.0) -> None:
 class Target:
     """A receiver with one grant, and a raw socket to it."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, build: Callable[[Blocks], Pool] = HostPool) -> None:
         self.context = context
         self.blocks: Blocks = np.full((8, _BLOCK_BYTES), _GUARD, dtype=np.uint8)
-        self.receiver = ZmqReceiver(context, "127.0.0.1", self.blocks, _PLAIN)
+        self.receiver = ZmqReceiver(context, "127.0.0.1", build(self.blocks), _PLAIN)
         self.receiver.expect(key_of(1), _GRANTED, _GENERATIONS)
         self.raw = context.socket(zmq.PUSH)
         self.raw.connect(self.receiver.endpoint.address)
@@ -92,9 +94,9 @@ def context() -> Iterator[Context]:
     context.destroy(linger=0)
 
 
-@pytest.fixture
-def target(context: Context) -> Iterator[Target]:
-    target = Target(context)
+@pytest.fixture(params=[HostPool, late_pool], ids=["host", "late device"])
+def target(context: Context, request: pytest.FixtureRequest) -> Iterator[Target]:
+    target = Target(context, request.param)
     yield target
     target.receiver.close()
 
@@ -308,8 +310,10 @@ def dial(context: Context) -> Iterator[Dial]:
     """Opens senders, closed at the end."""
     with ExitStack() as stack:
 
-        def dialled(endpoint: Endpoint, blocks: Blocks, key: ClusterKey | None = None) -> ZmqSender:
-            sender = ZmqSender(context, endpoint, blocks, LinkSettings(cluster_key=key))
+        def dialled(endpoint: Endpoint, pool: Blocks | Pool, key: ClusterKey | None = None) -> ZmqSender:
+            if isinstance(pool, np.ndarray):
+                pool = HostPool(pool)
+            sender = ZmqSender(context, endpoint, pool, LinkSettings(cluster_key=key))
             stack.callback(sender.close)
             return sender
 
@@ -378,6 +382,24 @@ def test_what_is_under_way_is_bounded_but_one_push_always_goes(
     assert sink.receive()[0].handoff.key == key_of(2)
 
 
+def test_blocks_of_a_device_are_free_at_once_and_its_slots_when_the_network_has_taken_them(
+    dial: Dial, sink: Sink
+) -> None:
+    blocks = numbered(40, _MIB)
+    sender = dial(sink.endpoint, late_pool(blocks))
+    until(lambda: sender.push(key_of(0), moves_of([0])))
+    numbers = [0, *(number for number in range(1, 40) if sender.push(key_of(number), moves_of([number])))]
+    assert not any(sender.is_reading(key_of(number)) for number in numbers)
+    assert len(numbers) < 40, "there are only so many slots"
+    blocks[:] = 0xEE
+    for number in numbers:
+        header, (frame,) = sink.receive()
+        assert header.handoff == HandoffName(*key_of(number))
+        assert set(frame) == {number}
+    until(lambda: sender.push(key_of(99), moves_of([3])))
+    assert set(sink.receive()[1][0]) == {0xEE}
+
+
 def test_after_close_nothing_is_read(dial: Dial, sink: Sink) -> None:
     sender = dial(sink.endpoint, numbered(24, _MIB))
     for first in range(24):
@@ -440,7 +462,7 @@ def guarded() -> Iterator[tuple[Target, ClusterKey]]:
         stack.callback(authenticator.stop)
         target = Target(context)
         target.receiver.close()
-        target.receiver = ZmqReceiver(context, "127.0.0.1", target.blocks, LinkSettings(cluster_key=key))
+        target.receiver = ZmqReceiver(context, "127.0.0.1", HostPool(target.blocks), LinkSettings(cluster_key=key))
         target.receiver.expect(key_of(1), _GRANTED, _GENERATIONS)
         stack.callback(target.receiver.close)
         yield target, key
@@ -498,4 +520,4 @@ def test_garbage_and_a_port_scan_are_not_decoded_and_cost_others_nothing(
 
 def test_beyond_loopback_it_does_not_listen_without_a_key(context: Context) -> None:
     with pytest.raises(InvalidSetting, match="--cluster-key"):
-        ZmqReceiver(context, "0.0.0.0", numbered(1, 8), _PLAIN)
+        ZmqReceiver(context, "0.0.0.0", HostPool(numbered(1, 8)), _PLAIN)
