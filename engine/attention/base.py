@@ -17,6 +17,9 @@ from torch import Tensor
 from engine.device.base import Staging
 from engine.runner.base import LayerStored
 
+_STAGED_VALUE_BYTES = 8
+_STAGING_GAP_BYTES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceShare:
@@ -48,7 +51,10 @@ class Attention(Protocol):
 
 
 class AttentionBackend(Attention, Protocol):
-    """What a runner needs: an `Attention` that can be told the next step."""
+    """What a runner needs: an `Attention` that can be told the next step.
+
+    Neither call waits for the device, nor asks it for a value.
+    """
 
     def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """Prepare for one step over `shares`; valid until the next plan. Block tables must cover every context.
@@ -57,3 +63,21 @@ class AttentionBackend(Attention, Protocol):
         `layer_stored` is called in each `run` once everything that stores keys and values of that layer was issued.
         """
         ...
+
+    def for_graph(self, num_sequences: int) -> AttentionBackend | None:
+        """A backend over the same KV whose `run` can be recorded, or None where there is none.
+
+        It takes steps of exactly `num_sequences` shares of one token. Its plans put the same arrays into the staging
+        in the same order each time, so a `run` that was recorded computes, replayed, whatever was planned last.
+        `layer_stored` is not for recorded steps: no Python runs in a replay.
+        """
+        ...
+
+
+def attention_staging_bytes(max_tokens: int, max_sequences: int, max_blocks: int) -> int:
+    """What the plan of a step may take in staging memory, whichever the backend.
+
+    `max_tokens` and `max_sequences` of a step, `max_blocks` of one sequence.
+    """
+    num_values = max_tokens + max_sequences * (max_blocks + 4) + 1
+    return _STAGED_VALUE_BYTES * num_values + _STAGING_GAP_BYTES * (max_sequences + 8)

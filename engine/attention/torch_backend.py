@@ -7,6 +7,9 @@ The KV tensor is block-major, so one (block, layer, K or V, head) is a contiguou
 gather by row numbers in the order (sequence, head, block) therefore yields keys laid out [sequence, head, token, D]
 with one copy. Sequences that compute a single token are attended together, padded to the longest; prompts one by one.
 
+Nothing here waits for a device: what it needs to know is staged as block numbers and lengths, and the first `run` of a
+step makes rows and masks of them where the KV is.
+
 Letters: T tokens of the step, N sequences with a single token, S context length (padded to whole blocks), B blocks of
 the pool, L layers, Hq query heads, Hkv key and value heads, G = Hq / Hkv, D head size.
 """
@@ -29,14 +32,44 @@ _QUERY_TILE = 128
 
 
 @dataclass(frozen=True, slots=True)
+class _DecodeInputs:
+    """What was staged for N sequences with one token each, [N] but tables [N * blocks]."""
+
+    token_index: Tensor
+    contexts: Tensor
+    tables: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptInputs:
+    """What is known of one sequence with several tokens; table: [blocks], staged."""
+
+    first_token: int
+    start: int
+    num_tokens: int
+    table: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _StepInputs:
+    """A step as it was staged: nothing here may be read before the upload. begun: see `_begun_blocks`; slots: [T]."""
+
+    begun: Tensor | None
+    slots: Tensor
+    decodes: _DecodeInputs | None
+    prompts: Sequence[_PromptInputs]
+
+
+@dataclass(frozen=True, slots=True)
 class _DecodePlan:
-    """N sequences with one token each. rows: [N * Hkv * blocks]; masks: window -> [N, 1, 1, S], True where visible."""
+    """N sequences with one token each. rows: [N * Hkv * blocks]; hidden: window -> [N, 1, 1, S], True where a token
+    does not see a key."""
 
     token_index: Tensor
     rows: Tensor
     num_sequences: int
     context_len: int
-    masks: dict[int | None, Tensor]
+    hidden: dict[int | None, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +94,46 @@ class TorchAttention:
         self._windows = tuple(windows)
         self._head_rows = kv.view(num_blocks * num_layers * 2 * num_kv_heads, block_size * head_dim)
         self._token_rows = kv.view(num_blocks * num_layers * 2 * num_kv_heads * block_size, head_dim)
+        self._heads = torch.arange(num_kv_heads, device=kv.device)
         self._workspace = kv.new_empty(2, 0)
         self._score_workspace = kv.new_empty(2, 0)
-        self._store_rows = torch.empty(0, dtype=torch.int64)
+        self._inputs: _StepInputs | None = None
+        self._store_rows = self._heads[:0]
         self._decodes: _DecodePlan | None = None
-        self._layer_stored: LayerStored | None = None
         self._prompts: list[_PromptPlan] = []
+        self._layer_stored: LayerStored | None = None
 
     def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """See `AttentionBackend.plan`."""
         self._layer_stored = layer_stored
-        self._clear_tails(shares)
-        self._store_rows = staging.put(self._rows_of_new_tokens(shares))
+        begun = self._begun_blocks(shares)
         decodes: list[tuple[int, SequenceShare]] = []
-        self._prompts = []
+        prompts: list[_PromptInputs] = []
+        slots = staging.put(self._slots_of_new_tokens(shares))
         first_token = 0
         for share in shares:
             if share.num_tokens == 1:
                 decodes.append((first_token, share))
             else:
-                self._prompts.append(self._plan_prompt(first_token, share, staging))
+                used = share.block_table[: -(-share.context_len // self._block_size)]
+                table = staging.put(np.array(used, dtype=np.int64))
+                prompts.append(_PromptInputs(first_token, share.start, share.num_tokens, table))
             first_token += share.num_tokens
-        self._decodes = self._plan_decodes(decodes, staging) if decodes else None
+        self._inputs = _StepInputs(
+            begun=staging.put(begun) if len(begun) else None,
+            slots=slots,
+            decodes=self._put_decodes(decodes, staging) if decodes else None,
+            prompts=prompts,
+        )
+
+    def for_graph(self, num_sequences: int) -> None:
+        """See `AttentionBackend.for_graph`: the shapes here follow the longest context of a step."""
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Attention.run`."""
+        if self._inputs is not None:
+            self._begin_step(self._inputs)
+            self._inputs = None
         self._store(layer, k, v)
         if self._layer_stored is not None:
             self._layer_stored()
@@ -97,17 +145,25 @@ class TorchAttention:
             self._attend_prompt(prompt, layer, window, q, out)
         return out
 
-    def _clear_tails(self, shares: Sequence[SequenceShare]) -> None:
-        """Zero the blocks that this step begins and does not fill. What lies behind the last token gets the weight
-        zero, but zero times NaN is NaN: whatever a block held before must not reach the request that has it now."""
+    def _begin_step(self, inputs: _StepInputs) -> None:
+        """What of a step is the same for all layers; issued by its first `run`, when what was staged is there."""
+        if inputs.begun is not None:
+            self._kv.index_fill_(0, inputs.begun, 0)
+        self._store_rows = (inputs.slots[:, None] + self._heads * self._block_size).view(-1)
+        self._decodes = self._plan_decodes(inputs.decodes) if inputs.decodes is not None else None
+        self._prompts = [self._plan_prompt(prompt) for prompt in inputs.prompts]
+
+    def _begun_blocks(self, shares: Sequence[SequenceShare]) -> np.ndarray:
+        """The blocks that this step begins and does not fill; they are zeroed. What lies behind the last token gets the
+        weight zero, but zero times NaN is NaN: whatever a block held before must not reach the request that has it
+        now."""
         begun = [
             share.block_table[share.context_len // self._block_size]
             for share in shares
             if share.context_len % self._block_size > 0
             and share.start <= share.context_len - share.context_len % self._block_size
         ]
-        if begun:
-            self._kv.index_fill_(0, torch.tensor(begun, device=self._kv.device), 0)
+        return np.array(begun, dtype=np.int64)
 
     def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
         rows = self._store_rows + layer * 2 * self._num_kv_heads * self._block_size
@@ -135,7 +191,7 @@ class TorchAttention:
         # all query heads of one key head are rows of one product: keys are read once, nothing is repeated
         queries = queries.view(plan.num_sequences, self._num_kv_heads, -1, self._head_dim)
         scores = torch.matmul(queries, keys.view(shape).transpose(2, 3)).float() * self._scale
-        scores.masked_fill_(~plan.masks[window], -math.inf)
+        scores.masked_fill_(plan.hidden[window], -math.inf)
         weights = torch.softmax(scores, dim=-1).to(q.dtype)
         attended = torch.matmul(weights, values.view(shape))
         out.index_copy_(0, plan.token_index, attended.view(plan.num_sequences, -1, self._head_dim))
@@ -183,63 +239,56 @@ class TorchAttention:
     def _scale(self) -> float:
         return 1.0 / math.sqrt(self._head_dim)
 
-    def _plan_decodes(self, decodes: Sequence[tuple[int, SequenceShare]], staging: Staging) -> _DecodePlan:
-        contexts = np.array([share.context_len for _, share in decodes])
+    def _put_decodes(self, decodes: Sequence[tuple[int, SequenceShare]], staging: Staging) -> _DecodeInputs:
+        contexts = np.array([share.context_len for _, share in decodes], dtype=np.int64)
         num_blocks = -(-int(contexts.max()) // self._block_size)
         tables = np.empty((len(decodes), num_blocks), dtype=np.int64)
         for row, (_, share) in enumerate(decodes):
             used = -(-share.context_len // self._block_size)
             tables[row, :used] = share.block_table[:used]
-            tables[row, used:] = share.block_table[0]  # padding: the weight zero, see `_clear_tails`
-        positions = np.arange(num_blocks * self._block_size)
-        masks = {}
-        for window in set(self._windows):
-            visible = positions < contexts[:, None]
-            if window is not None:
-                visible &= positions >= contexts[:, None] - window
-            masks[window] = staging.put(visible[:, None, None, :])
-        return _DecodePlan(
-            token_index=staging.put(np.array([first for first, _ in decodes])),
-            rows=staging.put(self._rows_of_heads(tables)),
-            num_sequences=len(decodes),
-            context_len=len(positions),
-            masks=masks,
+            tables[row, used:] = share.block_table[0]  # padding: the weight zero, see `_begun_blocks`
+        return _DecodeInputs(
+            token_index=staging.put(np.array([first for first, _ in decodes], dtype=np.int64)),
+            contexts=staging.put(contexts),
+            tables=staging.put(tables.reshape(-1)),
         )
 
-    def _plan_prompt(self, first_token: int, share: SequenceShare, staging: Staging) -> _PromptPlan:
-        num_blocks = -(-share.context_len // self._block_size)
-        table = np.array(share.block_table[:num_blocks], dtype=np.int64)
-        keys = np.arange(num_blocks * self._block_size)
-        queries = np.arange(share.start, share.context_len)[:, None]
+    def _plan_decodes(self, decodes: _DecodeInputs) -> _DecodePlan:
+        num_sequences = len(decodes.contexts)
+        tables = decodes.tables.view(num_sequences, -1)
+        context_len = tables.shape[1] * self._block_size
+        keys = torch.arange(context_len, device=self._kv.device)
+        contexts = decodes.contexts[:, None, None, None]
         hidden = {}
         for window in set(self._windows):
-            is_hidden = keys > queries
+            hidden[window] = keys >= contexts
             if window is not None:
-                is_hidden |= keys <= queries - window
-            hidden[window] = staging.put(is_hidden)
-        return _PromptPlan(
-            first_token=first_token,
-            start=share.start,
-            num_tokens=share.num_tokens,
-            rows=staging.put(self._rows_of_heads(table[None, :])),
-            hidden=hidden,
-        )
+                hidden[window] |= keys < contexts - window
+        return _DecodePlan(decodes.token_index, self._rows_of_heads(tables), num_sequences, context_len, hidden)
 
-    def _rows_of_heads(self, tables: np.ndarray) -> np.ndarray:
+    def _plan_prompt(self, prompt: _PromptInputs) -> _PromptPlan:
+        device = self._kv.device
+        keys = torch.arange(len(prompt.table) * self._block_size, device=device)
+        queries = torch.arange(prompt.start, prompt.start + prompt.num_tokens, device=device)[:, None]
+        hidden = {}
+        for window in set(self._windows):
+            hidden[window] = keys > queries
+            if window is not None:
+                hidden[window] |= keys <= queries - window
+        rows = self._rows_of_heads(prompt.table[None, :])
+        return _PromptPlan(prompt.first_token, prompt.start, prompt.num_tokens, rows, hidden)
+
+    def _rows_of_heads(self, tables: Tensor) -> Tensor:
         """Rows of `_head_rows` for layer 0 keys, in the order (sequence, head, block), of tables [N, blocks]."""
-        heads = np.arange(self._num_kv_heads)
         first = tables * (self._num_layers * 2 * self._num_kv_heads)
-        rows: np.ndarray = (first[:, None, :] + heads[None, :, None]).reshape(-1)
-        return rows
+        return (first[:, None, :] + self._heads[:, None]).view(-1)
 
-    def _rows_of_new_tokens(self, shares: Sequence[SequenceShare]) -> np.ndarray:
-        """Rows of `_token_rows` for layer 0 keys, in the order (token, head)."""
+    def _slots_of_new_tokens(self, shares: Sequence[SequenceShare]) -> np.ndarray:
+        """Rows of `_token_rows` for layer 0 keys of head 0, one for each token."""
         slots = []
         for share in shares:
             positions = np.arange(share.start, share.context_len)
             blocks = np.array(share.block_table, dtype=np.int64)[positions // self._block_size]
             block_rows = blocks * (self._num_layers * 2 * self._num_kv_heads * self._block_size)
             slots.append(block_rows + positions % self._block_size)
-        heads = np.arange(self._num_kv_heads) * self._block_size
-        rows: np.ndarray = (np.concatenate(slots)[:, None] + heads).reshape(-1)
-        return rows
+        return np.concatenate(slots)

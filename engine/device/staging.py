@@ -46,10 +46,12 @@ class StagingLayout:
         self._next = self.num_used_bytes = 0
 
     def place(self, values: Array, capacity: int) -> Place:
-        """Where `values` go, with room for `capacity` of them. Raises `ValueError`.
+        """Where `values` [n] go, with room for `capacity` of them. Raises `ValueError`.
 
         What lies behind the last value that is there needs no copy: see `num_used_bytes`.
         """
+        if values.ndim != 1:
+            raise ValueError(f"values of {values.ndim} dimensions cannot be staged")
         if capacity and len(values) > capacity:
             raise ValueError(f"{len(values)} values do not fit a capacity of {capacity}")
         end = self._next + max(capacity, len(values)) * values.dtype.itemsize

@@ -1,62 +1,151 @@
 """The runner: computes one step with the real model.
 
-Owns the decoder, the attention backend and the sampler of one device. Knows no queues, leases or nodes: it is given a
-`Step` and returns tokens.
+Owns the decoder, the attention backend and the sampler of one device, the staging memory, and the tokens that the last
+step drew. Knows no queues, leases or nodes: it is given a `Step` and returns tokens.
+
+A step goes to the device in one upload and comes back in one fetch; between them nothing asks the device for a value,
+so a launch returns while the device computes. All of a step is read in its launch. A token that the step before draws
+never visits the host: `drawn` keeps one per row of the last draw, and the next step's inputs name the row.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from engine.attention.base import AttentionBackend, SequenceShare
-from engine.device.base import Array, Device
+from engine.device.base import Arrival, Device
 from engine.models.decoder import Decoder
-from engine.runner.base import ComputedStep, LayerStored, RunningStep
+from engine.runner.base import LayerStored, RunningStep
+from engine.runner.forward import DueRows, Forward, stage_eager
+from engine.runner.graphs import DecodeGraphs, Progress
+from engine.runner.inputs import StepInputs, read_inputs
+from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.sampler import Sampler
-from engine.scheduler.request import Step
+from engine.runner.sampling_plan import SamplingPlan
+from engine.scheduler.request import RequestKey, SampledToken, ScheduledRequest, Step
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """See `RunningStep`. `keys` are the requests of the plan's rows. `settle` waits until all layers were told of; None
+    for a step that nobody watches."""
+
+    keys: tuple[RequestKey, ...]
+    plan: SamplingPlan
+    arrival: Arrival
+    settle: Callable[[], None] | None
+
+    def result(self) -> Mapping[RequestKey, SampledToken]:
+        """See `RunningStep.result`."""
+        arrays = self.arrival.wait()
+        if self.settle is not None:
+            self.settle()
+        if not self.keys:
+            return {}
+        drawn = zip(self.keys, self.plan.tokens(arrays), strict=True)
+        return {key: token for key, token in drawn if token is not None}
 
 
 class ModelRunner:
-    """Runs a decoder over paged KV."""
+    """Runs a decoder over paged KV. See `Runner`."""
 
-    overlaps = False
-
-    def __init__(self, decoder: Decoder, attention: AttentionBackend, sampler: Sampler, device: Device) -> None:
-        self._staging = device.staging(0)
+    def __init__(
+        self, decoder: Decoder, attention: AttentionBackend, sampler: Sampler, device: Device, limits: RunnerLimits
+    ) -> None:
+        self.overlaps = device.overlaps
         self._decoder = decoder
         self._attention = attention
         self._sampler = sampler
+        self._device = device
+        self._limits = limits
+        self._staging = device.staging(staging_bytes(limits))
+        self._graphs: DecodeGraphs | None = None
+        self._drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
+        self._drawn_rows: dict[RequestKey, int] = {}
+
+    @torch.inference_mode()
+    def record_graphs(self, progress: Progress | None = None) -> int:
+        """Record decode steps, where device and attention can; the number of graphs. Before the first launch.
+
+        Without this every step runs operation by operation. `progress(done, total)` counts graphs.
+        """
+        if not self._device.records:
+            return 0
+        if self._limits.spare_block is None:
+            raise ValueError("graphs need a spare block for their padding")
+        graphs = DecodeGraphs(
+            self._decoder,
+            self._device,
+            self._staging,
+            lambda: self._begin((), 0),
+            self._drawn,
+            self._limits.max_decodes,
+            self._limits.spare_block,
+        )
+        with self._device.guard():
+            num_graphs = graphs.record(self._attention, progress)
+        self._graphs = graphs if num_graphs else None
+        return num_graphs
 
     @torch.inference_mode()
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
-        """See `Runner.launch`."""
-        self._staging.begin()
-        shares = [SequenceShare(r.start, r.num_tokens, r.block_table) for r in step.requests]
-        self._attention.plan(shares, self._staging, layer_stored)
-        token_ids, positions = map(self._staging.put, _flatten(step))
+        """See `Runner.launch`. Raises `TokenUnknown` for a pending token that the last launched step does not draw."""
+        inputs = read_inputs(step, self._drawn_rows)
+        told = None if layer_stored is None else lambda: self._device.notify(layer_stored)
+        with self._device.guard():
+            try:
+                return self._launch(step, inputs, told)
+            except Exception:
+                # blocks of a step that failed may be somebody else's next: nothing writes to them or tells of them then
+                self._device.fetch(()).wait()
+                self._device.settle()
+                raise
+
+    def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
+        settle = None if layer_stored is None else self._device.settle
+        ends = zip(inputs.last_tokens, step.requests, strict=True)
+        due = [(end, request) for end, request in ends if request.needs_sample]
+        rows, plan = self._begin(due, len(inputs.token_ids))
+        forward = self._stage(step, inputs, layer_stored)
+        plan = plan.stage_changes(self._staging)
         self._staging.upload()
-        hidden = self._decoder.forward(token_ids, positions, self._attention)
-        ends = np.cumsum([request.num_tokens for request in step.requests]) - 1
-        last_rows = zip(ends.tolist(), step.requests, strict=True)
-        sampling = [(end, request) for end, request in last_rows if request.needs_sample]
-        if not sampling:
-            return ComputedStep({})
-        rows = torch.tensor([end for end, _ in sampling], device=self._decoder.device)
-        logits = self._decoder.logits(hidden.index_select(0, rows))
-        tokens = self._sampler.sample(logits, [request for _, request in sampling])
-        drawn = zip(sampling, tokens, strict=True)
-        return ComputedStep({request.key: token for (_, request), token in drawn if token is not None})
+        logits = forward.compute(rows)
+        if logits is None:
+            self._drawn_rows = {}
+            return LaunchedStep((), plan, self._device.fetch(()), settle)
+        requests = [request for _, request in due]
+        outputs = self._sampler.draw(plan, logits)
+        self._keep(requests, outputs[0])
+        keys = tuple(request.key for request in requests)
+        return LaunchedStep(keys, plan, self._device.fetch(outputs), settle)
 
+    def _begin(self, due: Sequence[tuple[int, ScheduledRequest]], num_tokens: int) -> tuple[DueRows, SamplingPlan]:
+        """Begin staging with what has a fixed room, so that the inputs of graphs lie behind it where they always lie.
 
-def _flatten(step: Step) -> tuple[Array, Array]:
-    """Token ids and positions, each [T] int64, all requests one after another."""
-    token_ids = np.empty(step.num_tokens, dtype=np.int64)
-    positions = np.empty(step.num_tokens, dtype=np.int64)
-    first = 0
-    for request in step.requests:
-        last, stop = first + request.num_tokens, request.start + request.num_tokens
-        token_ids[first:last] = request.token_ids[request.start : stop]
-        positions[first:last] = np.arange(request.start, stop)
-        first = last
-    return token_ids, positions
+        `due`: requests that draw, and the places of their last tokens.
+        """
+        self._staging.begin()
+        max_num_rows = self._limits.max_num_seqs
+        ends = np.array([end for end, _ in due], dtype=np.int64)
+        index = self._staging.put(ends, max_num_rows)
+        plan = self._sampler.plan([request for _, request in due], self._staging, max_num_rows)
+        return DueRows(len(due), index if len(due) < num_tokens else None), plan
+
+    def _stage(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> Forward:
+        """By a graph, where there is one and nobody wants to hear of layers."""
+        shares = [SequenceShare(r.start, r.num_tokens, r.block_table) for r in step.requests]
+        if self._graphs is not None and layer_stored is None:
+            recorded = self._graphs.stage(inputs, shares)
+            if recorded is not None:
+                return recorded
+        return stage_eager(self._decoder, self._attention, self._staging, self._drawn, inputs, shares, layer_stored)
+
+    def _keep(self, requests: list[ScheduledRequest], token_ids: torch.Tensor) -> None:
+        """Have the drawn tokens at hand for the next step, also when one between cannot be launched. token_ids: [N]."""
+        if self.overlaps:
+            self._drawn[: len(requests)].copy_(token_ids)
+            self._drawn_rows = {request.key: row for row, request in enumerate(requests)}

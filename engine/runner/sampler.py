@@ -4,123 +4,184 @@ Owns the order of operations: bias, penalties, minimum length; then greedy, or t
 draw. Knows nothing between steps: noise is a function of (seed, choice, position), so the same request drawn by another
 node, after a preemption or in another batch gets the same noise.
 
-Logprobs are of the model's own distribution, before anything above changes it.
+A step is planned on the host (`engine.runner.sampling_plan`), then drawn: `draw` issues operations over the whole batch
+and never asks the device for a value. Logprobs are of the model's own distribution, before anything above changes it.
 
-Letters: N rows (requests that sample in this step), V vocabulary.
+Rows do not influence each other. Tokens with equal logits stand in the order of their ids, the weights that a row is
+drawn from are not normalised, and a truncated row is the beginning of its sorted weights, summed once; so nothing
+depends on how many tokens a neighbour looks at. On a GPU the order of a sum may vary with the number of rows: a draw
+then differs where its noise lies within a float64 rounding of a border.
+
+Rows are drawn in passes, whose float64 intermediates fit a cache on the host, and a fixed share of memory elsewhere.
+
+Letters: N rows (requests that sample in this step), R rows of one pass, V vocabulary, K leading tokens of a row.
 """
 
 from __future__ import annotations
 
-import struct
-from collections import Counter
 from collections.abc import Sequence
-from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
-from engine.api.messages import TokenLogprobs
-from engine.api.sampling import DecodingParams
-from engine.scheduler.request import SampledToken, ScheduledRequest
+from engine.api.sampling import MAX_TOP_LOGPROBS
+from engine.device.base import Staging
+from engine.runner.sampling_plan import NARROW_WIDTH, Changes, DrawGroup, SampledRequest, SamplingPlan, plan_sampling
 
-_NOISE_KEY = struct.Struct("<qqq")
 _LARGEST_LOGIT = torch.finfo(torch.float32).max
+_HOST_PASS_ELEMENTS = 1 << 16
+_DEVICE_PASS_ELEMENTS = 1 << 24
+_LOW_32_BITS = 2**32 - 1
 
 
 class Sampler:
     """Draws one token per row. `eos_token_ids` are withheld until a request's `min_tokens` are reached."""
 
-    def __init__(self, eos_token_ids: frozenset[int]) -> None:
-        self._eos_token_ids = sorted(eos_token_ids)
+    def __init__(self, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._eos_token_ids = [token_id for token_id in sorted(eos_token_ids) if token_id < vocab_size]
 
-    def sample(self, logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[SampledToken | None]:
-        """logits: [N, V] float32, changed in place; one request per row. None for a row that holds NaN."""
-        wanted = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
-        original = torch.log_softmax(logits[wanted], dim=-1) if wanted else logits[:0]
-        for row, request in enumerate(requests):
-            self._adjust(logits[row], request)
-        largest, best = logits.max(dim=-1)
-        token_ids, is_number = best.tolist(), (~largest.isnan()).tolist()
-        for row, request in enumerate(requests):
-            if is_number[row] and not request.params.is_greedy:
-                token_ids[row] = _draw(logits[row], request)
-        logprobs: list[TokenLogprobs | None] = [None] * len(requests)
-        for place, row in enumerate(wanted):
-            logprobs[row] = _report(original[place], token_ids[row], requests[row].params.logprobs or 0)
-        drawn = zip(token_ids, logprobs, is_number, strict=True)
-        return [SampledToken(token_id, report) if valid else None for token_id, report, valid in drawn]
+    def plan(self, requests: Sequence[SampledRequest], staging: Staging, max_num_rows: int = 0) -> SamplingPlan:
+        """Everything about `requests`, one per row, that a draw needs, staged with room for `max_num_rows` rows.
 
-    def _adjust(self, logits: Tensor, request: ScheduledRequest) -> None:
-        """Bias, penalties and minimum length, in place on one row [V]."""
-        params = request.params
-        if params.logit_bias_ids:
-            bias = torch.tensor(params.logit_bias_values, dtype=logits.dtype, device=logits.device)
-            logits.index_add_(0, _ids(params.logit_bias_ids, logits), bias)
-        if _has_penalties(params):
-            _penalise(logits, request)
-        num_output = len(request.token_ids) - request.num_prompt_tokens
-        if num_output < params.min_tokens:
-            withheld = [*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)]
-            logits.index_fill_(0, _ids(withheld, logits), -torch.inf)
+        Before it uploads `staging` and draws, the caller has the plan `stage_changes`.
+        """
+        return plan_sampling(requests, self._eos_token_ids, self.vocab_size, staging, max_num_rows)
+
+    def draw(self, plan: SamplingPlan, logits: Tensor) -> tuple[Tensor, ...]:
+        """logits: [N, V] float32, contiguous, changed in place. Returns what `plan.tokens` needs once fetched:
+
+        token ids [N] int64, each below V; whether a row held numbers alone [N] bool; with logprobs, those of the
+        chosen tokens of the P rows that report any [P] float32; with top logprobs, ids and logprobs [P, 20].
+        """
+        original = _log_probabilities(plan, logits) if plan.reports else None
+        _change(plan, logits)
+        largest, token_ids = logits.max(dim=-1)
+        outputs = [token_ids, largest.isnan().logical_not_()]
+        for group in plan.groups:
+            _draw_group(group, logits, largest, token_ids)
+        if original is not None:
+            outputs += _report(plan, original, token_ids)
+        return tuple(outputs)
 
 
-def uniform_noise(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) that depends on nothing but its arguments; all are signed 64-bit."""
-    digest = blake2b(_NOISE_KEY.pack(seed, choice, position), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) / 2**53
+def _log_probabilities(plan: SamplingPlan, logits: Tensor) -> Tensor:
+    rows = plan.reported_rows
+    return torch.log_softmax(logits if rows is None else logits.index_select(0, rows), dim=-1)
 
 
-def _has_penalties(params: DecodingParams) -> bool:
-    return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
+def _report(plan: SamplingPlan, original: Tensor, token_ids: Tensor) -> list[Tensor]:
+    """Of `original` [P, V]. All rows get the largest number of top tokens: which of equal ones come first may depend on
+    how many are asked for."""
+    rows = plan.reported_rows
+    chosen = token_ids if rows is None else token_ids.index_select(0, rows)
+    outputs = [original.gather(1, chosen.unsqueeze(1)).squeeze(1)]
+    if plan.reports_top:
+        values, ids = torch.topk(original, min(MAX_TOP_LOGPROBS, original.shape[1]))
+        outputs += [ids, values]
+    return outputs
 
 
-def _penalise(logits: Tensor, request: ScheduledRequest) -> None:
-    """Repetition (CTRL, arXiv:1909.05858) over prompt and output; presence and frequency over the output alone."""
-    params = request.params
-    if params.repetition_penalty != 1.0:
-        seen = _ids(sorted(set(request.token_ids)), logits)
-        values = logits.index_select(0, seen)
-        penalty = params.repetition_penalty
-        logits.index_copy_(0, seen, torch.where(values > 0, values / penalty, values * penalty))
-    counts = Counter(request.token_ids[request.num_prompt_tokens :])
-    if counts and (params.presence_penalty or params.frequency_penalty):
-        amounts = [-params.presence_penalty - params.frequency_penalty * count for count in counts.values()]
-        change = torch.tensor(amounts, dtype=logits.dtype, device=logits.device)
-        logits.index_add_(0, _ids(list(counts), logits), change)
+def _change(plan: SamplingPlan, logits: Tensor) -> None:
+    """Bias, penalties and minimum length, in place, each kind for all rows at once."""
+    flat = logits.view(-1)
+    if plan.bias is not None:
+        _add(plan.bias, flat)
+    if plan.repetition is not None:
+        places, penalties = _here(plan.repetition, flat)
+        values = flat.index_select(0, places)
+        flat.index_copy_(0, places, torch.where(values > 0, values / penalties, values * penalties))
+    if plan.presence is not None:
+        _add(plan.presence, flat)
+    if plan.withheld is not None:
+        places, _ = _here(plan.withheld, flat)
+        values = flat.index_select(0, places)
+        # what is not a number stays so: nobody may take its row for a sound one
+        flat.index_copy_(0, places, values.masked_fill_(values.isnan().logical_not_(), -torch.inf))
 
 
-def _draw(logits: Tensor, request: ScheduledRequest) -> int:
-    """Temperature, top-k, top-p (arXiv:1904.09751), min-p (arXiv:2407.01082), then one draw by inverse CDF."""
-    params = request.params
+def _add(changes: Changes, flat: Tensor) -> None:
+    places, values = _here(changes, flat)
+    flat.index_add_(0, places, values)
+
+
+def _here(changes: Changes, flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Places and values beside the logits; a copy only for those that found no room in the staging memory."""
+    return changes.places.to(flat.device), changes.values.to(flat.device)
+
+
+def _draw_group(group: DrawGroup, logits: Tensor, largest: Tensor, token_ids: Tensor) -> None:
+    """Draw for the rows of `group`, pass by pass, into `token_ids` [N]. largest: [N], the largest logits."""
+    num_rows = group.rows.shape[0]
+    elements = _HOST_PASS_ELEMENTS if logits.is_cpu else _DEVICE_PASS_ELEMENTS
+    rows_per_pass = max(1, elements // logits.shape[1])
+    for first in range(0, num_rows, rows_per_pass):
+        last = min(first + rows_per_pass, num_rows)
+        rows = group.rows[first:last]
+        if group.first_row >= 0:
+            values = logits[group.first_row + first : group.first_row + last]
+        else:
+            values = logits.index_select(0, rows)
+        best = largest.index_select(0, rows).to(torch.float64).clamp_(max=_LARGEST_LOGIT).unsqueeze(1)
+        parameters = group.parameters[:, first:last].unsqueeze(2)
+        if group.width == 0:
+            drawn = _draw_unordered(values, best, parameters, group.has_min_p)
+        else:
+            drawn = _draw_ordered(group, values, best, parameters, group.top_k[first:last].unsqueeze(1))
+        token_ids.index_copy_(0, rows, drawn)
+
+
+def _draw_unordered(values: Tensor, best: Tensor, parameters: Tensor, has_min_p: bool) -> Tensor:
+    """Temperature, min-p (arXiv:2407.01082) and one draw by inverse CDF: [R] int64 of values [R, V]."""
+    temperature, noise, _, min_p = parameters
+    weights = _weights(values, best, temperature)
+    if has_min_p:
+        weights.masked_fill_(weights < min_p, 0.0)
+    cumulative = weights.cumsum_(-1)
+    place = torch.searchsorted(cumulative, noise * cumulative[:, -1:], right=True)
+    # a row of NaN finds no place, and what it draws is looked up in the embedding before anybody knows
+    return place.squeeze(1).clamp_(max=values.shape[1] - 1)
+
+
+def _draw_ordered(group: DrawGroup, values: Tensor, best: Tensor, parameters: Tensor, top_k: Tensor) -> Tensor:
+    """Temperature, top-k, top-p (arXiv:1904.09751), min-p and one draw: [R] int64 of values [R, V].
+
+    In this order all three keep the beginning of a row, so they come down to how many tokens are kept. top_k: [R, 1].
+    """
+    temperature, noise, top_p, min_p = parameters
+    ordered, ids = _best_tokens(values, group.width)
+    weights = _weights(ordered, best, temperature)
+    kept = top_k
+    if group.has_min_p:
+        kept = torch.minimum(kept, (weights >= min_p).sum(dim=-1, keepdim=True))
+    cumulative = weights.cumsum_(-1)
+    if group.has_top_p:
+        nucleus = top_p * cumulative.gather(1, top_k - 1)
+        # a token stays while the mass before it is below the limit
+        kept = torch.minimum(kept, torch.searchsorted(cumulative, nucleus) + 1)
+    last = (kept - 1).clamp_(min=0)
+    place = torch.searchsorted(cumulative, noise * cumulative.gather(1, last), right=True)
+    return ids.gather(1, torch.minimum(place, last)).squeeze(1)
+
+
+def _weights(values: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
+    """Probabilities up to a factor, [R, K] float64, 1 for the most likely token. best, temperature: [R, 1]."""
     # the largest becomes 0 before the division: the smallest temperature and an overflowed penalty give no inf - inf
-    finite = logits.to(torch.float64).clamp_(max=_LARGEST_LOGIT)
-    scaled = (finite - finite.max()) / params.temperature
-    order: Tensor | None = None
-    if 0 < params.top_k < scaled.numel():
-        scaled, order = torch.topk(scaled, params.top_k)
-    elif params.top_p < 1.0:
-        scaled, order = torch.sort(scaled, descending=True, stable=True)
-    probabilities = torch.softmax(scaled, dim=-1)
-    if params.top_p < 1.0:
-        mass_before = torch.cumsum(probabilities, dim=-1) - probabilities
-        probabilities = probabilities.masked_fill(mass_before >= params.top_p, 0.0)
-    if params.min_p > 0.0:
-        probabilities = probabilities.masked_fill(probabilities < params.min_p * probabilities.max(), 0.0)
-    cumulative = torch.cumsum(probabilities, dim=-1)
-    position = len(request.token_ids) - request.num_prompt_tokens
-    threshold = uniform_noise(params.seed or 0, params.choice, position) * float(cumulative[-1])
-    place = int(torch.searchsorted(cumulative, threshold, right=True))
-    return int(order[place]) if order is not None else place
+    finite = values.to(torch.float64).clamp_(max=_LARGEST_LOGIT)
+    return finite.sub_(best).div_(temperature).exp_()
 
 
-def _report(log_probabilities: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
-    """log_probabilities: [V]."""
-    chosen = float(log_probabilities[token_id])
-    if num_top == 0:
-        return TokenLogprobs(chosen, (), ())
-    values, ids = torch.topk(log_probabilities, min(num_top, log_probabilities.numel()))
-    return TokenLogprobs(chosen, tuple(ids.tolist()), tuple(values.tolist()))
-
-
-def _ids(token_ids: Sequence[int], like: Tensor) -> Tensor:
-    return torch.tensor(token_ids, dtype=torch.int64, device=like.device)
+def _best_tokens(values: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` largest of each row [R, V] float32 with their ids, largest first, equal ones by id."""
+    # + 0.0 turns -0.0 into 0.0, which it equals
+    finite = values.clamp(max=_LARGEST_LOGIT).add_(0.0)
+    if width > NARROW_WIDTH:
+        ordered, ids = torch.sort(finite, dim=-1, descending=True, stable=True)
+        return ordered[:, :width], ids[:, :width]
+    # topk takes any of equal ones: integers that order as the floats do, with the id below, are never equal
+    bits = finite.view(torch.int32)
+    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64) << 32
+    last_id = values.shape[1] - 1
+    keys |= torch.arange(last_id, -1, -1, device=values.device)
+    ids = last_id - (torch.topk(keys, width).values & _LOW_32_BITS)
+    return finite.gather(1, ids), ids

@@ -20,7 +20,11 @@ class NodeSettings(EngineSettings):
     http_port: int = setting(0, "port of /health and /metrics; 0: chosen by the system")
     node_id: str = setting("", "name of this node, kept over its restarts; empty: a random one")
     kv_transport: str = setting("auto", "how KV travels between nodes", choices=("auto", "shm", "zmq", "nixl", "nccl"))
-    kv_checksum: str = setting("xxh3", "checksum over every KV block that travels", choices=("xxh3", "none"))
+    kv_checksum: str = setting(
+        "auto",
+        "checksum over every KV block that travels; auto: xxh3 for KV in host memory, dot64 on a device",
+        choices=("auto", "xxh3", "dot64", "none"),
+    )
     lease_s: float = setting(10.0, "seconds after which blocks held for a silent peer are taken back")
     cpu_affinity: str = setting("", "cores this process may use, for example 0 or 2,3; empty: all")
     cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")

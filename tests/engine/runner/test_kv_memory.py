@@ -24,7 +24,7 @@ def test_bytes_copied_into_a_block_are_its_kv() -> None:
     layout = KvLayout("float32", num_layers=1, num_kv_heads=1, head_dim=4, block_size=2)
     source, target = (host_kv_memory(layout, 2, allocate_private) for _ in range(2))
     source.tensor[0] = torch.arange(16.0).view(1, 2, 1, 2, 4)
-    np.copyto(target.blocks[1], source.blocks[0])
+    target.blocks[1] = source.blocks[0]
     assert torch.equal(target.tensor[1], source.tensor[0])
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,11 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from engine.api.sampling import DecodingParams
-from engine.runner.sampler import Sampler, uniform_noise
+from engine.device.host import HostDevice
+from engine.runner.sampler import Sampler
+from engine.runner.sampling_plan import uniform_noise
 from engine.scheduler.request import SampledToken, ScheduledRequest
+from tests.engine.runner.relay import scheduled
 
 VOCAB_SIZE = 40
 EOS = 39
@@ -27,12 +31,20 @@ def random_logits(seed: int = 0, rows: int = 1, vocab_size: int = VOCAB_SIZE) ->
 
 def request(prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **params: Any) -> ScheduledRequest:
     token_ids = [*prompt, *output]
-    return ScheduledRequest("key", len(token_ids) - 1, 1, token_ids, len(prompt), [0], DecodingParams(**params))
+    return scheduled("key", len(token_ids) - 1, 1, token_ids, len(prompt), [0], DecodingParams(**params))
 
 
-def sample(logits: Tensor, *requests: ScheduledRequest, eos: frozenset[int] = frozenset({EOS})) -> list[SampledToken]:
-    drawn = Sampler(eos).sample(logits.clone(), list(requests))
-    return [token for token in drawn if token is not None]
+def draw(logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[SampledToken | None]:
+    """One token per row, or None; changes `logits`."""
+    device = HostDevice()
+    sampler = Sampler(frozenset({EOS}), logits.shape[1])
+    staging = device.staging(0)
+    plan = sampler.plan(requests, staging).stage_changes(staging)
+    return plan.tokens(device.fetch(sampler.draw(plan, logits)).wait())
+
+
+def sample(logits: Tensor, *requests: ScheduledRequest) -> list[SampledToken]:
+    return [token for token in draw(logits.clone(), requests) if token is not None]
 
 
 def draws(logits: Tensor, num_draws: int, **params: Any) -> Counter[int]:
@@ -60,7 +72,7 @@ def reference_probabilities(logits: Tensor, temperature: float, top_k: int, top_
 def test_a_row_that_is_not_a_number_draws_nothing_and_disturbs_no_other(temperature: float) -> None:
     logits = random_logits(rows=3)
     logits[1, 7] = torch.nan
-    found = Sampler(frozenset()).sample(logits.clone(), [request(temperature=temperature, seed=1)] * 3)
+    found = draw(logits.clone(), [request(temperature=temperature, seed=1)] * 3)
     assert found[1] is None
     assert [found[0], found[2]] == sample(logits[[0, 2]], *[request(temperature=temperature, seed=1)] * 2)
 
@@ -120,20 +132,20 @@ def test_a_token_depends_on_seed_choice_and_position_alone() -> None:
 
 
 def test_neighbours_in_the_batch_do_not_matter() -> None:
-    draw = random.Random(0)
+    choose = random.Random(0)
     logits = random_logits(seed=5, rows=12)
     kinds: list[dict[str, Any]] = [{}, {"temperature": 0}, {"top_k": 3}, {"top_p": 0.5}, {"presence_penalty": 1.0}]
     requests = [request(output=tuple(range(row)), seed=row, **kinds[row % len(kinds)]) for row in range(12)]
     alone = [sample(logits[row : row + 1], requests[row])[0] for row in range(12)]
     for _ in range(5):
-        rows = draw.sample(range(12), 7)
+        rows = choose.sample(range(12), 7)
         assert sample(logits[rows], *[requests[row] for row in rows]) == [alone[row] for row in rows]
 
 
 def adjusted(logits: Tensor, **arguments: Any) -> Tensor:
     """Logits after everything that comes before the draw."""
     changed = logits.clone()
-    Sampler(frozenset({EOS})).sample(changed, [request(temperature=0, **arguments)])
+    draw(changed, [request(temperature=0, **arguments)])
     return changed
 
 

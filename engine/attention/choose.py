@@ -1,0 +1,132 @@
+"""Which attention backend a model gets on a device.
+
+Owns the setting `--attention-backend`, its refusals and its one log line. A backend's memory is known before the KV
+pool is sized: a choice is made of shapes alone, and built when the KV tensor is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.api.errors import InvalidSetting
+from engine.attention.base import AttentionBackend
+from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls, load_flashinfer
+from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes, unsupported_reason
+from engine.attention.torch_backend import TorchAttention
+
+AUTO, FLASHINFER, TORCH = "auto", "flashinfer", "torch"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What backends differ in. `windows`: one entry per layer; `max_blocks`: of one sequence; `max_graph_sequences`:
+    of the largest step that is recorded, 0 where none is."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    windows: Sequence[int | None]
+    max_blocks: int
+    max_graph_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What kernels need to know of a GPU. `num_processors`: its multiprocessors."""
+
+    compute_capability: tuple[int, int]
+    num_processors: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """A backend that can be built. `workspace_bytes`: device memory it takes beside the KV tensor when it is."""
+
+    name: str
+    workspace_bytes: int
+    build: Callable[[Tensor], AttentionBackend]
+    """Takes the KV tensor [B, L, 2, Hkv, block_size, D]."""
+
+
+def choose_attention(
+    setting: str,
+    device: torch.device,
+    shape: AttentionShape,
+    *,
+    load: Callable[[], FlashInferCalls] = load_flashinfer,
+    look: Callable[[torch.device], Gpu] | None = None,
+) -> AttentionChoice:
+    """`auto`: flashinfer where it works, else torch, with one log line that says why on a GPU.
+
+    `setting`: auto, flashinfer or torch. `look` and `load` find the GPU's facts and the package. Raises
+    `InvalidSetting` for flashinfer where it does not work, and for an unknown name.
+    """
+    if setting not in (AUTO, FLASHINFER, TORCH):
+        raise InvalidSetting(f"--attention-backend {setting!r:.50} is not one of {AUTO}, {FLASHINFER}, {TORCH}")
+    if setting == TORCH or (setting == AUTO and device.type != "cuda"):
+        return _torch_choice(shape)
+    found = _find_flashinfer(device, shape, load, look or gpu_of)
+    if isinstance(found, AttentionChoice):
+        _log.info("attention: flashinfer")
+        return found
+    if setting == FLASHINFER:
+        raise InvalidSetting(f"--attention-backend flashinfer cannot be used: {found}")
+    _log.warning("attention: plain torch, which is slow on a GPU, instead of flashinfer: %s", found)
+    return _torch_choice(shape)
+
+
+def gpu_of(device: torch.device) -> Gpu:
+    """The facts of a CUDA device."""
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu((properties.major, properties.minor), properties.multi_processor_count)
+
+
+def _find_flashinfer(
+    device: torch.device,
+    shape: AttentionShape,
+    load: Callable[[], FlashInferCalls],
+    look: Callable[[torch.device], Gpu],
+) -> AttentionChoice | str:
+    """The choice of flashinfer, or why there is none."""
+    if device.type != "cuda":
+        return f"it needs a CUDA device, not {device}"
+    gpu = look(device)
+    reason = unsupported_reason(
+        shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.dtype, gpu.compute_capability
+    )
+    if reason is not None:
+        return reason
+    try:
+        calls = load()
+    except ModuleNotFoundError as error:
+        return f"{error.name} is not installed (pip install 'baton-serve[gpu]')"
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return f"the installed package does not load: {type(error).__name__}: {error!s:.200}"
+    num_bytes = float_workspace_bytes(
+        shape.num_heads, shape.num_kv_heads, shape.head_dim, gpu.num_processors, shape.max_graph_sequences
+    )
+
+    def build(kv: Tensor) -> FlashInferAttention:
+        # zeros: what flashinfer asks of a workspace before its first use
+        workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=kv.device)
+        return FlashInferAttention(
+            calls,
+            kv,
+            shape.windows,
+            num_heads=shape.num_heads,
+            workspace=workspace,
+            max_blocks_per_sequence=shape.max_blocks,
+        )
+
+    return AttentionChoice(FLASHINFER, num_bytes + int_workspace_bytes(shape.windows), build)
+
+
+def _torch_choice(shape: AttentionShape) -> AttentionChoice:
+    return AttentionChoice(TORCH, 0, lambda kv: TorchAttention(kv, shape.windows))

@@ -1,0 +1,75 @@
+"""The forward pass of one step, operation by operation.
+
+Owns the order in which inputs are staged. `engine.runner.graphs` does the same with a recorded graph; both first stage,
+then, once the caller has uploaded, compute.
+
+Letters: T tokens of the step, N rows that are due (a token is drawn for them), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.attention.base import AttentionBackend, SequenceShare
+from engine.device.base import Staging
+from engine.models.decoder import Decoder
+from engine.runner.base import LayerStored
+from engine.runner.inputs import StepInputs, fill_pending
+
+
+@dataclass(frozen=True, slots=True)
+class DueRows:
+    """The N tokens after which one is drawn. index: [N] int64 among the T tokens; None: the first N, in their order."""
+
+    count: int
+    index: Tensor | None
+
+
+class Forward(Protocol):
+    """One step, staged and ready."""
+
+    def compute(self, due: DueRows) -> Tensor | None:
+        """Issue the step, after the upload. Logits [N, V] float32 that the caller may change; None when N is 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EagerForward:
+    """See `Forward`. token_ids, positions: [T] int64; sources as well, None when no token is pending."""
+
+    decoder: Decoder
+    attention: AttentionBackend
+    token_ids: Tensor
+    positions: Tensor
+    sources: Tensor | None
+    drawn: Tensor
+
+    def compute(self, due: DueRows) -> Tensor | None:
+        """See `Forward.compute`."""
+        token_ids = self.token_ids
+        if self.sources is not None:
+            token_ids = fill_pending(token_ids, self.sources, self.drawn)
+        hidden = self.decoder.forward(token_ids, self.positions, self.attention)
+        if due.count == 0:
+            return None
+        return self.decoder.logits(hidden if due.index is None else hidden.index_select(0, due.index))
+
+
+def stage_eager(
+    decoder: Decoder,
+    attention: AttentionBackend,
+    staging: Staging,
+    drawn: Tensor,
+    inputs: StepInputs,
+    shares: Sequence[SequenceShare],
+    layer_stored: LayerStored | None,
+) -> EagerForward:
+    """Plan and stage any step."""
+    attention.plan(shares, staging, layer_stored)
+    token_ids, positions = staging.put(inputs.token_ids), staging.put(inputs.positions)
+    sources = staging.put(inputs.sources) if inputs.has_pending else None
+    return EagerForward(decoder, attention, token_ids, positions, sources, drawn)

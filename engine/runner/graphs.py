@@ -1,0 +1,176 @@
+"""Decode steps as recorded graphs: one per batch size, replayed with whatever the staging memory holds.
+
+Owns the recorded batch sizes and the padding of a batch to one of them. A graph holds everything from pending tokens
+and embedding to logits; sampling runs behind it, since its operations differ from step to step.
+
+A graph reads fixed addresses. They repeat because all that is put up to the end of a graph's inputs has one order and
+fixed capacities; that is checked at every step. Logits of all graphs share one buffer: graphs never run side by side.
+
+Padding is a sequence of one token, token id 0 at position 0, whose only block is the spare block: it reads and writes
+nothing that belongs to anybody.
+
+Letters: S sequences of a graph, N of the step (N <= S), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention.base import AttentionBackend, SequenceShare
+from engine.device.base import Array, Device, Graph, Staging
+from engine.models.decoder import Decoder
+from engine.runner.forward import DueRows
+from engine.runner.inputs import StepInputs, fill_pending
+from engine.runner.limits import graph_size, graph_sizes
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+
+class NotedStaging:
+    """A `Staging` that notes where everything lies. Only puts go through it."""
+
+    def __init__(self, staging: Staging) -> None:
+        self.addresses: list[int] = []
+        self._staging = staging
+
+    def begin(self) -> None:
+        """See `Staging.begin`."""
+        raise NotImplementedError("a plan does not begin a step")
+
+    def put(self, values: Array, capacity: int = 0) -> Tensor:
+        """See `Staging.put`."""
+        view = self._staging.put(values, capacity)
+        self.addresses.append(view.data_ptr())
+        return view
+
+    def upload(self) -> None:
+        """See `Staging.upload`."""
+        raise NotImplementedError("a plan does not upload")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphForward:
+    """See `engine.runner.forward.Forward`. logits: [S, V], what the graph writes."""
+
+    graph: Graph
+    logits: Tensor
+
+    def compute(self, due: DueRows) -> Tensor | None:
+        """See `Forward.compute`."""
+        self.graph.replay()
+        if due.count == 0:
+            return None
+        return self.logits[: due.count] if due.index is None else self.logits.index_select(0, due.index)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A graph of S sequences, the logits [S, V] it writes, its attention, and the addresses of its inputs."""
+
+    graph: Graph
+    logits: Tensor
+    attention: AttentionBackend
+    addresses: list[int]
+
+
+class DecodeGraphs:
+    """Graphs for steps of up to `max_decodes` sequences with one token each."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        device: Device,
+        staging: Staging,
+        begin: Callable[[], object],
+        drawn: Tensor,
+        max_decodes: int,
+        spare_block: int,
+    ) -> None:
+        """`begin` begins a step in `staging`, and puts what comes before a graph's inputs."""
+        self._decoder = decoder
+        self._device = device
+        self._staging = staging
+        self._begin = begin
+        self._drawn = drawn
+        self._sizes = graph_sizes(max_decodes)
+        self._padding = SequenceShare(0, 1, (spare_block,))
+        self._recorded: dict[int, _Recorded] = {}
+
+    def record(self, attention: AttentionBackend, progress: Progress | None = None) -> int:
+        """Record a graph for each size; `progress(done, total)` counts them. Returns how many there are.
+
+        The largest comes first: the others find their memory in what it has left.
+        """
+        logits: Tensor | None = None
+        for done, size in enumerate(reversed(self._sizes), 1):
+            backend = attention.for_graph(size)
+            if backend is None:
+                break
+            if logits is None:
+                logits = torch.empty(size, self._decoder.config.vocab_size, device=self._device.torch_device)
+            self._recorded[size] = self._record(size, backend, logits[:size])
+            if progress is not None:
+                progress(done, len(self._sizes))
+        return len(self._recorded)
+
+    def stage(self, inputs: StepInputs, shares: Sequence[SequenceShare]) -> GraphForward | None:
+        """Stage a step, right behind what `begin` puts. None when no graph can compute it."""
+        if len(inputs.token_ids) != len(shares):
+            return None
+        size = graph_size(self._sizes, len(shares))
+        recorded = self._recorded.get(size) if size is not None else None
+        if size is None or recorded is None:
+            return None
+        staging = NotedStaging(self._staging)
+        self._put(size, inputs, shares, recorded.attention, staging)
+        if staging.addresses != recorded.addresses:
+            raise RuntimeError(
+                f"the inputs of a graph of {size} sequences are not where they were when it was recorded"
+            )
+        return GraphForward(recorded.graph, recorded.logits)
+
+    def _record(self, size: int, attention: AttentionBackend, logits: Tensor) -> _Recorded:
+        nothing = np.empty(0, dtype=np.int64)
+        staging = NotedStaging(self._staging)
+        self._begin()
+        token_ids, sources, positions = self._put(
+            size, StepInputs(nothing, nothing, nothing, False, []), (), attention, staging
+        )
+        self._staging.upload()
+
+        def run() -> None:
+            hidden = self._decoder.forward(fill_pending(token_ids, sources, self._drawn), positions, attention)
+            logits.copy_(self._decoder.logits(hidden))
+
+        # whatever is compiled, chosen or allocated at the first call must not be when it is recorded
+        run()
+        self._device.synchronize()
+        graph, _ = self._device.record(run)
+        return _Recorded(graph, logits, attention, staging.addresses)
+
+    def _put(
+        self,
+        size: int,
+        inputs: StepInputs,
+        shares: Sequence[SequenceShare],
+        attention: AttentionBackend,
+        staging: Staging,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Stage token ids, sources and positions, [S] each, and the attention's plan."""
+        token_ids = staging.put(_padded(inputs.token_ids, size, 0), size)
+        sources = staging.put(_padded(inputs.sources, size, -1), size)
+        positions = staging.put(_padded(inputs.positions, size, 0), size)
+        attention.plan([*shares, *[self._padding] * (size - len(shares))], staging)
+        return token_ids, sources, positions
+
+
+def _padded(values: Array, size: int, padding: int) -> Array:
+    padded = np.full(size, padding, dtype=np.int64)
+    padded[: len(values)] = values
+    return padded

@@ -1,0 +1,86 @@
+"""A step's inputs as arrays: token ids, positions, and where the tokens come from that nobody on the host knows yet.
+
+Owns the flattening of a step. A token that the step before draws is `PENDING_TOKEN` in its request; on the device it
+lies in `drawn`, in the row of that step's draw that was its request's.
+
+Letters: T tokens of the step, N rows drawn by the step before.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.api.errors import BatonError
+from engine.device.base import Array
+from engine.scheduler.request import PENDING_TOKEN, RequestKey, Step
+
+
+class TokenUnknown(BatonError):
+    """A step needs a token that the step before it does not draw."""
+
+    code = "internal_error"
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """All requests one after another. token_ids, positions, sources: [T] int64.
+
+    A token whose source is not negative is in that row of `drawn`; its token id is 0. `has_pending`: there are some.
+    `last_tokens`: for each request of the step the place of its last token.
+    """
+
+    token_ids: Array
+    positions: Array
+    sources: Array
+    has_pending: bool
+    last_tokens: list[int]
+
+
+def read_inputs(step: Step, drawn_rows: Mapping[RequestKey, int]) -> StepInputs:
+    """What the device needs of the step's tokens; `drawn_rows` are the rows of the step before, by request.
+
+    Raises `TokenUnknown`.
+    """
+    num_tokens = [request.num_tokens for request in step.requests]
+    if max(num_tokens) == 1:
+        token_ids = np.array([request.token_ids[request.start] for request in step.requests], dtype=np.int64)
+        positions = np.array([request.start for request in step.requests], dtype=np.int64)
+        last_tokens = list(range(len(num_tokens)))
+    else:
+        token_ids, positions = _flatten(step)
+        last_tokens = (np.cumsum(num_tokens) - 1).tolist()
+    sources = np.full(len(token_ids), -1, dtype=np.int64)
+    pending = np.flatnonzero(token_ids == PENDING_TOKEN).tolist()
+    for place in pending:
+        key = step.requests[bisect_right(last_tokens, place - 1)].key
+        if key not in drawn_rows:
+            raise TokenUnknown(
+                f"token {positions[place]} of {key!r} is not known, and the step before draws none of it"
+            )
+        sources[place] = drawn_rows[key]
+        token_ids[place] = 0
+    return StepInputs(token_ids, positions, sources, bool(pending), last_tokens)
+
+
+def fill_pending(token_ids: Tensor, sources: Tensor, drawn: Tensor) -> Tensor:
+    """Token ids [T] with those in their places that the device has drawn. drawn: [at least N] int64."""
+    return torch.where(sources < 0, token_ids, drawn.index_select(0, sources.clamp(min=0)))
+
+
+def _flatten(step: Step) -> tuple[Array, Array]:
+    """Token ids and positions, each [T] int64."""
+    token_ids = np.empty(step.num_tokens, dtype=np.int64)
+    positions = np.empty(step.num_tokens, dtype=np.int64)
+    first = 0
+    for request in step.requests:
+        last, stop = first + request.num_tokens, request.start + request.num_tokens
+        token_ids[first:last] = request.token_ids[request.start : stop]
+        positions[first:last] = np.arange(request.start, stop)
+        first = last
+    return token_ids, positions

@@ -1,0 +1,66 @@
+"""A step as large as any, without KV: what a device needs beside weights and pool.
+
+Owns the worst case. Whoever sizes the KV pool reads the device's peak memory around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.api.sampling import MAX_TOP_LOGPROBS, DecodingParams
+from engine.attention.base import Attention
+from engine.device.base import Device
+from engine.models.decoder import Decoder
+from engine.runner.limits import RunnerLimits, staging_bytes
+from engine.runner.sampler import Sampler
+from engine.scheduler.request import RequestKey
+
+_HARDEST = DecodingParams(top_p=0.9, min_p=0.01, seed=0, logprobs=MAX_TOP_LOGPROBS)
+
+
+@dataclass(frozen=True, slots=True)
+class _HardestRequest:
+    """See `SampledRequest`. Its row is sorted, and the model's own distribution is kept beside it."""
+
+    key: RequestKey = "profile"
+    token_ids: Sequence[int] = (0,)
+    num_prompt_tokens: int = 1
+    params: DecodingParams = _HARDEST
+
+
+class StorelessAttention:
+    """See `Attention`: stores nothing, attends to nothing, returns zeros of the right shape."""
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `Attention.run`."""
+        return torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+
+
+@torch.inference_mode()
+def profile(
+    decoder: Decoder,
+    sampler: Sampler,
+    device: Device,
+    limits: RunnerLimits,
+    attention: Attention | None = None,
+) -> None:
+    """Compute one worst step: `max_num_batched_tokens` tokens, of which `max_num_seqs` (or all) draw one.
+
+    Done when it returns. `attention` takes the place of `StorelessAttention`. What it allocates is freed again; peak
+    memory is the caller's to read. Staging memory is part of it.
+    """
+    num_tokens, num_rows = limits.max_num_batched_tokens, limits.max_decodes
+    staging = device.staging(staging_bytes(limits))
+    with device.guard():
+        staging.begin()
+        plan = sampler.plan([_HardestRequest()] * num_rows, staging).stage_changes(staging)
+        staging.upload()
+        token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device.torch_device)
+        positions = torch.arange(num_tokens, device=device.torch_device) % decoder.config.max_context_len
+        hidden = decoder.forward(token_ids, positions, attention or StorelessAttention())
+        device.fetch(sampler.draw(plan, decoder.logits(hidden[:num_rows]))).wait()
+    device.synchronize()

@@ -1,0 +1,309 @@
+"""What a step's sampling needs, worked out on the host and staged before the forward pass.
+
+Owns the translation from requests to arrays: which single logits change, which rows are drawn from by which operations,
+each row's parameters and noise; and, for the way back, from fetched arrays to tokens. Knows nothing between steps.
+`engine.runner.sampler` owns the operations.
+
+Arrays with a few values a row come first in the staging memory and have a fixed room there: what is staged after them
+lies where it lay in the step before. Lists of changed logits come last.
+
+Those (bias, penalties, withheld ends) have no useful bound: a penalty names every token of a long context. They share
+`CHANGE_BYTES` of staging memory; what finds no room there stays on the host, and the draw brings it over with a plain,
+slow copy.
+
+Letters: N rows (requests that sample in this step), R rows of one group, C changed logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.api.messages import TokenLogprobs
+from engine.api.sampling import DecodingParams
+from engine.device.base import Array, Staging
+from engine.device.staging import staged_bytes
+from engine.scheduler.request import PENDING_TOKEN, RequestKey, SampledToken
+
+CHANGE_BYTES = 4 * 2**20
+"""Room in staging memory for the changed logits of a step, some 350,000 of them."""
+NARROW_WIDTH = 1024
+"""A row that needs at most so many of its best tokens in order is not sorted."""
+
+_NOISE_KEY = struct.Struct("<qqq")
+
+
+class SampledRequest(Protocol):
+    """What sampling reads of a request; `ScheduledRequest` has it."""
+
+    @property
+    def key(self) -> RequestKey:
+        """For errors."""
+        ...
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The prompt and everything generated."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """How many of them are prompt."""
+        ...
+
+    @property
+    def params(self) -> DecodingParams:
+        """How the next one is chosen."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Single logits that change. places: [C] int64 in the flattened logits; values: [C] float32, or none.
+
+    They lie on the device once they are staged, or on the host where they found no room in the staging memory.
+    """
+
+    places: Tensor
+    values: Tensor
+
+    def staged(self, room: _Room) -> Changes:
+        """The same on the device, where there is room."""
+        return Changes(room.put(self.places), room.put(self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class DrawGroup:
+    """R rows that are drawn from by the same operations.
+
+    `width`: the draw looks at so many of a row's best tokens, in order; 0: at all tokens, in the order of their ids.
+    rows, top_k: [R] int64. `first_row` is the first of neighbouring rows, -1 when they are none.
+    parameters: [4, R] float64: temperature, noise, top-p (infinite: off), min-p.
+    """
+
+    width: int
+    rows: Tensor
+    top_k: Tensor
+    first_row: int
+    parameters: Tensor
+    has_top_p: bool
+    has_min_p: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    """One step's sampling. Tensors are staged: valid in stream order from the upload to the next step's staging.
+
+    reported_rows: [rows with logprobs] int64, None when all rows have them.
+    """
+
+    num_rows: int
+    bias: Changes | None
+    repetition: Changes | None
+    presence: Changes | None
+    withheld: Changes | None
+    groups: tuple[DrawGroup, ...]
+    reported_rows: Tensor | None
+    reports: tuple[tuple[int, int], ...]
+    """(row, number of most likely tokens to report) of each row with logprobs."""
+
+    def stage_changes(self, staging: Staging) -> SamplingPlan:
+        """This plan with its changed logits staged."""
+        kinds = (self.bias, self.repetition, self.presence, self.withheld)
+        if kinds == (None, None, None, None):
+            return self
+        room = _Room(staging)
+        bias, repetition, presence, withheld = (kind and kind.staged(room) for kind in kinds)
+        return replace(self, bias=bias, repetition=repetition, presence=presence, withheld=withheld)
+
+    @property
+    def reports_top(self) -> bool:
+        """Whether a row reports more than its chosen token."""
+        return any(num_top > 0 for _, num_top in self.reports)
+
+    def tokens(self, arrays: Sequence[Array]) -> list[SampledToken | None]:
+        """What was drawn, of the fetched outputs of `Sampler.draw`; None for a row that held NaN."""
+        token_ids, is_number = arrays[0].tolist(), arrays[1].tolist()
+        logprobs: list[TokenLogprobs | None] = [None] * self.num_rows
+        if self.reports:
+            chosen = arrays[2].tolist()
+            top_ids, top_logprobs = (array.tolist() for array in arrays[3:]) if self.reports_top else ([], [])
+            for place, (row, num_top) in enumerate(self.reports):
+                ids = tuple(top_ids[place][:num_top]) if num_top else ()
+                values = tuple(top_logprobs[place][:num_top]) if num_top else ()
+                logprobs[row] = TokenLogprobs(chosen[place], ids, values)
+        drawn = zip(token_ids, logprobs, is_number, strict=True)
+        return [SampledToken(token_id, report) if valid else None for token_id, report, valid in drawn]
+
+
+def uniform_noise(seed: int, choice: int, position: int) -> float:
+    """A number in [0, 1) that depends on nothing but its arguments; all are signed 64-bit."""
+    digest = blake2b(_NOISE_KEY.pack(seed, choice, position), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) / 2**53
+
+
+def sampling_bytes(max_num_rows: int) -> int:
+    """Staging memory that `plan_sampling` needs at most for so many rows."""
+    return staged_bytes(3 * max_num_rows, np.int64) + staged_bytes(4 * max_num_rows, np.float64) + CHANGE_BYTES
+
+
+def plan_sampling(
+    requests: Sequence[SampledRequest],
+    eos_token_ids: Sequence[int],
+    vocab_size: int,
+    staging: Staging,
+    max_num_rows: int = 0,
+) -> SamplingPlan:
+    """Stage what the rows of `requests`, in this order, need, but for changed logits: see `SamplingPlan.stage_changes`.
+
+    Room is kept for `max_num_rows` rows.
+    """
+    bias, repetition, presence, withheld = (_Changes(vocab_size) for _ in range(4))
+    draws: list[_Draw] = []
+    reports: list[tuple[int, int]] = []
+    for row, request in enumerate(requests):
+        params = request.params
+        if params.logprobs is not None:
+            reports.append((row, params.logprobs))
+        if params.logit_bias_ids:
+            bias.add(row, params.logit_bias_ids, params.logit_bias_values)
+        if _has_penalties(params):
+            _penalise(row, request, repetition, presence)
+        if params.min_tokens and _position(request) < params.min_tokens:
+            ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
+            withheld.add(row, ends, ())
+        if params.temperature != 0.0:
+            draws.append(_draw_of(row, request, vocab_size))
+    unordered = [draw for draw in draws if draw.width == 0]
+    narrow = [draw for draw in draws if 0 < draw.width <= NARROW_WIDTH]
+    wide = [draw for draw in draws if draw.width > NARROW_WIDTH]
+    rows, _, top_ks, *columns = zip(*unordered, *narrow, *wide, strict=True) if draws else [()] * len(_Draw._fields)
+    # all rows report: their names are not needed
+    reported_rows = [row for row, _ in reports] if len(reports) < len(requests) else []
+    integers = staging.put(np.array([*rows, *top_ks, *reported_rows], dtype=np.int64), 3 * max_num_rows)
+    parameters = staging.put(np.array(columns, dtype=np.float64).reshape(-1), 4 * max_num_rows).view(4, -1)
+    return SamplingPlan(
+        num_rows=len(requests),
+        bias=bias.joined(),
+        repetition=repetition.joined(),
+        presence=presence.joined(),
+        withheld=withheld.joined(),
+        groups=_groups((unordered, narrow, wide), integers[: 2 * len(draws)].view(2, -1), parameters),
+        reported_rows=integers[2 * len(draws) :] if reported_rows else None,
+        reports=tuple(reports),
+    )
+
+
+class _Room:
+    """What is left of `CHANGE_BYTES`."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._num_bytes = CHANGE_BYTES
+
+    def put(self, values: Tensor) -> Tensor:
+        """`values` on the device, or still on the host when they do not fit."""
+        array: Array = values.numpy()
+        num_bytes = staged_bytes(len(array), array.dtype.type)
+        if num_bytes > self._num_bytes:
+            return values
+        self._num_bytes -= num_bytes
+        return self._staging.put(array)
+
+
+class _Changes:
+    """Changed logits of one kind, collected row by row."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._places: list[Array] = []
+        self._values: list[Array] = []
+
+    def add(self, row: int, token_ids: Iterable[int], values: Iterable[float]) -> None:
+        """The logits of `token_ids` in one row."""
+        self._places.append(np.fromiter(token_ids, np.int64) + row * self._vocab_size)
+        self._values.append(np.fromiter(values, np.float64))
+
+    def joined(self) -> Changes | None:
+        """All of them, on the host; None when there are none."""
+        if not self._places:
+            return None
+        values = np.concatenate(self._values).astype(np.float32)
+        return Changes(torch.from_numpy(np.concatenate(self._places)), torch.from_numpy(values))
+
+
+class _Draw(NamedTuple):
+    """One row that is not greedy. `width`: see `DrawGroup`; top_k: V when it is off."""
+
+    row: int
+    width: int
+    top_k: int
+    temperature: float
+    noise: float
+    top_p: float
+    min_p: float
+
+
+def _position(request: SampledRequest) -> int:
+    """Output index of the token to draw. A token that is still being drawn counts."""
+    return len(request.token_ids) - request.num_prompt_tokens
+
+
+def _has_penalties(params: DecodingParams) -> bool:
+    return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
+
+
+def _penalise(row: int, request: SampledRequest, repetition: _Changes, presence: _Changes) -> None:
+    """Repetition (CTRL, arXiv:1909.05858) over prompt and output; presence and frequency over the output alone."""
+    params = request.params
+    if PENDING_TOKEN in request.token_ids[-1:]:
+        raise ValueError(f"{request.key!r} has a penalty, and its last token is not known yet")
+    if params.repetition_penalty != 1.0:
+        seen = set(request.token_ids)
+        repetition.add(row, seen, [params.repetition_penalty] * len(seen))
+    counts = Counter(request.token_ids[request.num_prompt_tokens :])
+    if counts and (params.presence_penalty or params.frequency_penalty):
+        amounts = [-params.presence_penalty - params.frequency_penalty * count for count in counts.values()]
+        presence.add(row, counts, amounts)
+
+
+def _draw_of(row: int, request: SampledRequest, vocab_size: int) -> _Draw:
+    params = request.params
+    top_k = params.top_k if 0 < params.top_k < vocab_size else vocab_size
+    is_ordered = top_k < vocab_size or params.top_p < 1.0
+    noise = uniform_noise(params.seed or 0, params.choice, _position(request))
+    top_p = params.top_p if params.top_p < 1.0 else math.inf
+    return _Draw(row, top_k if is_ordered else 0, top_k, params.temperature, noise, top_p, params.min_p)
+
+
+def _groups(groups: Sequence[Sequence[_Draw]], integers: Tensor, parameters: Tensor) -> tuple[DrawGroup, ...]:
+    """integers: [2, rows of all groups], parameters: [4, as many]."""
+    found, first = [], 0
+    for draws in groups:
+        if draws:
+            last = first + len(draws)
+            found.append(_group(draws, integers[:, first:last], parameters[:, first:last]))
+            first = last
+    return tuple(found)
+
+
+def _group(draws: Sequence[_Draw], integers: Tensor, parameters: Tensor) -> DrawGroup:
+    first_row = draws[0].row
+    return DrawGroup(
+        width=max(draw.width for draw in draws),
+        rows=integers[0],
+        top_k=integers[1],
+        first_row=first_row if draws[-1].row - first_row == len(draws) - 1 else -1,
+        parameters=parameters,
+        has_top_p=any(draw.top_p < 1.0 for draw in draws),
+        has_min_p=any(draw.min_p > 0.0 for draw in draws),
+    )

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import pytest
+import torch
+
+from engine.api.errors import InvalidSetting
+from engine.attention.choose import AttentionShape, Gpu, choose_attention
+from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls
+from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes
+from engine.attention.torch_backend import TorchAttention
+from tests.engine.attention import flashinfer_stand_in as stand_in
+
+SHAPE = AttentionShape(
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=64,
+    dtype=torch.bfloat16,
+    windows=(None, 16),
+    max_blocks=8,
+    max_graph_sequences=32,
+)
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def hopper(_: torch.device) -> Gpu:
+    return Gpu((9, 0), 132)
+
+
+def loaded() -> FlashInferCalls:
+    return stand_in.CALLS
+
+
+def failing(error: Exception) -> FlashInferCalls:
+    raise error
+
+
+@pytest.mark.parametrize("setting", ["auto", "flashinfer"])
+def test_flashinfer_serves_what_it_can(setting: str) -> None:
+    choice = choose_attention(setting, CUDA, SHAPE, load=loaded, look=hopper)
+    float_bytes = float_workspace_bytes(8, 2, 64, 132, 32)
+    assert choice.name == "flashinfer"
+    assert choice.workspace_bytes == float_bytes + int_workspace_bytes((None, 16))
+    assert isinstance(choice.build(torch.zeros(4, 2, 2, 2, 16, 64, dtype=torch.bfloat16)), FlashInferAttention)
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA])
+def test_torch_can_be_asked_for_anywhere(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+    choice = choose_attention("torch", device, SHAPE, load=loaded, look=hopper)
+    assert (choice.name, choice.workspace_bytes) == ("torch", 0)
+    assert isinstance(choice.build(torch.zeros(4, 2, 2, 2, 16, 64)), TorchAttention)
+    assert not caplog.records
+
+
+def test_without_a_gpu_there_is_nothing_to_say(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert choose_attention("auto", CPU, SHAPE).name == "torch"
+    assert not caplog.records
+
+
+BROKEN = [
+    (ModuleNotFoundError("No module named 'flashinfer'", name="flashinfer"), "flashinfer is not installed"),
+    (ImportError("undefined symbol: x"), "ImportError: undefined symbol: x"),
+    (OSError("libcuda.so.1: cannot open"), "OSError: libcuda.so.1"),
+    (RuntimeError("versions differ"), "RuntimeError: versions differ"),
+    (AttributeError("no fast_decode_plan"), "AttributeError: no fast_decode_plan"),
+]
+
+
+@pytest.mark.parametrize(("error", "words"), BROKEN)
+def test_a_package_that_does_not_load_falls_back_with_one_line(
+    error: Exception, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    choice = choose_attention("auto", CUDA, SHAPE, load=lambda: failing(error), look=hopper)
+    assert choice.name == "torch"
+    assert len(caplog.records) == 1
+    assert words in caplog.text
+
+
+@pytest.mark.parametrize(("error", "words"), BROKEN)
+def test_a_package_that_does_not_load_cannot_be_asked_for(error: Exception, words: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"attention-backend flashinfer.*{words}"):
+        choose_attention("flashinfer", CUDA, SHAPE, load=lambda: failing(error), look=hopper)
+
+
+def test_a_shape_it_lacks_falls_back_before_anything_is_imported(caplog: pytest.LogCaptureFixture) -> None:
+    shape = dataclasses.replace(SHAPE, head_dim=80)
+    choice = choose_attention("auto", CUDA, shape, load=lambda: pytest.fail("imported"), look=hopper)
+    assert choice.name == "torch"
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "heads of size 80" in caplog.text
+    with pytest.raises(InvalidSetting, match="heads of size 80"):
+        choose_attention("flashinfer", CUDA, shape, load=loaded, look=hopper)
+
+
+def test_flashinfer_cannot_be_asked_for_without_a_gpu() -> None:
+    with pytest.raises(InvalidSetting, match="needs a CUDA device, not cpu"):
+        choose_attention("flashinfer", CPU, SHAPE, load=loaded)
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="'triton' is not one of auto, flashinfer, torch"):
+        choose_attention("triton", CUDA, SHAPE)

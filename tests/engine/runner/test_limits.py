@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.api.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, DecodingParams
+from engine.attention.torch_backend import TorchAttention
+from engine.device.emulated import EmulatedDevice
+from engine.models.decoder import Decoder
+from engine.runner.limits import RunnerLimits, graph_size, graph_sizes, staging_bytes
+from engine.runner.model_runner import ModelRunner
+from engine.runner.sampler import Sampler
+from engine.scheduler.request import ScheduledRequest, Step
+from tests.engine.runner.relay import BLOCK_SIZE, MAX_BLOCKS, load_decoder, scheduled
+
+
+@pytest.mark.parametrize(
+    ("max_decodes", "sizes"),
+    [
+        (1, (1,)),
+        (3, (1, 2, 3)),
+        (8, (1, 2, 4, 8)),
+        (30, (1, 2, 4, 8, 16, 24, 30)),
+        (64, (1, 2, 4, *range(8, 65, 8))),
+        (330, (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), 288, 320, 330)),
+    ],
+)
+def test_graph_sizes(max_decodes: int, sizes: tuple[int, ...]) -> None:
+    assert graph_sizes(max_decodes) == sizes
+
+
+@given(st.integers(1, 700))
+def test_every_batch_fits_a_graph_with_little_padding(max_decodes: int) -> None:
+    sizes = graph_sizes(max_decodes)
+    assert list(sizes) == sorted(set(sizes))
+    assert sizes[-1] == max_decodes
+    for count in range(1, max_decodes + 1):
+        size = graph_size(sizes, count)
+        assert size is not None
+        assert count <= size <= max(count * 1.15 + 7, count)
+    assert graph_size(sizes, max_decodes + 1) is None
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return load_decoder(tmp_path_factory.mktemp("checkpoint") / "llama")
+
+
+def hardest(vocab_size: int, choose: random.Random) -> DecodingParams:
+    """All that takes staging memory, or all but the report: rows are named only when some rows have none."""
+    ids = tuple(range(min(vocab_size, MAX_LOGIT_BIAS)))
+    return DecodingParams(
+        seed=1,
+        top_k=choose.choice([0, 5]),
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        presence_penalty=0.5,
+        logit_bias_ids=ids,
+        logit_bias_values=(0.5,) * len(ids),
+        min_tokens=99,
+        stop_token_ids=tuple(index % vocab_size for index in range(MAX_STOP_TOKEN_IDS)),
+        logprobs=choose.choice([3, 3, 3, None]),
+    )
+
+
+@pytest.mark.parametrize("change_bytes", [4 * 2**20, 2**14])
+@pytest.mark.parametrize(("max_num_seqs", "max_num_batched_tokens"), [(1, 1), (7, 64), (16, 16), (24, 300)])
+def test_no_step_overflows_the_staging_memory(
+    change_bytes: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    decoder: Decoder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.runner.sampling_plan.CHANGE_BYTES", change_bytes)
+    choose = random.Random(max_num_seqs)
+    vocab_size = decoder.config.vocab_size
+    params = [hardest(vocab_size, choose) for _ in range(4)]
+    limits = RunnerLimits(max_num_seqs, max_num_batched_tokens, MAX_BLOCKS)
+    config = decoder.config
+    kv = torch.zeros(MAX_BLOCKS, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+    runner = ModelRunner(
+        decoder, TorchAttention(kv, config.windows), Sampler(frozenset({1}), vocab_size), EmulatedDevice(), limits
+    )
+    longest = MAX_BLOCKS * BLOCK_SIZE
+    for _ in range(6):
+        # sequences share all blocks: what they compute does not matter here
+        left, shares = max_num_batched_tokens, list[ScheduledRequest]()
+        while left > 0 and len(shares) < max_num_seqs:
+            count = min(left, choose.choice([1, longest, choose.randint(1, longest)]))
+            token_ids = [choose.randrange(vocab_size) for _ in range(longest)]
+            row = len(shares)
+            start = longest - count
+            shares.append(
+                scheduled(row, start, count, token_ids, 1, list(range(MAX_BLOCKS)), params[row % len(params)])
+            )
+            left -= count
+        assert runner.launch(Step(tuple(shares))).result().keys() == {share.key for share in shares}
+
+
+def test_staging_grows_with_every_limit() -> None:
+    base = RunnerLimits(8, 64, 16)
+    for larger in (RunnerLimits(9, 64, 16), RunnerLimits(8, 80, 16), RunnerLimits(8, 64, 17)):
+        assert staging_bytes(larger) > staging_bytes(base)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.device.base import Device
+from engine.device.emulated import EmulatedDevice
+from engine.device.host import HostDevice
+from engine.models.decoder import Decoder
+from engine.runner.limits import RunnerLimits
+from engine.runner.profiling import StorelessAttention, profile
+from engine.runner.sampler import Sampler
+from engine.runner.sampling_plan import SamplingPlan
+from tests.engine.runner.relay import load_decoder
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return load_decoder(tmp_path_factory.mktemp("checkpoint") / "llama")
+
+
+@pytest.mark.parametrize("device", [HostDevice(), EmulatedDevice()], ids=["host", "emulated"])
+@pytest.mark.parametrize(("max_num_seqs", "max_num_batched_tokens", "num_rows"), [(6, 100, 6), (8, 5, 5)])
+def test_the_largest_step_is_computed(
+    device: Device, max_num_seqs: int, max_num_batched_tokens: int, num_rows: int, decoder: Decoder
+) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    class Spy(StorelessAttention):
+        def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            seen.append(tuple(q.shape))
+            return super().run(layer, q, k, v)
+
+    sampler = Sampler(frozenset(), decoder.config.vocab_size)
+    with mock.patch.object(Sampler, "draw", autospec=True, side_effect=Sampler.draw) as draw:
+        profile(decoder, sampler, device, RunnerLimits(max_num_seqs, max_num_batched_tokens, 9), Spy())
+    config = decoder.config
+    assert seen == [(max_num_batched_tokens, config.num_heads, config.head_dim)] * config.num_layers
+    plan: SamplingPlan = draw.call_args.args[1]
+    logits: Tensor = draw.call_args.args[2]
+    assert logits.shape == (num_rows, config.vocab_size)
+    assert logits.dtype == torch.float32
+    # the operations that take the most memory: every row in order, its own distribution beside it
+    assert [group.width for group in plan.groups] == [config.vocab_size]
+    assert len(plan.reports) == num_rows
