@@ -32,6 +32,7 @@ BENCHMARKS = {
     "limits": Benchmark("bench.limits.command", "what this machine can do, and how near Baton comes to it"),
     "report": Benchmark("bench.report.command", "result files as plots, as one HTML page and as tables"),
     "kv": Benchmark("bench.kv.command", "handoffs of KV blocks between two processes, by transport, against memcpy"),
+    "gpu-check": Benchmark("bench.gpu_check.command", "everything of the GPU path, checked and measured on one GPU"),
     "gap": Benchmark("bench.gap", "what a client sees of the handoff: the gap from token 1 to token 2"),
 }
 

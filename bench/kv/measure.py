@@ -167,6 +167,7 @@ class NodePair:
                             "checksum": checksum,
                             "num_blocks": num_blocks,
                             "block_bytes": block_bytes,
+                            "device": plan.device,
                         },
                         cpu,
                     )

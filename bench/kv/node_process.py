@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 import zmq
 
 from bench.child import Worker, serve_parent
@@ -27,13 +28,21 @@ from engine.api.messages import HandoffFigures, PrefillPeer, TokenEvent
 from engine.api.process import keep_freed_memory
 from kvtransfer.host import this_process
 from kvtransfer.messages import HandoffKey, PeerHello
-from kvtransfer.pool import HostPool, Pool
+from kvtransfer.pool import Pool
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import Incoming, ReceivingFacts, ReceivingSide
 from kvtransfer.sending import SendingFacts, SendingSide, open_listener
 from kvtransfer.thread import TransferThread
 from kvtransfer.transports.base import Blocks, Sender
-from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
+from kvtransfer.transports.registry import (
+    SHM,
+    SLOTS,
+    PoolMemory,
+    SenderFactory,
+    TransportSettings,
+    open_pool,
+    open_receivers,
+)
 
 PREFILL, DECODE = "prefill", "decode"
 TOKENS_PER_BLOCK = 16
@@ -50,13 +59,16 @@ _SETTLE_S = 0.003
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """What a node is made of. `role` is "prefill" or "decode"."""
+    """What a node is made of. `role` is "prefill" or "decode". `device`: where its pool lies, as torch names it; "" for
+    memory that the transport allocates on the host.
+    """
 
     role: str
     transport: str
     checksum: str
     num_blocks: int
     block_bytes: int
+    device: str = ""
 
     @property
     def layout(self) -> KvLayout:
@@ -115,14 +127,14 @@ class _OneTransport(SenderFactory):
 
     def __init__(self, settings: TransportSettings, memory: PoolMemory, pool: Pool) -> None:
         super().__init__(settings, memory, pool)
-        self._name = settings.choice
+        self._names = (settings.choice, SLOTS) if pool.is_device and settings.choice == SHM else (settings.choice,)
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
         """See `SenderFactory.open`."""
         name, sender = super().open(hello)
-        if name != self._name:
+        if name not in self._names:
             sender.close()
-            raise Refused(f"{self._name} was to be measured, and {name} was taken")
+            raise Refused(f"{self._names[0]} was to be measured, and {name} was taken")
         return name, sender
 
 
@@ -130,11 +142,29 @@ def _transport_settings(spec: NodeSpec, context: zmq.Context[zmq.Socket[bytes]])
     return TransportSettings(spec.transport, context, _HOST, LinkSettings(), this_process())
 
 
-def _allocate(memory: PoolMemory, spec: NodeSpec) -> Blocks:
-    """[num_blocks, block_bytes] with every page touched."""
+def _allocate(memory: PoolMemory, spec: NodeSpec) -> Any:
+    """[num_blocks, block_bytes] with every page touched: an array, or a tensor of a device."""
+    if spec.device:
+        return torch.zeros(spec.num_blocks, spec.block_bytes, dtype=torch.uint8, device=spec.device)
     region = memory.allocate(spec.num_blocks * spec.block_bytes)
     region[::_PAGE_BYTES] = 0
     return region.reshape(spec.num_blocks, spec.block_bytes)
+
+
+def _fill(blocks: Any) -> None:
+    """The pattern, wherever the blocks are."""
+    if isinstance(blocks, torch.Tensor):
+        on_host = np.empty(blocks.shape, dtype=np.uint8)
+        fill(on_host)
+        blocks.copy_(torch.from_numpy(on_host))
+    else:
+        fill(blocks)
+
+
+def _wait_for(blocks: Any) -> None:
+    """Until a device has done what it was told."""
+    if isinstance(blocks, torch.Tensor) and blocks.is_cuda:
+        torch.cuda.synchronize(blocks.device)
 
 
 class PrefillEnd:
@@ -149,8 +179,9 @@ class PrefillEnd:
         try:
             self._blocks = _allocate(self._memory, spec)
             self._yardstick = _allocate(self._yardstick_memory, spec)
-            fill(self._blocks)
-            pool = HostPool(self._blocks)
+            _fill(self._blocks)
+            _wait_for(self._blocks)
+            pool = open_pool(self._blocks)
             facts = SendingFacts(
                 node_id=PREFILL,
                 epoch=_EPOCHS[PREFILL],
@@ -224,8 +255,13 @@ class PrefillEnd:
 
     def _memcpy(self, first: int, count: int) -> float:
         """Seconds that one copy of these blocks takes."""
+        target, source = self._yardstick[first : first + count], self._blocks[first : first + count]
         begin_s = time.monotonic()
-        np.copyto(self._yardstick[first : first + count], self._blocks[first : first + count])
+        if isinstance(source, torch.Tensor):
+            target.copy_(source)
+            _wait_for(source)
+        else:
+            np.copyto(target, source)
         return time.monotonic() - begin_s
 
 
@@ -250,7 +286,7 @@ class DecodeEnd:
                 lease_s=_LEASE_S,
                 checksum=spec.checksum,
             )
-            pool = HostPool(self._blocks)
+            pool = open_pool(self._blocks)
             self._receivers = open_receivers(settings, self._memory, pool)
             self._owner = _Owner()
             self._side = ReceivingSide(facts, self._context, settings.links, self._receivers, pool, self._owner)
@@ -269,9 +305,10 @@ class DecodeEnd:
                 return self._delivered(number)
             case "clear", {"first": int(first), "count": int(count)}:
                 self._blocks[first : first + count] = 0
+                _wait_for(self._blocks)
                 return None
             case "wrong_blocks", {"first": int(first), "count": int(count)}:
-                return wrong_blocks(self._blocks, first, count)
+                return wrong_blocks(self._on_host(), first, count)
             case _:
                 raise ValueError(f"unknown command {command}")
 
@@ -296,6 +333,9 @@ class DecodeEnd:
         )
         peer = PrefillPeer(PREFILL, _EPOCHS[PREFILL], address)
         _post_and_wait(self._thread, lambda now_s: self._side.grant(incoming, peer, now_s))
+
+    def _on_host(self) -> Blocks:
+        return self._blocks.cpu().numpy() if isinstance(self._blocks, torch.Tensor) else self._blocks
 
     def _delivered(self, number: int) -> float:
         """When this handoff was delivered."""

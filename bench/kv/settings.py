@@ -38,7 +38,9 @@ class KvBenchSettings:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be measured. `missing` has the reason for each transport that was not asked for by name."""
+    """What will be measured. `missing` has the reason for each transport that was not asked for by name; `device` is
+    where the pools lie, as torch names it, "" for host memory.
+    """
 
     transports: tuple[str, ...]
     missing: dict[str, str]
@@ -52,6 +54,7 @@ class Plan:
     limit_bytes: int
     hashing_s: float
     is_quick: bool
+    device: str = ""
 
 
 def plan(settings: KvBenchSettings) -> Plan:
