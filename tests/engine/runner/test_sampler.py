@@ -27,7 +27,7 @@ def random_logits(seed: int = 0, rows: int = 1, vocab_size: int = VOCAB_SIZE) ->
 
 def request(prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **params: Any) -> ScheduledRequest:
     token_ids = [*prompt, *output]
-    return ScheduledRequest("key", len(token_ids) - 1, 1, token_ids, len(prompt), [0], DecodingParams(**params))
+    return ScheduledRequest("key", len(token_ids) - 1, 1, token_ids, len(prompt), [0], DecodingParams(**params), True)
 
 
 def sample(logits: Tensor, *requests: ScheduledRequest, eos: frozenset[int] = frozenset({EOS})) -> list[SampledToken]:
