@@ -199,6 +199,10 @@ class DecodeLeg:
     def sent(self, now_s: float) -> None:
         """Nothing waits for the tokens to be sent."""
 
+    def lost(self, error: BatonError, now_s: float) -> None:
+        """See `Leg`: KV leaves here with its request only."""
+        self._first_steps.steps_lost()
+
     def take_failures(self) -> list[tuple[AttemptKey, BatonError]]:
         """See `Leg`."""
         failures, self._failures = self._failures, []

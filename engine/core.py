@@ -7,14 +7,21 @@ here.
 A block has an owner at every moment: the pool, a request, or the one it is kept for. Requests become kept blocks
 (`first_token_only`: they stay for whoever continues them elsewhere) and kept blocks become requests (`add_reserved`:
 somebody else has written the KV). How long blocks are kept is a lease of the program that asked for them: it calls
-`release`. Invariant, checked by `check`: blocks of requests and kept blocks are exactly the held blocks.
+`release`. Invariant, checked by `check`: blocks of requests, kept blocks, and those that wait for a step under way are
+exactly the held blocks.
+
+Where the runner allows it, a step is launched on top of the one that is still being computed, so that the device need
+not wait for the host. At most two are under way, and at most one between two calls of `step`. A request can therefore
+end, or be aborted, while the device still writes into its blocks. They go back to the pool when that step was
+collected, not earlier: the next owner may be another node, whose writes are not ordered with those of this device.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from engine.api.errors import BatonError
@@ -22,9 +29,12 @@ from engine.api.messages import NodeStatus
 from engine.api.sampling import DecodingParams
 from engine.cache.block_pool import BlockPool, CacheChanges
 from engine.cache.hashing import extend_hashes, root_hash
-from engine.runner.base import LayerStored, Runner
-from engine.scheduler.request import Request, RequestKey, RequestOutput, Step
+from engine.device.base import DeviceFailed
+from engine.runner.base import LayerStored, Runner, RunningStep
+from engine.scheduler.request import Request, RequestKey, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +53,11 @@ class Reservation:
 
 
 class StepFailed(BatonError):
-    """The runner could not compute a step. `keys`: the requests in it, unchanged; its cause is the runner's error."""
+    """The runner could not compute a step; its cause is the runner's error.
+
+    `keys`: the requests in it that are still live, as they were before it. Nothing is under way any more: a step that
+    was launched on top of it is void as well, and its requests, others among them, are where they were before both.
+    """
 
     code = "internal_error"
 
@@ -53,11 +67,41 @@ class StepFailed(BatonError):
 
 
 StepWatch: TypeAlias = Callable[[Step], LayerStored | None]
-"""Called with a step before it runs; what it returns is called after each layer whose KV is stored."""
+"""Called with a step before it is launched; what it returns is called after each layer whose KV is stored."""
 
 
 def unwatched(step: Step) -> None:
     """Nobody looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NotLaunched:
+    """What stands for a step whose launch failed, until its turn to be collected."""
+
+    error: Exception
+
+    def result(self) -> Mapping[RequestKey, SampledToken]:
+        """See `RunningStep.result`."""
+        raise self.error
+
+
+@dataclass(slots=True)
+class _StepUnderWay:
+    """`tables`: blocks that the step may still write into, and that nobody else holds."""
+
+    step: Step
+    running: RunningStep
+    tables: list[list[int]] = field(default_factory=list)
+
+
+def _wait_out(running: RunningStep) -> None:
+    """Until a step is over whose result is of no use. Raises `DeviceFailed`."""
+    try:
+        running.result()
+    except DeviceFailed:
+        raise
+    except Exception as error:  # the failure that made it useless is reported
+        _log.warning("a step beside one that failed has failed too: %s", error)
 
 
 class EngineCore:
@@ -65,6 +109,7 @@ class EngineCore:
 
     def __init__(self, pool: BlockPool, scheduler: Scheduler, runner: Runner, fingerprint: str) -> None:
         self._kept: dict[RequestKey, list[int]] = {}
+        self._under_way: deque[_StepUnderWay] = deque()
         self._pool = pool
         self._scheduler = scheduler
         self._runner = runner
@@ -72,8 +117,13 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step could compute something (it may still find no room)."""
-        return self._scheduler.has_work
+        """Whether `step` could do something (it may still find no room)."""
+        return self._scheduler.has_work or self.is_step_under_way
+
+    @property
+    def is_step_under_way(self) -> bool:
+        """Whether a step was launched whose result `step` has not taken yet."""
+        return bool(self._under_way)
 
     @property
     def max_request_tokens(self) -> int:
@@ -188,32 +238,75 @@ class EngineCore:
         return block_table is not None
 
     def abort(self, key: RequestKey) -> bool:
-        """Drop a request in whatever state, with its blocks. Kept ones stay. False when it is unknown."""
+        """Drop a request in whatever state, with its blocks. Kept ones stay. False when it is unknown.
+
+        The key is free at once; what a step under way draws for the request reaches nobody.
+        """
         request = self._scheduler.remove(key)
         if request is not None:
-            self._pool.release(request.block_table)
+            self._release(request)
         return request is not None
 
     def step(self, watch: StepWatch = unwatched) -> list[RequestOutput]:
-        """Compute one step: schedule, execute, apply. Empty when nothing fits now.
+        """The outputs of the oldest step under way, after launching what can be launched on top of it; with none under
+        way, of a new one. Empty when nothing fits now, or when all requests of the step were aborted.
 
-        Blocks of requests that leave are released, or kept (see `first_token_only`). `watch` is told of the step before
-        it runs, and of its layers as they are stored.
-        Raises `StepFailed` when the runner does; no request of the step has advanced then.
+        Blocks of requests that leave are released, or kept (see `first_token_only`). `watch` is told of each step
+        before it is launched, and of its layers as they are stored; steps are collected in the order of their launch.
+        Raises `StepFailed` when that step could not be launched or computed; no request has advanced since the last
+        outputs then. `DeviceFailed` passes: the process must end.
         """
-        step = self._scheduler.schedule()
-        if not step.requests:
+        if not self._under_way:
+            self._launch(self._scheduler.schedule(), watch)
+        if not self._under_way:
             return []
+        is_sound = not isinstance(self._under_way[0].running, _NotLaunched)
+        if self._runner.overlaps and is_sound and (ahead := self._scheduler.schedule_ahead()) is not None:
+            self._launch(ahead, watch)
+        return self._collect()
+
+    def _launch(self, step: Step, watch: StepWatch) -> None:
+        if not step.requests:
+            return
         layer_stored = watch(step)
         try:
-            sampled = self._runner.launch(step, layer_stored).result()
+            running: RunningStep = self._runner.launch(step, layer_stored)
+        except DeviceFailed:
+            raise
+        except Exception as error:  # the step before it, if any, is collected first
+            running = _NotLaunched(error)
+        self._scheduler.advance(step)
+        self._under_way.append(_StepUnderWay(step, running))
+
+    def _collect(self) -> list[RequestOutput]:
+        """Wait for the oldest step under way, and apply what it drew."""
+        oldest = self._under_way[0]
+        try:
+            sampled = oldest.running.result()
+        except DeviceFailed:
+            raise
         except Exception as error:
-            raise StepFailed([request.key for request in step.requests]) from error
-        outputs = self._scheduler.apply(step, sampled)
+            raise self._void() from error
+        self._under_way.popleft()
+        self._release_tables(oldest)
+        outputs = self._scheduler.apply(oldest.step, sampled)
         for output in outputs:
             if output.has_left:
                 self._retire(output)
         return outputs
+
+    def _void(self) -> StepFailed:
+        """Forget every step under way: the oldest failed. The one on top of it is waited for: it must not write any
+        more into blocks that can be given back from here on.
+        """
+        failed, *others = self._under_way
+        for under_way in others:
+            _wait_out(under_way.running)
+        for under_way in (*reversed(others), failed):
+            self._scheduler.rewind(under_way.step)
+            self._release_tables(under_way)
+        self._under_way.clear()
+        return StepFailed(self._scheduler.keys_of(failed.step))
 
     def request_keys(self) -> list[RequestKey]:
         """Keys of all live requests."""
@@ -235,6 +328,9 @@ class EngineCore:
             owned.update(self.block_table(key))
         for block_table in self._kept.values():
             owned.update(block_table)
+        for under_way in self._under_way:
+            for block_table in under_way.tables:
+                owned.update(block_table)
         if len(owned) != self._pool.num_held:
             raise RuntimeError(f"{len(owned)} blocks have an owner, {self._pool.num_held} are held")
 
@@ -245,7 +341,18 @@ class EngineCore:
         if request.first_token_only:
             self._kept[output.key] = request.block_table
         else:
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
+        """Give the blocks of a removed request back, once no step writes into them."""
+        if request.num_steps_under_way:
+            self._under_way[-1].tables.append(request.block_table)
+        else:
             self._pool.release(request.block_table)
+
+    def _release_tables(self, collected: _StepUnderWay) -> None:
+        for block_table in collected.tables:
+            self._pool.release(block_table)
 
     def _request(
         self,

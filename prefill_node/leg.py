@@ -3,10 +3,14 @@
 Owns which of the router's requests are alive here, and which of them somebody still wants. The engine holds the blocks,
 the sending side (on the transfer thread) the handoffs; this module connects their verbs: commands go there, and what
 comes back is taken in `poll`. A request ends here when the sending side lets its blocks go.
+
+Prompts that a step completes are pushed layer by layer while it runs: such a prompt fails with its step, also when the
+engine could compute it again, because some of its KV has left already.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -31,6 +35,14 @@ from kvtransfer.thread import TransferThread
 
 Notice: TypeAlias = tuple[HandoffKey, str]
 """A handoff whose blocks are free to go, and why it never began ("" if it did)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedStep:
+    """A step that was launched, and the prompts that it completes."""
+
+    layers: LayerProgress
+    ending: list[AttemptKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,7 @@ class PrefillLeg:
         self._live: dict[AttemptKey, bool] = {}
         self._failures: list[tuple[AttemptKey, BatonError]] = []
         self._finished: list[TokenEvent] = []
-        self._layers: LayerProgress | None = None
+        self._watched: deque[_WatchedStep] = deque()
         self._counters = StepCounters()
         self._first_steps = FirstSteps()
 
@@ -140,17 +152,19 @@ class PrefillLeg:
         """See `Leg`: prompts that the step completes are pushed layer by layer."""
         self._first_steps.step_begins()
         layers = LayerProgress(self._num_layers, self._thread.wake)
-        ending = [request for request in step.requests if request.needs_sample]
-        for request in ending:
-            if isinstance(request.key, tuple):
-                self._thread.post(partial(self._sending.follow, request.key, tuple(request.block_table), layers))
-        self._layers = layers if ending else None
+        ending: list[AttemptKey] = []
+        for share in step.requests:
+            if share.needs_sample and isinstance(share.key, tuple):
+                ending.append(share.key)
+                self._thread.post(partial(self._sending.follow, share.key, tuple(share.block_table), layers))
+        self._watched.append(_WatchedStep(layers, ending))
         return layers.count if ending else None
 
     def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
         """Push what the step completed; token 1 of each finished prompt goes straight to the router."""
         self._first_steps.step_ends()
-        self._end_layers()
+        if self._watched:
+            self._watched.popleft()
         self._counters.count(outputs)
         self._finished = []
         for output in outputs:
@@ -177,6 +191,15 @@ class PrefillLeg:
                 self._thread.post(partial(self._sending.finish, key, table, event, now_s))
         self._finished = []
 
+    def lost(self, error: BatonError, now_s: float) -> None:
+        """See `Leg`: layers that were not stored by now never will be; those that were may not be right."""
+        self._first_steps.steps_lost()
+        while self._watched:
+            step = self._watched.popleft()
+            step.layers.abandon()
+            for key in step.ending:
+                self.fail(key, error, now_s)
+
     def take_failures(self) -> list[tuple[AttemptKey, BatonError]]:
         """See `Leg`."""
         failures, self._failures = self._failures, []
@@ -184,7 +207,6 @@ class PrefillLeg:
 
     def fail(self, key: RequestKey, error: BatonError, now_s: float) -> None:
         """See `Leg`."""
-        self._end_layers()
         # its blocks stay until nothing reads them: until then it may be in more steps, and fail again
         if isinstance(key, tuple) and self._live.get(key):
             self._live[key] = False
@@ -196,12 +218,6 @@ class PrefillLeg:
         yield from self._counters.metrics()
         help_text = "Handoffs sent by this node, since its start"
         yield from counters_as_metrics("baton:kv_send_", help_text, asdict(self._sending.counters))
-
-    def _end_layers(self) -> None:
-        """The step is over: layers that were not stored by now never will be."""
-        if self._layers is not None:
-            self._layers.abandon()
-            self._layers = None
 
     def close(self) -> None:
         """See `Leg`."""

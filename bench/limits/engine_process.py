@@ -149,6 +149,8 @@ class EngineBench:
         for key in keys:
             core.abort(key)
             core.release(key)
+        while core.has_work:
+            core.step()  # a step that was under way for them
         core.take_cache_changes()
 
     def _step(self, batch: int) -> list[RequestOutput]:

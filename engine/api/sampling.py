@@ -76,6 +76,11 @@ class DecodingParams:
         """True when the most likely token is always taken."""
         return self.temperature == 0.0
 
+    @property
+    def needs_history(self) -> bool:
+        """True when drawing a token takes the values of the tokens before it, beside what the model makes of them."""
+        return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` when a token id does not exist in a vocabulary of `vocab_size`."""
         for param, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias_ids)):

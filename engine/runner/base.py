@@ -13,7 +13,7 @@ from engine.scheduler.request import RequestKey, SampledToken, Step
 
 LayerStored: TypeAlias = Callable[[], None]
 """Called as often as the model has layers, each time when the KV of one more of them will not change any more in the
-blocks of the step; on any thread."""
+blocks of the step; on any thread. The last calls may come shortly after the step's result."""
 
 
 class RunningStep(Protocol):
@@ -23,7 +23,7 @@ class RunningStep(Protocol):
         """Wait until it is computed; a token for each request whose share `needs_sample`.
 
         A request for which the model computed no number gets none. Raises whatever the device raises; no KV of the
-        step may be relied on then.
+        step may be relied on then, and nothing writes into its blocks any more. `DeviceFailed`: nothing at all may be.
         """
         ...
 
@@ -40,7 +40,8 @@ class Runner(Protocol):
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         """Begin to store the KV of the step's tokens and to draw the tokens that are due.
 
-        Everything the runner needs of `step` is read before this returns. Raises as `RunningStep.result`.
+        Everything the runner needs of `step` is read before this returns. Raises as `RunningStep.result`; nothing of
+        the step is being computed any more then.
         """
         ...
 

@@ -22,6 +22,9 @@ class Request:
     `token_ids` is the prompt and everything generated; `num_computed_tokens` of them have their KV in `block_table`.
     `first_token_only`: the request leaves after one token, and its blocks pass to a lease.
     `num_cached_tokens` is set at the first admission: prompt tokens that somebody else had computed.
+
+    While steps are under way, their tokens count as computed, and the last `num_pending_tokens` of `token_ids` are
+    `PENDING_TOKEN`. `num_steps_under_way` of them write into `block_table`.
     """
 
     key: RequestKey
@@ -37,6 +40,8 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None
     num_published_blocks: int = 0
+    num_pending_tokens: int = 0
+    num_steps_under_way: int = 0
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -44,17 +49,19 @@ class Request:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
-    def num_output_tokens(self) -> int:
-        """Tokens generated so far, those of earlier attempts included."""
-        return len(self.token_ids) - self.num_prompt_tokens
+    def num_known_tokens(self) -> int:
+        """Tokens whose values are known."""
+        return len(self.token_ids) - self.num_pending_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One request's share of a step. Written by the scheduler, read by the runner; lists must not be changed.
+    """One request's share of a step. Written by the scheduler, read by the runner while it launches the step.
 
-    Tokens start .. start + num_tokens - 1 of `token_ids` are computed and stored in the slots of `block_table`.
-    A token is sampled when that reaches the last known token.
+    Tokens start .. start + num_tokens - 1 of `token_ids` are computed and stored in the slots of `block_table`. Both
+    lists are the request's own: they must not be changed, and they grow once the step was launched.
+    `needs_sample`: this reaches the last token there is, so that the next one can be drawn. `arrival`: which of the
+    requests that ever had this key.
     """
 
     key: RequestKey
@@ -64,11 +71,8 @@ class ScheduledRequest:
     num_prompt_tokens: int
     block_table: Sequence[int]
     params: DecodingParams
-
-    @property
-    def needs_sample(self) -> bool:
-        """Whether this step computes the last known token, so that the next one can be drawn."""
-        return self.start + self.num_tokens == len(self.token_ids)
+    needs_sample: bool
+    arrival: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,17 @@ of the budget goes to prompts, oldest first, in chunks.
 Blocks: a request is admitted when all its known tokens fit; decoding then grows block by block. When no block is left,
 the newest request gives its blocks back and is computed again later (preemption by recomputation).
 
+A step goes through `schedule` (what to compute), `advance` (it was launched) and `apply` (its result is here); `rewind`
+undoes `advance`. Between the two it is under way, and the token it draws for a request stands as `PENDING_TOKEN` in
+`token_ids`, so that `schedule_ahead` can plan the next step on top of it. What needs results never happens ahead:
+preemption, and drawing with penalties. What only a result can tell (a stop token, a row without a number) is found in
+`apply`; the share such a request has in the step on top is then nobody's, and is passed over.
+
 Invariants:
 - the oldest request is never preempted for a newer one, so it always makes progress;
 - a request that could never fit is refused in `add`, not queued;
-- a block table only grows while a request runs.
+- a block table only grows while a request runs, and keeps its blocks while a step under way writes into them;
+- a block is published when the step that filled it was applied, so its hash covers known tokens only.
 """
 
 from __future__ import annotations
@@ -26,7 +33,15 @@ from engine.api.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from engine.api.messages import FINISH_LENGTH, FINISH_STOP
 from engine.cache.block_pool import BlockPool
 from engine.cache.hashing import extend_hashes
-from engine.scheduler.request import Request, RequestKey, RequestOutput, SampledToken, ScheduledRequest, Step
+from engine.scheduler.request import (
+    PENDING_TOKEN,
+    Request,
+    RequestKey,
+    RequestOutput,
+    SampledToken,
+    ScheduledRequest,
+    Step,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +103,7 @@ class Scheduler:
         """Queue a request whose `block_table` holds the KV of `num_computed_tokens` tokens and becomes its own."""
         self._check(request)
         self._number(request)
-        self._publish_full_blocks(request)
+        self._publish_full_blocks(request, request.num_computed_tokens)
         # ahead of all that hold no blocks, behind those that came with theirs earlier
         place = next((i for i, waiting in enumerate(self._waiting) if not waiting.block_table), len(self._waiting))
         self._waiting.insert(place, request)
@@ -111,10 +126,30 @@ class Scheduler:
         return [*self._running, *(request.key for request in self._waiting)]
 
     def schedule(self) -> Step:
-        """The next step; empty when nothing can be computed now."""
+        """The next step, while none is under way; empty when nothing can be computed now."""
+        return self._fill(self._by_age(decoding=True))
+
+    def schedule_ahead(self) -> Step | None:
+        """The step after the one that is under way, if it can be known before that one's result.
+
+        None when it cannot: room for it needs a preemption, a token is to be drawn that needs the values of all before
+        it (penalties), or there is nothing to compute. To be asked again once the result was applied.
+        """
+        decoding = self._by_age(decoding=True)
+        needs_values = any(request.num_pending_tokens and request.params.needs_history for request in decoding)
+        if needs_values or not self._running:
+            return None
+        first = decoding[: self.limits.max_num_batched_tokens]
+        if sum(not self._has_room(request) for request in first) > self._pool.num_available:
+            return None
+        step = self._fill(decoding)
+        return step if step.requests else None
+
+    def _fill(self, decoding: Sequence[Request]) -> Step:
+        """One token for each of `decoding` while the budget lasts, and prompts with the rest of it."""
         budget = self.limits.max_num_batched_tokens
         shares: dict[RequestKey, int] = {}
-        for request in self._by_age(decoding=True):
+        for request in decoding:
             if budget > 0 and request.key in self._running and self._grow(request, shares):
                 shares[request.key] = 1
                 budget -= 1
@@ -125,28 +160,63 @@ class Scheduler:
             budget -= self._share(admitted, budget, shares)
         return Step(tuple(self._scheduled(key, count) for key, count in shares.items()))
 
+    def advance(self, step: Step) -> None:
+        """Record that `step` was launched, right after it was scheduled."""
+        for share in step.requests:
+            request = self._running[share.key]
+            request.num_computed_tokens = share.start + share.num_tokens
+            request.num_steps_under_way += 1
+            if share.needs_sample:
+                request.token_ids.append(PENDING_TOKEN)
+                request.num_pending_tokens += 1
+
     def apply(self, step: Step, sampled: Mapping[RequestKey, SampledToken]) -> list[RequestOutput]:
-        """Record that `step` was computed and what it drew; a due token that is missing ends its request.
+        """Record that `step`, the oldest under way, was computed and what it drew; a due token that is missing ends
+        its request. Requests that were removed since it was launched are passed over.
 
         The caller removes those that have left.
         """
-        return [self._apply(share, sampled.get(share.key)) for share in step.requests if share.key in self._running]
+        owned = [(request, share) for share in step.requests if (request := self._owner(share)) is not None]
+        return [self._apply(request, share, sampled.get(share.key)) for request, share in owned]
 
-    def _apply(self, share: ScheduledRequest, token: SampledToken | None) -> RequestOutput:
-        request = self._running[share.key]
-        request.num_computed_tokens = share.start + share.num_tokens
-        self._publish_full_blocks(request)
-        index, finish_reason = request.num_output_tokens, ""
-        if token is not None:
-            request.token_ids.append(token.token_id)
-            finish_reason = self.finish_reason(request)
+    def rewind(self, step: Step) -> None:
+        """Record that `step`, the newest under way, was not computed: its requests are where they were before it."""
+        for share in step.requests:
+            request = self._owner(share)
+            if request is None:
+                continue
+            request.num_computed_tokens = share.start
+            request.num_steps_under_way -= 1
+            if share.needs_sample:
+                request.token_ids.pop()
+                request.num_pending_tokens -= 1
+
+    def keys_of(self, step: Step) -> list[RequestKey]:
+        """Keys of the requests of `step` that are still live."""
+        return [share.key for share in step.requests if self._owner(share) is not None]
+
+    def _owner(self, share: ScheduledRequest) -> Request | None:
+        """The request that has this share, unless it was removed; its key may be another's by now."""
+        request = self._running.get(share.key)
+        return request if request is not None and request.arrival == share.arrival else None
+
+    def _apply(self, request: Request, share: ScheduledRequest, token: SampledToken | None) -> RequestOutput:
+        request.num_steps_under_way -= 1
+        num_known, finish_reason = request.num_known_tokens, ""
+        if share.needs_sample:
+            request.num_pending_tokens -= 1
+            if token is not None:
+                request.token_ids[num_known] = token.token_id
+                finish_reason = self.finish_reason(request)
+        num_computed_tokens = share.start + share.num_tokens
+        self._publish_full_blocks(request, num_computed_tokens)
         has_failed = token is None and share.needs_sample
         return RequestOutput(
             key=request.key,
             num_step_tokens=share.num_tokens,
-            num_computed_tokens=request.num_computed_tokens,
+            num_computed_tokens=num_computed_tokens,
             num_cached_tokens=request.num_cached_tokens or 0,
-            index=index,
+            index=num_known - request.num_prompt_tokens,
             token=token,
             finish_reason=finish_reason,
             has_left=bool(finish_reason) or has_failed or (token is not None and request.first_token_only),
@@ -154,17 +224,15 @@ class Scheduler:
         )
 
     def finish_reason(self, request: Request) -> str:
-        """Why the last token of `request` ends it, or ""."""
-        params, last = request.params, request.token_ids[-1]
-        num_output = request.num_output_tokens
-        if num_output >= params.min_tokens:
+        """Why the last known token of `request` ends it, or ""."""
+        params, num_tokens = request.params, request.num_known_tokens
+        last = request.token_ids[num_tokens - 1]
+        if num_tokens - request.num_prompt_tokens >= params.min_tokens:
             if last in self._eos_token_ids and not params.ignore_eos:
                 return FINISH_STOP
             if last in params.stop_token_ids:
                 return FINISH_STOP
-        if params.max_tokens is not None and num_output >= params.max_tokens:
-            return FINISH_LENGTH
-        return FINISH_LENGTH if len(request.token_ids) >= request.max_total_tokens else ""
+        return FINISH_LENGTH if self._is_full(request, num_tokens) else ""
 
     def check_size(self, num_tokens: int) -> None:
         """Raise `ContextLengthExceeded` when so many tokens leave no room for output, `InvalidRequest` for none."""
@@ -175,6 +243,19 @@ class Scheduler:
                 f"{num_tokens} tokens leave no room for output: "
                 f"at most {self.limits.max_request_tokens} tokens of prompt and output fit this node"
             )
+
+    def _is_full(self, request: Request, num_tokens: int) -> bool:
+        """Whether so many tokens are as many as `request` may have."""
+        max_tokens = request.params.max_tokens
+        if max_tokens is not None and num_tokens - request.num_prompt_tokens >= max_tokens:
+            return True
+        return num_tokens >= request.max_total_tokens
+
+    def _awaits_last(self, request: Request) -> bool:
+        """Whether the token that is being drawn for `request`, whatever it is, will be its last."""
+        if not request.num_pending_tokens:
+            return False
+        return request.first_token_only or self._is_full(request, len(request.token_ids))
 
     def _check(self, request: Request) -> None:
         self.check_size(len(request.token_ids))
@@ -188,7 +269,7 @@ class Scheduler:
 
     def _by_age(self, *, decoding: bool) -> list[Request]:
         chosen = [request for request in self._running.values() if (request.num_uncomputed_tokens == 1) == decoding]
-        return sorted(chosen, key=lambda request: request.arrival)
+        return sorted((item for item in chosen if not self._awaits_last(item)), key=lambda request: request.arrival)
 
     def _share(self, request: Request, budget: int, shares: dict[RequestKey, int]) -> int:
         count = min(request.num_uncomputed_tokens, budget)
@@ -206,11 +287,13 @@ class Scheduler:
             num_prompt_tokens=request.num_prompt_tokens,
             block_table=request.block_table,
             params=request.params,
+            needs_sample=count == request.num_uncomputed_tokens,
+            arrival=request.arrival,
         )
 
     def _grow(self, request: Request, shares: dict[RequestKey, int]) -> bool:
         """Make room for one more token. False when `request` itself had to be preempted."""
-        if len(request.block_table) * self.limits.block_size >= len(request.token_ids):
+        if self._has_room(request):
             return True
         while self._pool.num_available < 1:
             victim = self._newest()
@@ -221,12 +304,18 @@ class Scheduler:
         request.block_table.extend(self._pool.allocate(1))
         return True
 
+    def _has_room(self, request: Request) -> bool:
+        """Whether the blocks of `request` have a slot for each of its tokens."""
+        return len(request.block_table) * self.limits.block_size >= len(request.token_ids)
+
     def _newest(self) -> Request:
         """The request to preempt: holders of blocks that are not running go first, then the newest runner."""
         idle_holders = [request for request in self._waiting if request.block_table]
         return max(idle_holders or self._running.values(), key=lambda request: request.arrival)
 
     def _preempt(self, request: Request) -> None:
+        if request.num_steps_under_way:
+            raise RuntimeError(f"{request.key!r} cannot lose its blocks: a step under way writes into them")
         self.num_preemptions += 1
         self._pool.release(request.block_table)
         request.block_table = []
@@ -290,9 +379,9 @@ class Scheduler:
         self._pool.share(cached)
         return cached + self._pool.allocate(num_missing), len(cached) * block_size
 
-    def _publish_full_blocks(self, request: Request) -> None:
+    def _publish_full_blocks(self, request: Request, num_computed_tokens: int) -> None:
         block_size = self.limits.block_size
-        num_full = request.num_computed_tokens // block_size
+        num_full = num_computed_tokens // block_size
         if num_full > len(request.block_hashes):
             known = request.token_ids[: num_full * block_size]
             extend_hashes(request.block_hashes, known, block_size, request.hash_root)

@@ -1,14 +1,16 @@
 """When the first tokens of each request came about.
 
 Owns the stamps of requests whose first tokens are still to come, and nothing of a request after them: a token in the
-middle of an answer costs one look into a dictionary. Knows neither legs nor transfers: whoever takes a request on says
-how many of its tokens to watch, and forgets it when it ends early.
+middle of an answer costs one look into a dictionary. A step that is launched while another one runs begins when that
+one ends: the device computes one after the other. Knows neither legs nor transfers: whoever takes a request on says how
+many of its tokens to watch, and forgets it when it ends early.
 
 Invariant: a request that has left the engine with an output, or was forgotten, leaves nothing here.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,11 +27,15 @@ class _Watched:
 
 
 class FirstSteps:
-    """Stamps by `clock` (microseconds). Driven by one thread: a step begins, ends, and is asked about its outputs."""
+    """Stamps by `clock` (microseconds). Driven by one thread: a step begins, ends, and is asked about its outputs.
+
+    Steps end in the order in which they began; the next may begin before.
+    """
 
     def __init__(self, clock: Callable[[], int] = now_us) -> None:
         self._clock = clock
         self._watched: dict[RequestKey, _Watched] = {}
+        self._launched_us: deque[int] = deque()
         self._begun_us = 0
         self._ended_us = 0
 
@@ -46,15 +52,21 @@ class FirstSteps:
         self._watched.pop(key, None)
 
     def step_begins(self) -> None:
-        """A step is about to be computed."""
-        self._begun_us = self._clock()
+        """A step is about to be launched."""
+        self._launched_us.append(self._clock())
 
     def step_ends(self) -> None:
-        """The step's tokens are drawn."""
-        self._ended_us = self._clock()
+        """The tokens of the oldest step are drawn. Harmless when there is none."""
+        if self._launched_us:
+            self._begun_us = max(self._launched_us.popleft(), self._ended_us)
+            self._ended_us = self._clock()
+
+    def steps_lost(self) -> None:
+        """No step that has begun will end."""
+        self._launched_us.clear()
 
     def times_of(self, output: RequestOutput) -> StepTimes | None:
-        """The times of the token that the last step drew for a watched request. To be asked of every output."""
+        """The times of the token that the last step to end drew for a watched request. To be asked of every output."""
         watched = self._watched.get(output.key)
         if watched is None:
             return None

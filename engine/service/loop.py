@@ -61,15 +61,23 @@ class Leg(Protocol):
         ...
 
     def watch(self, step: Step) -> LayerStored | None:
-        """A step is about to run: what to call after each layer, if anything."""
+        """A step is about to be launched: what to call after each layer, if anything.
+
+        The next may be launched before `applied` was called for this one; that comes in the order of launches.
+        """
         ...
 
     def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
-        """A step was computed: what to tell the router, before anything slow happens."""
+        """The oldest step that was launched is computed (or none was, and `outputs` is empty): what to tell the
+        router, before anything slow happens."""
         ...
 
     def sent(self, now_s: float) -> None:
         """What `applied` returned is on its way: do the rest."""
+        ...
+
+    def lost(self, error: BatonError, now_s: float) -> None:
+        """No step that was launched and not `applied` will be: fail whatever relied on its KV."""
         ...
 
     def take_failures(self) -> list[tuple[AttemptKey, BatonError]]:
@@ -108,7 +116,8 @@ class EngineLoop:
         self._could_step = False
 
     def run(self, each_round: Callable[[], None]) -> None:
-        """Serve, calling `each_round` once a round. Raises `Refused` when the router does not take this node."""
+        """Serve, calling `each_round` once a round. Raises `Refused` when the router does not take this node, and
+        `DeviceFailed` when nothing can be computed here any more."""
         is_leaving = False
         while True:
             each_round()
@@ -155,14 +164,17 @@ class EngineLoop:
         self._could_step = False
         if not self._core.has_work:
             return
+        was_under_way = self._core.is_step_under_way
         try:
             outputs = self._core.step(self._leg.watch)
         except StepFailed as error:
             _log.exception("a step failed")
+            self._leg.lost(error, now_s)
             for key in error.keys:
                 self._leg.fail(key, error, now_s)
             return
-        self._could_step = bool(outputs)
+        # a step whose requests were all aborted has no outputs, but there may be room now
+        self._could_step = was_under_way or bool(outputs)
         done_s = time.monotonic()
         for output in outputs:
             if output.has_failed:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,9 +20,14 @@ KEY = key_of(1)
 PROMPT = list(range(18))
 
 
+@pytest.fixture(params=[False, True], ids=["one by one", "overlapped"])
+def overlaps(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture(params=[True, False], ids=["memory", "mailbox"])
-def relay(request: pytest.FixtureRequest) -> Iterator[Relay]:
-    with open_relay(peers_write=request.param) as relay:
+def relay(request: pytest.FixtureRequest, overlaps: bool) -> Iterator[Relay]:
+    with open_relay(peers_write=request.param, overlaps=overlaps) as relay:
         yield relay
 
 
@@ -54,17 +60,49 @@ def test_many_requests_at_once_do_not_mix(relay: Relay) -> None:
     assert relay.decode.failures == []
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_that_change_hands_all_the_time_hold_what_their_owner_thinks(relay: Relay, seed: int) -> None:
+    """Requests end by tokens that nobody foresees, or are cancelled, while others are granted their blocks."""
+    chance = random.Random(seed)
+    relay.stop_token_ids = tuple(range(0, 50, 7))
+    prompts = {key_of(number): [number] * chance.randrange(3, 16) for number in range(1, 41)}
+    waiting = list(prompts)
+    live: list[HandoffKey] = []
+    cancelled: set[HandoffKey] = set()
+    while waiting or live:
+        if waiting and len(live) < 6:
+            live.append(waiting.pop(0))
+            relay.ask(live[-1], prompts[live[-1]])
+        relay.decode.leg.poll(relay.now_s)
+        for _ in range(chance.randrange(6)):  # what is granted may be written while a step is under way
+            relay.prefill.thread.turn(relay.now_s)
+            relay.decode.thread.turn(relay.now_s)
+        relay.round()
+        victim = chance.choice(live)
+        if chance.random() < 0.02:
+            cancelled.add(victim)
+            for leg in (relay.decode.leg, relay.prefill.leg):
+                leg.cancel(victim, relay.now_s)
+        ended = cancelled | relay.decode.finished.keys() | relay.prefill.finished.keys()
+        live = [key for key in live if key not in ended]
+    relay.until(lambda: relay.is_empty)
+    assert relay.prefill.failures == relay.decode.failures == []
+    for key in prompts.keys() - cancelled:
+        found = relay.decode.stream(key) or relay.prefill.stream(key)
+        assert found == undisturbed(prompts[key], stop_token_ids=relay.stop_token_ids)
+
+
 def test_without_a_prefill_node_the_prompt_is_computed_here(relay: Relay) -> None:
     relay.decode.leg.begin(replace(relay.decode_request(KEY, PROMPT), prefill_peer=None), 0.0)
     relay.until_finished(KEY)
     assert relay.decode.stream(KEY) == undisturbed(PROMPT)
 
 
-def test_damaged_kv_fails_once_and_the_next_attempt_works() -> None:
+def test_damaged_kv_fails_once_and_the_next_attempt_works(overlaps: bool) -> None:
     def plan(number: int, key: HandoffKey, move: Move) -> Fault:
         return Fault(flipped_bits=(9,)) if key == KEY and move.index == 2 else Fault()
 
-    with open_relay(plan=plan) as relay:
+    with open_relay(plan=plan, overlaps=overlaps) as relay:
         relay.ask(KEY, PROMPT)
         relay.until(lambda: relay.is_empty)
         ((failed, error),) = relay.decode.failures

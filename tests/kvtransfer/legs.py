@@ -68,6 +68,7 @@ class Node:
             try:
                 outputs = self.core.step(self.leg.watch)
             except StepFailed as error:
+                self.leg.lost(error, now_s)
                 for key in error.keys:
                     self.leg.fail(key, error, now_s)
             else:
@@ -108,6 +109,7 @@ class Relay:
     link: LossyLink
     address: str
     echo: Echo
+    stop_token_ids: tuple[int, ...] = ()
     now_s: float = 0.0
 
     def ask_prefill(self, key: AttemptKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
@@ -117,7 +119,7 @@ class Relay:
             attempt=key[1],
             token_ids=tuple(token_ids),
             num_prompt_tokens=len(token_ids),
-            params=params(max_tokens),
+            params=params(max_tokens, self.stop_token_ids),
             cache_salt=b"",
             decode_node_id=facts.node_id,
             decode_epoch=facts.epoch,
@@ -133,7 +135,7 @@ class Relay:
             attempt=key[1],
             token_ids=tuple(token_ids),
             num_prompt_tokens=len(token_ids),
-            params=params(max_tokens),
+            params=params(max_tokens, self.stop_token_ids),
             cache_salt=b"",
             prefill_peer=PrefillPeer("P", sending_facts().epoch, self.address),
         )
@@ -175,15 +177,15 @@ class Relay:
         return self.prefill.is_empty and self.decode.is_empty
 
 
-def params(max_tokens: int) -> DecodingParams:
-    return DecodingParams(temperature=0.0, max_tokens=max_tokens)
+def params(max_tokens: int, stop_token_ids: tuple[int, ...] = ()) -> DecodingParams:
+    return DecodingParams(temperature=0.0, max_tokens=max_tokens, stop_token_ids=stop_token_ids)
 
 
-def undisturbed(token_ids: Sequence[int], *, max_tokens: int = 8) -> list[int]:
+def undisturbed(token_ids: Sequence[int], *, max_tokens: int = 8, stop_token_ids: tuple[int, ...] = ()) -> list[int]:
     """What one engine alone generates."""
     blocks = empty_blocks()
     core = make_core(blocks, OracleRunner(blocks))
-    core.add("alone", token_ids, params(max_tokens))
+    core.add("alone", token_ids, params(max_tokens, stop_token_ids))
     found = []
     while core.has_work:
         found += [output.token.token_id for output in core.step() if output.token is not None]
@@ -197,11 +199,12 @@ def open_relay(
     peers_write: bool = True,
     num_blocks: int = NUM_BLOCKS,
     lease_s: float = LEASE_S,
+    overlaps: bool = False,
 ) -> Iterator[Relay]:
-    """Two legs, closed at the end."""
+    """Two legs, closed at the end. `overlaps`: their engines launch a step on top of the one under way."""
     network = LoopbackNetwork(plan)
     sent_blocks, received_blocks = empty_blocks(num_blocks), empty_blocks(num_blocks)
-    prefill_runner, decode_runner = OracleRunner(sent_blocks), OracleRunner(received_blocks)
+    prefill_runner, decode_runner = OracleRunner(sent_blocks, overlaps), OracleRunner(received_blocks, overlaps)
     prefill_core, decode_core = make_core(sent_blocks, prefill_runner), make_core(received_blocks, decode_runner)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket, address = open_listener(context, "127.0.0.1", 0, SETTINGS)

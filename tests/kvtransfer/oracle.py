@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
 from engine.runner.base import ComputedStep, LayerStored, RunningStep
-from engine.scheduler.request import SampledToken, ScheduledRequest, Step
+from engine.scheduler.request import PENDING_TOKEN, RequestKey, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from kvtransfer.transports.base import Blocks
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE
@@ -20,38 +21,91 @@ _VOCABULARY = 50
 EOS = _VOCABULARY
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What is read of a share when its step is launched."""
+
+    key: RequestKey
+    start: int
+    num_tokens: int
+    token_ids: tuple[int, ...]
+    block_table: tuple[int, ...]
+    needs_sample: bool
+
+
 @dataclass(slots=True)
 class OracleRunner:
-    """Writes real bytes as KV. `error` is raised instead while it is set; `forced_token` is drawn while it is set."""
+    """Writes real bytes as KV. `error` is raised instead while it is set; `forced_token` is drawn while it is set.
+    The launch of number `failing_launch`, counted from 1, fails.
+
+    With `overlaps`, a step touches its blocks as late as it may: when its result is asked for.
+    """
 
     blocks: Blocks
-    error: Exception | None = None
-    forced_token: int | None = None
-    num_slots_written: int = field(default=0)
     overlaps: bool = False
+    error: Exception | None = None
+    failing_launch: int | None = None
+    forced_token: int | None = None
+    num_slots_written: int = 0
+    num_launched: int = 0
+    drawn: Mapping[RequestKey, SampledToken] = field(default_factory=dict)
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
+        self.num_launched += 1
         if self.error is not None:
             raise self.error
-        for request in step.requests:
-            self._compute(request)
+        if self.num_launched == self.failing_launch:
+            raise MemoryError("no room for the step")
+        rows = [
+            _Row(s.key, s.start, s.num_tokens, tuple(s.token_ids), tuple(s.block_table), s.needs_sample)
+            for s in step.requests
+        ]
+        late = _LateStep(self, rows, layer_stored)
+        return late if self.overlaps else ComputedStep(late.result())
+
+    def compute(self, rows: Sequence[_Row], layer_stored: LayerStored | None) -> Mapping[RequestKey, SampledToken]:
+        """One step, right after the one before it."""
+        if self.error is not None:
+            raise self.error
+        rows = [self._complete(row) for row in rows]
+        for row in rows:
+            self._write(row)
         if layer_stored is not None:
             layer_stored()
-        return ComputedStep({request.key: self._draw(request) for request in step.requests if request.needs_sample})
+        self.drawn = {row.key: self._draw(row) for row in rows if row.needs_sample}
+        return self.drawn
 
-    def _compute(self, request: ScheduledRequest) -> None:
-        for position in range(request.start, request.start + request.num_tokens):
-            content = blake2b(repr(list(request.token_ids[: position + 1])).encode(), digest_size=_SLOT_BYTES).digest()
-            block_id, slot = request.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE
+    def _complete(self, row: _Row) -> _Row:
+        """With the token that the step before has drawn."""
+        if row.token_ids[-1] != PENDING_TOKEN:
+            return row
+        return replace(row, token_ids=(*row.token_ids[:-1], self.drawn[row.key].token_id))
+
+    def _write(self, row: _Row) -> None:
+        for position in range(row.start, row.start + row.num_tokens):
+            content = blake2b(repr(list(row.token_ids[: position + 1])).encode(), digest_size=_SLOT_BYTES).digest()
+            block_id, slot = row.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE
             self.blocks[block_id, slot * _SLOT_BYTES : (slot + 1) * _SLOT_BYTES] = np.frombuffer(content, np.uint8)
             self.num_slots_written += 1
 
-    def _draw(self, request: ScheduledRequest) -> SampledToken:
+    def _draw(self, row: _Row) -> SampledToken:
         if self.forced_token is not None:
             return SampledToken(self.forced_token, None)
-        num_tokens = request.start + request.num_tokens
-        kv = self.blocks[list(request.block_table)].tobytes()[: num_tokens * _SLOT_BYTES]
+        num_tokens = row.start + row.num_tokens
+        kv = self.blocks[list(row.block_table)].tobytes()[: num_tokens * _SLOT_BYTES]
         return SampledToken(int.from_bytes(blake2b(kv, digest_size=8).digest()) % _VOCABULARY, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _LateStep:
+    """A step that is computed when its result is asked for."""
+
+    runner: OracleRunner
+    rows: Sequence[_Row]
+    layer_stored: LayerStored | None
+
+    def result(self) -> Mapping[RequestKey, SampledToken]:
+        return self.runner.compute(self.rows, self.layer_stored)
 
 
 def make_core(blocks: Blocks, runner: OracleRunner, max_num_batched_tokens: int = 6) -> EngineCore:

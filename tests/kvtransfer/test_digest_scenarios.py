@@ -95,35 +95,38 @@ def texts_of(prompts: Sequence[Sequence[int]], *, max_tokens: int = 8) -> list[l
     return [undisturbed(prompt, max_tokens=max_tokens) for prompt in prompts]
 
 
-both_kinds = pytest.mark.parametrize("peers_write", [True, False], ids=["memory", "mailbox"])
+_KINDS = {"memory": (True, False), "mailbox": (False, False), "overlapped": (True, True)}
+"""(whether peers write into the pool themselves, whether the engines launch a step on top of the one under way)"""
+
+every_kind = pytest.mark.parametrize(("peers_write", "overlaps"), _KINDS.values(), ids=_KINDS)
 PROMPTS = [prompt_of(number) for number in range(_NUM_PROMPTS)]
 
 
-@both_kinds
-def test_a_clean(peers_write: bool) -> None:
-    with open_relay(peers_write=peers_write) as relay:
+@every_kind
+def test_a_clean(peers_write: bool, overlaps: bool) -> None:
+    with open_relay(peers_write=peers_write, overlaps=overlaps) as relay:
         assert serve(relay, PROMPTS) == texts_of(PROMPTS)
         assert relay.decode.failures == []
         assert received(relay, "delivered") == _NUM_PROMPTS
         assert received(relay, "damaged_blocks") == received(relay, "resends") == 0
 
 
-@both_kinds
+@every_kind
 @pytest.mark.parametrize("index", range(5))
-def test_b_a_flipped_bit_is_caught_and_sent_again(peers_write: bool, index: int) -> None:
+def test_b_a_flipped_bit_is_caught_and_sent_again(peers_write: bool, overlaps: bool, index: int) -> None:
     plan = Damager(indexes=frozenset({index}))
-    with open_relay(plan=plan, peers_write=peers_write) as relay:
+    with open_relay(plan=plan, peers_write=peers_write, overlaps=overlaps) as relay:
         assert serve(relay, PROMPTS) == texts_of(PROMPTS)
         assert len(plan.damaged) == _NUM_PROMPTS
         assert received(relay, "damaged_blocks") == received(relay, "resends") == plan.num_flips == _NUM_PROMPTS
         assert relay.decode.failures == []
 
 
-@both_kinds
-def test_c_damaged_twice_goes_to_the_router_and_the_next_attempt_is_right(peers_write: bool) -> None:
+@every_kind
+def test_c_damaged_twice_goes_to_the_router_and_the_next_attempt_is_right(peers_write: bool, overlaps: bool) -> None:
     first_attempts = frozenset(key_of(number) for number in range(0, _NUM_PROMPTS, 2))
     plan = Damager(num_times=2, keys=first_attempts)
-    with open_relay(plan=plan, peers_write=peers_write) as relay:
+    with open_relay(plan=plan, peers_write=peers_write, overlaps=overlaps) as relay:
         assert serve(relay, PROMPTS) == texts_of(PROMPTS)
         assert plan.damaged == first_attempts == {key for key, _ in relay.decode.failures}
         assert all("damaged, twice" in str(error) for _, error in relay.decode.failures)
@@ -132,30 +135,32 @@ def test_c_damaged_twice_goes_to_the_router_and_the_next_attempt_is_right(peers_
         assert received(relay, "delivered") == _NUM_PROMPTS
 
 
-@both_kinds
-def test_c_a_path_that_damages_everything_ends_in_recomputation(peers_write: bool) -> None:
+@every_kind
+def test_c_a_path_that_damages_everything_ends_in_recomputation(peers_write: bool, overlaps: bool) -> None:
     plan = Damager(num_times=2)
-    with open_relay(plan=plan, peers_write=peers_write) as relay:
+    with open_relay(plan=plan, peers_write=peers_write, overlaps=overlaps) as relay:
         assert serve(relay, PROMPTS[:4]) == texts_of(PROMPTS[:4])
         assert len(plan.damaged) == len(relay.decode.failures) == 4 * (_MAX_ATTEMPTS - 1)
         assert received(relay, "delivered") == 0
 
 
-@both_kinds
-def test_d_240_at_once_raise_no_false_alarm(peers_write: bool) -> None:
+@every_kind
+def test_d_240_at_once_raise_no_false_alarm(peers_write: bool, overlaps: bool) -> None:
     prompts = [prompt_of(number, 6 + number % 7) for number in range(240)]
-    with open_relay(peers_write=peers_write, num_blocks=64) as relay:
+    with open_relay(peers_write=peers_write, overlaps=overlaps, num_blocks=64) as relay:
         assert serve(relay, prompts, max_tokens=3) == texts_of(prompts, max_tokens=3)
         assert relay.decode.failures == []
         assert received(relay, "delivered") == 240
         assert received(relay, "damaged_blocks") == received(relay, "resends") == 0
 
 
-@both_kinds
-def test_e_blocks_that_were_reused_before_anybody_read_them_are_never_delivered(peers_write: bool) -> None:
+@every_kind
+def test_e_blocks_that_were_reused_before_anybody_read_them_are_never_delivered(
+    peers_write: bool, overlaps: bool
+) -> None:
     lease_s, num_victims = 0.05, 12
     prompts = [prompt_of(number, 6) for number in range(num_victims)]
-    with open_relay(peers_write=peers_write, num_blocks=24, lease_s=lease_s) as relay:
+    with open_relay(peers_write=peers_write, overlaps=overlaps, num_blocks=24, lease_s=lease_s) as relay:
         relay.ask(key_of(99), prompt_of(99))
         relay.until_finished(key_of(99))
         for number, prompt in enumerate(prompts):
@@ -187,12 +192,12 @@ def test_e_blocks_that_were_reused_before_anybody_read_them_are_never_delivered(
         assert received(relay, "damaged_blocks") == 0
 
 
-@both_kinds
-def test_f_what_is_sent_after_a_prefix_hit_is_checked_as_well(peers_write: bool) -> None:
+@every_kind
+def test_f_what_is_sent_after_a_prefix_hit_is_checked_as_well(peers_write: bool, overlaps: bool) -> None:
     plan = Damager(indexes=frozenset({1}), is_on=False)
     beginning = prompt_of(7, 12)
     prompts = [[*beginning, *(number + 10 for _ in range(9))] for number in range(6)]
-    with open_relay(plan=plan, peers_write=peers_write, num_blocks=64) as relay:
+    with open_relay(plan=plan, peers_write=peers_write, overlaps=overlaps, num_blocks=64) as relay:
         relay.ask(key_of(99), beginning)
         relay.until_finished(key_of(99))
         plan.is_on = True
@@ -205,11 +210,11 @@ def test_f_what_is_sent_after_a_prefix_hit_is_checked_as_well(peers_write: bool)
         assert relay.decode.failures == []
 
 
-@both_kinds
-def test_g_chunks_are_each_pushed_and_each_checked(peers_write: bool) -> None:
+@every_kind
+def test_g_chunks_are_each_pushed_and_each_checked(peers_write: bool, overlaps: bool) -> None:
     plan = Damager(indexes=frozenset(range(0, 12, 2)))
     prompts = [prompt_of(number, 45) for number in range(4)]
-    with open_relay(plan=plan, peers_write=peers_write) as relay:
+    with open_relay(plan=plan, peers_write=peers_write, overlaps=overlaps) as relay:
         assert serve(relay, prompts) == texts_of(prompts)
         assert received(relay, "damaged_blocks") == plan.num_flips == 4 * 6
         assert received(relay, "resends") == 4

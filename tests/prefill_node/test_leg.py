@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from engine.api.clock import now_us
-from engine.api.errors import ContextLengthExceeded, InvalidMessage
-from kvtransfer.messages import Commit, Grant, Release
-from tests.kvtransfer.legs import Relay, open_relay, undisturbed
+from engine.api.errors import BatonError, ContextLengthExceeded, InvalidMessage
+from engine.scheduler.request import ScheduledRequest, Step
+from kvtransfer.layers import LayerProgress
+from kvtransfer.messages import Commit, Grant, HandoffKey, Release
+from tests.kvtransfer.legs import Relay, open_relay, params, undisturbed
 from tests.kvtransfer.oracle import EOS
 from tests.kvtransfer.pair import NUM_BLOCKS
 from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S, key_of
@@ -16,9 +18,9 @@ KEY = key_of(1)
 PROMPT = list(range(18))
 
 
-@pytest.fixture
-def relay() -> Iterator[Relay]:
-    with open_relay() as relay:
+@pytest.fixture(params=[False, True], ids=["one by one", "overlapped"])
+def relay(request: pytest.FixtureRequest) -> Iterator[Relay]:
+    with open_relay(overlaps=request.param) as relay:
         yield relay
 
 
@@ -116,6 +118,62 @@ def test_failing_twice_is_reported_once(relay: Relay) -> None:
     relay.prefill.leg.fail(KEY, error, 0.0)
     assert relay.prefill.leg.take_failures() == [(KEY, error)]
     assert relay.prefill.leg.take_failures() == []
+
+
+def step_that_completes(relay: Relay, key: HandoffKey) -> Step:
+    """The step that computes the whole of `PROMPT` for this request."""
+    table = list(range(5))
+    return Step((ScheduledRequest(key, 0, len(PROMPT), PROMPT, len(PROMPT), table, params(8), needs_sample=True),))
+
+
+def watched_layers(relay: Relay, key: HandoffKey) -> LayerProgress:
+    """Those of a step that is launched now."""
+    layer_stored = relay.prefill.leg.watch(step_that_completes(relay, key))
+    layers = getattr(layer_stored, "__self__", None)
+    assert isinstance(layers, LayerProgress)
+    return layers
+
+
+def test_layers_belong_to_their_own_step(relay: Relay) -> None:
+    keys = [key_of(number) for number in (1, 2, 3)]
+    for key in keys:
+        relay.ask_prefill(key, PROMPT)
+    first, second, third = (watched_layers(relay, key) for key in keys)
+    relay.prefill.leg.applied([], 0.0)
+    assert not first.is_abandoned, "its last layer may be told of a little later"
+    assert not second.is_abandoned
+    error = BatonError("the step failed")
+    relay.prefill.leg.lost(error, 0.0)
+    assert not first.is_abandoned
+    assert second.is_abandoned
+    assert third.is_abandoned
+    assert relay.prefill.leg.take_failures() == [(keys[1], error), (keys[2], error)]
+
+
+def test_a_prompt_fails_with_its_step_also_when_all_its_layers_were_stored(relay: Relay) -> None:
+    relay.ask_decode(KEY, PROMPT)
+    relay.until(lambda: relay.link.num_seen(Grant) == 1)
+    relay.ask_prefill(KEY, PROMPT)
+    layers = watched_layers(relay, KEY)
+    layers.count()
+    relay.prefill.thread.turn(0.0)
+    assert num_pushed_blocks(relay) == 5
+    relay.prefill.leg.lost(BatonError("the step failed"), 0.0)
+    relay.until(lambda: relay.is_empty)
+    assert relay.link.num_seen(Commit) == 0
+    assert len(relay.prefill.failures_of(KEY)) == 1
+    assert len(relay.decode.failures_of(KEY)) == 1
+
+
+def test_a_step_on_top_that_cannot_be_launched_costs_finished_prompts_nothing() -> None:
+    with open_relay(overlaps=True) as relay:
+        relay.ask(key_of(1), PROMPT[:6])
+        relay.ask(key_of(2), PROMPT[:5])
+        relay.prefill.runner.failing_launch = 2
+        relay.until(lambda: relay.is_empty)
+        assert relay.decode.stream(key_of(1)) == undisturbed(PROMPT[:6])
+        assert relay.prefill.failures_of(key_of(1)) == []
+        assert len(relay.prefill.failures_of(key_of(2))) == len(relay.decode.failures_of(key_of(2))) == 1
 
 
 def test_what_can_never_fit_is_refused_and_leaves_nothing(relay: Relay) -> None:

@@ -1,20 +1,26 @@
-"""A scheduler with a device in pure Python behind it, which remembers what every slot of every block holds.
+"""An engine core with a device in pure Python behind it, which remembers what every slot of every block holds.
 
 The device "computes" a token by writing the hash of the whole sequence up to it into its slot, and refuses to compute
 when a slot before it holds anything else: KV that was lost, overwritten or of a wrong prefix is noticed at once.
 The next token is a function of all tokens before it, so outputs can be compared with `continuation`.
+
+An overlapping device computes a step at any moment between its launch and its result, by what it read at the launch. It
+takes pending tokens from its own last draw. What another node writes into reserved blocks (`reserve`) is there at once,
+in no order with the device: a step that still writes into blocks given away destroys it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.api.sampling import DecodingParams
 from engine.cache.block_pool import BlockPool
-from engine.cache.hashing import extend_hashes
-from engine.scheduler.request import Request, RequestOutput, SampledToken, ScheduledRequest, Step
+from engine.core import EngineCore, Reservation, StepFailed
+from engine.runner.base import LayerStored
+from engine.scheduler.request import PENDING_TOKEN, Request, RequestKey, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 
 VOCAB_SIZE = 50
@@ -38,35 +44,121 @@ def continuation(prompt: Sequence[int], params: DecodingParams, max_total_tokens
             return output, "length"
 
 
+class InjectedFailure(Exception):
+    """A step that this simulation made fail."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the device read of one share when its step was launched."""
+
+    key: RequestKey
+    start: int
+    num_tokens: int
+    token_ids: tuple[int, ...]
+    block_table: tuple[int, ...]
+    needs_sample: bool
+
+
+@dataclass
+class LaunchedStep:
+    """See `RunningStep`."""
+
+    device: Device
+    rows: list[Row]
+    tokens: dict[RequestKey, SampledToken] = field(default_factory=dict)
+    is_computed: bool = False
+    has_failed: bool = False
+
+    def result(self) -> Mapping[RequestKey, SampledToken]:
+        self.device.collect(self)
+        if self.has_failed:
+            raise InjectedFailure("the device could not compute a step")
+        return self.tokens
+
+
 @dataclass
 class Device:
-    """KV as (block, slot) -> hash of the sequence up to that token."""
+    """KV as (block, slot) -> hash of the sequence up to that token. See `Runner`."""
 
     block_size: int
-    slots: dict[tuple[int, int], int] = field(default_factory=dict)
+    overlaps: bool = False
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+    failure_rate: float = 0.0
+    slots: dict[tuple[int, int], int | None] = field(default_factory=dict)
     num_computed_tokens: int = 0
+    _launched: deque[LaunchedStep] = field(default_factory=deque)
+    _drawn: dict[RequestKey, SampledToken] = field(default_factory=dict)
 
     def write(self, token_ids: Sequence[int], block_table: Sequence[int], start: int, stop: int) -> None:
         for position in range(start, stop):
             self.slots[self._slot(block_table, position)] = hash(tuple(token_ids[: position + 1]))
 
-    def execute(self, step: Step) -> dict[object, SampledToken]:
-        for share in step.requests:
-            self._check_context(share)
-            self.write(share.token_ids, share.block_table, share.start, share.start + share.num_tokens)
-            self.num_computed_tokens += share.num_tokens
-        return {
-            share.key: SampledToken(next_token(share.token_ids), None) for share in step.requests if share.needs_sample
-        }
+    def launch(self, step: Step, layer_stored: LayerStored | None = None) -> LaunchedStep:
+        rows = [
+            Row(s.key, s.start, s.num_tokens, tuple(s.token_ids), tuple(s.block_table), s.needs_sample)
+            for s in step.requests
+        ]
+        for row, share in zip(rows, step.requests, strict=True):
+            num_pending = row.token_ids.count(PENDING_TOKEN)
+            assert num_pending <= (1 if self._launched else 0)
+            assert row.needs_sample == (row.start + row.num_tokens == len(row.token_ids))
+            if num_pending:
+                assert row.token_ids[-1] == PENDING_TOKEN
+                assert not share.params.needs_history, "penalties need the values"
+        if self.chance.random() < self.failure_rate / 2:
+            raise InjectedFailure("a step could not be launched")
+        is_void = any(before.has_failed for before in self._launched)
+        launched = LaunchedStep(self, rows, has_failed=is_void or self.chance.random() < self.failure_rate)
+        self._launched.append(launched)
+        assert len(self._launched) <= (2 if self.overlaps else 1)
+        if self.chance.random() < 0.5:
+            for one in self._launched:
+                self._compute(one)
+        return launched
+
+    def collect(self, oldest: LaunchedStep) -> None:
+        """Compute it, if that did not happen yet, and forget it."""
+        assert self._launched[0] is oldest, "results are taken in the order of launches"
+        self._compute(self._launched.popleft())
+
+    def _compute(self, launched: LaunchedStep) -> None:
+        if launched.is_computed:
+            return
+        launched.is_computed = True
+        drawn: dict[RequestKey, SampledToken] = {}
+        for row in launched.rows:
+            if launched.has_failed:
+                self._spoil(row)
+                continue
+            token_ids = self._known(row)
+            self._check_context(row, token_ids)
+            self.write(token_ids, row.block_table, row.start, row.start + row.num_tokens)
+            self.num_computed_tokens += row.num_tokens
+            if row.needs_sample:
+                drawn[row.key] = SampledToken(next_token(token_ids), None)
+        if launched.has_failed:
+            for later in self._launched:
+                later.has_failed = later.has_failed or not later.is_computed
+        launched.tokens, self._drawn = drawn, drawn
+
+    def _known(self, row: Row) -> tuple[int, ...]:
+        if row.token_ids[-1] != PENDING_TOKEN:
+            return row.token_ids
+        return (*row.token_ids[:-1], self._drawn[row.key].token_id)
+
+    def _spoil(self, row: Row) -> None:
+        for position in range(row.start, row.start + row.num_tokens):
+            self.slots[self._slot(row.block_table, position)] = None
 
     def _slot(self, block_table: Sequence[int], position: int) -> tuple[int, int]:
         return block_table[position // self.block_size], position % self.block_size
 
-    def _check_context(self, share: ScheduledRequest) -> None:
-        for position in range(share.start):
-            expected = hash(tuple(share.token_ids[: position + 1]))
-            if self.slots.get(self._slot(share.block_table, position)) != expected:
-                raise AssertionError(f"{share.key}: the KV of token {position} is not in its slot")
+    def _check_context(self, row: Row, token_ids: Sequence[int]) -> None:
+        for position in range(row.start):
+            expected = hash(tuple(token_ids[: position + 1]))
+            if self.slots.get(self._slot(row.block_table, position)) != expected:
+                raise AssertionError(f"{row.key}: the KV of token {position} is not in its slot")
 
 
 class Simulation:
@@ -81,64 +173,91 @@ class Simulation:
         budget: int = 16,
         max_request_tokens: int | None = None,
         prefix_caching: bool = True,
+        device: Device | None = None,
     ) -> None:
         limit = min(max_request_tokens or 10**9, num_blocks * block_size)
         self.limits = SchedulerLimits(block_size, max_num_seqs, budget, limit)
         self.pool = BlockPool(num_blocks, prefix_caching=prefix_caching)
         self.scheduler = Scheduler(self.pool, self.limits, frozenset({EOS}))
-        self.device = Device(block_size)
+        self.device = device or Device(block_size)
+        self.core = EngineCore(self.pool, self.scheduler, self.device, "model")
         self.outputs: dict[object, list[int]] = {}
         self.finished: dict[object, str] = {}
         self.cached: dict[object, int] = {}
+        self.num_failures = 0
+        self.num_steps_ahead = 0
+        self.num_rows_wasted = 0
+        self.num_just_ended = 0
+        self._reserved: dict[object, tuple[Reservation, list[int]]] = {}
+        self._launched: list[Step] = []
+        self._under_way: deque[Step] = deque()
+        self._holders: set[object] = set()
+        self._num_preemptions = 0
 
     def request(self, key: object, prompt: Sequence[int], params: DecodingParams) -> Request:
         return Request(key, list(prompt), len(prompt), params, b"root", self.limits.max_request_tokens)
 
     def add(self, key: object, prompt: Sequence[int], params: DecodingParams | None = None) -> None:
-        self.scheduler.add(self.request(key, prompt, params or DecodingParams(max_tokens=4, ignore_eos=True)))
+        self.core.add(key, prompt, params or DecodingParams(max_tokens=4, ignore_eos=True))
         self.outputs[key] = []
 
-    def add_computed(self, key: object, prompt: Sequence[int], params: DecodingParams) -> bool:
-        """As after a handoff: KV of the prompt written by somebody else, first token drawn. False without room."""
-        hashes: list[bytes] = []
-        extend_hashes(hashes, prompt, self.limits.block_size, b"root")
-        taken = self.scheduler.take_prefix(hashes, len(prompt), len(prompt))
-        if taken is None:
+    def reserve(self, key: object, prompt: Sequence[int]) -> bool:
+        """As for a handoff: blocks for a prompt, whose KV somebody else writes into them. False without room."""
+        reservation = self.core.reserve(key, prompt)
+        if reservation is None:
             return False
-        request = self.request(key, prompt, params)
-        request.block_table, num_cached_tokens = taken
-        self.device.write(prompt, request.block_table, num_cached_tokens, len(prompt))
-        request.token_ids.append(next_token(prompt))
-        request.num_computed_tokens = len(prompt)
-        request.num_published_blocks = num_cached_tokens // self.limits.block_size
-        self.outputs[key] = request.token_ids[len(prompt) :]
-        reason = self.scheduler.finish_reason(request)
-        if reason:
-            self.finished[key] = reason
-            self.pool.release(request.block_table)
-        else:
-            self.scheduler.add_computed(request)
+        self._reserved[key] = (reservation, list(prompt))
+        self.device.write(prompt, reservation.block_table, reservation.num_cached_tokens, len(prompt))
         return True
 
+    def deliver(self, key: object, params: DecodingParams) -> None:
+        """As after a handoff: the request goes on here, unless its first token ended it."""
+        reservation, prompt = self._reserved.pop(key)
+        first = next_token(prompt)
+        self.outputs[key] = [first]
+        expected, reason = continuation(prompt, params, self.limits.max_request_tokens)
+        if len(expected) == 1:
+            self.finished[key] = reason
+            self.core.release(key)
+            return
+        self.core.add_reserved(
+            reservation, [*prompt, first], params, num_prompt_tokens=len(prompt), num_computed_tokens=len(prompt)
+        )
+
+    def add_computed(self, key: object, prompt: Sequence[int], params: DecodingParams) -> bool:
+        """`reserve` and `deliver`. False without room."""
+        has_room = self.reserve(key, prompt)
+        if has_room:
+            self.deliver(key, params)
+        return has_room
+
     def abort(self, key: object) -> None:
-        request = self.scheduler.remove(key)
-        if request is not None:
-            self.pool.release(request.block_table)
+        self.core.abort(key)
 
     def step(self) -> Step:
-        holders = {request.key for request in self.live() if request.block_table}
-        step = self.scheduler.schedule()
-        self._check_step(step)
-        self._check_oldest_keeps_its_blocks(holders)
-        for output in self.scheduler.apply(step, self.device.execute(step)):
-            self._note(output)
+        """One call of `EngineCore.step`; the first step that it launched."""
+        self._launched = []
+        self.num_just_ended = 0
+        self._holders = {request.key for request in self.live() if request.block_table}
+        self._num_preemptions = self.scheduler.num_preemptions
+        try:
+            outputs = self.core.step(self._watch)
+        except StepFailed as error:
+            if not isinstance(error.__cause__, InjectedFailure):
+                raise
+            self._note_failure()
+        else:
+            if self._under_way:
+                self.num_rows_wasted += len(self._under_way.popleft().requests) - len(outputs)
+            for output in outputs:
+                self._note(output)
         self.check_blocks()
-        return step
+        return self._launched[0] if self._launched else Step(())
 
     def run(self, max_steps: int = 10_000) -> None:
         """Until every request has finished."""
         for _ in range(max_steps):
-            if not self.scheduler.has_work:
+            if not self.core.has_work:
                 return
             self.step()
         raise AssertionError(f"{self.scheduler.live_keys()} did not finish")
@@ -148,11 +267,19 @@ class Simulation:
         return [request for request in found if request is not None]
 
     def check_blocks(self) -> None:
-        """Blocks of live requests are exactly the held ones."""
-        self.pool.check()
-        owners = Counter(block_id for request in self.live() for block_id in request.block_table)
-        assert self.pool.num_held == len(owners)
+        """Blocks with an owner are exactly the held ones."""
+        self.core.check()
         assert self.pool.num_free + self.pool.num_cached + self.pool.num_held == self.pool.num_blocks
+
+    def _watch(self, step: Step) -> None:
+        if self.core.is_step_under_way:
+            self.num_steps_ahead += 1
+            assert self.scheduler.num_preemptions == self._num_preemptions, "nothing is preempted ahead"
+        self._num_preemptions = self.scheduler.num_preemptions
+        self._launched.append(step)
+        self._under_way.append(step)
+        self._check_step(step)
+        self._check_oldest_keeps_its_blocks()
 
     def _check_step(self, step: Step) -> None:
         assert step.num_tokens <= self.limits.max_num_batched_tokens
@@ -165,18 +292,32 @@ class Simulation:
         if max(sizes, default=0) > 1:
             scheduled = {share.key for share in step.requests}
             running = self.live()[: self.scheduler.num_running]
-            assert {request.key for request in running if request.num_uncomputed_tokens == 1} <= scheduled
+            streams = {request.key for request in running if request.num_uncomputed_tokens == 1}
+            assert streams - {request.key for request in running if self._is_drawing_its_last(request)} <= scheduled
 
-    def _check_oldest_keeps_its_blocks(self, holders: set[object]) -> None:
+    def _is_drawing_its_last(self, request: Request) -> bool:
+        num_tokens = len(request.token_ids)
+        is_full = num_tokens - request.num_prompt_tokens == request.params.max_tokens
+        return request.token_ids[-1] == PENDING_TOKEN and (is_full or num_tokens == self.limits.max_request_tokens)
+
+    def _check_oldest_keeps_its_blocks(self) -> None:
         oldest = min(self.live(), key=lambda request: request.arrival, default=None)
-        if oldest is not None and oldest.key in holders:
+        if oldest is not None and oldest.key in self._holders:
             assert oldest.block_table
 
     def _note(self, output: RequestOutput) -> None:
+        assert output.index == len(self.outputs[output.key])
         if output.token is not None:
-            assert output.index == len(self.outputs[output.key])
             self.outputs[output.key].append(output.token.token_id)
         self.cached[output.key] = output.num_cached_tokens
         if output.has_left:
+            self.num_just_ended += 1
             self.finished[output.key] = output.finish_reason
-            self.abort(output.key)
+
+    def _note_failure(self) -> None:
+        self.num_failures += 1
+        self._under_way.clear()
+        assert not self.core.is_step_under_way
+        for request in self.live():
+            assert PENDING_TOKEN not in request.token_ids
+            assert request.token_ids[request.num_prompt_tokens :] == self.outputs[request.key]

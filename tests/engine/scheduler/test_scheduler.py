@@ -74,7 +74,7 @@ def test_what_can_never_fit_is_refused_at_once(num_tokens: int) -> None:
     simulation = Simulation(num_blocks=4, block_size=4)
     with pytest.raises(ContextLengthExceeded, match=f"{num_tokens} tokens .* 16 tokens"):
         simulation.add("a", prompt(num_tokens))
-    assert not simulation.scheduler.has_work
+    assert not simulation.core.has_work
 
 
 def test_a_request_without_tokens_is_refused() -> None:
@@ -153,7 +153,7 @@ def test_a_tiny_pool_preempts_the_newest_and_every_output_is_unchanged() -> None
     for key, token_ids in prompts.items():
         simulation.add(key, token_ids, endless(14))
     order = []
-    while simulation.scheduler.has_work:
+    while simulation.core.has_work:
         simulation.step()
         order += [key for key in simulation.finished if key not in order]
     assert simulation.scheduler.num_preemptions > 0
@@ -237,9 +237,11 @@ def test_requests_that_come_with_their_kv_go_first_and_in_order() -> None:
     simulation = Simulation(max_num_seqs=1)
     simulation.add("running", prompt(3), endless(6))
     simulation.step()
+    for number in range(3):
+        assert simulation.reserve(number, prompt(4, 300 + 10 * number))
     simulation.add("waiting", prompt(3, 200), endless(2))
     for number in range(3):
-        assert simulation.add_computed(number, prompt(4, 300 + 10 * number), endless(3))
+        simulation.deliver(number, endless(3))
     simulation.run()
     assert list(simulation.finished) == ["running", 0, 1, 2, "waiting"]
 
@@ -267,8 +269,9 @@ def test_requests_that_fill_the_pool_with_their_kv_all_finish() -> None:
 
 def test_kv_that_came_is_not_stuck_behind_a_prompt_without_room() -> None:
     simulation = Simulation(num_blocks=6, block_size=4)
+    assert simulation.reserve("holder", prompt(8, 200))
     simulation.add("large", prompt(20))
-    assert simulation.add_computed("holder", prompt(8, 200), endless(3))
+    simulation.deliver("holder", endless(3))
     simulation.run()
     assert list(simulation.finished) == ["holder", "large"]
 

@@ -50,6 +50,36 @@ def test_each_watched_token_has_the_times_of_its_own_steps(steps: FirstSteps) ->
     assert run(steps, output()) == [StepTimes(None, 5, 6)]
 
 
+def test_a_step_launched_on_top_of_another_begins_when_that_one_ends(steps: FirstSteps) -> None:
+    steps.watch(KEY, num_tokens=2)
+    steps.step_begins()  # 1
+    steps.step_begins()  # 2
+    steps.step_ends()  # 3
+    assert steps.times_of(output()) == StepTimes(None, 1, 3)
+    steps.step_begins()  # 4
+    steps.step_ends()  # 5
+    assert steps.times_of(output()) == StepTimes(None, 3, 5)
+
+
+def test_a_prompt_that_joins_while_a_step_runs_has_the_times_of_its_own(steps: FirstSteps) -> None:
+    steps.step_begins()  # 1
+    steps.watch(KEY, num_tokens=1)
+    steps.step_begins()  # 2
+    steps.step_ends()  # 3
+    assert steps.times_of(output(key=OTHER)) is None
+    steps.step_ends()  # 4
+    assert steps.times_of(output()) == StepTimes(None, 3, 4)
+
+
+def test_steps_that_are_lost_stamp_nothing(steps: FirstSteps) -> None:
+    steps.watch(KEY, num_tokens=1)
+    steps.step_begins()  # 1
+    steps.step_begins()  # 2
+    steps.steps_lost()
+    steps.step_ends()  # not one of them
+    assert run(steps, output()) == [StepTimes(None, 3, 4)]
+
+
 def test_what_comes_after_the_watched_tokens_is_not_timed(steps: FirstSteps) -> None:
     steps.watch(KEY, num_tokens=1)
     run(steps, output())

@@ -1,0 +1,411 @@
+"""Steps launched on top of a step under way: the same tokens as one after the other, and no block given away early."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from engine.api.sampling import DecodingParams
+from engine.cache.block_pool import BlockPool
+from engine.scheduler.request import PENDING_TOKEN, Request, SampledToken, Step
+from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from tests.engine.scheduler.simulation import EOS, Device, Simulation, continuation
+
+TOKEN = SampledToken(7, None)
+
+
+def endless(max_tokens: int = 4, **others: Any) -> DecodingParams:
+    return DecodingParams(max_tokens=max_tokens, ignore_eos=True, **others)
+
+
+def new_scheduler(num_blocks: int = 16, budget: int = 16) -> tuple[Scheduler, BlockPool]:
+    pool = BlockPool(num_blocks)
+    return Scheduler(pool, SchedulerLimits(4, 8, budget, num_blocks * 4), frozenset({EOS})), pool
+
+
+def request(key: str, num_tokens: int = 5, params: DecodingParams | None = None, *, first: int = 100) -> Request:
+    token_ids = list(range(first, first + num_tokens))
+    return Request(key, token_ids, num_tokens, params or endless(), b"root", 64)
+
+
+def launched(scheduler: Scheduler) -> Step:
+    step = scheduler.schedule()
+    scheduler.advance(step)
+    return step
+
+
+def ahead(scheduler: Scheduler) -> Step:
+    step = scheduler.schedule_ahead()
+    assert step is not None
+    scheduler.advance(step)
+    return step
+
+
+def shares(step: Step | None) -> list[tuple[object, int, int]]:
+    assert step is not None
+    return [(share.key, share.start, share.num_tokens) for share in step.requests]
+
+
+# --- one step on top of another
+
+
+def test_the_step_ahead_computes_the_token_that_is_being_drawn() -> None:
+    scheduler, _ = new_scheduler()
+    one = request("a")
+    scheduler.add(one)
+    first = launched(scheduler)
+    assert one.token_ids[-1] == PENDING_TOKEN
+    second = ahead(scheduler)
+    assert shares(second) == [("a", 5, 1)]
+    scheduler.apply(first, {"a": TOKEN})
+    assert one.token_ids[5:] == [7, PENDING_TOKEN]
+    (output,) = scheduler.apply(second, {"a": SampledToken(9, None)})
+    assert one.token_ids[5:] == [7, 9]
+    assert (output.index, output.num_computed_tokens, output.num_step_tokens) == (1, 6, 1)
+
+
+def test_chunks_of_a_prompt_follow_each_other_ahead() -> None:
+    scheduler, _ = new_scheduler(budget=4)
+    scheduler.add(request("a", 10))
+    steps = [launched(scheduler), ahead(scheduler)]
+    assert [shares(step) for step in steps] == [[("a", 0, 4)], [("a", 4, 4)]]
+    (output,) = scheduler.apply(steps[0], {})
+    assert (output.num_computed_tokens, output.index, output.token) == (4, 0, None)
+    assert shares(ahead(scheduler)) == [("a", 8, 2)]
+
+
+def test_a_chunk_is_told_with_the_index_of_the_next_token_also_when_that_is_under_way() -> None:
+    scheduler, _ = new_scheduler(budget=4)
+    scheduler.add(request("a", 6))
+    chunk, rest = launched(scheduler), ahead(scheduler)
+    assert [output.index for output in scheduler.apply(chunk, {})] == [0]
+    assert [output.index for output in scheduler.apply(rest, {"a": TOKEN})] == [0]
+
+
+@pytest.mark.parametrize("is_first_token_only", [False, True])
+def test_a_request_whose_pending_token_is_its_last_is_not_in_the_step_ahead(is_first_token_only: bool) -> None:
+    scheduler, _ = new_scheduler()
+    last = request("last", params=endless(9 if is_first_token_only else 1))
+    last.first_token_only = is_first_token_only
+    scheduler.add(last)
+    first = launched(scheduler)
+    assert scheduler.schedule_ahead() is None
+    scheduler.add(request("other", first=200))
+    assert shares(scheduler.schedule_ahead()) == [("other", 0, 5)]
+    (output,) = scheduler.apply(first, {"last": TOKEN})
+    assert output.has_left
+
+
+def test_a_request_at_the_end_of_its_context_is_not_in_the_step_ahead() -> None:
+    scheduler, _ = new_scheduler()
+    full = request("full", params=DecodingParams(ignore_eos=True))
+    full.max_total_tokens = 6
+    scheduler.add(full)
+    first = launched(scheduler)
+    assert scheduler.schedule_ahead() is None
+    (output,) = scheduler.apply(first, {"full": TOKEN})
+    assert output.finish_reason == "length"
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_drawing_with_penalties_waits_for_the_values(name: str) -> None:
+    scheduler, _ = new_scheduler()
+    scheduler.add(request("a", params=endless(4, **{name: 0.5})))
+    scheduler.add(request("b", first=200))
+    first = launched(scheduler)
+    assert scheduler.schedule_ahead() is None
+    scheduler.apply(first, {"a": TOKEN, "b": TOKEN})
+    assert shares(scheduler.schedule()) == [("a", 5, 1), ("b", 5, 1)]
+
+
+def test_a_last_token_with_penalties_keeps_nobody_waiting() -> None:
+    scheduler, _ = new_scheduler()
+    scheduler.add(request("a", params=endless(1, presence_penalty=0.5)))
+    scheduler.add(request("b", first=200))
+    launched(scheduler)
+    assert shares(scheduler.schedule_ahead()) == [("b", 5, 1)]
+
+
+def test_what_needs_only_the_number_of_tokens_goes_ahead() -> None:
+    params = DecodingParams(
+        max_tokens=9,
+        min_tokens=3,
+        stop_token_ids=(3,),
+        logit_bias_ids=(1,),
+        logit_bias_values=(2.0,),
+        logprobs=3,
+        seed=1,
+    )
+    scheduler, _ = new_scheduler()
+    scheduler.add(request("a", params=params))
+    launched(scheduler)
+    assert shares(scheduler.schedule_ahead()) == [("a", 5, 1)]
+
+
+def test_room_that_needs_a_preemption_is_not_made_ahead() -> None:
+    scheduler, pool = new_scheduler(num_blocks=4)
+    old, young = request("old", 7, endless(9)), request("young", 7, endless(9), first=200)
+    for one in (old, young):
+        scheduler.add(one)
+    first = launched(scheduler)  # 7 tokens and the one that is drawn: two full blocks each
+    second = ahead(scheduler)
+    scheduler.apply(first, {"old": TOKEN, "young": TOKEN})
+    assert pool.num_available == 0
+    assert scheduler.schedule_ahead() is None
+    assert scheduler.num_preemptions == 0
+    scheduler.apply(second, {"old": TOKEN, "young": TOKEN})
+    assert shares(scheduler.schedule()) == [("old", 8, 1)]
+    assert scheduler.num_preemptions == 1
+
+
+def test_a_request_in_a_step_under_way_cannot_be_preempted() -> None:
+    scheduler, _ = new_scheduler(num_blocks=2)
+    scheduler.add(request("a", 7, endless(9)))
+    launched(scheduler)
+    step = ahead(scheduler)
+    assert step.requests
+    with pytest.raises(RuntimeError, match="under way"):
+        scheduler.schedule()
+
+
+# --- results
+
+
+def test_a_stop_token_makes_the_share_ahead_nobodys() -> None:
+    scheduler, _ = new_scheduler()
+    one = request("a", params=DecodingParams(max_tokens=9))
+    scheduler.add(one)
+    first, second = launched(scheduler), ahead(scheduler)
+    (output,) = scheduler.apply(first, {"a": SampledToken(EOS, None)})
+    assert (output.finish_reason, output.has_left) == ("stop", True)
+    assert scheduler.remove("a") is one
+    assert scheduler.apply(second, {"a": TOKEN}) == []
+
+
+def test_a_row_without_a_number_leaves_though_a_step_was_launched_on_top() -> None:
+    scheduler, _ = new_scheduler()
+    scheduler.add(request("a"))
+    first, second = launched(scheduler), ahead(scheduler)
+    (output,) = scheduler.apply(first, {})
+    assert (output.has_failed, output.has_left, output.token) == (True, True, None)
+    scheduler.remove("a")
+    assert scheduler.apply(second, {"a": TOKEN}) == []
+
+
+def test_the_result_of_an_old_step_does_not_reach_a_new_request_of_that_key() -> None:
+    scheduler, _ = new_scheduler()
+    scheduler.add(request("a"))
+    old = launched(scheduler)
+    scheduler.remove("a")
+    new = request("a", 3, first=300)
+    scheduler.add(new)
+    step = launched(scheduler)
+    assert scheduler.apply(old, {"a": TOKEN}) == []
+    assert new.token_ids[3:] == [PENDING_TOKEN]
+    (output,) = scheduler.apply(step, {"a": SampledToken(9, None)})
+    assert (output.index, output.token) == (0, SampledToken(9, None))
+    assert new.token_ids == [300, 301, 302, 9]
+
+
+def test_blocks_are_published_when_their_step_is_applied_and_not_before() -> None:
+    scheduler, pool = new_scheduler()
+    scheduler.add(request("a", 7, endless(9)))
+    steps = [launched(scheduler), ahead(scheduler)]
+    assert pool.published_hashes() == []
+    scheduler.apply(steps[0], {"a": TOKEN})
+    assert len(pool.published_hashes()) == 1, "the eighth token is known, its KV is not computed"
+    scheduler.apply(steps[1], {"a": TOKEN})
+    assert len(pool.published_hashes()) == 2
+
+
+def test_rewinding_leaves_requests_where_they_were() -> None:
+    scheduler, _ = new_scheduler()
+    scheduler.add(request("a", params=endless(9)))
+    first = launched(scheduler)
+    scheduler.apply(first, {"a": TOKEN})
+    scheduler.add(request("b", 6, first=200))
+    steps = [launched(scheduler), ahead(scheduler)]
+    scheduler.remove("b")
+    for step in reversed(steps):
+        scheduler.rewind(step)
+    one = scheduler.get("a")
+    assert one is not None
+    assert (one.token_ids[5:], one.num_computed_tokens, one.num_pending_tokens) == ([7], 5, 0)
+    assert one.num_steps_under_way == 0
+    assert scheduler.keys_of(steps[0]) == ["a"]
+    assert shares(scheduler.schedule()) == [("a", 5, 1)]
+
+
+# --- random traffic
+
+
+@dataclass
+class Traffic:
+    """Requests in the order of their arrival, and what happens between them."""
+
+    requests: list[tuple[int, list[int], DecodingParams]] = field(default_factory=list)
+    handoffs: set[int] = field(default_factory=set)
+    num_steps: list[int] = field(default_factory=list)
+    aborted: dict[int, int] = field(default_factory=dict)
+    again: dict[int, list[int]] = field(default_factory=dict)
+
+
+def draw_params(draw: random.Random, *, penalties: bool) -> DecodingParams:
+    max_tokens = draw.choice((None, *range(1, 12)))
+    return DecodingParams(
+        max_tokens=max_tokens,
+        min_tokens=draw.randrange((max_tokens or 10) + 1),
+        ignore_eos=draw.random() < 0.3,
+        stop_token_ids=tuple(draw.sample(range(50), draw.randrange(4))),
+        presence_penalty=1.0 if penalties and draw.random() < 0.2 else 0.0,
+    )
+
+
+def draw_traffic(draw: random.Random, limit: int, num_requests: int = 100) -> Traffic:
+    traffic, penalties = Traffic(), draw.random() < 0.3
+    bases = [[draw.randrange(50) for _ in range(limit)] for _ in range(3)]
+
+    def prompt() -> list[int]:
+        whole = draw.choice(bases)[: draw.randrange(1, limit)] + [draw.randrange(50)] * draw.randrange(2)
+        return whole[: limit - 1]
+
+    for key in range(num_requests):
+        traffic.requests.append((key, prompt(), draw_params(draw, penalties=penalties)))
+        if draw.random() < 0.4:
+            traffic.handoffs.add(key)
+        traffic.num_steps.append(draw.randrange(6 if key // 20 % 2 else 24))  # a queue, and no queue, in turns
+        if draw.random() < 0.25:
+            victim = max(0, key - draw.randrange(4))
+            traffic.aborted[key] = victim
+            if draw.random() < 0.5:
+                traffic.again[key] = prompt()
+    return traffic
+
+
+@dataclass
+class Run:
+    """One simulation of a traffic."""
+
+    simulation: Simulation
+    expected: dict[object, tuple[list[int], str]] = field(default_factory=dict)
+    num_delivered: int = 0
+
+    def serve(self, traffic: Traffic) -> dict[object, tuple[list[int], str]]:
+        limit = self.simulation.limits.max_request_tokens
+        granted: list[tuple[int, list[int], DecodingParams]] = []
+        for (key, token_ids, params), num_steps in zip(traffic.requests, traffic.num_steps, strict=True):
+            if key in traffic.handoffs and self._reserve(key, token_ids):
+                granted.append((key, token_ids, params))
+            else:
+                self.simulation.add(key, token_ids, params)
+                self.expected[key] = continuation(token_ids, params, limit)
+            for _ in range(num_steps):
+                self.simulation.step()
+            if granted and len(granted) > key % 3:
+                self._deliver(*granted.pop(0))
+            if key in traffic.aborted:
+                self._abort(traffic.aborted[key], traffic.again.get(key), params)
+        for one in granted:
+            self._deliver(*one)
+        self.simulation.run()
+        assert self.simulation.pool.num_held == 0
+        return {key: (self.simulation.outputs[key], self.simulation.finished[key]) for key in self.expected}
+
+    def _reserve(self, key: int, token_ids: list[int]) -> bool:
+        """Rather just after a request has ended, whose blocks the step on top may still write into."""
+        for _ in range(8):
+            if self.simulation.num_just_ended:
+                break
+            self.simulation.step()
+        return self.simulation.reserve(key, token_ids)
+
+    def _deliver(self, key: int, token_ids: list[int], params: DecodingParams) -> None:
+        self.simulation.deliver(key, params)
+        self.num_delivered += 1
+        self.expected[key] = continuation(token_ids, params, self.simulation.limits.max_request_tokens)
+
+    def _abort(self, key: int, prompt: Sequence[int] | None, params: DecodingParams) -> None:
+        if key not in self.expected or key in self.simulation.finished:
+            return
+        self.simulation.abort(key)
+        self.simulation.check_blocks()
+        output, _ = self.expected.pop(key)
+        assert self.simulation.outputs[key] == output[: len(self.simulation.outputs[key])]
+        if prompt is not None:
+            self.simulation.add(key, prompt, params)
+            self.expected[key] = continuation(prompt, params, self.simulation.limits.max_request_tokens)
+
+
+def simulate(seed: int, failure_rate: float, *, overlaps: bool) -> tuple[Run, Traffic]:
+    """An engine and a traffic that depend on nothing but `seed`."""
+    draw = random.Random(seed)
+    block_size = draw.choice((2, 4))
+    simulation = Simulation(
+        num_blocks=draw.choice((8, 12, 40)),
+        block_size=block_size,
+        max_num_seqs=draw.choice((1, 3, 8)),
+        budget=draw.choice((1, 5, 16, 64)),
+        prefix_caching=draw.random() < 0.7,
+        device=Device(block_size, overlaps, random.Random(seed), failure_rate),
+    )
+    return Run(simulation), draw_traffic(draw, simulation.limits.max_request_tokens)
+
+
+@pytest.mark.parametrize("failure_rate", [0.0, 0.1])
+@pytest.mark.parametrize("seed", range(20))
+def test_random_traffic_has_the_same_tokens_overlapped_and_one_step_after_the_other(
+    seed: int, failure_rate: float
+) -> None:
+    (plain, traffic), (overlapped, _) = (simulate(seed, failure_rate, overlaps=overlaps) for overlaps in (False, True))
+    one_by_one, on_top = plain.serve(traffic), overlapped.serve(traffic)
+    assert one_by_one == plain.expected
+    assert on_top == overlapped.expected
+    untouched = (one_by_one.keys() & on_top.keys()) - set(traffic.aborted.values())
+    assert len(untouched) > 50
+    assert {key: one_by_one[key] for key in untouched} == {key: on_top[key] for key in untouched}
+    assert plain.simulation.num_steps_ahead == 0
+    assert overlapped.simulation.num_steps_ahead > 20
+    assert (overlapped.simulation.num_failures > 0) == (failure_rate > 0)
+
+
+def test_the_traffic_preempts_hands_over_and_overruns() -> None:
+    """What the comparison above is worth: all of it happens."""
+    num_preemptions = num_delivered = num_wasted = 0
+    for seed in range(6):
+        draw = random.Random(seed)
+        simulation = Simulation(num_blocks=12, budget=16, device=Device(4, True, random.Random(seed)))
+        run = Run(simulation)
+        run.serve(draw_traffic(draw, simulation.limits.max_request_tokens))
+        num_preemptions += simulation.scheduler.num_preemptions
+        num_delivered += run.num_delivered
+        num_wasted += simulation.num_rows_wasted
+    assert num_preemptions > 20
+    assert num_delivered > 30
+    assert num_wasted > 50
+
+
+def test_a_request_of_known_length_costs_no_row_more_when_overlapped() -> None:
+    counts = []
+    for overlaps in (False, True):
+        simulation = Simulation(device=Device(4, overlaps))
+        simulation.add("a", range(100, 110), endless(12))
+        simulation.run()
+        assert simulation.outputs["a"] == continuation(range(100, 110), endless(12), 99)[0]
+        counts.append(simulation.device.num_computed_tokens)
+    assert counts[0] == counts[1] == 10 + 11
+
+
+def test_a_stop_token_costs_one_row_that_reaches_nobody() -> None:
+    params = DecodingParams(max_tokens=40)
+    answers = ((first, *continuation([first], params, 256)) for first in range(1000, 2000))
+    first, expected = next((first, output) for first, output, reason in answers if reason == "stop" and len(output) > 3)
+    simulation = Simulation(device=Device(4, overlaps=True))
+    simulation.add("a", [first], params)
+    simulation.run()
+    assert simulation.outputs["a"] == expected
+    assert simulation.num_rows_wasted == 1
+    assert simulation.device.num_computed_tokens == len(expected) + 1
