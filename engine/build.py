@@ -177,6 +177,7 @@ def _runner(
     runner = ModelRunner(model.decoder, attention, model.sampler, device, with_spare)
     if not settings.enforce_eager:
         runner.record_graphs(progress)
+    runner.warm_up()
     return runner
 
 

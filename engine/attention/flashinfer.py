@@ -22,11 +22,15 @@ takes without waiting. A plan then fills pinned memory of its wrapper and copies
 must not start before. It does not: `Staging.begin` waits for the upload of the step before, which was issued behind
 that copy on the same stream.
 
+Whatever a graph reads is behind views that start at the same address in every step; its indices are staged last of a
+plan, with room for the longest tables, so that a runner which stages its own arrays before copies only the blocks in
+use.
+
 Every kernel of a step runs on one stream, so one float workspace serves all wrappers, and one int workspace the
 recorded steps of all sizes: each plan overwrites it only after the kernels of the last one.
 
-Letters: T tokens and N sequences of a step, B blocks of the pool, L layers, Hq query heads, Hkv
-key and value heads, D head size.
+Letters: T tokens and N sequences of a step, B blocks of the pool, L layers, Hq query heads, Hkv key and value heads, D
+head size.
 """
 
 from __future__ import annotations

@@ -14,12 +14,11 @@ Running out of memory is the exception, and stays an error of its step.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,13 +26,12 @@ import torch
 from torch import Tensor
 
 from engine.device.base import STEP_TIMEOUT_S, Array, DeviceFailed, Graph
+from engine.device.notices import NoticeThread
 from engine.device.staging import StagingLayout
 
 _Outputs = TypeVar("_Outputs")
 _Event: Any = torch.cuda.Event
 _LOOK_AGAIN_S = 2e-5
-_MAX_NOTICES = 4096
-_CLOSE_S = 5.0
 
 
 class CudaStaging:
@@ -92,7 +90,9 @@ class CudaDevice:
         torch.cuda.set_device(index)
         self.torch_device = torch.device("cuda", index)
         self._graph_memory: Any = None
-        self._notices = _NoticeThread(self.torch_device)
+        self._notices = NoticeThread(
+            begin=partial(torch.cuda.set_device, index), has_come=partial(wait_for, timeout_s=STEP_TIMEOUT_S)
+        )
 
     def staging(self, num_bytes: int) -> CudaStaging:
         """See `Device.staging`."""
@@ -148,60 +148,6 @@ class CudaDevice:
     def close(self) -> None:
         """See `Device.close`."""
         self._notices.close()
-
-
-class _NoticeThread:
-    """Calls what it was given, in order, each when its event has passed. A failure of one ends all later ones."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._waiting: queue.Queue[tuple[Any, Callable[[], None]] | None] = queue.Queue(_MAX_NOTICES)
-        self._failure: BaseException | None = None
-        self._num_added = 0
-        self._num_called = 0
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="cuda-notices", daemon=True)
-        self._thread.start()
-
-    def add(self, event: Any, call: Callable[[], None]) -> None:
-        """By the engine's thread. Raises `DeviceFailed` when far too many wait."""
-        try:
-            self._waiting.put_nowait((event, call))
-        except queue.Full:
-            raise DeviceFailed(f"{_MAX_NOTICES} notices wait for the device") from None
-        self._num_added += 1
-
-    def settle(self, timeout_s: float) -> None:
-        """Wait until all that was added was called. Raises `DeviceFailed`."""
-        with self._changed:
-            is_done = self._changed.wait_for(
-                lambda: self._failure is not None or self._num_called == self._num_added, timeout_s
-            )
-        if self._failure is not None:
-            raise DeviceFailed(f"a notice of the device could not be given: {self._failure}") from self._failure
-        if not is_done:
-            raise DeviceFailed(f"notices of the device did not come within {timeout_s:g} s")
-
-    def close(self) -> None:
-        """End the thread after what it has."""
-        if self._thread.is_alive() and self._failure is None:
-            self._waiting.put(None, timeout=_CLOSE_S)
-            self._thread.join(_CLOSE_S)
-
-    def _run(self) -> None:
-        try:
-            torch.cuda.set_device(self._device)
-            while (notice := self._waiting.get()) is not None:
-                event, call = notice
-                wait_for(event, STEP_TIMEOUT_S)
-                call()
-                with self._changed:
-                    self._num_called += 1
-                    self._changed.notify_all()
-        except BaseException as error:  # whoever settles hears of it: nobody is above this thread
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
 
 
 def wait_for(event: Any, timeout_s: float) -> None:

@@ -11,7 +11,7 @@ returns, and memory that a graph reuses for several of its intermediate results.
 
 from __future__ import annotations
 
-from collections import deque
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,10 +25,13 @@ from torch.utils._pytree import tree_leaves
 
 from engine.device.base import STEP_TIMEOUT_S, Array, Graph
 from engine.device.host import HostArrival
+from engine.device.notices import NoticeThread
 from engine.device.staging import StagingLayout
 
 _Outputs = TypeVar("_Outputs")
 _POISON = 0xA5
+_NOTICE_DELAY_S = 0.001
+"""Later than the result of a small step, as it may be on a GPU."""
 _ASKS_FOR_VALUES = frozenset(
     {"_local_scalar_dense", "item", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim"}
 )
@@ -121,7 +124,7 @@ class EmulatedDevice:
 
     def __init__(self) -> None:
         self.num_graphs = 0
-        self._notices: deque[Callable[[], None]] = deque()
+        self._notices = NoticeThread(begin=_nothing_to_begin, has_come=_sleep_until)
 
     def staging(self, num_bytes: int) -> EmulatedStaging:
         """See `Device.staging`."""
@@ -143,13 +146,12 @@ class EmulatedDevice:
         return HostArrival(tuple(tensor.clone().numpy() for tensor in tensors))
 
     def notify(self, call: Callable[[], None]) -> None:
-        """See `Device.notify`: as late as allowed."""
-        self._notices.append(call)
+        """See `Device.notify`: a little late, and on another thread."""
+        self._notices.add(time.monotonic() + _NOTICE_DELAY_S, call)
 
     def settle(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
         """See `Device.settle`."""
-        while self._notices:
-            self._notices.popleft()()
+        self._notices.settle(timeout_s)
 
     def guard(self) -> AbstractContextManager[None]:
         """See `Device.guard`."""
@@ -160,6 +162,15 @@ class EmulatedDevice:
 
     def close(self) -> None:
         """See `Device.close`."""
+        self._notices.close()
+
+
+def _nothing_to_begin() -> None:
+    """A host has no current device."""
+
+
+def _sleep_until(moment_s: float) -> None:
+    time.sleep(max(0.0, moment_s - time.monotonic()))
 
 
 def _require_recordable(operation: Any, arguments: tuple[Any, ...]) -> None:

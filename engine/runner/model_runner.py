@@ -10,12 +10,13 @@ never visits the host: `drawn` keeps one per row of the last draw, and the next 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from engine.api.sampling import DecodingParams
 from engine.attention.base import AttentionBackend, SequenceShare
 from engine.device.base import Arrival, Device
 from engine.models.decoder import Decoder
@@ -31,19 +32,15 @@ from engine.scheduler.request import RequestKey, SampledToken, ScheduledRequest,
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """See `RunningStep`. `keys` are the requests of the plan's rows. `settle` waits until all layers were told of; None
-    for a step that nobody watches."""
+    """See `RunningStep`. `keys` are the requests of the plan's rows."""
 
     keys: tuple[RequestKey, ...]
     plan: SamplingPlan
     arrival: Arrival
-    settle: Callable[[], None] | None
 
     def result(self) -> Mapping[RequestKey, SampledToken]:
         """See `RunningStep.result`."""
         arrays = self.arrival.wait()
-        if self.settle is not None:
-            self.settle()
         if not self.keys:
             return {}
         drawn = zip(self.keys, self.plan.tokens(arrays), strict=True)
@@ -91,6 +88,25 @@ class ModelRunner:
         self._graphs = graphs if num_graphs else None
         return num_graphs
 
+    def warm_up(self) -> None:
+        """Compute one small step of each kind in the spare block, so that no request waits for kernels to be built,
+        chosen or loaded. Without a spare block there is nothing to wait for.
+        """
+        spare = self._limits.spare_block
+        if spare is None:
+            return
+        sampled = DecodingParams(top_p=0.9, seed=0)
+        table = (spare, spare)
+        shares = (
+            ScheduledRequest("warm-up decode", 0, 1, (0,), 1, table, sampled, True),
+            ScheduledRequest("warm-up prompt", 0, 2, (0, 0), 2, table, DecodingParams(temperature=0.0), True),
+        )
+        num_shares = min(len(shares), self._limits.max_num_seqs, self._limits.max_num_batched_tokens - 1)
+        for step in (Step(shares[:num_shares]), Step(shares[:1])):
+            if step.requests:
+                self.launch(step).result()
+        self._drawn_rows = {}
+
     @torch.inference_mode()
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         """See `Runner.launch`. Raises `TokenUnknown` for a pending token that the last launched step does not draw."""
@@ -106,7 +122,6 @@ class ModelRunner:
                 raise
 
     def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
-        settle = None if layer_stored is None else self._device.settle
         ends = zip(inputs.last_tokens, step.requests, strict=True)
         due = [(end, request) for end, request in ends if request.needs_sample]
         rows, plan = self._begin(due, len(inputs.token_ids))
@@ -116,12 +131,12 @@ class ModelRunner:
         logits = forward.compute(rows)
         if logits is None:
             self._drawn_rows = {}
-            return LaunchedStep((), plan, self._device.fetch(()), settle)
+            return LaunchedStep((), plan, self._device.fetch(()))
         requests = [request for _, request in due]
         outputs = self._sampler.draw(plan, logits)
         self._keep(requests, outputs[0])
         keys = tuple(request.key for request in requests)
-        return LaunchedStep(keys, plan, self._device.fetch(outputs), settle)
+        return LaunchedStep(keys, plan, self._device.fetch(outputs))
 
     def _begin(self, due: Sequence[tuple[int, ScheduledRequest]], num_tokens: int) -> tuple[DueRows, SamplingPlan]:
         """Begin staging with what has a fixed room, so that the inputs of graphs lie behind it where they always lie.

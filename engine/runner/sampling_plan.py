@@ -176,7 +176,7 @@ def plan_sampling(
             reports.append((row, params.logprobs))
         if params.logit_bias_ids:
             bias.add(row, params.logit_bias_ids, params.logit_bias_values)
-        if _has_penalties(params):
+        if params.needs_history:
             _penalise(row, request, repetition, presence)
         if params.min_tokens and _position(request) < params.min_tokens:
             ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
@@ -256,10 +256,6 @@ class _Draw(NamedTuple):
 def _position(request: SampledRequest) -> int:
     """Output index of the token to draw. A token that is still being drawn counts."""
     return len(request.token_ids) - request.num_prompt_tokens
-
-
-def _has_penalties(params: DecodingParams) -> bool:
-    return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
 
 
 def _penalise(row: int, request: SampledRequest, repetition: _Changes, presence: _Changes) -> None:

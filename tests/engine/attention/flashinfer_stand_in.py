@@ -109,6 +109,7 @@ class _Wrapper:
             return
         lengths = last_page_len.numpy()
         _require(bool(np.all((lengths >= 1) & (lengths <= self._shape[3]))), "last pages must hold 1 to page size")
+        _require(int(indptr[0]) == int(qo_indptr[0]) == 0, "indptr must begin with 0")
         pages = np.diff(indptr.numpy())
         _require(bool(np.all(pages >= 1)), "a sequence without pages has no attention")
         contexts = (pages - 1) * self._shape[3] + lengths

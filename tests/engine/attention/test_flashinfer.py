@@ -51,6 +51,7 @@ class RecordedDecodes:
         self.graph: Graph | None = None
         self.outputs: list[Tensor] = []
 
+    @torch.inference_mode()
     def step(self, *runners: Runner, plan: bool = True) -> None:
         """One token of each, padded with rows in the spare block; the outputs of real rows are compared."""
         relay, spare = self.relay, self.relay.num_blocks - 1

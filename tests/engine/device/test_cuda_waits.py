@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-import torch
 
 from engine.device import cuda
 from engine.device.base import DeviceFailed
+from engine.device.notices import MAX_NOTICES, NoticeThread
 
 
 class ToldEvent:
@@ -27,9 +27,8 @@ class ToldEvent:
 
 
 @pytest.fixture
-def notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[cuda._NoticeThread]:
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    thread = cuda._NoticeThread(torch.device("cuda", 0))
+def notices() -> Iterator[NoticeThread]:
+    thread = NoticeThread(begin=lambda: None, has_come=partial(cuda.wait_for, timeout_s=60.0))
     yield thread
     thread.close()
     assert not thread._thread.is_alive()
@@ -45,7 +44,7 @@ def test_an_error_of_the_device_is_its_end() -> None:
         cuda.wait_for(ToldEvent(RuntimeError("illegal memory access\nmore lines")), 1.0)
 
 
-def test_notices_wait_for_their_events_and_keep_their_order(notices: cuda._NoticeThread) -> None:
+def test_notices_wait_for_their_events_and_keep_their_order(notices: NoticeThread) -> None:
     events, heard = [ToldEvent(), ToldEvent()], list[int]()
     for number, event in enumerate(events):
         notices.add(event, partial(heard.append, number))
@@ -59,7 +58,7 @@ def test_notices_wait_for_their_events_and_keep_their_order(notices: cuda._Notic
 
 
 @pytest.mark.parametrize("where", ["event", "call"])
-def test_a_notice_that_fails_is_heard_of_when_settling(notices: cuda._NoticeThread, where: str) -> None:
+def test_a_notice_that_fails_is_heard_of_when_settling(notices: NoticeThread, where: str) -> None:
     event = ToldEvent(RuntimeError("lost") if where == "event" else None)
     event.has_passed.set()
 
@@ -71,9 +70,9 @@ def test_a_notice_that_fails_is_heard_of_when_settling(notices: cuda._NoticeThre
         notices.settle(5.0)
 
 
-def test_notices_are_bounded(notices: cuda._NoticeThread) -> None:
+def test_notices_are_bounded(notices: NoticeThread) -> None:
     event = ToldEvent()
-    for _ in range(cuda._MAX_NOTICES):
+    for _ in range(MAX_NOTICES):
         notices.add(event, lambda: None)
     with pytest.raises(DeviceFailed, match="notices wait for the device"):
         add_two(notices, event)  # the thread may hold one of them already
@@ -81,6 +80,6 @@ def test_notices_are_bounded(notices: cuda._NoticeThread) -> None:
     notices.settle(10.0)
 
 
-def add_two(notices: cuda._NoticeThread, event: ToldEvent) -> None:
+def add_two(notices: NoticeThread, event: ToldEvent) -> None:
     for _ in range(2):
         notices.add(event, lambda: None)

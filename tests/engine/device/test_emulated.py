@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from engine.device.emulated import EmulatedDevice
 
 
 @pytest.fixture
-def device() -> EmulatedDevice:
-    return EmulatedDevice()
+def device() -> Iterator[EmulatedDevice]:
+    device = EmulatedDevice()
+    yield device
+    device.close()
 
 
 def network(x: Tensor, weight: Tensor, memory: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,10 +81,10 @@ def test_fetched_values_are_those_of_the_moment(device: EmulatedDevice) -> None:
     assert [array.tolist() for array in arrival.wait()] == [[0, 1, 2], [0, 2, 4]]
 
 
-def test_notices_come_late_and_in_order(device: EmulatedDevice) -> None:
-    heard: list[int] = []
+def test_notices_come_from_another_thread_in_order(device: EmulatedDevice) -> None:
+    heard: list[tuple[int, int]] = []
     for number in range(3):
-        device.notify(lambda number=number: heard.append(number))  # type: ignore[misc]
-    assert heard == []
+        device.notify(lambda number=number: heard.append((number, threading.get_ident())))  # type: ignore[misc]
     device.settle()
-    assert heard == [0, 1, 2]
+    assert [number for number, _ in heard] == [0, 1, 2]
+    assert threading.get_ident() not in {thread for _, thread in heard}

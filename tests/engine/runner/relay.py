@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +123,8 @@ def scheduled(
     params: DecodingParams,
 ) -> ScheduledRequest:
     """A share that samples when it reaches the last token."""
-    arguments: dict[str, Any] = {}
-    if "needs_sample" in {item.name for item in fields(ScheduledRequest)}:
-        arguments["needs_sample"] = start + num_tokens == len(token_ids)
-    return ScheduledRequest(key, start, num_tokens, token_ids, num_prompt_tokens, block_table, params, **arguments)
+    is_due = start + num_tokens == len(token_ids)
+    return ScheduledRequest(key, start, num_tokens, token_ids, num_prompt_tokens, block_table, params, is_due)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from engine.device.host import HostDevice
 from engine.models.decoder import Decoder
 from engine.runner.base import LayerStored
 from engine.runner.inputs import TokenUnknown
-from engine.runner.limits import graph_sizes
+from engine.runner.limits import RunnerLimits, graph_sizes
 from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler
 from engine.scheduler.request import PENDING_TOKEN, Step
@@ -172,16 +173,45 @@ def test_a_single_token_that_is_not_due_draws_nothing(decoder: Decoder, recorded
     assert recorded.launch(Step(tuple(shares[:1]))).result() == {}
 
 
+def test_warming_up_touches_no_block_of_the_pool(decoder: Decoder) -> None:
+    kv = make_kv(decoder)
+    before = kv.clone()
+    runner = make_runner(decoder, EmulatedDevice(), kv)
+    with mock.patch.object(ModelRunner, "launch", autospec=True, side_effect=ModelRunner.launch) as launch:
+        runner.warm_up()
+    assert [[share.num_tokens for share in call.args[1].requests] for call in launch.call_args_list] == [[1, 2], [1]]
+    assert torch.equal(kv[:SPARE_BLOCK], before[:SPARE_BLOCK])
+    assert not torch.equal(kv[SPARE_BLOCK], before[SPARE_BLOCK])
+
+
+@pytest.mark.parametrize("limits", [(1, 1, [1]), (1, 64, [1]), (8, 2, [1]), (8, 3, [1, 2])])
+def test_warming_up_keeps_to_the_limits(decoder: Decoder, limits: tuple[int, int, list[int]]) -> None:
+    max_num_seqs, max_tokens, first = limits
+    sampler = Sampler(frozenset(), decoder.config.vocab_size)
+    narrow = RunnerLimits(max_num_seqs, max_tokens, LIMITS.max_blocks_per_request, SPARE_BLOCK)
+    runner = ModelRunner(decoder, PagedAttention(make_kv(decoder)), sampler, EmulatedDevice(), narrow)
+    with mock.patch.object(ModelRunner, "launch", autospec=True, side_effect=ModelRunner.launch) as launch:
+        runner.warm_up()
+    assert [share.num_tokens for share in launch.call_args_list[0].args[1].requests] == first
+
+
+def test_a_host_needs_no_warming_up(decoder: Decoder) -> None:
+    sampler = Sampler(frozenset(), decoder.config.vocab_size)
+    limits = RunnerLimits(4, 16, LIMITS.max_blocks_per_request)
+    runner = ModelRunner(decoder, BreakingAttention(make_kv(decoder)), sampler, HostDevice(), limits)
+    runner.warm_up()
+
+
 @pytest.mark.parametrize("num_tokens", [1, 5])
-def test_every_layer_was_told_of_before_a_step_counts_as_computed(
-    num_tokens: int, decoder: Decoder, recorded: ModelRunner
-) -> None:
+def test_every_layer_of_a_watched_step_is_told_of(num_tokens: int, decoder: Decoder, recorded: ModelRunner) -> None:
+    """By the device: a host that issues a step knows of no layer that it is stored."""
     calls: list[int] = []
     share = scheduled("a", 0, num_tokens, [3] * (num_tokens + 1), 9, [0, 1], GREEDY)
-    running = recorded.launch(Step((share,)), lambda: calls.append(1))
-    assert calls == []
+    running = recorded.launch(Step((share,)), lambda: calls.append(threading.get_ident()))
     assert running.result() == {}
+    recorded._device.settle()
     assert len(calls) == decoder.config.num_layers
+    assert threading.get_ident() not in calls
 
 
 class BreakingAttention(PagedAttention):

@@ -1,0 +1,135 @@
+"""A whole engine on the emulated device: overlapped steps, staged inputs, recorded graphs over flashinfer's stand-in.
+
+The same requests on the host, one step after another with plain torch attention, must give the same tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.api.sampling import DecodingParams
+from engine.attention.choose import AttentionChoice, AttentionShape
+from engine.attention.flashinfer import FlashInferAttention
+from engine.attention.flashinfer_limits import float_workspace_bytes
+from engine.build import Engine, build_engine
+from engine.core import EngineCore
+from engine.device.emulated import EmulatedDevice, EmulatedGraph
+from engine.runner.kv_memory import allocate_private
+from engine.settings import EngineSettings
+from tests.checkpoints import make_checkpoint
+from tests.engine.attention import flashinfer_stand_in as stand_in
+
+MAX_NUM_SEQS = 6
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / request.param
+    return make_checkpoint(folder, request.param, changes={"head_dim": 64})
+
+
+def choose_stand_in(setting: str, device: torch.device, shape: AttentionShape) -> AttentionChoice:
+    """As `choose_attention` does where there is flashinfer."""
+    num_bytes = float_workspace_bytes(
+        shape.num_heads, shape.num_kv_heads, shape.head_dim, stand_in.NUM_PROCESSORS, shape.max_graph_sequences
+    )
+
+    def build(kv: Tensor) -> FlashInferAttention:
+        return FlashInferAttention(
+            stand_in.CALLS,
+            kv,
+            shape.windows,
+            num_heads=shape.num_heads,
+            workspace=torch.zeros(num_bytes, dtype=torch.uint8),
+            max_blocks_per_sequence=shape.max_blocks,
+        )
+
+    return AttentionChoice("flashinfer", num_bytes, build)
+
+
+@contextmanager
+def engine(folder: Path, device: str, **settings: Any) -> Iterator[Engine]:
+    chosen = {"block_size": 16, "num_blocks": 24, "num_threads": 1, "max_model_len": 160, **settings}
+    with mock.patch("engine.build.choose_attention", choose_stand_in) if device == "emulated" else mock.MagicMock():
+        built = build_engine(
+            EngineSettings(model=str(folder), device=device, max_num_seqs=MAX_NUM_SEQS, **chosen), allocate_private
+        )
+    yield built
+    built.device.close()
+
+
+@dataclass
+class Traffic:
+    """Requests that come while others run; `drive` ends some of them early. Tokens by request."""
+
+    seed: int
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.waiting = [self._request(key) for key in range(14)]
+
+    def _request(self, key: int) -> tuple[int, list[int], DecodingParams]:
+        beginning = [7 * (key % 3) + place % 5 for place in range(self.chance.choice([0, 16, 40]))]
+        prompt = [*beginning, *(self.chance.randrange(300) for _ in range(self.chance.randrange(1, 60)))]
+        options: dict[str, Any] = self.chance.choice(
+            [
+                {"temperature": 0.0},
+                {"temperature": 0.0, "logprobs": 2},
+                {"temperature": 0.8, "seed": key},
+                {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "seed": key},
+                {"temperature": 0.0, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+                {"temperature": 0.0, "stop_token_ids": tuple(range(0, 300, 9))},
+            ]
+        )
+        return key, prompt, DecodingParams(max_tokens=self.chance.randrange(1, 30), **options)
+
+    def drive(self, core: EngineCore) -> None:
+        """All requests to their ends, in the order of their tokens and not of steps: what overlaps decides when a
+        request joins, never what it says."""
+        while self.waiting or core.has_work:
+            if self.waiting and len(core.request_keys()) < 9:
+                key, prompt, params = self.waiting.pop()
+                core.add(key, prompt, params)
+            for output in core.step():
+                if output.token is not None:
+                    self.tokens.setdefault(int(str(output.key)), []).append(output.token.token_id)
+            core.check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("num_blocks", [12, 200])
+def test_overlapped_and_recorded_steps_say_what_plain_ones_say(checkpoint: Path, seed: int, num_blocks: int) -> None:
+    plain, emulated = Traffic(seed), Traffic(seed)
+    with engine(checkpoint, "cpu", num_blocks=num_blocks) as built:
+        plain.drive(built.core)
+    with (
+        engine(checkpoint, "emulated", num_blocks=num_blocks) as built,
+        mock.patch.object(EmulatedGraph, "replay", autospec=True, side_effect=EmulatedGraph.replay) as replay,
+    ):
+        assert isinstance(built.device, EmulatedDevice)
+        assert built.device.num_graphs == 4
+        emulated.drive(built.core)
+        assert built.core.status().num_held_blocks == 0
+        assert built.core.num_preemptions > 0 or num_blocks > 12
+    assert replay.call_count > 10
+    assert emulated.tokens == plain.tokens
+
+
+def test_eager_steps_are_recorded_nowhere(checkpoint: Path) -> None:
+    with engine(checkpoint, "emulated", enforce_eager=True) as built:
+        assert isinstance(built.device, EmulatedDevice)
+        assert built.device.num_graphs == 0
+        traffic = Traffic(0)
+        traffic.drive(built.core)
+        assert len(traffic.tokens) == 14
