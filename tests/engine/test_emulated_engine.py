@@ -92,7 +92,7 @@ class Traffic:
                 {"temperature": 0.0, "stop_token_ids": tuple(range(0, 300, 9))},
             ]
         )
-        return key, prompt, DecodingParams(max_tokens=self.chance.randrange(1, 30), **options)
+        return key, prompt, DecodingParams(max_tokens=self.chance.randrange(1, 60), **options)
 
     def drive(self, core: EngineCore) -> None:
         """All requests to their ends, in the order of their tokens and not of steps: what overlaps decides when a
