@@ -56,13 +56,16 @@ def end(program: Serve) -> None:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
 @pytest.mark.parametrize("transport", ["shm", "zmq", "nixl", "nccl"])
 def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does(
-    transport: str, checkpoints: Checkpoints, references: Callable[[str], Reference], tmp_path: Path
+    transport: str, device: str, checkpoints: Checkpoints, references: Callable[[str], Reference], tmp_path: Path
 ) -> None:
     reference = references("llama")
     prompts = [make_prompt(length, 7) for length in _LENGTHS]
-    with serving(tmp_path, str(checkpoints("llama")), "--kv-transport", transport, *_FLAGS) as program:
+    with serving(
+        tmp_path, str(checkpoints("llama")), "--kv-transport", transport, "--device", device, *_FLAGS
+    ) as program:
         with client_of(program) as client:
             for prompt in prompts:
                 token_ids, transfer = ask(client, prompt)
