@@ -102,6 +102,16 @@ def test_what_starts_without_torch_names_it_nowhere() -> None:
             assert {name for name in imported if name.split(".")[0] in ("torch", "transformers")} == set(), module
 
 
+@pytest.mark.parametrize(
+    ("package", "only"), [("flashinfer", "engine.attention.flashinfer"), ("triton", "engine.models.triton_ops")]
+)
+def test_packages_for_gpus_have_one_importer(package: str, only: str) -> None:
+    importers = {
+        module for module, imported in IMPORTS.items() if any(name.split(".")[0] == package for name in imported)
+    }
+    assert importers == {only}
+
+
 def test_nothing_decodes_code_from_bytes() -> None:
     everything = [*FILES.values(), *sorted((ROOT / "tests").rglob("*.py"))]
     for path in everything:

@@ -29,7 +29,7 @@ import xxhash
 
 from engine.api.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Version history. 1: registration, two legs at once, grant, push, commit, release, revoke. 2: blocks verified as they
 arrive (Pushed), damaged ones sent again (Resend), the kind of checksum agreed on, what a handoff took reported.
 3: the clock of a node, and by it the times of a request's first tokens."""
