@@ -24,6 +24,7 @@ from engine.api.errors import InvalidSetting
 
 ENVIRONMENT_PREFIX = "BATON_"
 _NEGATIVE = "no_"
+_END_OF_FLAGS = "--"
 _SettingsT = TypeVar("_SettingsT")
 
 
@@ -188,6 +189,8 @@ def _words(value: Any, origin: str) -> Sequence[Any]:
 
 
 def _convert_one(value: Any, field: dataclasses.Field[Any], kind: type[Any], origin: str) -> Any:
+    if value == _END_OF_FLAGS:  # argparse would drop it on its way to another program
+        raise InvalidSetting(f"{origin}: {_END_OF_FLAGS!r} is no value")
     allow_infinity = field.metadata["allow_infinity"]
     converted = _convert_bool(value) if kind is bool else _convert_scalar(value, kind, allow_infinity)
     if converted is None:

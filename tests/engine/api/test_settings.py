@@ -140,6 +140,12 @@ def test_a_flag_that_begins_with_no_is_no_negation() -> None:
     assert resolved().no_repeats is False
 
 
+@pytest.mark.parametrize("name", ["BATON_GOALS", "BATON_MODEL"])
+def test_what_would_be_lost_on_its_way_to_another_program_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"{name}: '--' is no value"):
+        resolved(environment={name: "--"})
+
+
 @given(
     st.builds(
         Sample,
@@ -150,7 +156,7 @@ def test_a_flag_that_begins_with_no_is_no_negation() -> None:
         dtype=st.sampled_from(["auto", "float32"]),
         limit=st.none() | st.integers(),
         rate=st.floats(allow_nan=False),
-        goals=st.lists(st.text(min_size=1)).map(tuple),
+        goals=st.lists(st.text(min_size=1).filter(lambda word: word != "--")).map(tuple),
         sizes=st.lists(st.integers()).map(tuple),
         no_repeats=st.booleans(),
     )
