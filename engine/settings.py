@@ -12,7 +12,9 @@ class EngineSettings:
     """What shapes an engine. Zero means "choose for me" where the documentation of a field says so."""
 
     model: str = setting("", "checkpoint folder or hub id; empty: the built-in demo model", positional=True)
-    device: str = setting("auto", "where the model runs: auto (a GPU where torch sees one), cpu, cuda, cuda:N")
+    device: str = setting(
+        "auto", "where the model runs; auto: a GPU where torch sees one", metavar="{auto,cpu,cuda,cuda:N}"
+    )
     dtype: str = setting("auto", "type of weights and KV", choices=("auto", "bfloat16", "float16", "float32"))
     block_size: int = setting(16, "tokens per KV block")
     max_model_len: int = setting(0, "longest prompt plus output in tokens; 0: the model's own limit")
