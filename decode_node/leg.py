@@ -20,9 +20,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from engine.api.clock import now_us
 from engine.api.errors import BatonError, InvalidMessage, RequestFailed, TransferFailed
 from engine.api.messages import Decode, HandoffFigures, PrefillPeer, TokenEvent
+from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore, Reservation
-from engine.runner.base import LayerStored
 from engine.scheduler.request import RequestKey, RequestOutput, Step
 from engine.service.events import HandoffTimes, StepCounters, counters_as_metrics, token_event
 from engine.service.first_steps import FirstSteps

@@ -27,10 +27,11 @@ from typing import TypeAlias
 from engine.api.errors import BatonError
 from engine.api.messages import NodeStatus
 from engine.api.sampling import DecodingParams
+from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool, CacheChanges
 from engine.cache.hashing import extend_hashes, root_hash
 from engine.device.base import DeviceFailed
-from engine.runner.base import LayerStored, Runner, RunningStep
+from engine.runner.base import Runner, RunningStep
 from engine.scheduler.request import Request, RequestKey, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler
 

@@ -20,9 +20,9 @@ from prometheus_client.core import Metric
 
 from engine.api.errors import BatonError, InvalidMessage, RequestFailed
 from engine.api.messages import Prefill, TokenEvent
+from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore
-from engine.runner.base import LayerStored
 from engine.scheduler.request import RequestKey, RequestOutput, Step
 from engine.service.events import StepCounters, counters_as_metrics, token_event
 from engine.service.first_steps import FirstSteps

@@ -8,14 +8,17 @@ Letters: T tokens of the step, all sequences flattened; Hq query heads; Hkv key 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
 from engine.device.base import Staging
-from engine.runner.base import LayerStored
+
+LayerStored: TypeAlias = Callable[[], None]
+"""Called as often as the model has layers, each time when the KV of one more of them will not change any more in the
+blocks of the step; on any thread. The last calls may come shortly after the step's result."""
 
 _STAGED_VALUE_BYTES = 8
 _STAGING_GAP_BYTES = 64

@@ -44,10 +44,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.base import SequenceShare
+from engine.attention.base import LayerStored, SequenceShare
 from engine.attention.flashinfer_limits import GRAPH_INT_WORKSPACE_BYTES, uses_tensor_cores
 from engine.device.base import Array, Staging
-from engine.runner.base import LayerStored
 
 _LAYOUT = "HND"
 

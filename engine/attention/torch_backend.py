@@ -24,9 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.base import SequenceShare
+from engine.attention.base import LayerStored, SequenceShare
 from engine.device.base import Staging
-from engine.runner.base import LayerStored
 
 _QUERY_TILE = 128
 

@@ -5,15 +5,12 @@ Owns nothing but the contract: anything that maps a step to tokens can stand beh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
+from engine.attention.base import LayerStored
 from engine.scheduler.request import RequestKey, SampledToken, Step
-
-LayerStored: TypeAlias = Callable[[], None]
-"""Called as often as the model has layers, each time when the KV of one more of them will not change any more in the
-blocks of the step; on any thread. The last calls may come shortly after the step's result."""
 
 
 class RunningStep(Protocol):

@@ -14,10 +14,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.attention.base import AttentionBackend, SequenceShare
+from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
 from engine.device.base import Staging
 from engine.models.decoder import Decoder
-from engine.runner.base import LayerStored
 from engine.runner.inputs import StepInputs, fill_pending
 
 

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from engine.api.sampling import DecodingParams
-from engine.attention.base import AttentionBackend, SequenceShare
+from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
 from engine.device.base import Arrival, Device
 from engine.models.decoder import Decoder
-from engine.runner.base import LayerStored, RunningStep
+from engine.runner.base import RunningStep
 from engine.runner.forward import DueRows, Forward, stage_eager
 from engine.runner.graphs import DecodeGraphs, Progress
 from engine.runner.inputs import StepInputs, read_inputs

@@ -17,8 +17,8 @@ from prometheus_client.core import Metric
 
 from engine.api.errors import BatonError, Overloaded
 from engine.api.messages import Cancel, TokenEvent
+from engine.attention.base import LayerStored
 from engine.core import EngineCore, StepFailed
-from engine.runner.base import LayerStored
 from engine.scheduler.request import RequestKey, RequestOutput, Step
 from engine.service.events import failure_of
 from engine.service.heartbeat import HeartbeatThread

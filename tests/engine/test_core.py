@@ -10,10 +10,11 @@ from transformers import AutoModelForCausalLM
 
 from engine.api.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting
 from engine.api.sampling import DecodingParams
+from engine.attention.base import LayerStored
 from engine.build import Engine, build_engine
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore, StepFailed
-from engine.runner.base import ComputedStep, LayerStored, RunningStep
+from engine.runner.base import ComputedStep, RunningStep
 from engine.runner.kv_memory import allocate_private
 from engine.scheduler.request import RequestKey, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits

@@ -8,9 +8,10 @@ from hashlib import blake2b
 
 import numpy as np
 
+from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
-from engine.runner.base import ComputedStep, LayerStored, RunningStep
+from engine.runner.base import ComputedStep, RunningStep
 from engine.scheduler.request import PENDING_TOKEN, RequestKey, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from kvtransfer.transports.base import Blocks

@@ -13,7 +13,8 @@ from unittest import mock
 
 import torch
 
-from engine.runner.base import LayerStored, RunningStep
+from engine.attention.base import LayerStored
+from engine.runner.base import RunningStep
 from engine.runner.model_runner import ModelRunner
 from engine.scheduler.request import Step
 from kvtransfer.messages import HandoffKey, PeerHello

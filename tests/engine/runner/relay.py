@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from engine.api.sampling import DecodingParams
-from engine.attention.base import SequenceShare
+from engine.attention.base import LayerStored, SequenceShare
 from engine.device.base import Device, Staging
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
 from engine.models.weights import load_weights
-from engine.runner.base import LayerStored, RunningStep
+from engine.runner.base import RunningStep
 from engine.runner.limits import RunnerLimits
 from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler

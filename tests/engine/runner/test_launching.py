@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from engine.api.sampling import DecodingParams
-from engine.attention.base import SequenceShare
+from engine.attention.base import LayerStored, SequenceShare
 from engine.device.base import Array, Device, Staging
 from engine.device.emulated import EmulatedDevice, EmulatedGraph, EmulatedStaging
 from engine.device.host import HostDevice
 from engine.models.decoder import Decoder
-from engine.runner.base import LayerStored
 from engine.runner.inputs import TokenUnknown
 from engine.runner.limits import RunnerLimits, graph_sizes
 from engine.runner.model_runner import ModelRunner

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.api.sampling import DecodingParams
+from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore, Reservation, StepFailed
-from engine.runner.base import LayerStored
 from engine.scheduler.request import PENDING_TOKEN, Request, RequestKey, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 

@@ -11,10 +11,10 @@ import pytest
 from engine.api.errors import BatonError
 from engine.api.messages import TokenEvent
 from engine.api.sampling import DecodingParams
+from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
 from engine.device.base import DeviceFailed
-from engine.runner.base import LayerStored
 from engine.scheduler.request import RequestKey, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.service.heartbeat import HeartbeatThread
