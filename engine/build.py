@@ -21,7 +21,7 @@ from engine.capacity import Capacity, chosen_num_blocks, device_num_blocks, find
 from engine.core import EngineCore
 from engine.device.base import Device
 from engine.device.choose import open_device
-from engine.device.memory import MemoryReading, kv_budget, read_memory, reset_peak, too_small
+from engine.device.memory import MemoryReading, enough_memory, kv_budget, read_memory, reset_peak, too_small
 from engine.models.checkpoint import choose_dtype
 from engine.models.config import ModelConfig, load_config
 from engine.models.decoder import TORCH_DTYPES, Decoder
@@ -80,6 +80,17 @@ def build_engine(
     """
     device = open_device(settings.device)
     torch.set_num_threads(settings.num_threads or len(os.sched_getaffinity(0)))
+    with enough_memory():
+        return _build(settings, device, allocate, progress, graph_progress)
+
+
+def _build(
+    settings: EngineSettings,
+    device: Device,
+    allocate: KvAllocator,
+    progress: Progress | None,
+    graph_progress: Progress | None,
+) -> Engine:
     folder = find_checkpoint(settings.model, weights=settings.load_format != _DUMMY)
     config = load_config(folder)
     capacity = find_capacity(settings, config, is_gpu=device.torch_device.type == "cuda")

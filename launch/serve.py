@@ -52,7 +52,10 @@ def placements(deployment: Deployment) -> list[Placement]:
     num_nodes = deployment.serve.prefill + deployment.serve.decode
     has_own_threads = bool(deployment.decode.num_threads)
     pin_cpus = deployment.serve.pin_cpus and not has_own_threads
-    shares = place_nodes(num_nodes, find_cpus(), find_devices(os.environ), pin_cpus=pin_cpus)
+    named = deployment.decode.device
+    # one that was named is counted among those that this process sees: nodes must see the same ones
+    devices = [named] if named.startswith("cuda:") else find_devices(os.environ)
+    shares = place_nodes(num_nodes, find_cpus(), devices, pin_cpus=pin_cpus)
     if has_own_threads:
         return [dataclasses.replace(share, num_threads=deployment.decode.num_threads) for share in shares]
     return shares

@@ -69,7 +69,8 @@ def flashinfer_backend(kv: Tensor, num_heads: int, device: Device) -> AttentionB
     """What a node gets with `--attention-backend flashinfer`. Raises `InvalidSetting` where it cannot be."""
     num_kv_heads, head_dim = kv.shape[3], kv.shape[5]
     shape = AttentionShape(num_heads, num_kv_heads, head_dim, kv.dtype, WINDOWS, MAX_TABLE, max(GRAPH_SIZES))
-    return choose_attention(FLASHINFER, device.torch_device, shape).build(kv)
+    # not tried out for each of the many cases: they are what tries it
+    return choose_attention(FLASHINFER, device.torch_device, shape, attempt=lambda *_: None).build(kv)
 
 
 def backends(device: Device) -> dict[str, MakeBackend | str]:

@@ -105,7 +105,7 @@ def sample(requests: Sequence[Mix], logits: Tensor, device: Device) -> list[Samp
     sampler = Sampler(_EOS_IDS, logits.shape[1])
     staging = device.staging(sampling_bytes(len(requests)))
     staging.begin()
-    plan = sampler.plan(requests, staging)
+    plan = sampler.plan(requests, staging).stage_changes(staging)
     staging.upload()
     outputs = sampler.draw(plan, logits.to(device.torch_device, copy=True))
     return plan.tokens(device.fetch(outputs).wait())

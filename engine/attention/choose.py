@@ -9,17 +9,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.api.errors import InvalidSetting
-from engine.attention.base import AttentionBackend
+from engine.attention.base import AttentionBackend, SequenceShare
 from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls, load_flashinfer
 from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes, unsupported_reason
 from engine.attention.torch_backend import TorchAttention
+from engine.device.base import Array
 
 AUTO, FLASHINFER, TORCH = "auto", "flashinfer", "torch"
+_TRIED_BLOCK_SIZE = 16
 _log = logging.getLogger(__name__)
 
 
@@ -55,6 +59,42 @@ class AttentionChoice:
     """Takes the KV tensor [B, L, 2, Hkv, block_size, D]."""
 
 
+class _AtOnce:
+    """See `Staging`: every array is on the device when `put` returns. For a step that nobody waits for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def begin(self) -> None:
+        """See `Staging.begin`."""
+
+    def put(self, values: Array, capacity: int = 0) -> Tensor:
+        """See `Staging.put`."""
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+
+    def upload(self) -> None:
+        """See `Staging.upload`."""
+
+
+@torch.inference_mode()
+def try_out(choice: AttentionChoice, shape: AttentionShape, device: torch.device) -> None:
+    """Compute a small step with a prompt and a decode: packages that load may still have no kernel for a shape, nor
+    what it takes to compile one. Raises whatever that raises.
+    """
+    heads = (shape.num_kv_heads, _TRIED_BLOCK_SIZE, shape.head_dim)
+    backend = choice.build(torch.zeros(2, len(shape.windows), 2, *heads, dtype=shape.dtype, device=device))
+    backend.plan([SequenceShare(0, 1, (0,)), SequenceShare(0, 2, (1,))], _AtOnce(device))
+    q = torch.zeros(3, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=device)
+    # one layer for each window: they have kernels of their own
+    for layer in {window: layer for layer, window in enumerate(shape.windows)}.values():
+        backend.run(layer, q, q[:, : shape.num_kv_heads], q[:, : shape.num_kv_heads])
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+TryOut: TypeAlias = Callable[[AttentionChoice, AttentionShape, torch.device], None]
+
+
 def choose_attention(
     setting: str,
     device: torch.device,
@@ -62,17 +102,19 @@ def choose_attention(
     *,
     load: Callable[[], FlashInferCalls] = load_flashinfer,
     look: Callable[[torch.device], Gpu] | None = None,
+    attempt: TryOut = try_out,
 ) -> AttentionChoice:
     """`auto`: flashinfer where it works, else torch, with one log line that says why on a GPU.
 
-    `setting`: auto, flashinfer or torch. `look` and `load` find the GPU's facts and the package. Raises
-    `InvalidSetting` for flashinfer where it does not work, and for an unknown name.
+    `setting`: auto, flashinfer or torch. `look` and `load` find the GPU's facts and the package, `attempt` tries it
+    out, which may compile kernels for minutes. Raises `InvalidSetting` for flashinfer where it does not work, and for
+    an unknown name.
     """
     if setting not in (AUTO, FLASHINFER, TORCH):
         raise InvalidSetting(f"--attention-backend {setting!r:.50} is not one of {AUTO}, {FLASHINFER}, {TORCH}")
     if setting == TORCH or (setting == AUTO and device.type != "cuda"):
         return _torch_choice(shape)
-    found = _find_flashinfer(device, shape, load, look or gpu_of)
+    found = _find_flashinfer(device, shape, load, look or gpu_of, attempt)
     if isinstance(found, AttentionChoice):
         _log.info("attention: flashinfer")
         return found
@@ -93,6 +135,7 @@ def _find_flashinfer(
     shape: AttentionShape,
     load: Callable[[], FlashInferCalls],
     look: Callable[[torch.device], Gpu],
+    attempt: TryOut,
 ) -> AttentionChoice | str:
     """The choice of flashinfer, or why there is none."""
     if device.type != "cuda":
@@ -125,7 +168,15 @@ def _find_flashinfer(
             max_blocks_per_sequence=shape.max_blocks,
         )
 
-    return AttentionChoice(FLASHINFER, num_bytes + int_workspace_bytes(shape.windows), build)
+    choice = AttentionChoice(FLASHINFER, num_bytes + int_workspace_bytes(shape.windows), build)
+    try:
+        attempt(choice, shape, device)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # compiling, loading and starting a kernel fail in many ways
+        _log.info("a first step with flashinfer failed", exc_info=error)
+        return f"its kernels cannot be built or run here: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return choice
 
 
 def _torch_choice(shape: AttentionShape) -> AttentionChoice:

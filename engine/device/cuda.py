@@ -14,6 +14,7 @@ Running out of memory is the exception, and stays an error of its step.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -106,7 +107,10 @@ class CudaDevice:
         """
         graph = torch.cuda.CUDAGraph()
         # other threads may use CUDA meanwhile: only calls of this one can spoil the recording
-        with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
+        with (
+            _without_collection(),
+            torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"),
+        ):
             outputs = run()
         self._graph_memory = graph.pool()
         return graph, outputs
@@ -138,7 +142,7 @@ class CudaDevice:
         except torch.OutOfMemoryError:
             raise
         except torch.AcceleratorError as error:
-            raise DeviceFailed(f"the CUDA device failed: {_first_line(error)}") from error
+            raise DeviceFailed(f"the CUDA device failed: {_describe(error)}") from error
 
     def synchronize(self) -> None:
         """See `Device.synchronize`."""
@@ -159,8 +163,27 @@ def wait_for(event: Any, timeout_s: float) -> None:
                 raise DeviceFailed(f"the CUDA device did not get anything done for {timeout_s:g} s")
             time.sleep(_LOOK_AGAIN_S)
     except RuntimeError as error:
-        raise DeviceFailed(f"the CUDA device failed: {_first_line(error)}") from error
+        raise DeviceFailed(f"the CUDA device failed: {_describe(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Destructors of garbage (graphs, events, pinned memory of an earlier engine) may call what spoils a recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _describe(error: Exception) -> str:
+    """The first line of an error, and of the one before it: a recording that is spoiled, or a device that is gone, says
+    so at a later call, and nothing of why."""
+    before = error.__context__
+    return _first_line(error) if before is None else f"{_first_line(error)} (after: {_first_line(before)})"
+
+
+def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]

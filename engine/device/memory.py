@@ -2,7 +2,7 @@
 
 Owns the arithmetic. Readings are plain numbers, so that it can be tested without a device.
 
-A device's memory is shared by: other processes; this process outside torch (the context, libraries); weights and what
+A device's memory is shared by: other processes; this process outside torch (libraries, kernels); weights and what
 else stays allocated; what the largest step needs on top (the peak); recorded graphs; and the pool, which gets what is
 left of this process's share. The share is `utilization` of the device's whole memory, as in other servers, so two nodes
 of one device take 0.45 each.
@@ -10,6 +10,8 @@ of one device take 0.45 each.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -48,8 +50,9 @@ def reset_peak(device: torch.device) -> None:
 def kv_budget(before: MemoryReading, after: MemoryReading, graph_bytes: int, utilization: float) -> int:
     """Bytes for the KV pool, not negative.
 
-    `before`: read when nothing of this process was on the device yet; `after`: after weights were loaded and the
-    largest step was computed, with torch's cache given back. `graph_bytes`: what recorded graphs are going to take.
+    `before`: read when nothing of this process was on the device but its context, which no reading can be without and
+    which comes on top of the share; `after`: after weights were loaded and the largest step was computed, with torch's
+    cache given back. `graph_bytes`: what recorded graphs are going to take.
     Raises `InvalidSetting` for a utilization that is no share.
     """
     if not 0.0 < utilization <= 1.0:
@@ -69,3 +72,16 @@ def too_small(budget: int, needed: int, after: MemoryReading, utilization: float
         f"{after.total / _GIB:.1f} GiB ({after.free / _GIB:.1f} GiB free after loading), one request of "
         f"--max-model-len needs {needed / _GIB:.2f} GiB: raise the first, lower the second, or free the device"
     )
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Around a start: a device that is too small or too full for it is an `InvalidSetting`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        first_line = str(error).partition("\n")[0]
+        raise InvalidSetting(
+            f"the device has no memory for this model and its KV: {first_line:.300}; lower --num-blocks, "
+            "--kv-cache-memory-bytes or --gpu-memory-utilization, or free the device"
+        ) from error

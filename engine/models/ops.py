@@ -11,7 +11,8 @@ Letters: T tokens of the step, E hidden size, I intermediate size, H heads, D he
 
 from __future__ import annotations
 
-import importlib.util
+import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -19,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.models.rope import Rotation, rotate
+
+_log = logging.getLogger(__name__)
 
 
 class DecoderOps(Protocol):
@@ -72,10 +75,27 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], None, eps).mul_(weight)
 
 
-def choose_ops(device: torch.device) -> DecoderOps:
-    """The fastest operations for `device`: Triton's on CUDA, where Triton is installed, torch's everywhere else."""
-    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from engine.models.triton_ops import TritonOps
+def load_triton_ops(device: torch.device) -> DecoderOps:
+    """Triton's operations, tried out. Raises whatever importing, compiling or starting a kernel raises."""
+    from engine.models.triton_ops import TritonOps
 
-        return TritonOps()
-    return TorchOps()
+    ops = TritonOps()
+    # the first launch builds a module with the machine's own C compiler and Python's headers: both may be missing
+    ops.gate(torch.zeros(1, 32, device=device))
+    return ops
+
+
+def choose_ops(device: torch.device, *, load: Callable[[torch.device], DecoderOps] = load_triton_ops) -> DecoderOps:
+    """The fastest operations for `device`: Triton's on CUDA, where Triton works, torch's everywhere else.
+
+    One log line says why a GPU has to do without.
+    """
+    if device.type != "cuda":
+        return TorchOps()
+    try:
+        return load(device)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # a compiler fails in many ways, and none of them makes torch's operations wrong
+        _log.warning("operations: plain torch instead of Triton: %s: %.200s", type(error).__name__, error)
+        return TorchOps()

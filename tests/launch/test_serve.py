@@ -11,7 +11,7 @@ from engine.api.errors import InvalidSetting
 from launch.child import ChildSpec
 from launch.cli import main
 from launch.placement import Placement
-from launch.serve import announce, child_specs
+from launch.serve import announce, child_specs, placements
 from launch.settings import resolve_serve
 from tests.launch.endpoint import FakeEndpoint
 
@@ -73,6 +73,14 @@ def test_nodes_of_one_accelerator_divide_its_memory() -> None:
     _, prefill, decode = specs("--gpu-memory-utilization=0.6", shares=[Placement(1), Placement(1, num_sharing=3)])
     assert "--gpu-memory-utilization=0.6" in prefill.arguments
     assert "--gpu-memory-utilization=0.2" in decode.arguments
+
+
+def test_an_accelerator_that_was_named_is_shared_by_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    named = placements(resolve_serve(["--device=cuda:1"], {}))
+    assert [(share.device, share.num_sharing) for share in named] == [("", 2), ("", 2)]
+    spread = placements(resolve_serve(["--device=cuda"], {}))
+    assert [(share.device, share.num_sharing) for share in spread] == [("2", 1), ("3", 1)]
 
 
 @pytest.mark.parametrize("flag", ["--router=tcp://h:1", "--control-port=1", "--cpu-affinity=0", "--http-port=1"])

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from typing import Any
 
 import pytest
 import torch
 
 from engine.api.errors import InvalidSetting
-from engine.attention.choose import AttentionShape, Gpu, choose_attention
+from engine.attention.choose import AttentionChoice, AttentionShape, Gpu, choose_attention, try_out
 from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls
 from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes
 from engine.attention.torch_backend import TorchAttention
@@ -37,9 +38,13 @@ def failing(error: Exception) -> FlashInferCalls:
     raise error
 
 
+def untried(*_: object) -> None:
+    """As if the step had been computed: there is no CUDA device here."""
+
+
 @pytest.mark.parametrize("setting", ["auto", "flashinfer"])
 def test_flashinfer_serves_what_it_can(setting: str) -> None:
-    choice = choose_attention(setting, CUDA, SHAPE, load=loaded, look=hopper)
+    choice = choose_attention(setting, CUDA, SHAPE, load=loaded, look=hopper, attempt=untried)
     float_bytes = float_workspace_bytes(8, 2, 64, 132, 32)
     assert choice.name == "flashinfer"
     assert choice.workspace_bytes == float_bytes + int_workspace_bytes((None, 16))
@@ -83,6 +88,58 @@ def test_a_package_that_does_not_load_falls_back_with_one_line(
 def test_a_package_that_does_not_load_cannot_be_asked_for(error: Exception, words: str) -> None:
     with pytest.raises(InvalidSetting, match=f"attention-backend flashinfer.*{words}"):
         choose_attention("flashinfer", CUDA, SHAPE, load=lambda: failing(error), look=hopper)
+
+
+def test_a_kernel_that_cannot_be_built_falls_back_or_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def attempt(*_: object) -> None:
+        raise FileNotFoundError("no nvcc\n  anywhere")
+
+    with caplog.at_level(logging.WARNING):
+        assert choose_attention("auto", CUDA, SHAPE, load=loaded, look=hopper, attempt=attempt).name == "torch"
+    assert len(caplog.records) == 1
+    assert "cannot be built or run here: FileNotFoundError: no nvcc anywhere" in caplog.text
+    with pytest.raises(InvalidSetting, match="no nvcc anywhere"):
+        choose_attention("flashinfer", CUDA, SHAPE, load=loaded, look=hopper, attempt=attempt)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), torch.AcceleratorError("illegal address")])
+def test_a_device_that_fails_is_no_reason_for_slower_kernels(error: Exception) -> None:
+    def attempt(*_: object) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        choose_attention("auto", CUDA, SHAPE, load=loaded, look=hopper, attempt=attempt)
+
+
+def test_the_first_step_plans_and_runs_every_kernel_of_every_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, int]] = []
+
+    def note(name: str) -> None:
+        wrapper = getattr(stand_in.CALLS, name)
+        run = wrapper.run
+
+        def noted(self: Any, *arguments: Any, **options: Any) -> Any:
+            ran.append((name, self._window_left))
+            return run(self, *arguments, **options)
+
+        monkeypatch.setattr(wrapper, "run", noted)
+
+    note("BatchDecodeWithPagedKVCacheWrapper")
+    note("BatchPrefillWithPagedKVCacheWrapper")
+    tried: list[AttentionChoice] = []
+
+    def attempt(choice: AttentionChoice, shape: AttentionShape, _: torch.device) -> None:
+        tried.append(choice)
+        try_out(choice, shape, CPU)
+
+    shape = dataclasses.replace(SHAPE, windows=(None, 16, None, 16))
+    assert choose_attention("auto", CUDA, shape, load=loaded, look=hopper, attempt=attempt) is tried[0]
+    assert sorted(ran) == [
+        ("BatchDecodeWithPagedKVCacheWrapper", -1),
+        ("BatchDecodeWithPagedKVCacheWrapper", 15),
+        ("BatchPrefillWithPagedKVCacheWrapper", -1),
+        ("BatchPrefillWithPagedKVCacheWrapper", 15),
+    ]
 
 
 def test_a_shape_it_lacks_falls_back_before_anything_is_imported(caplog: pytest.LogCaptureFixture) -> None:

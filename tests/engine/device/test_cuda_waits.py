@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -42,6 +44,26 @@ def test_a_device_that_does_nothing_is_given_up() -> None:
 def test_an_error_of_the_device_is_its_end() -> None:
     with pytest.raises(DeviceFailed, match=r"the CUDA device failed: illegal memory access$"):
         cuda.wait_for(ToldEvent(RuntimeError("illegal memory access\nmore lines")), 1.0)
+
+
+def test_an_error_of_the_device_names_what_came_before_it() -> None:
+    try:
+        raise ValueError("a value was asked for\nmore lines")
+    except ValueError:
+        with pytest.raises(DeviceFailed, match=r"failed: capture invalidated \(after: a value was asked for\)$"):
+            cuda.wait_for(ToldEvent(RuntimeError("capture invalidated")), 1.0)
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_nothing_is_collected_while_recording(was_enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(gc, "isenabled", lambda: was_enabled)
+    monkeypatch.setattr(gc, "disable", lambda: calls.append("disable"))
+    monkeypatch.setattr(gc, "enable", lambda: calls.append("enable"))
+    with contextlib.suppress(ValueError), cuda._without_collection():
+        calls.append("inside")
+        raise ValueError
+    assert calls == ["disable", "inside", *(["enable"] if was_enabled else [])]
 
 
 def test_notices_wait_for_their_events_and_keep_their_order(notices: NoticeThread) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from engine.api.errors import InvalidSetting
-from engine.device.memory import MemoryReading, kv_budget, too_small
+from engine.device.memory import MemoryReading, enough_memory, kv_budget, too_small
 
 MIB = 2**20
 MARGIN = 64
@@ -60,3 +61,8 @@ def test_the_error_of_a_pool_that_is_too_small_names_the_numbers() -> None:
     text = "0.3 leaves 0.50 GiB for KV on a device of 80.0 GiB (40.0 GiB free after loading), one request of "
     assert text in str(error)
     assert "needs 2.00 GiB" in str(error)
+
+
+def test_a_start_without_enough_memory_is_a_setting_that_does_not_fit() -> None:
+    with pytest.raises(InvalidSetting, match=r"Tried to allocate 2 GiB\.; lower --num-blocks"), enough_memory():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore lines")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import importlib.util
+from functools import partial
 
 import pytest
 import torch
@@ -51,9 +51,24 @@ def test_gate_is_its_formula(dtype: torch.dtype) -> None:
     assert_same_roundings(gated, plain_gate(gate_up))
 
 
-def test_ops_are_chosen_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda", 1)
-    assert type(choose_ops(cpu)).__name__ == "TorchOps"
-    assert type(choose_ops(gpu)).__name__ == "TritonOps"
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert type(choose_ops(gpu)).__name__ == "TorchOps"
+def test_ops_are_chosen_by_device(caplog: pytest.LogCaptureFixture) -> None:
+    triton_ops = TorchOps()
+    assert choose_ops(torch.device("cuda", 1), load=lambda _: triton_ops) is triton_ops
+    assert isinstance(choose_ops(torch.device("cpu"), load=lambda _: pytest.fail("loaded")), TorchOps)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'triton'"), RuntimeError("no C compiler")])
+def test_a_gpu_without_triton_gets_torch_and_one_line(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    assert isinstance(choose_ops(torch.device("cuda"), load=partial(failing, error)), TorchOps)
+    assert len(caplog.records) == 1
+    assert str(error) in caplog.text
+
+
+def test_a_device_that_fails_is_no_reason_for_slower_operations() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        choose_ops(torch.device("cuda"), load=partial(failing, torch.OutOfMemoryError("full")))
+
+
+def failing(error: Exception, _: torch.device) -> TorchOps:
+    raise error
