@@ -53,7 +53,7 @@ class DecodeRole:
         notices: Mailbox[Notice] = Mailbox()
         owner = ReceivingNotices(notices)
         receiving = ReceivingSide(facts, self._context, self._links, self._receivers, pool, owner)
-        thread = TransferThread(receiving, "kv-receiving")
+        thread = TransferThread(receiving, "kv-receiving", pool.enter)
         thread.start()
         return DecodeLeg(parts.engine.core, receiving, thread, notices), ""
 

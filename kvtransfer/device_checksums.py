@@ -39,8 +39,10 @@ class DeviceDot64:
         self._words = pool.view(torch.int32) if self.block_bytes % WORD_BYTES == 0 else None
         self._weights = torch.from_numpy(weights(-(-self.block_bytes // WORD_BYTES))).to(pool.device)
         self._held: deque[tuple[Mark, Tensor]] = deque()
-        # CUDA loads kernels at their first launch, which can take long, and must not be while a graph is recorded
-        self.begin([0])
+        # CUDA loads kernels at their first launch, which can take long, and must not be while a graph is recorded.
+        # Those for one block and for many differ, and what the largest request needs stays with the allocator
+        for count in (1, self.max_blocks):
+            self.begin([0] * count)
 
     def begin(self, block_ids: Sequence[int]) -> Pending:
         """See `Checksums.begin`."""
@@ -75,7 +77,7 @@ class DeviceDot64:
                 last = min(end, column + num_columns)
                 # the product of 32 and 64 bit integers is one of 64 bits, and wraps around as the sum does
                 products = self._gathered(rows, column, last) * self._weights[column:last]
-                totals[first : first + num_rows] += products.sum(dim=1)
+                totals[first : first + num_rows].add_(products.sum(dim=1))
 
     def _gathered(self, rows: Tensor, begin: int, end: int) -> Tensor:
         """[len(rows), end - begin] words of these blocks."""

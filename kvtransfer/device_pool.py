@@ -48,6 +48,10 @@ class DevicePool:
         self._slot_blocks = max(1, _SLOT_BYTES // self.block_bytes)
         self._slots = deque(_Slot(memory) for memory in self.staging(_WRITE_SLOTS, self._slot_blocks))
 
+    def enter(self) -> None:
+        """See `Pool.enter`."""
+        self._queue.enter()
+
     def checksums(self, kind: str) -> Checksums:
         """See `Pool.checksums`."""
         if kind == NONE:

@@ -46,7 +46,11 @@ class Mark(Protocol):
 
 
 class DeviceQueue(Protocol):
-    """An order of work on one device. Used by one thread."""
+    """An order of work on one device. Used by one thread at a time: who makes it, then who has entered."""
+
+    def enter(self) -> None:
+        """Make the device the current one of the calling thread."""
+        ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Issue a copy between two tensors of equal shape. Host memory must be that of `host_memory` or a direct `Pin`,
@@ -89,6 +93,9 @@ class _Passed:
 class HostQueue:
     """Everything has happened when a call returns. See `DeviceQueue`."""
 
+    def enter(self) -> None:
+        """See `DeviceQueue.enter`: a host has no current device."""
+
     def copy(self, target: Tensor, source: Tensor) -> None:
         """See `DeviceQueue.copy`."""
         # numpy's copy is one memcpy; torch's would start worker threads for it
@@ -120,10 +127,15 @@ class CudaQueue:
         # below zero is above the engine's
         self._stream = self._cuda.Stream(device, priority=-1)
 
+    def enter(self) -> None:
+        """See `DeviceQueue.enter`. On a thread with another current device, choosing a stream and asking an event would
+        open a context there, too: half a GiB of somebody else's memory.
+        """
+        self._cuda.set_device(self._device)
+
     def copy(self, target: Tensor, source: Tensor) -> None:
         """See `DeviceQueue.copy`."""
-        # the stream's device becomes the current one of this thread, too; and a pool that was made in inference mode
-        # may only be written in it
+        # a pool that was made in inference mode may only be written in it
         with self._cuda.stream(self._stream), torch.inference_mode():
             target.copy_(source, non_blocking=True)
 
@@ -134,9 +146,7 @@ class CudaQueue:
 
     def mark(self) -> Mark:
         """See `DeviceQueue.mark`."""
-        event = self._cuda.Event()
-        event.record(self._stream)
-        return _EventMark(event)
+        return _mark(self._stream)
 
     def host_memory(self, num_bytes: int) -> Blocks:
         """See `DeviceQueue.host_memory`."""
@@ -148,13 +158,29 @@ class CudaQueue:
         runtime = self._cuda.cudart()
         with self._cuda.device(self._device):
             error = int(runtime.cudaHostRegister(region.ctypes.data, region.nbytes, _PORTABLE))
-            if not error:
-                return _CudaPin(region, runtime)
-            _log.warning("%d bytes of shared memory could not be pinned (CUDA error %d)", region.nbytes, error)
-            # CUDA reports an error once more at the next launch of this thread: let it be this one
-            with contextlib.suppress(RuntimeError):
-                torch.zeros(1, device=self._device)
+        if not error:
+            return _CudaPin(region, runtime, self._device)
+        _log.warning("%d bytes of shared memory could not be pinned (CUDA error %d)", region.nbytes, error)
+        _forget_error(self._device)
         return HostPin(is_direct=False)
+
+
+def wait_for_stream(stream: Any) -> None:
+    """Wait until a stream of a GPU has done what it was given. Raises `TransferFailed` as `Mark.wait`."""
+    _mark(stream).wait()
+
+
+def _mark(stream: Any) -> _EventMark:
+    cuda: Any = torch.cuda
+    event = cuda.Event()
+    event.record(stream)
+    return _EventMark(event)
+
+
+def _forget_error(device: torch.device) -> None:
+    """CUDA reports an error of the runtime once more at the next launch of the same thread: let it be this one."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
 
 
 class _EventMark:
@@ -184,12 +210,14 @@ class _CudaPin:
 
     is_direct = True
 
-    def __init__(self, region: Blocks, runtime: Any) -> None:
+    def __init__(self, region: Blocks, runtime: Any, device: torch.device) -> None:
         self._region: Blocks | None = region
         self._runtime = runtime
+        self._device = device
 
     def close(self) -> None:
         """Must be called while the memory is still mapped."""
         region, self._region = self._region, None
         if region is not None and (error := int(self._runtime.cudaHostUnregister(region.ctypes.data))):
             _log.warning("shared memory could not be unpinned (CUDA error %d)", error)
+            _forget_error(self._device)

@@ -120,6 +120,10 @@ class Pool(Protocol):
     is_device: bool
     memory: Any
 
+    def enter(self) -> None:
+        """Make the calling thread the one that uses this pool: to be called once, before anything else on it."""
+        ...
+
     def checksums(self, kind: str) -> Checksums:
         """What computes this kind (see `integrity`). Raises `ValueError` for one that cannot be computed here."""
         ...
@@ -293,6 +297,9 @@ class HostPool:
     def __init__(self, blocks: Blocks) -> None:
         self.num_blocks, self.block_bytes = blocks.shape
         self.memory: Blocks = blocks
+
+    def enter(self) -> None:
+        """See `Pool.enter`: any thread may."""
 
     def checksums(self, kind: str) -> Checksums:
         """See `Pool.checksums`."""

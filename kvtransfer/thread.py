@@ -45,11 +45,12 @@ class Side(Protocol):
 
 
 class TransferThread:
-    """Runs a side until it is closed."""
+    """Runs a side until it is closed. `begin` is called first, on the thread (see `Pool.enter`)."""
 
-    def __init__(self, side: Side, name: str) -> None:
+    def __init__(self, side: Side, name: str, begin: Callable[[], None]) -> None:
         self.failure: Exception | None = None
         self._side = side
+        self._begin = begin
         self._commands: Mailbox[Command] = Mailbox()
         self._is_closing = False
         self._poller = zmq.Poller()
@@ -83,6 +84,7 @@ class TransferThread:
 
     def _run(self) -> None:
         try:
+            self._begin()
             while not self._is_closing:
                 self._turn()
         except Exception as error:  # nobody above could see it: the node looks at `failure`

@@ -53,7 +53,7 @@ class PrefillRole:
         notices: Mailbox[Notice] = Mailbox()
         pusher = Pusher(pool, facts.checksum)
         sending = SendingSide(facts, link, self._senders, pusher, SendingNotices(notices))
-        thread = TransferThread(sending, "kv-sending")
+        thread = TransferThread(sending, "kv-sending", pool.enter)
         thread.start()
         return PrefillLeg(parts.engine.core, sending, thread, notices, layout.num_layers), address
 

@@ -196,7 +196,7 @@ class PrefillEnd:
             self._holder = _Holder()
             pusher = Pusher(pool, spec.checksum)
             self._side = SendingSide(facts, link, self._factory, pusher, self._holder)
-            self._thread = TransferThread(self._side, "kv-sending")
+            self._thread = TransferThread(self._side, "kv-sending", pool.enter)
             self._thread.start()
         except BaseException:
             self.close()
@@ -290,7 +290,7 @@ class DecodeEnd:
             self._receivers = open_receivers(settings, self._memory, pool)
             self._owner = _Owner()
             self._side = ReceivingSide(facts, self._context, settings.links, self._receivers, pool, self._owner)
-            self._thread = TransferThread(self._side, "kv-receiving")
+            self._thread = TransferThread(self._side, "kv-receiving", pool.enter)
             self._thread.start()
         except BaseException:
             self.close()

@@ -18,6 +18,19 @@ def bind_thread(device_index: int) -> None:
     torch.cuda.current_stream(device_index).synchronize()
 
 
+def is_in_one_allocation(address: int, device_index: int) -> bool:
+    """Whether torch has this memory from cudaMalloc, in one piece: nothing else can be handed to another process by
+    CUDA IPC, neither `expandable_segments` nor a memory pool of CUDA.
+    """
+    if torch.cuda.get_allocator_backend() != "native":
+        return False
+    for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
+        begin, end = segment["address"], segment["address"] + segment["total_size"]
+        if segment["device"] == device_index and begin <= address < end:
+            return not segment.get("is_expandable", False)
+    return True
+
+
 def synchronize(device_index: int) -> None:
     """Wait for all work that this process has given the device, on whatever stream."""
     torch.cuda.synchronize(device_index)

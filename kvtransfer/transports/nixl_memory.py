@@ -43,6 +43,20 @@ class Region:
         blocks[:, 2] = self.device_index
         return blocks
 
+    def require_shareable(self) -> None:
+        """Raise `InvalidSetting` when it is memory of a GPU that CUDA IPC cannot hand to another process.
+
+        UCX would register it all the same, and carry every block through the host.
+        """
+        if self.kind == VRAM:
+            from kvtransfer.transports import nixl_cuda
+
+            if not nixl_cuda.is_in_one_allocation(self.base_address, self.device_index):
+                raise InvalidSetting(
+                    "--kv-transport nixl: CUDA IPC cannot share the memory of this pool: start without "
+                    "expandable_segments and cudaMallocAsync in PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF)"
+                )
+
     def enter(self) -> None:
         """Make the calling thread one that may work on this memory: on a GPU, bind it to the device's context."""
         if self.kind == VRAM:

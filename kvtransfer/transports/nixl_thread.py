@@ -35,7 +35,7 @@ from engine.api.errors import InvalidSetting, TransferFailed
 from kvtransfer.transports.nixl_agent import BESIDE_ENGINE, Agent
 from kvtransfer.transports.nixl_lives import Crashes, require_nixl
 from kvtransfer.transports.nixl_memory import VRAM, Region, region_of
-from kvtransfer.transports.nixl_ucx import node_environment
+from kvtransfer.transports.nixl_ucx import may_use_cuda_ipc, node_environment
 from kvtransfer.transports.nixl_wire import COMMANDS, REPORTS, Channel, Ready
 
 END_S = 5.0
@@ -106,6 +106,8 @@ class AgentThread:
         self._is_closed = False
         self._last_failure = ""
         _put_into_environment(host, has_gpu=self.region.kind == VRAM)
+        if may_use_cuda_ipc(os.environ):
+            self.region.require_shareable()
         self._start()
         self._wait_until_ready()
 
@@ -162,14 +164,20 @@ class AgentThread:
             return
         self._is_killed = True
         self._ask_to_end(self._life)
-        deadline_s = time.monotonic() + _KILL_WAIT_S
+        self._wait_for_end(_KILL_WAIT_S)
+
+    def _wait_for_end(self, wait_s: float) -> None:
+        deadline_s = time.monotonic() + wait_s
         while self._life is not None and not self._life.is_unproven and time.monotonic() < deadline_s:
             time.sleep(_LOOK_AGAIN_S)
             self._notice_end()
 
     def close(self) -> None:
-        """End it for good. A thread that does not come back ends with the process."""
+        """End it for good. A thread that does not come back ends with the process: that can crash it, so it is waited
+        for up to `END_S`.
+        """
         self.kill()
+        self._wait_for_end(END_S)
         self._is_closed = True
         if self._life is not None:
             _log.warning("the nixl agent of this node does not end; it goes with the process")

@@ -12,9 +12,9 @@ Owns what the environment of an agent says to UCX. Whatever the user set (`UCX_.
 
 For pools on a GPU it matters beyond speed whether CUDA IPC can be chosen (`may_use_cuda_ipc`): a peer that uses it
 holds a mapping of the pool of its own. It is never used between machines: UCX can do that over multi-node NVLink, with
-memory exported to the fabric, and is told not to. Two more settings are for an agent that shares its process with an
-engine: `UCX_RCACHE_MAX_UNRELEASED` bounds how many registrations UCX keeps for memory that was freed, and
-`UCX_HANDLE_ERRORS` leaves fatal signals to the node.
+memory exported to the fabric, and is told not to. Three more settings are for an agent that shares its process with an
+engine: `UCX_RCACHE_MAX_UNRELEASED` bounds how many registrations UCX keeps for memory that was freed,
+`UCX_HANDLE_ERRORS` leaves fatal signals to the node, and `UCX_LOG_FILE` standard output, on which the node reports.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RDMA = Path("/sys/class/infiniband")
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 _INSIDE_ONE_MACHINE = "^posix,sysv,cma,xpmem"
 _CUDA_IPC = "cuda_ipc"
-_IN_NODE = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_HANDLE_ERRORS": "none"}
+_IN_NODE = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_HANDLE_ERRORS": "none", "UCX_LOG_FILE": "stderr"}
 _ON_DEVICE = {"UCX_CUDA_IPC_ENABLE_MNNVL": "n"}
 
 

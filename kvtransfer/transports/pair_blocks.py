@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvtransfer.device_queue import wait_for_stream
 from kvtransfer.layout import coalesce
 from kvtransfer.transports.base import Blocks
 
@@ -89,9 +90,9 @@ def on_stream(stream: Any) -> AbstractContextManager[Any]:
 
 
 def settle(stream: Any) -> None:
-    """Wait for what a stream was given, if it is one."""
+    """Wait for what a stream was given, if it is one. Raises `TransferFailed` when that takes too long."""
     if stream is not None:
-        stream.synchronize()
+        wait_for_stream(stream)
 
 
 def piece_bytes(device: torch.device) -> int:

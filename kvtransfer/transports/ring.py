@@ -76,14 +76,14 @@ class PeerRing:
             raise TransferFailed(f"the peer's ring cannot be opened: {error.strerror}") from None
         try:
             _require_plain_file(self._descriptor, shape.num_bytes)
-            self._map = mmap.mmap(self._descriptor, shape.num_bytes)
+            mapped = mmap.mmap(self._descriptor, shape.num_bytes)
         except (OSError, ValueError, OverflowError) as error:
             os.close(self._descriptor)
             raise TransferFailed(f"the peer's ring cannot be mapped: {error}") from None
         except TransferFailed:
             os.close(self._descriptor)
             raise
-        region: Blocks = np.frombuffer(self._map, dtype=np.uint8)
+        region: Blocks = np.frombuffer(mapped, dtype=np.uint8)
         self._pin: Pin = pool.pin(region)
         self.slots = shape.slots(region)
 
@@ -102,11 +102,10 @@ class PeerRing:
         return True
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap it. The mapping ends with the last reference to it: whoever closes may still hold a slot."""
         self._pin.close()
         self.slots = _nothing()
         os.close(self._descriptor)
-        self._map.close()
 
 
 def _require_plain_file(descriptor: int, num_bytes: int) -> None:

@@ -6,6 +6,7 @@ the new ones: on a device both would go wrong now and then, here they always do.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class LateQueue:
 
     def __init__(self, patience: int = 3) -> None:
         self.num_waits = 0
+        self.threads: list[int] = []
         self._patience = patience
         self._issued: deque[Callable[[], None]] = deque()
         self._num_issued = 0
@@ -34,6 +36,9 @@ class LateQueue:
     def num_left(self) -> int:
         """What was issued and has not happened."""
         return len(self._issued)
+
+    def enter(self) -> None:
+        self.threads.append(threading.get_ident())
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         def work() -> None:

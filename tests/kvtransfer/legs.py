@@ -22,7 +22,7 @@ from kvtransfer.pool import HostPool
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sending import SendingSide, open_listener
-from kvtransfer.thread import TransferThread
+from kvtransfer.thread import Side, TransferThread
 from kvtransfer.transports.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
 from prefill_node.leg import Notice as SendingNotice
 from prefill_node.leg import PrefillLeg, SendingNotices
@@ -35,6 +35,9 @@ _DEADLINE_S = 10.0
 
 class SteppedThread(TransferThread):
     """The transfer thread's part, done when a test says so."""
+
+    def __init__(self, side: Side, name: str) -> None:
+        super().__init__(side, name, lambda: None)
 
     def turn(self, now_s: float) -> None:
         for command in self._commands.take():

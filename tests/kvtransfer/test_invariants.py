@@ -299,7 +299,7 @@ def test_leases_end_while_the_engine_is_stuck_in_a_step(side: str) -> None:
             node.now_s = time.monotonic()
             node.grant(KEY, 4, pair.prefill.peer)
         assert node.pool.pool.num_held == 1
-        thread = TransferThread(node.side, "transfer")
+        thread = TransferThread(node.side, "transfer", lambda: None)
         thread.start()
         # this is the engine's thread: it is in its step, and neither polls nor posts
         deadline_s = time.monotonic() + 5.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -112,6 +113,14 @@ def test_an_outlet_of_a_device_is_bounded_and_never_lends_a_slot_twice(blocks: B
     lent[5].give_back()
     assert outlet.has_room(2)
     assert not outlet.has_room(3), "a slot that was given back twice is free once"
+
+
+def test_the_thread_that_enters_a_pool_enters_its_device(queue: LateQueue, late: DevicePool, blocks: Blocks) -> None:
+    thread = threading.Thread(target=late.enter)
+    thread.start()
+    thread.join()
+    assert queue.threads == [thread.ident]
+    HostPool(blocks).enter()
 
 
 def test_what_is_larger_than_the_ring_waits_for_all_of_it(blocks: Blocks, late: DevicePool) -> None:

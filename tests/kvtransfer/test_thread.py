@@ -47,7 +47,7 @@ def side() -> RecordingSide:
 
 @pytest.fixture
 def thread(side: RecordingSide) -> Iterator[TransferThread]:
-    thread = TransferThread(side, "test")
+    thread = TransferThread(side, "test", lambda: None)
     thread.start()
     yield thread
     thread.close()
@@ -110,6 +110,24 @@ def test_a_side_that_fails_is_closed_and_said_to_whoever_asks(thread: TransferTh
     with pytest.raises(RequestFailed, match="transfer thread has failed: by zero"):
         thread.require_alive()
     thread.post(lambda now_s: None)
+
+
+def test_the_thread_begins_before_its_side_does(side: RecordingSide) -> None:
+    begun: list[tuple[int, int]] = []
+    thread = TransferThread(side, "test", lambda: begun.append((threading.get_ident(), len(side.rounds))))
+    thread.start()
+    run(thread)
+    thread.close()
+    assert begun == [(ident, 0) for ident in side.threads]
+
+
+def test_a_thread_that_cannot_begin_does_nothing_and_says_so(side: RecordingSide) -> None:
+    thread = TransferThread(side, "test", lambda: [][0])
+    thread.start()
+    assert side.is_closed.wait(5)
+    assert not side.rounds
+    assert isinstance(thread.failure, IndexError)
+    thread.close()
 
 
 def test_a_command_that_fails_does_the_same(thread: TransferThread, side: RecordingSide) -> None:

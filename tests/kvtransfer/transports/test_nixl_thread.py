@@ -5,6 +5,7 @@ With the real library over host memory, and with stand-ins for what no test can 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -60,6 +61,15 @@ def own_environment() -> Iterator[None]:
 @pytest.fixture
 def pool() -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.zeros((4, 4096), dtype=np.uint8)
+
+
+@pytest.fixture
+def segments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What torch's allocator says that it has."""
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr("torch.cuda.memory_snapshot", lambda: found)
+    monkeypatch.setattr("torch.cuda.get_allocator_backend", lambda: "native")
+    return found
 
 
 def a_ready(region: Region) -> Ready:
@@ -187,6 +197,7 @@ def test_crashes_too_close_together_make_the_next_start_wait() -> None:
     assert crashes.num_crashes == 5
 
 
+@pytest.mark.usefixtures("segments")
 def test_an_agent_that_does_not_start_says_why_and_what_a_gpu_needs(pool: Any) -> None:
     def refusing(channel: Channel, region: Region, stopped: threading.Event) -> None:
         raise RuntimeError("memory of GPU 3 cannot be registered (NIXL_ERR_BACKEND)")
@@ -245,6 +256,21 @@ def test_a_life_that_does_not_end_ends_the_node(pool: Any, monkeypatch: pytest.M
     is_over.set()
 
 
+def test_the_end_of_a_node_waits_longer_for_its_agent_than_a_fence(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_thread, "_KILL_WAIT_S", 0.01)
+
+    def slow(channel: Channel, region: Region, stopped: threading.Event) -> None:
+        channel.send(a_ready(region))
+        stopped.wait(20)
+        time.sleep(0.2)
+
+    agent = AgentThread(pool, "127.0.0.1", slow)
+    agent.kill()
+    assert agent.is_alive
+    agent.close()
+    assert not agent.is_alive
+
+
 def test_a_teardown_that_failed_is_no_end(pool: Any) -> None:
     def failing(channel: Channel, region: Region, stopped: threading.Event) -> None:
         channel.send(a_ready(region))
@@ -262,6 +288,7 @@ def test_a_teardown_that_failed_is_no_end(pool: Any) -> None:
 # --- fences
 
 
+@pytest.mark.usefixtures("segments")
 @pytest.mark.parametrize(
     ("host", "is_proof"), [("127.0.0.1", False), ("10.1.2.3", True), ("0.0.0.0", False)], ids=["loopback", "lan", "any"]
 )
@@ -320,6 +347,7 @@ def test_the_environment_of_a_node_gets_names_of_ucx_and_nixl_and_keeps_the_user
     added = set(os.environ) - set(before)
     assert all(name.startswith(("UCX_", "NIXL_")) for name in added)
     assert "UCX_HANDLE_ERRORS" in added
+    assert os.environ["UCX_LOG_FILE"] == "stderr", "standard output is the node's own"
 
 
 def test_ways_for_pools_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,6 +406,44 @@ def test_a_pool_on_a_gpu_is_described_with_its_device() -> None:
     assert region == Region(2**40, 4 * 4096, 4, VRAM, 3)
     assert region.whole().tolist() == [[2**40, 4 * 4096, 3]]
     assert region.blocks().tolist() == [[2**40 + i * 4096, 4096, 3] for i in range(4)]
+
+
+def a_segment(**changes: Any) -> dict[str, Any]:
+    """Of torch's allocator, around the pool of `FakeTensor`."""
+    return {"device": 3, "address": 2**40 - 2**21, "total_size": 2**22, "is_expandable": False, **changes}
+
+
+@pytest.mark.parametrize(
+    ("found", "backend", "may"),
+    [
+        ([a_segment()], "native", True),
+        ([a_segment(is_expandable=True)], "native", False),
+        ([a_segment(is_expandable=True, device=2), a_segment()], "native", True),
+        ([a_segment(is_expandable=True, address=2**40 + 4096), a_segment()], "native", True),
+        ([], "native", True),
+        ([a_segment()], "cudaMallocAsync", False),
+    ],
+)
+def test_memory_that_cuda_ipc_cannot_share_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    segments: list[dict[str, Any]],
+    found: list[dict[str, Any]],
+    backend: str,
+    may: bool,
+) -> None:
+    segments += found
+    monkeypatch.setattr("torch.cuda.get_allocator_backend", lambda: backend)
+    with contextlib.nullcontext() if may else pytest.raises(InvalidSetting, match="expandable_segments"):
+        region_of(FakeTensor()).require_shareable()
+
+
+@needs_nixl
+def test_only_an_agent_that_may_share_by_cuda_ipc_asks_for_such_memory(segments: list[dict[str, Any]]) -> None:
+    segments.append(a_segment(is_expandable=True))
+    with pytest.raises(InvalidSetting, match="expandable_segments"):
+        AgentThread(FakeTensor(), "127.0.0.1", obedient)
+    os.environ["UCX_TLS"] = "tcp,cuda_copy"
+    AgentThread(FakeTensor(), "127.0.0.1", obedient).close()
 
 
 def test_a_pool_that_is_none_is_refused() -> None:

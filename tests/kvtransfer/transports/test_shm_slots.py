@@ -395,8 +395,13 @@ def test_a_slot_is_used_again_only_when_the_receiver_has_given_it_back(sending: 
     for _ in range(20):
         assert not sending.sender.push(key_of(1), moves[2]), "both slots are the receiver's"
         time.sleep(0.001)
-    until(lambda: bool(target.arrived()) and sending.sender.push(key_of(1), moves[2]))
-    until(lambda: bool(target.arrived()) or bool((target.blocks[2] == source[2]).all()))
+
+    def is_given_back() -> bool:
+        target.receiver.poll()
+        return sending.sender.push(key_of(1), moves[2])
+
+    until(is_given_back)
+    until(lambda: bool(target.arrived()) and bool((target.blocks[2] == source[2]).all()))
     assert (target.blocks[:3] == source[:3]).all()
 
 
@@ -531,6 +536,17 @@ def test_a_killed_sender_costs_its_ring_and_nothing_else(target: Target, monkeyp
         sender.wait()
     until(lambda: bool(target.arrived()) or target.receiver.num_rings == 0)
     assert not (FOLDER / incoming.ring.name).exists(), "its segment is removed by whoever notices"
+
+
+def test_a_sender_that_dies_before_its_slot_is_given_back_costs_its_ring_only(target: Target, peer: Peer) -> None:
+    peer.say(peer.hello, batch(slot=2))
+    assert target.receiver._socket.poll(1000)
+    time.sleep(0.1)  # until both messages are there, and none of them is read
+    peer.socket.close(linger=0)
+    time.sleep(0.1)
+    target.receiver.poll()
+    assert (target.blocks[6:8] == 3).all()
+    assert target.receiver.num_rings == 0
 
 
 def test_a_frozen_sender_keeps_its_ring(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
