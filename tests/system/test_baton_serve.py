@@ -17,8 +17,8 @@ from tests.system.serve import Serve, serving
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """A running `baton serve` on the demo model."""
-    with serving(tmp_path) as program:
+    """A running `baton serve` on the demo model, with its KV in shared memory."""
+    with serving(tmp_path, "--device", "cpu") as program:
         yield program
 
 

@@ -98,7 +98,7 @@ def test_nodes_survive_the_death_of_their_nixl_agents(
     checkpoints: Checkpoints, references: Callable[[str], Reference], tmp_path: Path
 ) -> None:
     reference = references("llama")
-    with serving(tmp_path, str(checkpoints("llama")), "--kv-transport", "nixl", *_FLAGS) as program:
+    with serving(tmp_path, str(checkpoints("llama")), "--kv-transport", "nixl", "--device", "cpu", *_FLAGS) as program:
         with client_of(program) as client:
             for seed in range(3):
                 prompt = make_prompt(50, 100 + seed)
