@@ -28,7 +28,7 @@ from engine.api.errors import BatonError
 from engine.api.messages import NodeStatus
 from engine.api.sampling import DecodingParams
 from engine.attention.base import LayerStored
-from engine.cache.block_pool import BlockPool, CacheChanges
+from engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
 from engine.cache.hashing import extend_hashes, root_hash
 from engine.device.base import DeviceFailed
 from engine.runner.base import Runner, RunningStep
@@ -47,7 +47,7 @@ class Reservation:
     """
 
     key: RequestKey
-    block_table: list[int]
+    block_table: BlockTable
     num_cached_tokens: int
     missing_block_ids: tuple[int, ...]
     missing_generations: tuple[int, ...]
@@ -92,7 +92,7 @@ class _StepUnderWay:
 
     step: Step
     running: RunningStep
-    tables: list[list[int]] = field(default_factory=list)
+    tables: list[BlockTable] = field(default_factory=list)
 
 
 def _wait_out(running: RunningStep) -> None:
@@ -109,7 +109,7 @@ class EngineCore:
     """One model on one device."""
 
     def __init__(self, pool: BlockPool, scheduler: Scheduler, runner: Runner, fingerprint: str) -> None:
-        self._kept: dict[RequestKey, list[int]] = {}
+        self._kept: dict[RequestKey, BlockTable] = {}
         self._under_way: deque[_StepUnderWay] = deque()
         self._pool = pool
         self._scheduler = scheduler

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from engine.api import links
 from engine.api.errors import InvalidSetting, ModelLoadError, Overloaded
-from engine.api.process import configure_logging, emit, report_errors, start_authenticator
+from engine.api.process import configure_logging, emit, report_errors, spare_what_lasts, start_authenticator
 from engine.api.settings import add_flags, check_file_keys, resolve
 from engine.models.config import load_config
 from engine.models.identity import find_checkpoint, model_fingerprint, model_name
@@ -92,6 +92,7 @@ async def serve(settings: RouterSettings) -> None:
         app = build_app(endpoints, registry, metrics, settings.max_body_bytes)
         address = await _listen(app, settings, stack)
         control.start()
+        spare_what_lasts()
         emit(event="ready", role="router", address=address, control_address=control.address)
         await _until_stopped(endpoints, relay, settings.shutdown_timeout_s)
 

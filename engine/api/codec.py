@@ -144,10 +144,26 @@ def _open_envelope(frame: bytes) -> bytes:
 def _check_values(body: bytes) -> None:
     """Refuse a body whose values would take far more memory than its bytes: empty lists are 64 times as large.
 
-    The walk over a body's heads takes time for each value, so it is kept from what cannot be harmful.
+    No value is shorter than a byte, so in a small body only what is announced and not there can be harmful. The walk
+    over all heads takes time for each value; it is kept for large bodies.
     """
-    if len(body) <= _MAX_VALUES and body.count(b"\xdc") + body.count(b"\xdd") <= _MAX_LONG_LISTS:
-        return
+    if len(body) > _MAX_VALUES:
+        _count_values(body)
+    elif body.count(b"\xdc") + body.count(b"\xdd") > _MAX_LONG_LISTS:
+        _require_whole(body)
+
+
+def _require_whole(body: bytes) -> None:
+    """Refuse a body that announces more than it has, building nothing of it."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(body))
+    unpacker.feed(body)
+    try:
+        unpacker.skip()
+    except Exception as error:  # as many kinds as `unpackb` has
+        raise InvalidMessage(f"body is not msgpack ({type(error).__name__})") from None
+
+
+def _count_values(body: bytes) -> None:
     num_values = num_announced = place = 0
     while place < len(body):
         head = _HEADS[body[place]]

@@ -189,13 +189,16 @@ class StepTimes:
     drawn_us: U64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenEvent:
     """Tokens of one request. `index` is the output index of token_ids[0]; logprobs is empty or one per token.
 
     `finish_reason` is "" while the request goes on. `num_cached_tokens` counts prompt tokens that were not computed
     for this request because the reporting node had them cached. `handoff` comes once, with the token that D repeats.
     `times` is of token_ids[0], and comes with the first two tokens of an attempt at most.
+
+    Nobody changes one. It is not frozen because there is one for each token, at both ends of the link, and a frozen one
+    takes three times as long to make.
     """
 
     handoff_id: Id128

@@ -9,8 +9,7 @@ Letters: T tokens of the step, all sequences flattened; Hq query heads; Hkv key 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -24,8 +23,7 @@ _STAGED_VALUE_BYTES = 8
 _STAGING_GAP_BYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceShare:
+class SequenceShare(NamedTuple):
     """One sequence's part of a step: its tokens start .. start + num_tokens - 1, KV in the slots of `block_table`.
 
     In the flattened batch, sequences lie one after another in the order of the plan.

@@ -19,20 +19,30 @@ Invariants (checked by `check`):
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from typing import TypeAlias
 
 from engine.api.errors import Overloaded
 
 _MAX_EXTRA = 64
+
+BlockTable: TypeAlias = "array[int]"
+"""The blocks of a sequence, in order. Packed, because attention needs those of a whole batch as one array each step."""
 
 
 class NoFreeBlocks(Overloaded):
     """The pool has fewer free blocks than were asked for."""
 
     code = "no_free_blocks"
+
+
+def pack_blocks(block_ids: Iterable[int]) -> BlockTable:
+    """A block table of these blocks, 32 bits each."""
+    return array("i", block_ids)
 
 
 @dataclass(frozen=True, slots=True)

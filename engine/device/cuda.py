@@ -22,13 +22,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.device.base import STEP_TIMEOUT_S, Array, DeviceFailed, Graph
 from engine.device.notices import NoticeThread
-from engine.device.staging import StagingLayout
+from engine.device.staging import StagedMemory
 
 _Outputs = TypeVar("_Outputs")
 _Event: Any = torch.cuda.Event
@@ -40,9 +39,8 @@ class CudaStaging:
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self._pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-        self._host = self._pinned.numpy()
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._layout = StagingLayout(num_bytes)
+        self._memory = StagedMemory(self._pinned, self._device)
         self._taken = _Event()
         self._is_under_way = False
 
@@ -51,17 +49,15 @@ class CudaStaging:
         if self._is_under_way:
             wait_for(self._taken, STEP_TIMEOUT_S)
             self._is_under_way = False
-        self._layout.reset()
+        self._memory.layout.reset()
 
     def put(self, values: Array, capacity: int = 0) -> Tensor:
         """See `Staging.put`."""
-        place = self._layout.place(values, capacity)
-        self._host[place.begin : place.end] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        return self._device[place.begin : place.end].view(place.dtype)
+        return self._memory.put(values, capacity)
 
     def upload(self) -> None:
         """See `Staging.upload`."""
-        num_bytes = self._layout.num_used_bytes
+        num_bytes = self._memory.layout.num_used_bytes
         self._device[:num_bytes].copy_(self._pinned[:num_bytes], non_blocking=True)
         self._taken.record()
         self._is_under_way = True

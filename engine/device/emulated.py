@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from engine.device.base import STEP_TIMEOUT_S, Array, Graph
 from engine.device.host import HostArrival
 from engine.device.notices import NoticeThread
-from engine.device.staging import StagingLayout
+from engine.device.staging import StagedMemory
 
 _Outputs = TypeVar("_Outputs")
 _POISON = 0xA5
@@ -44,25 +43,23 @@ class EmulatedStaging:
 
     def __init__(self, num_bytes: int) -> None:
         self.num_uploads = 0
-        self._host = np.zeros(num_bytes, dtype=np.uint8)
+        self._host = torch.zeros(num_bytes, dtype=torch.uint8)
         self._device = torch.full((num_bytes,), _POISON, dtype=torch.uint8)
-        self._layout = StagingLayout(num_bytes)
+        self._memory = StagedMemory(self._host, self._device)
 
     def begin(self) -> None:
         """See `Staging.begin`. What the last step brought is gone."""
-        self._layout.reset()
+        self._memory.layout.reset()
         self._device.fill_(_POISON)
 
     def put(self, values: Array, capacity: int = 0) -> Tensor:
         """See `Staging.put`."""
-        place = self._layout.place(values, capacity)
-        self._host[place.begin : place.end] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        return self._device[place.begin : place.end].view(place.dtype)
+        return self._memory.put(values, capacity)
 
     def upload(self) -> None:
         """See `Staging.upload`."""
-        num_bytes = self._layout.num_used_bytes
-        self._device[:num_bytes] = torch.from_numpy(self._host[:num_bytes])
+        num_bytes = self._memory.layout.num_used_bytes
+        self._device[:num_bytes] = self._host[:num_bytes]
         self.num_uploads += 1
 
 

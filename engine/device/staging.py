@@ -1,14 +1,16 @@
 """Where the arrays of a step lie in staging memory: one after another, each at an aligned offset.
 
-Owns the arithmetic only. The same sequence of dtypes and capacities gets the same offsets, whatever the lengths.
+Owns the arithmetic, and how bytes are seen as values. The same sequence of dtypes and capacities gets the same offsets,
+whatever the lengths.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.device.base import Array
 
@@ -24,13 +26,11 @@ _DTYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Bytes `begin` .. `end - 1` hold values of `dtype`."""
+class Place(NamedTuple):
+    """Bytes `begin` .. `end - 1`."""
 
     begin: int
     end: int
-    dtype: torch.dtype
 
 
 class StagingLayout:
@@ -59,7 +59,31 @@ class StagingLayout:
             raise ValueError(f"a step needs more than the {self._num_bytes} bytes of staging memory")
         begin, self._next = self._next, -(-end // ALIGNMENT) * ALIGNMENT
         self.num_used_bytes = begin + values.nbytes
-        return Place(begin, self.num_used_bytes, _DTYPES[values.dtype])
+        return Place(begin, self.num_used_bytes)
+
+
+class StagedMemory:
+    """Host memory and the device memory of the same size that it is copied to, both uint8, filled by the layout.
+
+    Each is viewed once as every dtype there is: a slice of such a view takes a third of the time of one made anew.
+    """
+
+    def __init__(self, host: Tensor, device: Tensor) -> None:
+        self.layout = StagingLayout(len(host))
+        self._views = {dtype: (_as(host, dtype).numpy(), _as(device, dtype)) for dtype in _DTYPES}
+
+    def put(self, values: Array, capacity: int) -> Tensor:
+        """Copy `values` [n] to the host memory; the view [n] of where they will be on the device. See `Staging.put`."""
+        host, device = self._views[values.dtype]
+        place = self.layout.place(values, capacity)
+        first, last = place.begin // values.itemsize, place.end // values.itemsize
+        host[first:last] = values
+        return device[first:last]
+
+
+def _as(memory: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
+    """All whole values of `dtype` in `memory`."""
+    return memory[: len(memory) // dtype.itemsize * dtype.itemsize].view(_DTYPES[dtype])
 
 
 def staged_bytes(count: int, dtype: type[np.generic]) -> int:

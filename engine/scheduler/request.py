@@ -1,13 +1,18 @@
-"""One request inside the engine, and the frozen objects that scheduler and runner hand each other each step."""
+"""One request inside the engine, and the values that scheduler and runner hand each other each step.
+
+Those of which a step has one for each request are named tuples: a frozen dataclass takes four times as long to make.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 from engine.api.messages import TokenLogprobs
 from engine.api.sampling import DecodingParams
+from engine.cache.block_pool import BlockTable, pack_blocks
 
 RequestKey: TypeAlias = Hashable
 
@@ -35,7 +40,7 @@ class Request:
     max_total_tokens: int
     first_token_only: bool = False
     arrival: int = 0
-    block_table: list[int] = field(default_factory=list)
+    block_table: BlockTable = field(default_factory=partial(pack_blocks, ()))
     block_hashes: list[bytes] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None
@@ -54,8 +59,7 @@ class Request:
         return len(self.token_ids) - self.num_pending_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):
     """One request's share of a step. Written by the scheduler, read by the runner while it launches the step.
 
     Tokens start .. start + num_tokens - 1 of `token_ids` are computed and stored in the slots of `block_table`. Both
@@ -87,19 +91,17 @@ class Step:
         return sum(request.num_tokens for request in self.requests)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """A token drawn by the sampler. `logprobs` is None unless the request asked for them."""
 
     token_id: int
     logprobs: TokenLogprobs | None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """What a step did for one request.
 
-    `token` is the token drawn, if any, with output index `index`. `finish_reason` is "" unless that token ended the
+    `token` is the token drawn, if any, the `output_index`-th of the output. `finish_reason` is "" unless it ended the
     request; `has_left` also when it leaves because only its first token was wanted, or because it `has_failed`: a token
     was due and the model computed no number. Its KV reaches over `num_computed_tokens`, `num_step_tokens` of them
     computed in this step.
@@ -109,7 +111,7 @@ class RequestOutput:
     num_step_tokens: int
     num_computed_tokens: int
     num_cached_tokens: int
-    index: int
+    output_index: int
     token: SampledToken | None
     finish_reason: str
     has_left: bool

@@ -28,10 +28,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from engine.api.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from engine.api.messages import FINISH_LENGTH, FINISH_STOP
-from engine.cache.block_pool import BlockPool
+from engine.cache.block_pool import BlockPool, BlockTable, pack_blocks
 from engine.cache.hashing import extend_hashes
 from engine.scheduler.request import (
     PENDING_TOKEN,
@@ -42,6 +43,8 @@ from engine.scheduler.request import (
     ScheduledRequest,
     Step,
 )
+
+_ARRIVAL = attrgetter("arrival")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,22 @@ class SchedulerLimits:
     max_request_tokens: int
     max_num_waiting: int = 4096
     vocab_size: int = 2**32
+
+
+def _scheduled(request: Request, count: int) -> ScheduledRequest:
+    """The share of `request` that is its next `count` tokens."""
+    # no keywords: with them it would take twice as long, as it would in `_apply`
+    return ScheduledRequest(
+        request.key,
+        request.num_computed_tokens,
+        count,
+        request.token_ids,
+        request.num_prompt_tokens,
+        request.block_table,
+        request.params,
+        count == request.num_uncomputed_tokens,
+        request.arrival,
+    )
 
 
 class Scheduler:
@@ -127,7 +146,7 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """The next step, while none is under way; empty when nothing can be computed now."""
-        return self._fill(self._by_age(decoding=True))
+        return self._fill(*self._by_age())
 
     def schedule_ahead(self) -> Step | None:
         """The step after the one that is under way, if it can be known before that one's result.
@@ -135,30 +154,31 @@ class Scheduler:
         None when it cannot: room for it needs a preemption, a token is to be drawn that needs the values of all before
         it (penalties), or there is nothing to compute. To be asked again once the result was applied.
         """
-        decoding = self._by_age(decoding=True)
+        decoding, prompts = self._by_age()
         needs_values = any(request.num_pending_tokens and request.params.needs_history for request in decoding)
         if needs_values or not self._running:
             return None
         first = decoding[: self.limits.max_num_batched_tokens]
         if sum(not self._has_room(request) for request in first) > self._pool.num_available:
             return None
-        step = self._fill(decoding)
+        step = self._fill(decoding, prompts)
         return step if step.requests else None
 
-    def _fill(self, decoding: Sequence[Request]) -> Step:
+    def _fill(self, decoding: Sequence[Request], prompts: Sequence[Request]) -> Step:
         """One token for each of `decoding` while the budget lasts, and prompts with the rest of it."""
         budget = self.limits.max_num_batched_tokens
-        shares: dict[RequestKey, int] = {}
+        shares: dict[RequestKey, ScheduledRequest] = {}
         for request in decoding:
             if budget > 0 and request.key in self._running and self._grow(request, shares):
-                shares[request.key] = 1
+                shares[request.key] = _scheduled(request, 1)
                 budget -= 1
         budget = self.limits.max_num_batched_tokens - len(shares)
-        for request in self._by_age(decoding=False):
-            budget -= self._share(request, budget, shares)
+        for request in prompts:
+            if request.key in self._running:
+                budget -= self._share(request, budget, shares)
         while budget > 0 and (admitted := self._admit()) is not None:
             budget -= self._share(admitted, budget, shares)
-        return Step(tuple(self._scheduled(key, count) for key, count in shares.items()))
+        return Step(tuple(shares.values()))
 
     def advance(self, step: Step) -> None:
         """Record that `step` was launched, right after it was scheduled."""
@@ -211,16 +231,17 @@ class Scheduler:
         num_computed_tokens = share.start + share.num_tokens
         self._publish_full_blocks(request, num_computed_tokens)
         has_failed = token is None and share.needs_sample
+        has_left = bool(finish_reason) or has_failed or (token is not None and request.first_token_only)
         return RequestOutput(
-            key=request.key,
-            num_step_tokens=share.num_tokens,
-            num_computed_tokens=num_computed_tokens,
-            num_cached_tokens=request.num_cached_tokens or 0,
-            index=num_known - request.num_prompt_tokens,
-            token=token,
-            finish_reason=finish_reason,
-            has_left=bool(finish_reason) or has_failed or (token is not None and request.first_token_only),
-            has_failed=has_failed,
+            request.key,
+            share.num_tokens,
+            num_computed_tokens,
+            request.num_cached_tokens or 0,
+            num_known - request.num_prompt_tokens,
+            token,
+            finish_reason,
+            has_left,
+            has_failed,
         )
 
     def finish_reason(self, request: Request) -> str:
@@ -267,31 +288,23 @@ class Scheduler:
         self._num_arrivals += 1
         request.arrival = self._num_arrivals
 
-    def _by_age(self, *, decoding: bool) -> list[Request]:
-        chosen = [request for request in self._running.values() if (request.num_uncomputed_tokens == 1) == decoding]
-        return sorted((item for item in chosen if not self._awaits_last(item)), key=lambda request: request.arrival)
+    def _by_age(self) -> tuple[list[Request], list[Request]]:
+        """Running requests that decode, and those with more to compute, the oldest first; without those whose last
+        token is being drawn."""
+        decoding: list[Request] = []
+        prompts: list[Request] = []
+        for request in sorted(self._running.values(), key=_ARRIVAL):
+            if not self._awaits_last(request):
+                (decoding if request.num_uncomputed_tokens == 1 else prompts).append(request)
+        return decoding, prompts
 
-    def _share(self, request: Request, budget: int, shares: dict[RequestKey, int]) -> int:
+    def _share(self, request: Request, budget: int, shares: dict[RequestKey, ScheduledRequest]) -> int:
         count = min(request.num_uncomputed_tokens, budget)
         if count > 0:
-            shares[request.key] = count
+            shares[request.key] = _scheduled(request, count)
         return count
 
-    def _scheduled(self, key: RequestKey, count: int) -> ScheduledRequest:
-        request = self._running[key]
-        return ScheduledRequest(
-            key=key,
-            start=request.num_computed_tokens,
-            num_tokens=count,
-            token_ids=request.token_ids,
-            num_prompt_tokens=request.num_prompt_tokens,
-            block_table=request.block_table,
-            params=request.params,
-            needs_sample=count == request.num_uncomputed_tokens,
-            arrival=request.arrival,
-        )
-
-    def _grow(self, request: Request, shares: dict[RequestKey, int]) -> bool:
+    def _grow(self, request: Request, shares: dict[RequestKey, ScheduledRequest]) -> bool:
         """Make room for one more token. False when `request` itself had to be preempted."""
         if self._has_room(request):
             return True
@@ -318,7 +331,7 @@ class Scheduler:
             raise RuntimeError(f"{request.key!r} cannot lose its blocks: a step under way writes into them")
         self.num_preemptions += 1
         self._pool.release(request.block_table)
-        request.block_table = []
+        request.block_table = pack_blocks(())
         request.num_computed_tokens = request.num_published_blocks = 0
         if self._running.pop(request.key, None) is not None:
             self._waiting.appendleft(request)
@@ -366,7 +379,7 @@ class Scheduler:
 
     def take_prefix(
         self, hashes: Sequence[bytes], max_cached_tokens: int, num_tokens: int
-    ) -> tuple[list[int], int] | None:
+    ) -> tuple[BlockTable, int] | None:
         """Blocks for `num_tokens` tokens: (block table, tokens whose KV is already in it), or None when out of blocks.
 
         At most `max_cached_tokens` tokens come from the prefix cache (whoever needs logits computes one at least).
@@ -377,11 +390,13 @@ class Scheduler:
         if self._pool.num_available_beside(cached) < num_missing:
             return None
         self._pool.share(cached)
-        return cached + self._pool.allocate(num_missing), len(cached) * block_size
+        return pack_blocks(cached + self._pool.allocate(num_missing)), len(cached) * block_size
 
     def _publish_full_blocks(self, request: Request, num_computed_tokens: int) -> None:
         block_size = self.limits.block_size
         num_full = num_computed_tokens // block_size
+        if num_full == request.num_published_blocks:
+            return
         if num_full > len(request.block_hashes):
             known = request.token_ids[: num_full * block_size]
             extend_hashes(request.block_hashes, known, block_size, request.hash_root)

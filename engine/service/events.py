@@ -16,7 +16,7 @@ from engine.scheduler.request import RequestOutput
 
 def failure_of(output: RequestOutput) -> BatonError:
     """Why a request with `has_failed` left without its token."""
-    return RequestFailed(f"the model computed no number for output {output.index}", "not_a_number")
+    return RequestFailed(f"the model computed no number for output {output.output_index}", "not_a_number")
 
 
 def token_event(output: RequestOutput, times: StepTimes | None = None) -> TokenEvent | None:
@@ -24,14 +24,15 @@ def token_event(output: RequestOutput, times: StepTimes | None = None) -> TokenE
     if output.token is None or not isinstance(output.key, tuple):
         return None
     handoff_id, attempt = output.key
+    token_id, logprobs = output.token
     return TokenEvent(
-        handoff_id=handoff_id,
-        attempt=attempt,
-        index=output.index,
-        token_ids=(output.token.token_id,),
-        logprobs=() if output.token.logprobs is None else (output.token.logprobs,),
-        finish_reason=output.finish_reason,
-        num_cached_tokens=output.num_cached_tokens,
+        handoff_id,
+        attempt,
+        output.output_index,
+        (token_id,),
+        () if logprobs is None else (logprobs,),
+        output.finish_reason,
+        output.num_cached_tokens,
         times=times,
     )
 
@@ -53,7 +54,7 @@ class StepCounters:
             self.num_computed_tokens += output.num_step_tokens
             if output.token is not None:
                 self.num_generated_tokens += 1
-                if output.index == 0:
+                if output.output_index == 0:
                     self.num_cached_tokens += output.num_cached_tokens
 
     def metrics(self) -> Iterable[Metric]:

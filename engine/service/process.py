@@ -24,7 +24,7 @@ from engine.api import links
 from engine.api.clock import host_clock
 from engine.api.errors import InvalidSetting
 from engine.api.messages import Hello, NodeStatus
-from engine.api.process import configure_logging, emit, keep_freed_memory, start_authenticator
+from engine.api.process import configure_logging, emit, keep_freed_memory, spare_what_lasts, start_authenticator
 from engine.build import Engine, build_engine
 from engine.runner.kv_memory import ByteArray
 from engine.service.health import HealthServer, NodeCollector
@@ -119,6 +119,7 @@ def _serve(
         heartbeat.start()
         announce = _Announcer(role.name, health.address, peer_address, router)
         loop = EngineLoop(core, leg, router, heartbeat, stopper)
+        spare_what_lasts()
         loop.run(announce)
     finally:
         heartbeat.stop()

@@ -341,6 +341,15 @@ def test_lists_and_maps_of_32_bit_lengths_are_counted(monkeypatch: pytest.Monkey
                 ROUTER_TO_NODE.decode(sealed(body))
 
 
+def test_ids_that_look_like_heads_of_lists_pass_and_are_not_looked_at_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codec, tokens = sample("Tokens")
+    step = type(tokens)(1, (replace(EVENT, handoff_id=b"\xdc" * 16), replace(EVENT, handoff_id=b"\xdd" * 16)) * 200)
+    monkeypatch.delattr(codec_module, "_count_values")
+    assert codec.decode(codec.encode(step)) == step
+
+
 def test_large_messages_with_few_values_pass() -> None:
     codec, prefill = sample("Prefill")
     token_ids = tuple(random.Random(0).randrange(2**32) for _ in range(2**18))

@@ -19,6 +19,7 @@ from engine.attention.flashinfer_limits import (
     unsupported_reason,
     uses_tensor_cores,
 )
+from engine.cache.block_pool import pack_blocks
 from engine.device.base import Graph
 from engine.device.emulated import EmulatedDevice, EmulatedStaging
 from tests.engine.attention import flashinfer_stand_in as stand_in
@@ -202,7 +203,7 @@ def backend_on(calls: FlashInferCalls, relay: Relay) -> AttentionBackend:
 
 
 def test_page_tables_count_as_flashinfer_does() -> None:
-    shares = [SequenceShare(8, 1, [5, 6, 7, 9]), SequenceShare(0, 3, [1]), SequenceShare(6, 2, [2, 3])]
+    shares = [SequenceShare(8, 1, pack_blocks([5, 6, 7, 9])), SequenceShare(0, 3, [1]), SequenceShare(6, 2, (2, 3))]
     pages = PageTable.of(shares, 4)
     assert pages.indptr.tolist() == [0, 3, 4, 6]
     assert pages.indices.tolist() == [5, 6, 7, 1, 2, 3]
@@ -210,6 +211,11 @@ def test_page_tables_count_as_flashinfer_does() -> None:
     assert pages.batch_indices.tolist() == [0, 1, 1, 1, 2, 2]
     assert pages.positions.tolist() == [8, 0, 1, 2, 6, 7]
     assert {getattr(pages, field.name).dtype for field in dataclasses.fields(pages)} == {np.dtype(np.int32)}
+
+
+def test_a_table_that_is_too_short_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not cover the context"):
+        PageTable.of([SequenceShare(0, 3, [1]), SequenceShare(8, 1, pack_blocks([5, 6]))], 4)
 
 
 @pytest.mark.parametrize(

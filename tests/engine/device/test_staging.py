@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.device.base import Array, Device
 from engine.device.emulated import EmulatedDevice
 from engine.device.host import HostDevice
-from engine.device.staging import ALIGNMENT, StagingLayout, staged_bytes
+from engine.device.staging import ALIGNMENT, StagedMemory, StagingLayout, staged_bytes
 
 DTYPES = (np.bool_, np.uint8, np.int32, np.int64, np.float32, np.float64)
 ARRAYS = st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 40), st.integers(0, 20)), max_size=12)
@@ -44,6 +44,14 @@ def test_what_does_not_fit_is_refused() -> None:
         layout.place(np.zeros(10, np.int64), 0)
     with pytest.raises(ValueError, match="3 values do not fit a capacity of 2"):
         StagingLayout(100).place(np.zeros(3, np.int32), 2)
+
+
+def test_memory_need_not_be_a_whole_number_of_values() -> None:
+    memory = StagedMemory(torch.zeros(77, dtype=torch.uint8), torch.zeros(77, dtype=torch.uint8))
+    assert len(memory.put(np.ones(8, np.int64), 8)) == 8
+    assert len(memory.put(np.ones(13, np.bool_), 13)) == 13
+    with pytest.raises(ValueError, match="77 bytes of staging memory"):
+        memory.put(np.ones(1, np.bool_), 0)
 
 
 @pytest.mark.parametrize("device", [HostDevice(), EmulatedDevice()], ids=["host", "emulated"])

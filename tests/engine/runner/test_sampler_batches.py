@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -278,6 +277,6 @@ def test_a_token_that_is_still_being_drawn_counts_as_output() -> None:
         logits = torch.zeros(1, VOCAB_SIZE)
         logits[0, EOS] = 50.0
         tokens = known.token_ids[:num_known]
-        last = replace(known, start=num_known, token_ids=[*tokens, 3])
-        pending = replace(last, token_ids=[*tokens, PENDING_TOKEN])
+        last = known._replace(start=num_known, token_ids=[*tokens, 3])
+        pending = last._replace(token_ids=[*tokens, PENDING_TOKEN])
         assert draw(logits, [pending], HostDevice()) == draw(logits, [last], HostDevice())

@@ -306,7 +306,7 @@ class Simulation:
             assert oldest.block_table
 
     def _note(self, output: RequestOutput) -> None:
-        assert output.index == len(self.outputs[output.key])
+        assert output.output_index == len(self.outputs[output.key])
         if output.token is not None:
             self.outputs[output.key].append(output.token.token_id)
         self.cached[output.key] = output.num_cached_tokens

@@ -65,7 +65,7 @@ def test_the_step_ahead_computes_the_token_that_is_being_drawn() -> None:
     assert one.token_ids[5:] == [7, PENDING_TOKEN]
     (output,) = scheduler.apply(second, {"a": SampledToken(9, None)})
     assert one.token_ids[5:] == [7, 9]
-    assert (output.index, output.num_computed_tokens, output.num_step_tokens) == (1, 6, 1)
+    assert (output.output_index, output.num_computed_tokens, output.num_step_tokens) == (1, 6, 1)
 
 
 def test_chunks_of_a_prompt_follow_each_other_ahead() -> None:
@@ -74,7 +74,7 @@ def test_chunks_of_a_prompt_follow_each_other_ahead() -> None:
     steps = [launched(scheduler), ahead(scheduler)]
     assert [shares(step) for step in steps] == [[("a", 0, 4)], [("a", 4, 4)]]
     (output,) = scheduler.apply(steps[0], {})
-    assert (output.num_computed_tokens, output.index, output.token) == (4, 0, None)
+    assert (output.num_computed_tokens, output.output_index, output.token) == (4, 0, None)
     assert shares(ahead(scheduler)) == [("a", 8, 2)]
 
 
@@ -82,8 +82,8 @@ def test_a_chunk_is_told_with_the_index_of_the_next_token_also_when_that_is_unde
     scheduler, _ = new_scheduler(budget=4)
     scheduler.add(request("a", 6))
     chunk, rest = launched(scheduler), ahead(scheduler)
-    assert [output.index for output in scheduler.apply(chunk, {})] == [0]
-    assert [output.index for output in scheduler.apply(rest, {"a": TOKEN})] == [0]
+    assert [output.output_index for output in scheduler.apply(chunk, {})] == [0]
+    assert [output.output_index for output in scheduler.apply(rest, {"a": TOKEN})] == [0]
 
 
 @pytest.mark.parametrize("is_first_token_only", [False, True])
@@ -207,7 +207,7 @@ def test_the_result_of_an_old_step_does_not_reach_a_new_request_of_that_key() ->
     assert scheduler.apply(old, {"a": TOKEN}) == []
     assert new.token_ids[3:] == [PENDING_TOKEN]
     (output,) = scheduler.apply(step, {"a": SampledToken(9, None)})
-    assert (output.index, output.token) == (0, SampledToken(9, None))
+    assert (output.output_index, output.token) == (0, SampledToken(9, None))
     assert new.token_ids == [300, 301, 302, 9]
 
 
