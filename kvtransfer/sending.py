@@ -26,7 +26,7 @@ import zmq
 
 from engine.api import links
 from engine.api.codec import Codec
-from engine.api.errors import BatonError, InvalidMessage, InvalidSetting, Refused
+from engine.api.errors import BatonError, InvalidMessage, Refused
 from engine.api.layout import KvLayout
 from engine.api.messages import TokenEvent
 from kvtransfer.integrity import NONE, XXH3
@@ -652,9 +652,4 @@ def open_listener(
     context: zmq.Context[zmq.Socket[bytes]], host: str, port: int, settings: links.LinkSettings
 ) -> tuple[zmq.Socket[bytes], str]:
     """The socket that decode nodes dial, and its address. Raises `InvalidSetting`."""
-    link = links.open_socket(context, zmq.ROUTER, settings)
-    try:
-        return link, links.bind(link, host, port, settings)
-    except InvalidSetting:
-        link.close()
-        raise
+    return links.listen(context, zmq.ROUTER, host, port, settings)

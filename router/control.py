@@ -72,12 +72,7 @@ class ControlLink:
     ) -> None:
         """Raises `InvalidSetting` when the address cannot be used."""
         self.num_rejected_messages = 0
-        self._socket = links.open_socket(context, zmq.ROUTER, settings)
-        try:
-            self.address = links.bind(self._socket, host, port, settings)
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings)
         self._registry = registry
         self._handler = handler
         self._epoch = epoch

@@ -93,6 +93,18 @@ def bind(link: zmq.Socket[bytes], host: str, port: int, settings: LinkSettings) 
     return link.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
+def listen(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, host: str, port: int, settings: LinkSettings
+) -> tuple[zmq.Socket[bytes], str]:
+    """A socket of `kind` that listens, and its address for others. Raises as `bind`."""
+    link = open_socket(context, kind, settings)
+    try:
+        return link, bind(link, host, port, settings)
+    except InvalidSetting:
+        link.close()
+        raise
+
+
 def connect(link: zmq.Socket[bytes], address: str, settings: LinkSettings) -> None:
     """Dial `address` ("tcp://host:port"); ZMQ keeps trying in the background."""
     if settings.cluster_key is not None:

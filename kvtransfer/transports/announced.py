@@ -65,3 +65,36 @@ class AnnouncedBlocks:
             self._grants[key].news = []
         self._with_news.clear()
         return arrivals
+
+
+class GrantedWriter:
+    """What receivers have in common that write their pool themselves, as a grant allows (see `Receiver`).
+
+    `num_refused` counts messages that changed nothing.
+    """
+
+    peers_write = False
+    is_silent = False
+    is_ready = True
+    ends_with_writer = True
+    ends_with_endpoint = True
+
+    def __init__(self) -> None:
+        self.num_refused = 0
+        self._announced = AnnouncedBlocks()
+
+    def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+        """See `Receiver.expect`."""
+        self._announced.expect(key, block_ids, generations)
+
+    def forget(self, key: HandoffKey) -> None:
+        """See `Receiver.forget`."""
+        self._announced.forget(key)
+
+    def take_arrivals(self) -> Sequence[Arrival]:
+        """See `Receiver.take_arrivals`."""
+        return self._announced.take_arrivals()
+
+    def fence(self) -> bool:
+        """Nobody but this receiver writes the pool, and it writes nothing that was forgotten."""
+        return True

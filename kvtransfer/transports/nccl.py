@@ -37,8 +37,8 @@ from engine.api.errors import BatonError, InvalidSetting, TransferFailed
 from kvtransfer.layout import coalesce
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.messages import Endpoint, HandoffKey, HandoffName, ProcessIdentity
-from kvtransfer.transports.announced import AnnouncedBlocks
-from kvtransfer.transports.base import Arrival, Blocks, Move
+from kvtransfer.transports.announced import GrantedWriter
+from kvtransfer.transports.base import Blocks, Move
 from kvtransfer.transports.pair_blocks import (
     max_piece_blocks,
     on_stream,
@@ -79,16 +79,11 @@ _TO_RECEIVER = Codec(PairHello, StoreEntry, BlockBatch, PairAlive, PairEnd)
 _TO_SENDER = Codec(StoreEntry, PairEnd)
 
 
-class NcclReceiver:
+class NcclReceiver(GrantedWriter):
     """Receives blocks into `blocks`. `num_refused` counts messages that changed nothing.
 
     Raises `InvalidSetting` when torch lacks the backend, `host` is a wildcard, or it cannot be listened on.
     """
-
-    peers_write = False
-    is_silent = False
-    ends_with_writer = True
-    ends_with_endpoint = True
 
     def __init__(
         self,
@@ -97,30 +92,19 @@ class NcclReceiver:
         blocks: Blocks | torch.Tensor,
         settings: links.LinkSettings,
     ) -> None:
+        super().__init__()
         _require_dialable(host)
         self._pool = pool_tensor(blocks)
         self._backend = backend_of(self._pool.device)
         self._max_blocks = max_piece_blocks(self._pool)
         self._stream = open_stream(self._pool.device)
         limits = replace(settings, max_message_bytes=_MAX_FRAME_BYTES)
-        self._socket = links.open_socket(context, zmq.ROUTER, limits)
-        try:
-            self._address = links.bind(self._socket, host, 0, limits)
-        except InvalidSetting:
-            self._socket.close()
-            raise
+        self._socket, self._address = links.listen(context, zmq.ROUTER, host, 0, limits)
         self._host = host
-        self._announced = AnnouncedBlocks()
         self._pairs: dict[bytes, IncomingPair] = {}
         self._leaving: list[IncomingPair] = []
         self._news: News = Mailbox()
         self._untold: deque[FromPair] = deque()
-        self.num_refused = 0
-
-    @property
-    def is_ready(self) -> bool:
-        """Always."""
-        return True
 
     @property
     def endpoint(self) -> Endpoint:
@@ -135,14 +119,6 @@ class NcclReceiver:
     def wait_on(self) -> Sequence[Any]:
         """The socket for headers, and what the pairs' threads ring."""
         return () if self._socket.closed else (self._socket, self._news.wakeup)
-
-    def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """See `Receiver.expect`."""
-        self._announced.expect(key, block_ids, generations)
-
-    def forget(self, key: HandoffKey) -> None:
-        """See `Receiver.forget`."""
-        self._announced.forget(key)
 
     def poll(self) -> None:
         """See `Receiver.poll`."""
@@ -162,14 +138,6 @@ class NcclReceiver:
             self._heed(told.connection, told.item)
         if self._untold:
             self._news.wake()
-
-    def take_arrivals(self) -> Sequence[Arrival]:
-        """See `Receiver.take_arrivals`."""
-        return self._announced.take_arrivals()
-
-    def fence(self) -> bool:
-        """Nobody but this receiver writes the pool, and it writes nothing that was forgotten."""
-        return True
 
     def close(self) -> None:
         """Stop listening; the threads of pairs end by themselves, at once or when their wait is over."""

@@ -38,8 +38,8 @@ from engine.api.errors import BatonError, InvalidSetting, TransferFailed
 from kvtransfer.layout import coalesce
 from kvtransfer.messages import Endpoint, HandoffKey, HandoffName, ProcessIdentity
 from kvtransfer.pool import Pool
-from kvtransfer.transports.announced import AnnouncedBlocks
-from kvtransfer.transports.base import Arrival, Move
+from kvtransfer.transports.announced import GrantedWriter
+from kvtransfer.transports.base import Move
 from kvtransfer.transports.ring import OwnRing, PeerRing, RingShape
 
 NAME = "shm_slots"
@@ -108,30 +108,18 @@ class _Incoming:
     next_number: int = 0
 
 
-class SlotsReceiver:
+class SlotsReceiver(GrantedWriter):
     """Takes blocks from the rings of senders into `pool`. `num_refused` counts messages that changed nothing."""
-
-    peers_write = False
-    is_silent = False
-    is_ready = True
-    ends_with_writer = True
-    ends_with_endpoint = True
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], host: str, pool: Pool, settings: links.LinkSettings
     ) -> None:
+        super().__init__()
         limits = replace(settings, max_message_bytes=_MAX_FRAME_BYTES)
-        self._socket = links.open_socket(context, zmq.ROUTER, limits)
-        try:
-            self._address = links.bind(self._socket, host, 0, limits)
-        except InvalidSetting:
-            self._socket.close()
-            raise
+        self._socket, self._address = links.listen(context, zmq.ROUTER, host, 0, limits)
         self._pool = pool
-        self._announced = AnnouncedBlocks()
         self._incoming: dict[bytes, _Incoming] = {}
         self._next_look_s = 0.0
-        self.num_refused = 0
 
     @property
     def endpoint(self) -> Endpoint:
@@ -147,14 +135,6 @@ class SlotsReceiver:
         """The socket for headers."""
         return () if self._socket.closed else (self._socket,)
 
-    def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """See `Receiver.expect`."""
-        self._announced.expect(key, block_ids, generations)
-
-    def forget(self, key: HandoffKey) -> None:
-        """See `Receiver.forget`."""
-        self._announced.forget(key)
-
     def poll(self) -> None:
         """See `Receiver.poll`."""
         num_bytes_left = _MAX_POLL_BYTES
@@ -167,14 +147,6 @@ class SlotsReceiver:
         if (now_s := time.monotonic()) >= self._next_look_s:
             self._next_look_s = now_s + _LOOK_S
             self._drop_ended()
-
-    def take_arrivals(self) -> Sequence[Arrival]:
-        """See `Receiver.take_arrivals`."""
-        return self._announced.take_arrivals()
-
-    def fence(self) -> bool:
-        """Nobody but this receiver writes the pool, and it writes nothing that was forgotten."""
-        return True
 
     def close(self) -> None:
         """Stop listening, and unmap every ring."""

@@ -32,8 +32,8 @@ from engine.api.codec import BlockIds, Bounds, Codec, U64s
 from engine.api.errors import BatonError, InvalidSetting, TransferFailed
 from kvtransfer.messages import Endpoint, HandoffKey, HandoffName, ProcessIdentity
 from kvtransfer.pool import Lent, Pool
-from kvtransfer.transports.announced import AnnouncedBlocks
-from kvtransfer.transports.base import Arrival, Move
+from kvtransfer.transports.announced import GrantedWriter
+from kvtransfer.transports.base import Move
 
 NAME = "zmq"
 _PIECE_BYTES = 2**20
@@ -70,33 +70,21 @@ class _Incoming:
     num_missing_bytes: int = 0
 
 
-class ZmqReceiver:
+class ZmqReceiver(GrantedWriter):
     """Listens for blocks and writes them into `pool`. `num_refused` counts messages that changed nothing."""
-
-    peers_write = False
-    is_silent = False
-    is_ready = True
-    ends_with_writer = True
-    ends_with_endpoint = True
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], host: str, pool: Pool, settings: links.LinkSettings
     ) -> None:
+        super().__init__()
         limits = replace(
             settings,
             max_message_bytes=_max_frame_bytes(pool.block_bytes) + 64,
             max_queued_messages=_MAX_QUEUED_MESSAGES,
         )
-        self._socket = links.open_socket(context, zmq.PULL, limits)
-        try:
-            self._address = links.bind(self._socket, host, 0, limits)
-        except InvalidSetting:
-            self._socket.close()
-            raise
+        self._socket, self._address = links.listen(context, zmq.PULL, host, 0, limits)
         self._pool = pool
-        self._announced = AnnouncedBlocks()
         self._incoming: _Incoming | None = None
-        self.num_refused = 0
 
     @property
     def endpoint(self) -> Endpoint:
@@ -106,14 +94,6 @@ class ZmqReceiver:
     def wait_on(self) -> Sequence[Any]:
         """The data socket."""
         return () if self._socket.closed else (self._socket,)
-
-    def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """See `Receiver.expect`."""
-        self._announced.expect(key, block_ids, generations)
-
-    def forget(self, key: HandoffKey) -> None:
-        """See `Receiver.forget`."""
-        self._announced.forget(key)
 
     def poll(self) -> None:
         """See `Receiver.poll`."""
@@ -125,14 +105,6 @@ class ZmqReceiver:
                 return
             num_bytes_left -= max(len(frame), _FRAME_COST_BYTES)
             self._take(frame)
-
-    def take_arrivals(self) -> Sequence[Arrival]:
-        """See `Receiver.take_arrivals`."""
-        return self._announced.take_arrivals()
-
-    def fence(self) -> bool:
-        """Nobody but this receiver writes the pool, and it writes nothing that was forgotten."""
-        return True
 
     def close(self) -> None:
         """Stop listening."""
