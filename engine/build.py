@@ -135,7 +135,7 @@ def _choose_attention(settings: EngineSettings, model: _Model, limits: RunnerLim
         max_blocks=limits.max_blocks_per_request,
         max_graph_sequences=0 if settings.enforce_eager else limits.max_decodes,
     )
-    return choose_attention(settings.attention_backend, device.torch_device, shape)
+    return choose_attention(settings.attention_backend, device, shape)
 
 
 def _num_blocks(
@@ -151,7 +151,6 @@ def _num_blocks(
         return host_num_blocks(settings, model.layout, capacity)
     reset_peak(device.torch_device)
     profile(model.decoder, model.sampler, device, limits)
-    torch.cuda.empty_cache()
     after = read_memory(device.torch_device)
     reserved = choice.workspace_bytes
     if not settings.enforce_eager:

@@ -31,7 +31,7 @@ from engine.attention.choose import FLASHINFER, AttentionShape, choose_attention
 from engine.attention.flashinfer import load_flashinfer
 from engine.attention.torch_backend import TorchAttention
 from engine.device.base import Device
-from engine.runner.kv_memory import TORCH_DTYPES
+from engine.models.decoder import TORCH_DTYPES
 
 _STAGING_BYTES = 2**25
 _SPARE_BLOCKS = 7
@@ -70,7 +70,7 @@ def flashinfer_backend(kv: Tensor, num_heads: int, device: Device) -> AttentionB
     num_kv_heads, head_dim = kv.shape[3], kv.shape[5]
     shape = AttentionShape(num_heads, num_kv_heads, head_dim, kv.dtype, WINDOWS, MAX_TABLE, max(GRAPH_SIZES))
     # not tried out for each of the many cases: they are what tries it
-    return choose_attention(FLASHINFER, device.torch_device, shape, attempt=lambda *_: None).build(kv)
+    return choose_attention(FLASHINFER, device, shape, attempt=lambda *_: None).build(kv)
 
 
 def backends(device: Device) -> dict[str, MakeBackend | str]:

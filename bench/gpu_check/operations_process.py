@@ -18,9 +18,9 @@ from bench.gpu_check.rows import Row, error_row, missing_row, rate_row, worst_of
 from bench.gpu_check.shapes import config_of
 from bench.gpu_check.timing_process import Stopwatch, copy_gb_per_s, rotated
 from engine.models.config import parse_config
+from engine.models.decoder import TORCH_DTYPES
 from engine.models.ops import DecoderOps, TorchOps
 from engine.models.rope import RotaryEmbedding, Rotation
-from engine.runner.kv_memory import TORCH_DTYPES
 
 NAMES = ("add_norm", "norm", "norm_rotate", "rotate", "gate")
 ERROR_BOUNDS = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 2e-6}

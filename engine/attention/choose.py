@@ -11,16 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.api.errors import InvalidSetting
-from engine.attention.base import AttentionBackend, SequenceShare
+from engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
 from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls, load_flashinfer
 from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes, unsupported_reason
 from engine.attention.torch_backend import TorchAttention
-from engine.device.base import Array
+from engine.device.base import Device, DeviceFailed
 
 AUTO, FLASHINFER, TORCH = "auto", "flashinfer", "torch"
 _TRIED_BLOCK_SIZE = 16
@@ -59,49 +58,42 @@ class AttentionChoice:
     """Takes the KV tensor [B, L, 2, Hkv, block_size, D]."""
 
 
-class _AtOnce:
-    """See `Staging`: every array is on the device when `put` returns. For a step that nobody waits for."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def begin(self) -> None:
-        """See `Staging.begin`."""
-
-    def put(self, values: Array, capacity: int = 0) -> Tensor:
-        """See `Staging.put`."""
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
-
-    def upload(self) -> None:
-        """See `Staging.upload`."""
+def gpu_of(device: torch.device) -> Gpu:
+    """The facts of a CUDA device."""
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu((properties.major, properties.minor), properties.multi_processor_count)
 
 
 @torch.inference_mode()
-def try_out(choice: AttentionChoice, shape: AttentionShape, device: torch.device) -> None:
+def try_out(choice: AttentionChoice, shape: AttentionShape, device: Device) -> None:
     """Compute a small step with a prompt and a decode: packages that load may still have no kernel for a shape, nor
     what it takes to compile one. Raises whatever that raises.
     """
+    shares = [SequenceShare(0, 1, (0,)), SequenceShare(0, 2, (1,))]
     heads = (shape.num_kv_heads, _TRIED_BLOCK_SIZE, shape.head_dim)
-    backend = choice.build(torch.zeros(2, len(shape.windows), 2, *heads, dtype=shape.dtype, device=device))
-    backend.plan([SequenceShare(0, 1, (0,)), SequenceShare(0, 2, (1,))], _AtOnce(device))
-    q = torch.zeros(3, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=device)
+    where = device.torch_device
+    backend = choice.build(torch.zeros(2, len(shape.windows), 2, *heads, dtype=shape.dtype, device=where))
+    staging = device.staging(attention_staging_bytes(max_tokens=3, max_sequences=2, max_blocks=1))
+    staging.begin()
+    backend.plan(shares, staging)
+    staging.upload()
+    q = torch.zeros(3, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=where)
     # one layer for each window: they have kernels of their own
     for layer in {window: layer for layer, window in enumerate(shape.windows)}.values():
         backend.run(layer, q, q[:, : shape.num_kv_heads], q[:, : shape.num_kv_heads])
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    device.synchronize()
 
 
-TryOut: TypeAlias = Callable[[AttentionChoice, AttentionShape, torch.device], None]
+TryOut: TypeAlias = Callable[[AttentionChoice, AttentionShape, Device], None]
 
 
 def choose_attention(
     setting: str,
-    device: torch.device,
+    device: Device,
     shape: AttentionShape,
     *,
     load: Callable[[], FlashInferCalls] = load_flashinfer,
-    look: Callable[[torch.device], Gpu] | None = None,
+    look: Callable[[torch.device], Gpu] = gpu_of,
     attempt: TryOut = try_out,
 ) -> AttentionChoice:
     """`auto`: flashinfer where it works, else torch, with one log line that says why on a GPU.
@@ -112,9 +104,9 @@ def choose_attention(
     """
     if setting not in (AUTO, FLASHINFER, TORCH):
         raise InvalidSetting(f"--attention-backend {setting!r:.50} is not one of {AUTO}, {FLASHINFER}, {TORCH}")
-    if setting == TORCH or (setting == AUTO and device.type != "cuda"):
+    if setting == TORCH or (setting == AUTO and device.torch_device.type != "cuda"):
         return _torch_choice(shape)
-    found = _find_flashinfer(device, shape, load, look or gpu_of, attempt)
+    found = _find_flashinfer(device, shape, load, look, attempt)
     if isinstance(found, AttentionChoice):
         _log.info("attention: flashinfer")
         return found
@@ -124,23 +116,17 @@ def choose_attention(
     return _torch_choice(shape)
 
 
-def gpu_of(device: torch.device) -> Gpu:
-    """The facts of a CUDA device."""
-    properties = torch.cuda.get_device_properties(device)
-    return Gpu((properties.major, properties.minor), properties.multi_processor_count)
-
-
 def _find_flashinfer(
-    device: torch.device,
+    device: Device,
     shape: AttentionShape,
     load: Callable[[], FlashInferCalls],
     look: Callable[[torch.device], Gpu],
     attempt: TryOut,
 ) -> AttentionChoice | str:
     """The choice of flashinfer, or why there is none."""
-    if device.type != "cuda":
-        return f"it needs a CUDA device, not {device}"
-    gpu = look(device)
+    if device.torch_device.type != "cuda":
+        return f"it needs a CUDA device, not {device.torch_device}"
+    gpu = look(device.torch_device)
     reason = unsupported_reason(
         shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.dtype, gpu.compute_capability
     )
@@ -171,7 +157,7 @@ def _find_flashinfer(
     choice = AttentionChoice(FLASHINFER, num_bytes + int_workspace_bytes(shape.windows), build)
     try:
         attempt(choice, shape, device)
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
+    except (torch.OutOfMemoryError, torch.AcceleratorError, DeviceFailed):
         raise
     except Exception as error:  # compiling, loading and starting a kernel fail in many ways
         _log.info("a first step with flashinfer failed", exc_info=error)

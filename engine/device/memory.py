@@ -36,14 +36,14 @@ class MemoryReading:
 
 
 def read_memory(device: torch.device) -> MemoryReading:
-    """The memory of a CUDA device now; `peak` since `reset_peak`."""
+    """The memory of a CUDA device now, with what torch only caches given back; `peak` since `reset_peak`."""
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return MemoryReading(total, free, torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device))
 
 
 def reset_peak(device: torch.device) -> None:
-    """Count the peak from here on, and give back what torch only caches."""
-    torch.cuda.empty_cache()
+    """Count the peak from here on."""
     torch.cuda.reset_peak_memory_stats(device)
 
 

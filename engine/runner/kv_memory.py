@@ -18,12 +18,12 @@ import numpy.typing as npt
 import torch
 
 from engine.api.layout import KvLayout
+from engine.models.decoder import TORCH_DTYPES
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 KvAllocator: TypeAlias = Callable[[int], ByteArray]
 """Gives a writable, page-aligned array of that many bytes: private memory, or a shared segment of a transport."""
 
-TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _PAGE_BYTES = 4096
 
 

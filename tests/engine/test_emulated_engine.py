@@ -23,6 +23,7 @@ from engine.attention.flashinfer import FlashInferAttention
 from engine.attention.flashinfer_limits import float_workspace_bytes
 from engine.build import Engine, build_engine
 from engine.core import EngineCore
+from engine.device.base import Device
 from engine.device.emulated import EmulatedDevice, EmulatedGraph
 from engine.runner.kv_memory import allocate_private
 from engine.settings import EngineSettings
@@ -38,7 +39,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return make_checkpoint(folder, request.param, changes={"head_dim": 64})
 
 
-def choose_stand_in(setting: str, device: torch.device, shape: AttentionShape) -> AttentionChoice:
+def choose_stand_in(setting: str, device: Device, shape: AttentionShape) -> AttentionChoice:
     """As `choose_attention` does where there is flashinfer."""
     num_bytes = float_workspace_bytes(
         shape.num_heads, shape.num_kv_heads, shape.head_dim, stand_in.NUM_PROCESSORS, shape.max_graph_sequences

@@ -12,6 +12,9 @@ from engine.attention.choose import AttentionChoice, AttentionShape, Gpu, choose
 from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls
 from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes
 from engine.attention.torch_backend import TorchAttention
+from engine.device.base import Device, DeviceFailed
+from engine.device.emulated import EmulatedDevice
+from engine.device.host import HostDevice
 from tests.engine.attention import flashinfer_stand_in as stand_in
 
 SHAPE = AttentionShape(
@@ -23,7 +26,15 @@ SHAPE = AttentionShape(
     max_blocks=8,
     max_graph_sequences=32,
 )
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class NoCuda(HostDevice):
+    """Says that it is a GPU, as far as a choice asks."""
+
+    torch_device = torch.device("cuda", 0)
+
+
+CPU, CUDA = HostDevice(), NoCuda()
 
 
 def hopper(_: torch.device) -> Gpu:
@@ -52,7 +63,7 @@ def test_flashinfer_serves_what_it_can(setting: str) -> None:
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA])
-def test_torch_can_be_asked_for_anywhere(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+def test_torch_can_be_asked_for_anywhere(device: Device, caplog: pytest.LogCaptureFixture) -> None:
     choice = choose_attention("torch", device, SHAPE, load=loaded, look=hopper)
     assert (choice.name, choice.workspace_bytes) == ("torch", 0)
     assert isinstance(choice.build(torch.zeros(4, 2, 2, 2, 16, 64)), TorchAttention)
@@ -102,7 +113,9 @@ def test_a_kernel_that_cannot_be_built_falls_back_or_is_told(caplog: pytest.LogC
         choose_attention("flashinfer", CUDA, SHAPE, load=loaded, look=hopper, attempt=attempt)
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), torch.AcceleratorError("illegal address")])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("full"), torch.AcceleratorError("illegal address"), DeviceFailed("lost")]
+)
 def test_a_device_that_fails_is_no_reason_for_slower_kernels(error: Exception) -> None:
     def attempt(*_: object) -> None:
         raise error
@@ -128,9 +141,9 @@ def test_the_first_step_plans_and_runs_every_kernel_of_every_window(monkeypatch:
     note("BatchPrefillWithPagedKVCacheWrapper")
     tried: list[AttentionChoice] = []
 
-    def attempt(choice: AttentionChoice, shape: AttentionShape, _: torch.device) -> None:
+    def attempt(choice: AttentionChoice, shape: AttentionShape, _: Device) -> None:
         tried.append(choice)
-        try_out(choice, shape, CPU)
+        try_out(choice, shape, EmulatedDevice())
 
     shape = dataclasses.replace(SHAPE, windows=(None, 16, None, 16))
     assert choose_attention("auto", CUDA, shape, load=loaded, look=hopper, attempt=attempt) is tried[0]
