@@ -7,9 +7,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.api.settings import add_flags, check_file_keys, resolve
+
+_SettingsT = TypeVar("_SettingsT")
+
+
+def parse_alone(prog: str, description: str, arguments: Sequence[str], settings_class: type[_SettingsT]) -> _SettingsT:
+    """The settings of a benchmark that has one class of them. Raises and exits as `parse_settings`."""
+    parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
+    settings: _SettingsT
+    (settings,) = parse_settings(parser, arguments, settings_class)
+    return settings
 
 
 def parse_settings(parser: argparse.ArgumentParser, arguments: Sequence[str], *classes: type[Any]) -> tuple[Any, ...]:

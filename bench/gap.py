@@ -7,13 +7,12 @@ transfer when decoding could have begun.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bench.arguments import parse_settings
+from bench.arguments import parse_alone
 from bench.client.asking import TIMEOUT_S, Prompts, ask, client_runner
 from bench.client.endpoint import probe
 from bench.client.outcome import Outcome
@@ -39,9 +38,7 @@ class GapSettings:
 
 def main(arguments: Sequence[str]) -> int:
     """Measure and print. Raises `BatonError`."""
-    parser = argparse.ArgumentParser(prog="baton bench gap", description=__doc__.splitlines()[0], allow_abbrev=False)
-    settings: GapSettings
-    (settings,) = parse_settings(parser, arguments, GapSettings)
+    settings = parse_alone("baton bench gap", __doc__.splitlines()[0], arguments, GapSettings)
     with client_runner() as runner:
         outcomes = runner.run(_measure(settings))
     print(describe(outcomes[1:]))  # the first connects the nodes to each other

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.facts import Facts
+from bench.output_file import require_folder
 from engine.api.errors import InvalidSetting
 
 
@@ -26,8 +27,7 @@ def begin(
     """
     found: dict[str, Any] = {}
     if path is not None:
-        if not path.absolute().parent.is_dir():
-            raise InvalidSetting(f"--json {path}: there is no such folder")
+        require_folder(path)
         if is_resumed and path.exists():
             found = _read(path, kind, arguments)
     sessions = found.get("sessions", [])

@@ -6,14 +6,12 @@ below their targets (`--strict`: with 1 for those too).
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from bench.arguments import parse_settings
+from bench.arguments import parse_alone
 from bench.facts import collect_facts
 from bench.gpu_check.machine import PACKAGES, describe_device, read_clocks
 from bench.gpu_check.plan import chosen_groups
@@ -21,8 +19,10 @@ from bench.gpu_check.rows import exit_status
 from bench.gpu_check.run import GroupResult, GroupRun
 from bench.gpu_check.settings import GpuCheckSettings
 from bench.gpu_check.table import document, render
-from engine.api.errors import BatonError, InvalidSetting
+from bench.output_file import write_text
+from engine.api.errors import BatonError
 
+_DESCRIPTION = "Check and measure the GPU path of Baton on this machine."
 _INTERRUPTED_STATUS = 130
 
 
@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Check, measure and print; the exit status. Raises `BatonError` when nothing could be begun."""
-    settings = _parse(arguments)
+    settings = parse_alone("python -m bench.gpu_check", _DESCRIPTION, arguments, GpuCheckSettings)
     settings.check()
     groups = chosen_groups(settings.only, quick=settings.quick)
     device = describe_device(settings.device)
@@ -56,27 +56,9 @@ def main(arguments: Sequence[str]) -> int:
     print(render(results))
     if settings.json:
         content = document(facts, device, {"before": before, "after": read_clocks()}, results, status)
-        _write(settings.json, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        write_text(settings.json, json.dumps(content, indent=1, allow_nan=False) + "\n")
     return status
-
-
-def _parse(arguments: Sequence[str]) -> GpuCheckSettings:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.gpu_check",
-        description="Check and measure the GPU path of Baton on this machine.",
-        allow_abbrev=False,
-    )
-    settings: GpuCheckSettings
-    (settings,) = parse_settings(parser, arguments, GpuCheckSettings)
-    return settings
 
 
 def _say(text: str) -> None:
     print(f"checking: {text}", file=sys.stderr, flush=True)
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise InvalidSetting(f"--json {path}: {error.strerror}") from None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from engine.api.errors import InvalidSetting
+from bench.output_file import require_folder
 from engine.api.settings import setting
 
 CUDA, CPU = "cuda", "cpu"
@@ -25,5 +24,4 @@ class GpuCheckSettings:
 
     def check(self) -> None:
         """Raise `InvalidSetting` when the results could not be written: before anything is measured."""
-        if self.json and not Path(self.json).absolute().parent.is_dir():
-            raise InvalidSetting(f"--json {self.json}: there is no such folder")
+        require_folder(self.json)

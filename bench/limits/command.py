@@ -6,25 +6,25 @@ same run, so that the ratios say something on a machine that others use too.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from bench.arguments import parse_settings
+from bench.arguments import parse_alone
 from bench.facts import collect_facts
 from bench.limits.engine_ratios import engine_limits
 from bench.limits.report import report, result_json
 from bench.limits.result import Ceiling, Ratio
 from bench.limits.settings import LimitsSettings
 from bench.limits.system import system_limits
-from engine.api.errors import BatonError, InvalidSetting
+from bench.output_file import require_folder, write_text
+from engine.api.errors import BatonError
 from engine.models.identity import model_name
 
+_DESCRIPTION = "Measure this machine's ceilings and how close Baton comes to them, in turns."
 _PACKAGES = ("baton-serve", "numpy", "torch", "pyzmq", "aiohttp")
 _Part: TypeAlias = Callable[[LimitsSettings, Callable[[str], None]], tuple[list[Ceiling], list[Ratio]]]
 
@@ -40,17 +40,16 @@ class _Found:
 
 def main(arguments: Sequence[str]) -> int:
     """Measure and print; 1 when something that was to be measured failed. Raises `BatonError`."""
-    settings = _parse(arguments)
+    settings = parse_alone("baton bench limits", _DESCRIPTION, arguments, LimitsSettings)
     settings.check()
-    if settings.json and not Path(settings.json).absolute().parent.is_dir():
-        raise InvalidSetting(f"--json {settings.json}: there is no such folder")
+    require_folder(settings.json)
     facts = collect_facts(shlex.join(["baton", "bench", "limits", *arguments]), _PACKAGES)
     found = _measure(settings)
     setup = _setup(settings)
     print(report(facts, setup, found.ceilings, found.ratios, found.failures))
     if settings.json:
         content = result_json(facts, setup, found.ceilings, found.ratios, found.failures)
-        _write(settings.json, json.dumps(content, indent=1) + "\n")
+        write_text(settings.json, json.dumps(content, indent=1) + "\n")
     return 1 if found.failures else 0
 
 
@@ -79,23 +78,5 @@ def _setup(settings: LimitsSettings) -> dict[str, Any]:
     }
 
 
-def _parse(arguments: Sequence[str]) -> LimitsSettings:
-    parser = argparse.ArgumentParser(
-        prog="baton bench limits",
-        description="Measure this machine's ceilings and how close Baton comes to them, in turns.",
-        allow_abbrev=False,
-    )
-    settings: LimitsSettings
-    (settings,) = parse_settings(parser, arguments, LimitsSettings)
-    return settings
-
-
 def _say(text: str) -> None:
     print(f"measuring: {text}", file=sys.stderr, flush=True)
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise InvalidSetting(f"--json {path}: {error.strerror}") from None
