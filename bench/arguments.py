@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from engine.api.settings import add_flags, check_file_keys, resolve
+from program.settings import add_flags, check_file_keys, resolve
 
 _SettingsT = TypeVar("_SettingsT")
 

@@ -35,7 +35,7 @@ from typing import Any
 
 from bench.client.outcome import Outcome
 from bench.stats import median, percentile
-from engine.api.clock import host_clock
+from program.clock import host_clock
 
 TOLERANCE_MS = 0.2
 TTFT_PARTS = ("client", "router", "queue_prefill", "prefill", "return")

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from engine.api.errors import BatonError, RequestFailed
+from wire.errors import BatonError, RequestFailed
 
 ROOT = Path(__file__).resolve().parents[1]
 _ANSWER_S = 120.0

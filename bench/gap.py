@@ -17,8 +17,8 @@ from bench.client.asking import TIMEOUT_S, Prompts, ask, client_runner
 from bench.client.endpoint import probe
 from bench.client.outcome import Outcome
 from bench.stats import median, percentile
-from engine.api.errors import RequestFailed
-from engine.api.settings import setting
+from program.settings import setting
+from wire.errors import RequestFailed
 
 _PAUSE_S = 0.05
 

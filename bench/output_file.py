@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def require_folder(path: str | Path, flag: str = "--json") -> None:

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 
 from decode_node.settings import DecodeNodeSettings
-from engine.service.command import run_command
+from node.command import run_command
 
 
 def _serve(settings: DecodeNodeSettings) -> None:
     # imported late: these bring in torch, and help and wrong flags have been answered by now
     from decode_node.node import DecodeRole
-    from engine.service.process import run_node
+    from node.process import run_node
 
     run_node(settings, DecodeRole)
 

@@ -17,20 +17,20 @@ from typing import Any, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from engine.api.clock import now_us
-from engine.api.errors import BatonError, InvalidMessage, RequestFailed, TransferFailed
-from engine.api.messages import Decode, HandoffFigures, PrefillPeer, TokenEvent
 from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore, Reservation
 from engine.scheduler.request import RequestKey, RequestOutput, Step
-from engine.service.events import HandoffTimes, StepCounters, counters_as_metrics, token_event
-from engine.service.first_steps import FirstSteps
-from engine.service.loop import AttemptKey
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.messages import HandoffKey
 from kvtransfer.receiving import Incoming, ReceivingSide
 from kvtransfer.thread import TransferThread
+from node.events import HandoffTimes, StepCounters, counters_as_metrics, token_event
+from node.first_steps import FirstSteps
+from node.loop import AttemptKey
+from program.clock import now_us
+from wire.errors import BatonError, InvalidMessage, RequestFailed, TransferFailed
+from wire.messages import Decode, HandoffFigures, PrefillPeer, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class _Awaited:
 
 
 class DecodeLeg:
-    """See `engine.service.loop.Leg`. `thread` runs `receiving`."""
+    """See `node.loop.Leg`. `thread` runs `receiving`."""
 
     def __init__(
         self, core: EngineCore, receiving: ReceivingSide, thread: TransferThread, notices: Mailbox[Notice]

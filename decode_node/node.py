@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from decode_node.leg import DecodeLeg, Notice, ReceivingNotices
-from engine.api import links
 from engine.runner.kv_memory import ByteArray, allocate_private
-from engine.service.loop import Leg
-from engine.service.process import Context, NodeParts
-from engine.service.settings import NodeSettings
 from kvtransfer.host import this_process
 from kvtransfer.integrity import resolve
 from kvtransfer.mailbox import Mailbox
@@ -15,10 +11,14 @@ from kvtransfer.receiving import ReceivingFacts, ReceivingSide
 from kvtransfer.thread import TransferThread
 from kvtransfer.transports.base import Receiver
 from kvtransfer.transports.registry import PoolMemory, TransportSettings, open_pool, open_receivers
+from node.loop import Leg
+from node.process import Context, NodeParts
+from node.settings import NodeSettings
+from wire import links
 
 
 class DecodeRole:
-    """See `engine.service.process.Role`."""
+    """See `node.process.Role`."""
 
     name = "decode"
 

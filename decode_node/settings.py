@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.service.settings import NodeSettings
+from node.settings import NodeSettings
 
 
 @dataclass(frozen=True, slots=True)

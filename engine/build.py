@@ -14,14 +14,13 @@ from pathlib import Path
 
 import torch
 
-from engine.api.layout import KvLayout
+from device.base import Device
+from device.choose import open_device
+from device.memory import MemoryReading, enough_memory, kv_budget, read_memory, reset_peak, too_small
 from engine.attention.choose import AttentionChoice, AttentionShape, choose_attention
 from engine.cache.block_pool import BlockPool
 from engine.capacity import Capacity, chosen_num_blocks, device_num_blocks, find_capacity, host_num_blocks
 from engine.core import EngineCore
-from engine.device.base import Device
-from engine.device.choose import open_device
-from engine.device.memory import MemoryReading, enough_memory, kv_budget, read_memory, reset_peak, too_small
 from engine.models.checkpoint import choose_dtype
 from engine.models.config import ModelConfig, load_config
 from engine.models.decoder import TORCH_DTYPES, Decoder
@@ -35,6 +34,7 @@ from engine.runner.profiling import profile
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.settings import EngineSettings
+from wire.layout import KvLayout
 
 _BYTES_PER_GRAPH = 16 * 2**20
 _DUMMY = "dummy"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.api.errors import InvalidSetting
-from engine.api.layout import KvLayout
 from engine.models.config import ModelConfig
 from engine.settings import EngineSettings
+from wire.errors import InvalidSetting
+from wire.layout import KvLayout
 
 _HOST_KV_BYTES = 2**30
 _HOST_STEP_TOKENS = 512

@@ -24,16 +24,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from engine.api.errors import BatonError
-from engine.api.messages import NodeStatus
-from engine.api.sampling import DecodingParams
+from device.base import DeviceFailed
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
 from engine.cache.hashing import extend_hashes, root_hash
-from engine.device.base import DeviceFailed
 from engine.runner.base import Runner, RunningStep
 from engine.scheduler.request import Request, RequestKey, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler
+from wire.errors import BatonError
+from wire.messages import NodeStatus
+from wire.sampling import DecodingParams
 
 _log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Offline use: the engine in this process, text in and text out.
 
-    from engine import LLM, SamplingParams
+    from baton import LLM, SamplingParams
     for answer in LLM().generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=40)):
         print(answer.text)
 
@@ -17,9 +17,6 @@ from typing import Any, TypeAlias
 
 from tqdm import tqdm
 
-from engine.api.errors import BatonError, InvalidRequest
-from engine.api.messages import FINISH_STOP, TokenLogprobs
-from engine.api.sampling import SamplingParams
 from engine.build import build_engine
 from engine.models.identity import find_checkpoint
 from engine.runner.kv_memory import allocate_private
@@ -29,6 +26,9 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.stop_strings import StopStringMatcher
 from engine.text.tokenizer import Tokenizer
+from wire.errors import BatonError, InvalidRequest
+from wire.messages import FINISH_STOP, TokenLogprobs
+from wire.sampling import SamplingParams
 
 Prompt: TypeAlias = str | Sequence[int]
 Messages: TypeAlias = Sequence[Mapping[str, object]]

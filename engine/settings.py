@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.api.settings import setting
+from program.settings import setting
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.api.errors import TransferFailed
 from kvtransfer.device_queue import WAIT_S, DeviceQueue, Mark
 from kvtransfer.dot64 import WORD_BYTES, require_words, value, weights
 from kvtransfer.pool import Parts, Pending
+from wire.errors import TransferFailed
 
 _SLAB_WORDS = 2**21
 

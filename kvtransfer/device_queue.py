@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.errors import TransferFailed
 from kvtransfer.pool import HostPin, Pin
 from kvtransfer.transports.base import Blocks
+from wire.errors import TransferFailed
 
 WAIT_S = 10.0
 _SPIN_S = 0.001

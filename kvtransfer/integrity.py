@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 AUTO = "auto"
 XXH3 = "xxh3"

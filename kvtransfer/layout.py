@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.api.layout import KvLayout
+from wire.layout import KvLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from engine.api.codec import U64, BlockIds, Bounds, Codec, Id128, Length, U64s
-from engine.api.layout import KvLayout
-from engine.api.messages import TokenEvent
+from wire.codec import U64, BlockIds, Bounds, Codec, Id128, Length, U64s
+from wire.layout import KvLayout
+from wire.messages import TokenEvent
 
 _Name = Annotated[str, Length(256)]
 _Text = Annotated[str, Length(1024)]

@@ -24,12 +24,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.api.errors import BatonError, TransferFailed
 from kvtransfer.integrity import XXH3
 from kvtransfer.layers import LayerProgress
 from kvtransfer.messages import HandoffKey
 from kvtransfer.pool import Checksums, Parts, Pending, Pool
 from kvtransfer.transports.base import Move, Sender
+from wire.errors import BatonError, TransferFailed
 
 STANDSTILL_S = 5.0
 CONNECT_S = 12.0

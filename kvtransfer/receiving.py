@@ -31,10 +31,6 @@ from typing import Any, Protocol
 
 import zmq
 
-from engine.api import links
-from engine.api.errors import BatonError, InvalidMessage, Refused
-from engine.api.layout import KvLayout
-from engine.api.messages import HandoffFigures, PrefillPeer, TokenEvent
 from kvtransfer.arrived import ArrivedBlocks
 from kvtransfer.host import is_elsewhere, is_gone, shares_processes
 from kvtransfer.integrity import NONE, XXH3
@@ -61,6 +57,10 @@ from kvtransfer.pool import Pool
 from kvtransfer.states import RECEIVING_MOVES, Progress, ReceivingState
 from kvtransfer.thread import MAX_IDLE_S
 from kvtransfer.transports.base import Arrival, Receiver
+from wire import links
+from wire.errors import BatonError, InvalidMessage, Refused
+from wire.layout import KvLayout
+from wire.messages import HandoffFigures, PrefillPeer, TokenEvent
 
 FENCE_AFTER_S = 5.0
 _REVOKE_RETRY_S = 1.0

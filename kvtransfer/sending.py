@@ -24,11 +24,6 @@ from typing import Any, Protocol
 
 import zmq
 
-from engine.api import links
-from engine.api.codec import Codec
-from engine.api.errors import BatonError, InvalidMessage, Refused
-from engine.api.layout import KvLayout
-from engine.api.messages import TokenEvent
 from kvtransfer.integrity import NONE, XXH3
 from kvtransfer.layers import LayerProgress
 from kvtransfer.leases import LeaseTable
@@ -53,6 +48,11 @@ from kvtransfer.messages import (
 from kvtransfer.pusher import STANDSTILL_S, Pusher, PushJob, PushReport
 from kvtransfer.states import SENDING_MOVES, Progress, SendingState
 from kvtransfer.transports.base import Move, Sender
+from wire import links
+from wire.codec import Codec
+from wire.errors import BatonError, InvalidMessage, Refused
+from wire.layout import KvLayout
+from wire.messages import TokenEvent
 
 _MAX_ENDED = 4096
 _MAX_EARLY = 4096

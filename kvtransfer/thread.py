@@ -18,8 +18,8 @@ from typing import Any, Protocol, TypeAlias
 
 import zmq
 
-from engine.api.errors import RequestFailed
 from kvtransfer.mailbox import Mailbox
+from wire.errors import RequestFailed
 
 MAX_IDLE_S = 0.25
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine.api.errors import InvalidSetting, RequestFailed
+from wire.errors import InvalidSetting, RequestFailed
 
 CONNECT_TIMEOUT_S = 10.0
 SILENCE_TIMEOUT_S = 600.0

@@ -16,9 +16,9 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from engine.api.errors import RequestFailed
-from engine.api.settings import add_flags, check_file_keys, resolve, setting
 from launch.api_client import ApiClient, chat_body
+from program.settings import add_flags, check_file_keys, resolve, setting
+from wire.errors import RequestFailed
 
 PROMPT = "> "
 HELP = "/reset forgets the conversation, /exit leaves, Ctrl-C stops an answer"

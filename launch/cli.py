@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from engine.api.errors import BatonError
+from wire.errors import BatonError
 
 INTERRUPTED_STATUS = 130
 

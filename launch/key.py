@@ -1,6 +1,6 @@
 """`baton key FILE`: make the secret that the programs of one deployment share.
 
-Owns the file's creation. Does not know who reads it; `engine.api.links.ClusterKey` does.
+Owns the file's creation. Does not know who reads it; `wire.links.ClusterKey` does.
 Invariants: only its owner can ever read the file, and an existing file is never replaced.
 """
 
@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import sys
 
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 MAX_PORT = 65_535
 

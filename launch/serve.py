@@ -14,9 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from engine.api.errors import BatonError
-from engine.api.settings import as_flags
-from engine.service.settings import NodeSettings
 from launch.api_client import ApiClient
 from launch.child import ChildSpec
 from launch.console import Console
@@ -24,6 +21,9 @@ from launch.placement import VISIBLE_DEVICES, Placement, find_cpus, find_devices
 from launch.ports import ReservedPort
 from launch.settings import LOOPBACK, Deployment, child_environment, resolve_serve
 from launch.supervisor import Supervisor
+from node.settings import NodeSettings
+from program.settings import as_flags
+from wire.errors import BatonError
 
 ROUTER_NAME = "router"
 STOP_MARGIN_S = 2.0

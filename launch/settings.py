@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from decode_node.settings import DecodeNodeSettings
-from engine.api.errors import InvalidSetting
-from engine.api.settings import ENVIRONMENT_PREFIX, add_flags, check_file_keys, resolve, setting
 from prefill_node.settings import PrefillNodeSettings
+from program.settings import ENVIRONMENT_PREFIX, add_flags, check_file_keys, resolve, setting
 from router.settings import RouterSettings
+from wire.errors import InvalidSetting
 
 ROUTER_SETTINGS_CHOSEN = frozenset({"control_host", "control_port"})
 NODE_SETTINGS_CHOSEN = frozenset({"router", "host", "port", "http_port", "node_id", "cpu_affinity"})

@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from engine.api.errors import BatonError
 from launch.child import ChildEvent, ChildProcess, ChildSpec, Exited, Loading, Ready
 from launch.console import Console
+from wire.errors import BatonError
 
 FIRST_RESTART_DELAY_S = 0.5
 MAX_RESTART_DELAY_S = 10.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from engine.service.command import run_command
+from node.command import run_command
 from prefill_node.settings import PrefillNodeSettings
 
 
 def _serve(settings: PrefillNodeSettings) -> None:
     # imported late: these bring in torch, and help and wrong flags have been answered by now
-    from engine.service.process import run_node
+    from node.process import run_node
     from prefill_node.node import PrefillRole
 
     run_node(settings, PrefillRole)

@@ -18,20 +18,20 @@ from typing import Any, TypeAlias
 
 from prometheus_client.core import Metric
 
-from engine.api.errors import BatonError, InvalidMessage, RequestFailed
-from engine.api.messages import Prefill, TokenEvent
 from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore
 from engine.scheduler.request import RequestKey, RequestOutput, Step
-from engine.service.events import StepCounters, counters_as_metrics, token_event
-from engine.service.first_steps import FirstSteps
-from engine.service.loop import AttemptKey
 from kvtransfer.layers import LayerProgress
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.messages import HandoffKey
 from kvtransfer.sending import SendingSide
 from kvtransfer.thread import TransferThread
+from node.events import StepCounters, counters_as_metrics, token_event
+from node.first_steps import FirstSteps
+from node.loop import AttemptKey
+from wire.errors import BatonError, InvalidMessage, RequestFailed
+from wire.messages import Prefill, TokenEvent
 
 Notice: TypeAlias = tuple[HandoffKey, str]
 """A handoff whose blocks are free to go, and why it never began ("" if it did)."""
@@ -61,7 +61,7 @@ class SendingNotices:
 
 
 class PrefillLeg:
-    """See `engine.service.loop.Leg`. `num_layers`: of the KV layout; `thread` runs `sending`."""
+    """See `node.loop.Leg`. `num_layers`: of the KV layout; `thread` runs `sending`."""
 
     def __init__(
         self,

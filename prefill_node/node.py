@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from engine.api import links
 from engine.runner.kv_memory import ByteArray, allocate_private
-from engine.service.loop import Leg
-from engine.service.process import Context, NodeParts
-from engine.service.settings import NodeSettings
 from kvtransfer.host import this_process
 from kvtransfer.integrity import resolve
 from kvtransfer.mailbox import Mailbox
@@ -14,11 +10,15 @@ from kvtransfer.pusher import Pusher
 from kvtransfer.sending import SendingFacts, SendingSide, open_listener
 from kvtransfer.thread import TransferThread
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_pool
+from node.loop import Leg
+from node.process import Context, NodeParts
+from node.settings import NodeSettings
 from prefill_node.leg import Notice, PrefillLeg, SendingNotices
+from wire import links
 
 
 class PrefillRole:
-    """See `engine.service.process.Role`."""
+    """See `node.process.Role`."""
 
     name = "prefill"
 

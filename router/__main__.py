@@ -20,13 +20,11 @@ from pathlib import Path
 import zmq
 from aiohttp import web
 
-from engine.api import links
-from engine.api.errors import InvalidSetting, ModelLoadError, Overloaded
-from engine.api.process import configure_logging, emit, report_errors, spare_what_lasts, start_authenticator
-from engine.api.settings import add_flags, check_file_keys, resolve
 from engine.models.config import load_config
 from engine.models.identity import find_checkpoint, model_fingerprint, model_name
 from engine.models.weights import weight_files
+from program.process import configure_logging, emit, report_errors, spare_what_lasts, start_authenticator
+from program.settings import add_flags, check_file_keys, resolve
 from router.app import build_app
 from router.control import ControlLink
 from router.metrics import RouterMetrics
@@ -36,6 +34,8 @@ from router.openai.prompts import PromptMaker
 from router.policies.registry import make_policy
 from router.relay import Relay, RelaySettings
 from router.settings import RouterSettings
+from wire import links
+from wire.errors import InvalidSetting, ModelLoadError, Overloaded
 
 _KEEPALIVE_S = 75.0
 _CLOSE_TIMEOUT_S = 2.0

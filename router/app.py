@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from engine.api.errors import BatonError
-from engine.api.messages import DECODE, PREFILL
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
 from router.openai.errors import error_body, http_layer_body, retry_after, status_of
 from router.openai.responses import json_bytes
+from wire.errors import BatonError
+from wire.messages import DECODE, PREFILL
 
 _REQUEST_ID = web.RequestKey("request_id", str)
 _log = logging.getLogger(__name__)

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 
 import zmq
 
-from engine.api import links
-from engine.api.errors import BatonError, InvalidMessage, Refused
-from engine.api.messages import (
+from router.nodes import Node, NodeRegistry
+from wire import links
+from wire.errors import BatonError, InvalidMessage, Refused
+from wire.messages import (
     NODE_TO_ROUTER,
     ROUTER_TO_NODE,
     CacheEvents,
@@ -34,7 +35,6 @@ from engine.api.messages import (
     control_identity,
     epoch_of_identity,
 )
-from router.nodes import Node, NodeRegistry
 
 _PING_INTERVAL_S = 0.5
 _MAX_PER_TURN = 256

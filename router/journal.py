@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.api.messages import HandoffFigures, TokenEvent, TokenLogprobs
 from router.timings import RelayTimes
+from wire.messages import HandoffFigures, TokenEvent, TokenLogprobs
 
 _MAX_EARLY_EVENTS = 64
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from engine.api.errors import Refused
-from engine.api.layout import KvLayout
-from engine.api.messages import DECODE, PREFILL, CacheEvents, Heartbeat, Hello, NodeStatus
 from engine.cache.hashing import HASH_BYTES
+from wire.errors import Refused
+from wire.layout import KvLayout
+from wire.messages import DECODE, PREFILL, CacheEvents, Heartbeat, Hello, NodeStatus
 
 DEAD_AFTER_S = 3.0
 _MAX_KNOWN_HASHES = 2**20

@@ -22,8 +22,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.api.clock import host_clock, now_us
-from engine.api.errors import (
+from engine.cache.hashing import extend_hashes, root_hash
+from program.clock import host_clock, now_us
+from router.journal import Delivery, Journal
+from router.nodes import Node, NodeRegistry
+from router.policies.base import Policy, num_cached_blocks
+from router.timings import RelayTimes
+from wire.errors import (
     BatonError,
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -33,13 +38,8 @@ from engine.api.errors import (
     TransferFailed,
     remote_error,
 )
-from engine.api.messages import DECODE, PREFILL, Cancel, Decode, Failed, Prefill, PrefillPeer, Tokens
-from engine.api.sampling import DecodingParams
-from engine.cache.hashing import extend_hashes, root_hash
-from router.journal import Delivery, Journal
-from router.nodes import Node, NodeRegistry
-from router.policies.base import Policy, num_cached_blocks
-from router.timings import RelayTimes
+from wire.messages import DECODE, PREFILL, Cancel, Decode, Failed, Prefill, PrefillPeer, Tokens
+from wire.sampling import DecodingParams
 
 _RETRYABLE = (RequestFailed, Overloaded)
 _log = logging.getLogger(__name__)

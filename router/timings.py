@@ -2,7 +2,7 @@
 
 Owns the stamps and their names in `usage.timings`. Every stamp is taken before what it announces is handed on, so the
 time between two stations is never negative. Stamps of different programs are put side by side only when all of them
-named the same clock (see `engine.api.clock`).
+named the same clock (see `program.clock`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from engine.api.messages import StepTimes
+from wire.messages import StepTimes
 
 Timings: TypeAlias = dict[str, int | str | None]
 """The member `timings` of an answer's usage."""

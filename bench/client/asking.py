@@ -14,7 +14,7 @@ from bench.client.endpoint import Endpoint
 from bench.client.outcome import Outcome
 from bench.client.request import RequestOptions
 from bench.workload.turns import Conversation, Turn
-from engine.api.errors import RequestFailed
+from wire.errors import RequestFailed
 
 TIMEOUT_S = 120.0
 OPTIONS = RequestOptions(ignore_eos=True, temperature=0.0, with_timings=True)

@@ -25,7 +25,7 @@ from bench.client.request import History, RequestOptions, check_requests
 from bench.client.self_check import ClientFigures, SelfCheck
 from bench.client.stream import send
 from bench.workload.turns import Conversation
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 _KEEPALIVE_S = 4.0
 """Below the 5 s after which common servers close an idle connection: a request must not meet its end."""

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from engine.api.errors import InvalidSetting, RequestFailed
+from wire.errors import InvalidSetting, RequestFailed
 
 Kind: TypeAlias = Literal["completions", "chat"]
 

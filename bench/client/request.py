@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from bench.client.endpoint import Endpoint
 from bench.client.outcome import Outcome
 from bench.workload.turns import Conversation, Turn
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 PromptForm: TypeAlias = Literal["ids", "text", "chat"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.facts import Facts
 from bench.output_file import require_folder
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def begin(

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from bench.targets.load import num_prompts_for, parse_rates
-from engine.api.errors import InvalidSetting
-from engine.api.settings import setting
+from program.settings import setting
+from wire.errors import InvalidSetting
 
 ALL, LAST, NONE = "all", "last", "none"
 _GROUP = "comparison options"

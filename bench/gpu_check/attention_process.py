@@ -26,11 +26,11 @@ from bench.gpu_check.attention_cases import (
 )
 from bench.gpu_check.parts_process import Setup, first_line
 from bench.gpu_check.rows import Row, count_row, error_row, missing_row, worst_of
+from device.base import Device
 from engine.attention.base import AttentionBackend, SequenceShare
 from engine.attention.choose import FLASHINFER, AttentionShape, choose_attention
 from engine.attention.flashinfer import load_flashinfer
 from engine.attention.torch_backend import TorchAttention
-from engine.device.base import Device
 from engine.models.decoder import TORCH_DTYPES
 
 _STAGING_BYTES = 2**25

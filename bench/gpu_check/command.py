@@ -20,7 +20,7 @@ from bench.gpu_check.run import GroupResult, GroupRun
 from bench.gpu_check.settings import GpuCheckSettings
 from bench.gpu_check.table import document, render
 from bench.output_file import write_text
-from engine.api.errors import BatonError
+from wire.errors import BatonError
 
 _DESCRIPTION = "Check and measure the GPU path of Baton on this machine."
 _INTERRUPTED_STATUS = 130

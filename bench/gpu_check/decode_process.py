@@ -14,7 +14,7 @@ from bench.gpu_check.shapes import model_shapes
 from bench.gpu_check.steps_process import ONE_BY_ONE, DecodeTimes, EngineSteps
 from bench.gpu_check.timing_process import Stopwatch, copy_gb_per_s, device_busy_ms, read_gb_per_s, stream_bytes
 from bench.stats import median, percentile
-from engine.device.base import Device
+from device.base import Device
 
 _TARGET_SHARE = 0.75
 _TARGET_BATCHES = {"8B": (1, 64)}

@@ -20,14 +20,14 @@ from bench.gpu_check.parts_process import Setup
 from bench.gpu_check.rows import Row, count_row, error_row, rate_row, worst_of
 from bench.gpu_check.shapes import block_bytes
 from bench.gpu_check.timing_process import Stopwatch, read_gb_per_s
-from engine.api.sampling import DecodingParams
-from engine.device.base import Device
+from device.base import Device
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import sampling_bytes
 from engine.scheduler.request import RequestKey, SampledToken
 from kvtransfer.device_pool import DevicePool
 from kvtransfer.integrity import DOT64
 from kvtransfer.pool import Checksums, HostPool, Pool
+from wire.sampling import DecodingParams
 
 _BLOCK_BYTES = (64, 4096, 229_376, 2**20 + 4)
 _NUM_BLOCKS = 9

@@ -20,7 +20,7 @@ from bench.gpu_check.rows import Row, figure_row, limit_row
 from bench.gpu_check.served_process import Relay
 from bench.gpu_check.shapes import config_of
 from bench.stats import median
-from engine.api.errors import RequestFailed
+from wire.errors import RequestFailed
 
 _NUM_TOKENS, _SMALL_TOKENS = 8192, 96
 _MOST_PERCENT = 5.0

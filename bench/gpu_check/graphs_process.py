@@ -18,9 +18,9 @@ from bench.gpu_check.parts_process import NoiseEngines, Setup, build
 from bench.gpu_check.rows import Row, count_row, figure_row
 from bench.gpu_check.steps_process import EngineSteps
 from bench.stats import median
-from engine.api.sampling import DecodingParams
 from engine.build import Engine
 from engine.scheduler.request import SampledToken
+from wire.sampling import DecodingParams
 
 UNDECIDED = 0.1
 """Natural logarithm of the ratio of two probabilities below which rounding may decide, in bfloat16."""

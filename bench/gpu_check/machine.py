@@ -9,7 +9,7 @@ import subprocess
 from typing import Any
 
 from bench.child import Child
-from engine.api.errors import InvalidSetting, RequestFailed
+from wire.errors import InvalidSetting, RequestFailed
 
 PACKAGES = ("baton-serve", "torch", "triton", "transformers", "flashinfer-python", "nixl", "numpy", "pyzmq")
 _PROCESS = "bench.gpu_check.machine_process"

@@ -17,13 +17,13 @@ import torch
 from bench.gpu_check.run import UNAVAILABLE
 from bench.gpu_check.settings import CPU, CUDA
 from bench.gpu_check.shapes import config_of
-from engine.api.errors import RequestFailed
+from device.base import Device
+from device.choose import open_device
 from engine.build import Engine, build_engine
-from engine.device.base import Device
-from engine.device.choose import open_device
 from engine.runner.kv_memory import allocate_private
 from engine.settings import EngineSettings
 from kvtransfer.transports.registry import NCCL, NIXL
+from wire.errors import RequestFailed
 
 
 class Unavailable(RequestFailed):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.gpu_check.attention_cases import DTYPES, HEAD_SIZES, attention_cases
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 TOTAL_S = 470.0
 """Below 8 minutes, with time to start and to print."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from bench.child import Child
 from bench.gpu_check.plan import Check, Group
 from bench.gpu_check.rows import Row, failed_row, missing_row
-from engine.api.errors import RequestFailed
+from wire.errors import RequestFailed
 
 _MODULE = "bench.gpu_check.worker_process"
 UNAVAILABLE = "not available: "

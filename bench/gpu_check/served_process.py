@@ -28,7 +28,7 @@ from bench.gpu_check.plan import TRANSPORTS
 from bench.gpu_check.rows import Row, count_row, error_row, figure_row, worst_of
 from bench.limits.served import baton_target
 from bench.targets.process import RunningTarget
-from engine.api.errors import RequestFailed
+from wire.errors import RequestFailed
 
 _READY_S = 60.0
 _REQUEST_S = 30.0

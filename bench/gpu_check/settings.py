@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.output_file import require_folder
-from engine.api.settings import setting
+from program.settings import setting
 
 CUDA, CPU = "cuda", "cpu"
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.api.errors import RequestFailed
-from engine.api.sampling import DecodingParams
 from engine.build import Engine
 from engine.scheduler.request import RequestOutput
+from wire.errors import RequestFailed
+from wire.sampling import DecodingParams
 
 GREEDY = DecodingParams(temperature=0.0, ignore_eos=True)
 ONE_BY_ONE = DecodingParams(temperature=0.0, ignore_eos=True, presence_penalty=0.01)

@@ -14,8 +14,8 @@ from bench.gpu_check.shapes import block_bytes
 from bench.kv.measure import NodePair
 from bench.kv.settings import Plan
 from bench.stats import median
-from engine.api.errors import TransferFailed
 from kvtransfer.integrity import DOT64, XXH3
+from wire.errors import TransferFailed
 
 _NUM_ROUNDS = 7
 _MOST_COMPARED = 64

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.child import Worker, serve_parent
-from engine.api.errors import RequestFailed
-from kvtransfer.transports.nixl_ucx import ucx_environment
+from kvtransfer.transports.nixl.ucx import ucx_environment
 from kvtransfer.transports.segment import Segment
+from wire.errors import RequestFailed
 
 _HOST = "127.0.0.1"
 _WAIT_S = 60.0

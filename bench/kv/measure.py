@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from bench.child import Child
 from bench.kv.settings import Plan
-from engine.api.errors import RequestFailed, TransferFailed
 from kvtransfer.transports.registry import NIXL
+from wire.errors import RequestFailed, TransferFailed
 
 _NODE, _LIMITS, _BARE = "bench.kv.node_process", "bench.kv.limits_process", "bench.kv.bare_nixl"
 _PREFILL, _DECODE = "prefill", "decode"

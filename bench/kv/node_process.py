@@ -21,11 +21,6 @@ import zmq
 
 from bench.child import Worker, serve_parent
 from bench.kv.pattern import fill, wrong_blocks
-from engine.api.errors import Refused, RequestFailed
-from engine.api.layout import KvLayout
-from engine.api.links import LinkSettings
-from engine.api.messages import HandoffFigures, PrefillPeer, TokenEvent
-from engine.api.process import keep_freed_memory
 from kvtransfer.host import this_process
 from kvtransfer.messages import HandoffKey, PeerHello
 from kvtransfer.pool import Pool
@@ -43,6 +38,11 @@ from kvtransfer.transports.registry import (
     open_pool,
     open_receivers,
 )
+from program.process import keep_freed_memory
+from wire.errors import Refused, RequestFailed
+from wire.layout import KvLayout
+from wire.links import LinkSettings
+from wire.messages import HandoffFigures, PrefillPeer, TokenEvent
 
 PREFILL, DECODE = "prefill", "decode"
 TOKENS_PER_BLOCK = 16

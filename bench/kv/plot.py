@@ -9,7 +9,7 @@ from bench.kv.measure import Case
 from bench.kv.report import figures
 from bench.plots.style import as_png
 from bench.plots.transfer import Handoffs, draw
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def handoffs_of(case: Case) -> Handoffs:

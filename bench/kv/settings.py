@@ -8,10 +8,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.api.errors import InvalidSetting
-from engine.api.settings import setting
 from kvtransfer.integrity import CHECKSUMS
 from kvtransfer.transports.registry import NCCL, NIXL, SHM, ZMQ
+from program.settings import setting
+from wire.errors import InvalidSetting
 
 TRANSPORTS = (SHM, ZMQ, NIXL, NCCL)
 ALL = "all"

@@ -21,8 +21,8 @@ from bench.limits.result import Ceiling, Ratio
 from bench.limits.settings import LimitsSettings
 from bench.limits.system import system_limits
 from bench.output_file import require_folder, write_text
-from engine.api.errors import BatonError
 from engine.models.identity import model_name
+from wire.errors import BatonError
 
 _DESCRIPTION = "Measure this machine's ceilings and how close Baton comes to them, in turns."
 _PACKAGES = ("baton-serve", "numpy", "torch", "pyzmq", "aiohttp")

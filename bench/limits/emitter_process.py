@@ -17,13 +17,13 @@ from typing import Any
 import zmq
 
 from bench.child import Worker, serve_parent
-from engine.api.clock import host_clock
-from engine.api.errors import RequestFailed
-from engine.api.layout import KvLayout
-from engine.api.links import LinkSettings
-from engine.api.messages import DECODE, FINISH_LENGTH, Decode, Hello, NodeStatus, TokenEvent
-from engine.service.heartbeat import HeartbeatThread
-from engine.service.router_link import RouterLink
+from node.heartbeat import HeartbeatThread
+from node.router_link import RouterLink
+from program.clock import host_clock
+from wire.errors import RequestFailed
+from wire.layout import KvLayout
+from wire.links import LinkSettings
+from wire.messages import DECODE, FINISH_LENGTH, Decode, Hello, NodeStatus, TokenEvent
 
 MAX_REQUEST_TOKENS = 2**14
 _LAYOUT = KvLayout(dtype="bfloat16", num_layers=1, num_kv_heads=1, head_dim=64, block_size=16)

@@ -23,14 +23,10 @@ import torch
 from bench.child import Worker, serve_parent
 from bench.limits.machine_process import Machine
 from bench.limits.model_shapes import ModelShapes, shapes_of
-from engine.api.errors import RequestFailed
-from engine.api.layout import DTYPE_BYTES
-from engine.api.process import keep_freed_memory
-from engine.api.sampling import DecodingParams
+from device.host import HostStaging
 from engine.attention.base import SequenceShare
 from engine.attention.torch_backend import TorchAttention
 from engine.build import Engine, build_engine
-from engine.device.host import HostStaging
 from engine.models.checkpoint import choose_dtype
 from engine.models.config import load_config
 from engine.models.decoder import TORCH_DTYPES
@@ -38,6 +34,10 @@ from engine.models.identity import find_checkpoint
 from engine.runner.kv_memory import allocate_private
 from engine.scheduler.request import RequestOutput
 from engine.settings import EngineSettings
+from program.process import keep_freed_memory
+from wire.errors import RequestFailed
+from wire.layout import DTYPE_BYTES
+from wire.sampling import DecodingParams
 
 _GREEDY = DecodingParams(temperature=0.0, ignore_eos=True)
 

@@ -23,8 +23,8 @@ from bench.limits.result import Ratio, ratio_of
 from bench.limits.served import baton_target, served_model
 from bench.stats import median, percentile
 from bench.targets.process import RunningTarget
-from engine.api.clock import host_clock
-from engine.api.errors import RequestFailed
+from program.clock import host_clock
+from wire.errors import RequestFailed
 
 _COPIER = "bench.kv.limits_process"
 NUM_OUTPUT_TOKENS = 4

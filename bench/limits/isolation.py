@@ -26,7 +26,7 @@ from bench.limits.served import baton_target, served_model
 from bench.stats import median, percentile
 from bench.targets.process import RunningTarget
 from bench.workload.turns import Conversation
-from engine.api.errors import RequestFailed
+from wire.errors import RequestFailed
 
 _NUM_TRIAL_TOKENS = 48
 _NUM_TRIAL_PROMPTS = 3

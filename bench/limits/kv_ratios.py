@@ -12,9 +12,9 @@ from bench.kv.report import figures
 from bench.kv.settings import KvBenchSettings, plan
 from bench.limits.difference import difference_of
 from bench.limits.result import Ratio
-from engine.api.errors import RequestFailed
 from kvtransfer.integrity import XXH3
 from kvtransfer.transports.registry import SHM
+from wire.errors import RequestFailed
 
 
 def kv_cases(num_rounds: int, cores: str, say: Callable[[str], None], *, quick: bool) -> list[Case]:

@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from engine.api import links
-from engine.api.errors import RequestFailed
-from engine.api.messages import (
+from wire import links
+from wire.errors import RequestFailed
+from wire.messages import (
     NODE_TO_ROUTER,
     ROUTER_TO_NODE,
     Decode,
@@ -34,7 +34,7 @@ from engine.api.messages import (
     Welcome,
     control_identity,
 )
-from engine.api.sampling import DecodingParams
+from wire.sampling import DecodingParams
 
 _HOST = "127.0.0.1"
 _WAIT_S = 20.0

@@ -14,8 +14,8 @@ from typing import Any
 import zmq
 
 from bench.child import Worker, serve_parent
-from engine.api.errors import RequestFailed
-from engine.api.links import LinkSettings, bind, connect, open_socket
+from wire.errors import RequestFailed
+from wire.links import LinkSettings, bind, connect, open_socket
 
 _HOST = "127.0.0.1"
 _WAIT_MS = 20_000

@@ -20,7 +20,7 @@ from bench.limits.receivers import DirectReceiver, Received, receive_streams
 from bench.limits.result import Ratio
 from bench.limits.router_process import RouterProcess
 from bench.stats import median, percentile
-from engine.demo.location import DEMO_MODEL_NAME, checkpoint_path
+from demo.location import DEMO_MODEL_NAME, checkpoint_path
 from engine.models.config import load_config
 from engine.models.identity import model_fingerprint
 from engine.text.tokenizer import Tokenizer

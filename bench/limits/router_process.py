@@ -13,7 +13,7 @@ import sys
 import time
 
 from bench.child import ROOT
-from engine.api.errors import RequestFailed
+from wire.errors import RequestFailed
 
 _TETHER = ROOT / "launch" / "tether.py"
 _READY_S = 30.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from engine.api.errors import InvalidSetting
-from engine.api.settings import setting
+from program.settings import setting
+from wire.errors import InvalidSetting
 
 ENGINE_NAMES = ("memcpy", "read_stream", "gemm", "decode_bw_ratio", "prefill_flop_ratio", "attn_ratio")
 """Ceilings and ratios that are measured in one process with an engine."""

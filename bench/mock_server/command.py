@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from bench.mock_server.schedule import Schedule
 from bench.mock_server.server import MockOptions, mock_server
 from bench.mock_server.settings import MockServerSettings, options_of, schedule_of
-from engine.api.errors import BatonError
-from engine.api.settings import add_flags, check_file_keys, resolve
+from program.settings import add_flags, check_file_keys, resolve
+from wire.errors import BatonError
 
 
 def main(arguments: Sequence[str]) -> int:

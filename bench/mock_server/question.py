@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.api.errors import InvalidRequest
+from wire.errors import InvalidRequest
 
 _DEFAULT_OUTPUT_TOKENS = 16
 

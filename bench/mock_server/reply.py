@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.mock_server.question import Question
 from bench.mock_server.schedule import Answer, FaultKind
-from engine.api.clock import host_clock
+from program.clock import host_clock
 
 DONE = b"data: [DONE]\n\n"
 _FIRST_TOKEN_ID = 100

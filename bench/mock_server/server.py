@@ -24,7 +24,7 @@ from bench.client.clock import sleep_until
 from bench.mock_server.question import read_question
 from bench.mock_server.reply import Reply, sse_event
 from bench.mock_server.schedule import Answer, Fault, FaultKind, Schedule
-from engine.api.errors import InvalidRequest, InvalidSetting
+from wire.errors import InvalidRequest, InvalidSetting
 
 _CLOSE_TIMEOUT_S = 0.1
 _MAX_BODY_BYTES = 64 * 2**20

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from bench.mock_server.schedule import Fault, FaultKind, Steady
 from bench.mock_server.server import MockOptions
-from engine.api.errors import InvalidSetting
-from engine.api.settings import setting
+from program.settings import setting
+from wire.errors import InvalidSetting
 
 NO_FAULT = "none"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from bench.publish.command import main
-from engine.api.errors import BatonError
+from wire.errors import BatonError
 
 if __name__ == "__main__":
     try:

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 @dataclass(frozen=True, slots=True)

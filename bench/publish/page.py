@@ -17,7 +17,7 @@ from bench.report.load import load_result
 from bench.report.page import HOW_TO_READ
 from bench.report.results import KvFile, ResultFile
 from bench.report.sections import section_of
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 PICTURES = "pictures"
 """The folder of pictures beside the page."""

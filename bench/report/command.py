@@ -14,7 +14,7 @@ from bench.report.document import Picture, Section
 from bench.report.load import load_result
 from bench.report.page import page_of
 from bench.report.sections import section_of
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def main(arguments: Sequence[str]) -> int:

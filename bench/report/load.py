@@ -22,7 +22,7 @@ from bench.report.results import (
     SweepFile,
     Target,
 )
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def load_result(path: Path) -> ResultFile:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 _T = TypeVar("_T")
 

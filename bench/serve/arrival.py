@@ -11,7 +11,7 @@ from bench.serve.settings import CONSTANT, POISSON, TRACE, ServeBenchSettings
 from bench.workload.arrivals import constant, from_trace, poisson_or_gamma, ramp
 from bench.workload.dataset_settings import AZURE, MOONCAKE, DatasetSettings
 from bench.workload.turns import Conversation
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 CLOSED_LOOP, ALL_AT_ONCE, RAMP = "closed loop", "all at once", "ramp"
 _TRACES = (MOONCAKE, AZURE)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.serve.settings import ServeBenchSettings
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def prepare_folder(settings: ServeBenchSettings) -> None:

@@ -33,7 +33,7 @@ from bench.workload.dataset_settings import DatasetSettings
 from bench.workload.registry import make_workload
 from bench.workload.turns import Conversation
 from bench.workload.workload import Workload
-from engine.api.settings import as_flags
+from program.settings import as_flags
 
 __all__ = ["RunResult", "as_json", "command_of", "measure", "run_serve_benchmark"]
 

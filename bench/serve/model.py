@@ -6,9 +6,9 @@ from pathlib import Path
 
 from bench.serve.settings import CHAT, ServeBenchSettings
 from bench.workload.vocabulary import Vocabulary, bare_vocabulary, vocabulary_of
-from engine.api.errors import InvalidSetting
-from engine.demo.location import DEMO_MODEL_NAME, checkpoint_path
+from demo.location import DEMO_MODEL_NAME, checkpoint_path
 from engine.models.checkpoint import resolve_checkpoint
+from wire.errors import InvalidSetting
 
 
 def tokenizer_folder(settings: ServeBenchSettings, served: str) -> Path | None:

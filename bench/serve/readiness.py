@@ -21,7 +21,7 @@ from bench.workload.dataset_settings import RANDOM, DatasetSettings
 from bench.workload.registry import make_workload
 from bench.workload.turns import Conversation
 from bench.workload.vocabulary import Vocabulary
-from engine.api.errors import RequestFailed
+from wire.errors import RequestFailed
 
 _PROBE_TIMEOUT_S = 10.0
 _PAUSE_S = 0.25

@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench.serve.slo import SLO_METRICS, parse_slo
-from engine.api.errors import InvalidSetting
-from engine.api.settings import setting
+from program.settings import setting
+from wire.errors import InvalidSetting
 
 CHAT = "openai-chat"
 FAMILIES = ("ttft", "tpot", "itl", "e2el", "max_itl", "ttst")

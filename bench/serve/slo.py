@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from bench.serve.timing import Timing
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 SLO_METRICS = ("ttft", "tpot", "itl", "e2el")
 

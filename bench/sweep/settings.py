@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from bench.sweep.search import Search
 from bench.targets.load import num_prompts_for, parse_rates
-from engine.api.errors import InvalidSetting
-from engine.api.settings import setting
+from program.settings import setting
+from wire.errors import InvalidSetting
 
 _GROUP = "sweep options"
 

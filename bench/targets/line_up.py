@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from bench.targets.process import RunningTarget
 from bench.targets.spec import Target
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 class LineUp(Protocol):

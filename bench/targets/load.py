@@ -14,8 +14,8 @@ from typing import Any, get_type_hints
 from bench.serve.measure import as_json, run_serve_benchmark
 from bench.serve.settings import ServeBenchSettings
 from bench.workload.dataset_settings import DatasetSettings
-from engine.api.errors import InvalidSetting
-from engine.api.settings import as_flags
+from program.settings import as_flags
+from wire.errors import InvalidSetting
 
 _CHOSEN = frozenset(
     {

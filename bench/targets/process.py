@@ -21,7 +21,7 @@ from bench.targets import process_tree
 from bench.targets.readiness import node_counts, why_not_ready
 from bench.targets.spec import Target
 from bench.targets.warden_process import KILL_S
-from engine.api.errors import InvalidSetting, RequestFailed
+from wire.errors import InvalidSetting, RequestFailed
 
 _WARDEN = "bench.targets.warden_process"
 _LOOPBACK = "127.0.0.1"
@@ -119,7 +119,7 @@ class RunningTarget:
         words = list(target.command)
         environment = dict(os.environ)
         if target.is_baton:
-            words = [sys.executable, "-P", "-m", "launch", "serve", *words[2:]]
+            words = [sys.executable, "-P", "-m", "baton", "serve", *words[2:]]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
         if not target.url:
             words.append(f"--port={self.url.rpartition(':')[2]}")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.api.errors import RequestFailed
+from wire.errors import RequestFailed
 
 _PROC = Path("/proc")
 _LOOK_AGAIN_S = 0.01  # /proc tells nobody that it changed

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.child import serve_parent
 from bench.targets.process_tree import end_tree
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 KILL_S = 10.0
 """What the kernel gets to clear it away after SIGKILL."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bench.workload.seeds import generator
 from bench.workload.turns import Conversation
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 RampStrategy = Literal["linear", "exponential"]
 

@@ -16,7 +16,7 @@ from bench.workload.passages import first_turn
 from bench.workload.turns import Conversation
 from bench.workload.vocabulary import Vocabulary
 from bench.workload.workload import Workload, described
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def make(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine.api.errors import InvalidSetting
-from engine.api.settings import setting
+from program.settings import setting
+from wire.errors import InvalidSetting
 
 RANDOM = "random"
 PREFIX_REPETITION = "prefix_repetition"

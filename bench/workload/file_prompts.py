@@ -11,7 +11,7 @@ from bench.workload.passages import Passage
 from bench.workload.seeds import generator
 from bench.workload.turns import Conversation
 from bench.workload.vocabulary import Vocabulary
-from engine.api.errors import InvalidRequest, InvalidSetting
+from wire.errors import InvalidRequest, InvalidSetting
 
 
 def check_has_text(settings: DatasetSettings, vocabulary: Vocabulary) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.workload.dataset_settings import MAX_TOKENS, DatasetSettings
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 _MAX_NUMBER = 10**15
 TRACES = Path(__file__).resolve().parents[1] / "traces"

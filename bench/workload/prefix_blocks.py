@@ -13,7 +13,7 @@ import numpy as np
 from bench.workload.passages import draw_ids
 from bench.workload.seeds import generator
 from bench.workload.vocabulary import Vocabulary
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 _MAX_TRIES = 100
 

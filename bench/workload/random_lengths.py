@@ -11,7 +11,7 @@ from bench.workload.seeds import generator
 from bench.workload.turns import Conversation
 from bench.workload.vocabulary import Vocabulary
 from bench.workload.workload import Workload, described
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def make(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:

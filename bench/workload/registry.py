@@ -20,7 +20,7 @@ from bench.workload.dataset_settings import (
 )
 from bench.workload.vocabulary import Vocabulary
 from bench.workload.workload import Workload
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 __all__ = ["Workload", "make_workload"]
 

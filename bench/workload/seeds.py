@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def generator(seed: int, use: str) -> np.random.Generator:

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.workload.dataset_settings import MAX_TOKENS
 from bench.workload.files import DataFile, field_of, json_lines, num_tokens_in, number_in
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 HASH_BLOCK_TOKENS = 512
 """Tokens of the prompt that one of Mooncake's `hash_ids` stands for."""

@@ -18,7 +18,7 @@ from bench.workload.trace_rows import HASH_BLOCK_TOKENS, TraceRow, azure_rows, m
 from bench.workload.turns import Conversation
 from bench.workload.vocabulary import Vocabulary
 from bench.workload.workload import Workload, described
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 MOONCAKE_SAMPLE = "mooncake_conversation_2000.jsonl"
 AZURE_SAMPLE = "azure2023_conv_2000.csv"

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from engine.api.errors import InvalidSetting
 from engine.text.tokenizer import Tokenizer
+from wire.errors import InvalidSetting
 
 # trying a candidate costs 10 to 20 us; a few thousand are enough for prompts that differ
 _MAX_DRAWN = 4096

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
-from engine.device.base import Staging
+from device.base import Staging
 
 LayerStored: TypeAlias = Callable[[], None]
 """Called as often as the model has layers, each time when the KV of one more of them will not change any more in the

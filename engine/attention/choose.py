@@ -14,12 +14,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from engine.api.errors import InvalidSetting
+from device.base import Device, DeviceFailed
 from engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
 from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls, load_flashinfer
 from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes, unsupported_reason
 from engine.attention.torch_backend import TorchAttention
-from engine.device.base import Device, DeviceFailed
+from wire.errors import InvalidSetting
 
 AUTO, FLASHINFER, TORCH = "auto", "flashinfer", "torch"
 _TRIED_BLOCK_SIZE = 16

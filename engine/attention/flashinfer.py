@@ -44,10 +44,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from device.base import Array, Staging
 from engine.attention.base import LayerStored, SequenceShare
 from engine.attention.flashinfer_limits import GRAPH_INT_WORKSPACE_BYTES, uses_tensor_cores
 from engine.cache.block_pool import BlockTable, pack_blocks
-from engine.device.base import Array, Staging
 
 _LAYOUT = "HND"
 

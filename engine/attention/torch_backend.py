@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from device.base import Staging
 from engine.attention.base import LayerStored, SequenceShare
-from engine.device.base import Staging
 
 _QUERY_TILE = 128
 

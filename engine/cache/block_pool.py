@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import TypeAlias
 
-from engine.api.errors import Overloaded
+from wire.errors import Overloaded
 
 _MAX_EXTRA = 64
 

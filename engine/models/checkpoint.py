@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.api.errors import InvalidSetting, ModelLoadError
 from engine.models.config import ModelConfig
+from wire.errors import InvalidSetting, ModelLoadError
 
 DTYPES = ("bfloat16", "float16", "float32")
 """The dtypes a model can be computed in."""

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.api.errors import ModelLoadError
 from engine.models.registry import Family, family_of
+from wire.errors import ModelLoadError
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 

@@ -9,7 +9,7 @@ import json
 from hashlib import blake2b
 from pathlib import Path
 
-from engine.demo.location import DEMO_MODEL_NAME, checkpoint_path
+from demo.location import DEMO_MODEL_NAME, checkpoint_path
 from engine.models.checkpoint import resolve_checkpoint
 from engine.models.config import ModelConfig, architecture_facts
 from engine.models.weights import weights_digest

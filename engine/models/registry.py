@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.api.errors import ModelLoadError
+from wire.errors import ModelLoadError
 
 WindowRule = Literal["never", "every_layer", "by_layer_type"]
 """Which layers look back only a window: none of them, all of them, or those that `layer_types` (or

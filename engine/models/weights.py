@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 from safetensors import SafetensorError, safe_open
 
-from engine.api.errors import ModelLoadError
 from engine.models.config import ModelConfig
+from wire.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from torch import Tensor

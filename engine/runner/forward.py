@@ -14,8 +14,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from device.base import Staging
 from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
-from engine.device.base import Staging
 from engine.models.decoder import Decoder
 from engine.runner.inputs import StepInputs, fill_pending
 

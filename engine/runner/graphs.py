@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from device.base import Array, Device, Graph, Staging
 from engine.attention.base import AttentionBackend, SequenceShare
-from engine.device.base import Array, Device, Graph, Staging
 from engine.models.decoder import Decoder
 from engine.runner.forward import DueRows
 from engine.runner.inputs import StepInputs, fill_pending

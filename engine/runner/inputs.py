@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.errors import BatonError
-from engine.device.base import Array
+from device.base import Array
 from engine.scheduler.request import PENDING_TOKEN, RequestKey, Step
+from wire.errors import BatonError
 
 
 class TokenUnknown(BatonError):

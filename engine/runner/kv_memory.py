@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.api.layout import KvLayout
 from engine.models.decoder import TORCH_DTYPES
+from wire.layout import KvLayout
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 KvAllocator: TypeAlias = Callable[[int], ByteArray]

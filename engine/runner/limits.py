@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from device.staging import ALIGNMENT, staged_bytes
 from engine.attention.base import attention_staging_bytes
-from engine.device.staging import ALIGNMENT, staged_bytes
 from engine.runner.sampling_plan import sampling_bytes
 
 

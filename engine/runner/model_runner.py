@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.api.sampling import DecodingParams
+from device.base import Arrival, Device
 from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
-from engine.device.base import Arrival, Device
 from engine.models.decoder import Decoder
 from engine.runner.base import RunningStep
 from engine.runner.forward import DueRows, Forward, stage_eager
@@ -28,6 +27,7 @@ from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import SamplingPlan
 from engine.scheduler.request import RequestKey, SampledToken, ScheduledRequest, Step
+from wire.sampling import DecodingParams
 
 
 @dataclass(frozen=True, slots=True)

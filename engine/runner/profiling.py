@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.api.sampling import MAX_TOP_LOGPROBS, DecodingParams
+from device.base import Device
 from engine.attention.base import Attention
-from engine.device.base import Device
 from engine.models.decoder import Decoder
 from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.sampler import Sampler
 from engine.scheduler.request import RequestKey
+from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
 
 _HARDEST = DecodingParams(top_p=0.9, min_p=0.01, seed=0, logprobs=MAX_TOP_LOGPROBS)
 

@@ -24,9 +24,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.api.sampling import MAX_TOP_LOGPROBS
-from engine.device.base import Staging
+from device.base import Staging
 from engine.runner.sampling_plan import NARROW_WIDTH, Changes, DrawGroup, SampledRequest, SamplingPlan, plan_sampling
+from wire.sampling import MAX_TOP_LOGPROBS
 
 _LARGEST_LOGIT = torch.finfo(torch.float32).max
 _HOST_PASS_ELEMENTS = 1 << 16

@@ -28,11 +28,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.messages import TokenLogprobs
-from engine.api.sampling import DecodingParams
-from engine.device.base import Array, Staging
-from engine.device.staging import staged_bytes
+from device.base import Array, Staging
+from device.staging import staged_bytes
 from engine.scheduler.request import PENDING_TOKEN, RequestKey, SampledToken
+from wire.messages import TokenLogprobs
+from wire.sampling import DecodingParams
 
 CHANGE_BYTES = 4 * 2**20
 """Room in staging memory for the changed logits of a step, some 350,000 of them."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from engine.api.messages import TokenLogprobs
-from engine.api.sampling import DecodingParams
 from engine.cache.block_pool import BlockTable, pack_blocks
+from wire.messages import TokenLogprobs
+from wire.sampling import DecodingParams
 
 RequestKey: TypeAlias = Hashable
 

@@ -30,8 +30,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from engine.api.errors import ContextLengthExceeded, InvalidRequest, Overloaded
-from engine.api.messages import FINISH_LENGTH, FINISH_STOP
 from engine.cache.block_pool import BlockPool, BlockTable, pack_blocks
 from engine.cache.hashing import extend_hashes
 from engine.scheduler.request import (
@@ -43,6 +41,8 @@ from engine.scheduler.request import (
     ScheduledRequest,
     Step,
 )
+from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from wire.messages import FINISH_LENGTH, FINISH_STOP
 
 _ARRIVAL = attrgetter("arrival")
 

@@ -21,8 +21,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from engine.api.errors import InvalidRequest, ModelLoadError
 from engine.text.checkpoint_files import TOKENIZER_CONFIG, SpecialTokens, read_json, read_text
+from wire.errors import InvalidRequest, ModelLoadError
 
 ALLOWED_VARIABLES = frozenset(
     {

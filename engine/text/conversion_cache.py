@@ -15,8 +15,8 @@ from hashlib import blake2b
 from importlib import metadata
 from pathlib import Path
 
-from engine.api.errors import ModelLoadError
 from engine.text import convert
+from wire.errors import ModelLoadError
 
 CONVERSION_TIMEOUT_S = 300
 _SOURCE_PATTERNS = ("*.model", "*.tiktoken", "vocab.*", "merges.txt", "tekken.json")

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.api.errors import InvalidRequest
+from wire.errors import InvalidRequest
 
 _ROOT = 0
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Protocol
 
-from engine.api.errors import ModelLoadError
+from wire.errors import ModelLoadError
 
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

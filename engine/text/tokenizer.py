@@ -18,7 +18,6 @@ from pathlib import Path
 
 import tokenizers
 
-from engine.api.errors import InvalidRequest, ModelLoadError
 from engine.text.checkpoint_files import SpecialTokens, read_json
 from engine.text.conversion_cache import find_tokenizer_file
 from engine.text.token_decoder import (
@@ -31,6 +30,7 @@ from engine.text.token_decoder import (
     byte_level_bytes,
     fallback_byte,
 )
+from wire.errors import InvalidRequest, ModelLoadError
 
 
 class Tokenizer:

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zmq
 
-from engine.api.errors import InvalidSetting, Refused, TransferFailed
-from engine.api.links import LinkSettings
 from kvtransfer.host import shares_memory
 from kvtransfer.messages import Endpoint, PeerHello, ProcessIdentity
 from kvtransfer.pool import HostPool, Pool
 from kvtransfer.transports.base import Blocks, Receiver, Sender
 from kvtransfer.transports.segment import Segment, sweep_orphans
+from wire.errors import InvalidSetting, Refused, TransferFailed
+from wire.links import LinkSettings
 
 if TYPE_CHECKING:
-    from kvtransfer.transports.nixl import NixlSenders
+    from kvtransfer.transports.nixl.transport import NixlSenders
 
 AUTO, SHM, ZMQ, NIXL, NCCL = "auto", "shm", "zmq", "nixl", "nccl"
 SLOTS = "shm_slots"
@@ -147,7 +147,7 @@ def _host_receivers(settings: TransportSettings, memory: PoolMemory, pool: Pool)
         return ShmReceiver(_required(segment))
 
     def nixl() -> Receiver:
-        from kvtransfer.transports.nixl import NixlReceiver
+        from kvtransfer.transports.nixl.transport import NixlReceiver
 
         return NixlReceiver(_required(segment), pool.num_blocks, pool.block_bytes, settings.host)
 
@@ -165,7 +165,7 @@ def _device_receivers(settings: TransportSettings, pool: Pool) -> dict[str, Call
         return SlotsReceiver(settings.context, settings.host, pool, settings.links)
 
     def nixl() -> Receiver:
-        from kvtransfer.transports.nixl import NixlReceiver
+        from kvtransfer.transports.nixl.transport import NixlReceiver
 
         return NixlReceiver.for_device(pool.memory, settings.host)
 
@@ -181,7 +181,7 @@ def _any_receivers(settings: TransportSettings, pool: Pool) -> dict[str, Callabl
         return ZmqReceiver(settings.context, settings.host, pool, settings.links)
 
     def nccl() -> Receiver:
-        from kvtransfer.transports.nccl import NcclReceiver
+        from kvtransfer.transports.nccl.transport import NcclReceiver
 
         return NcclReceiver(settings.context, settings.host, pool.memory, settings.links)
 
@@ -216,7 +216,7 @@ class SenderFactory:
             sweep_orphans()
 
     def _open_nixl_senders(self, memory: PoolMemory) -> NixlSenders:
-        from kvtransfer.transports.nixl import NixlSenders
+        from kvtransfer.transports.nixl.transport import NixlSenders
 
         pool = self._pool
         if pool.is_device:
@@ -285,6 +285,6 @@ class SenderFactory:
         return self._nixl.open(endpoint, hello.num_blocks)
 
     def _open_nccl(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
-        from kvtransfer.transports.nccl import NcclSender
+        from kvtransfer.transports.nccl.transport import NcclSender
 
         return NcclSender(self._settings.context, endpoint, self._pool.memory, self._settings.links)

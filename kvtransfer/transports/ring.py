@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.api.errors import TransferFailed
 from kvtransfer.pool import Pin, Pool
 from kvtransfer.transports.base import Blocks
 from kvtransfer.transports.segment import FOLDER, SEGMENT_NAME, Segment
+from wire.errors import TransferFailed
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.api.errors import TransferFailed
 from kvtransfer.layout import coalesce
 from kvtransfer.messages import Endpoint, HandoffKey, ProcessIdentity
 from kvtransfer.transports.base import Arrival, Blocks, Move
 from kvtransfer.transports.segment import FOLDER, SEGMENT_NAME, Segment
+from wire.errors import TransferFailed
 
 NAME = "shm"
 _PIECE_BYTES = 2**20

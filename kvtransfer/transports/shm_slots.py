@@ -32,15 +32,15 @@ from typing import Annotated, Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from engine.api import links
-from engine.api.codec import BlockIds, Bounds, Codec, Length, U64s
-from engine.api.errors import BatonError, InvalidSetting, TransferFailed
 from kvtransfer.layout import coalesce
 from kvtransfer.messages import Endpoint, HandoffKey, HandoffName, ProcessIdentity
 from kvtransfer.pool import Pool
 from kvtransfer.transports.announced import GrantedWriter
 from kvtransfer.transports.base import Move
 from kvtransfer.transports.ring import OwnRing, PeerRing, RingShape
+from wire import links
+from wire.codec import BlockIds, Bounds, Codec, Length, U64s
+from wire.errors import BatonError, InvalidSetting, TransferFailed
 
 NAME = "shm_slots"
 _SLOT_BYTES = 4 * 2**20

@@ -27,13 +27,13 @@ import numpy as np
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from engine.api import links
-from engine.api.codec import BlockIds, Bounds, Codec, U64s
-from engine.api.errors import BatonError, InvalidSetting, TransferFailed
 from kvtransfer.messages import Endpoint, HandoffKey, HandoffName, ProcessIdentity
 from kvtransfer.pool import Lent, Pool
 from kvtransfer.transports.announced import GrantedWriter
 from kvtransfer.transports.base import Move
+from wire import links
+from wire.codec import BlockIds, Bounds, Codec, U64s
+from wire.errors import BatonError, InvalidSetting, TransferFailed
 
 NAME = "zmq"
 _PIECE_BYTES = 2**20

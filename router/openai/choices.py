@@ -15,13 +15,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from engine.api.sampling import DecodingParams
 from engine.text.tokenizer import Tokenizer
 from router.journal import Journal
 from router.metrics import RequestTimer, RouterMetrics
 from router.openai.responses import Usage
 from router.openai.text_stream import ChoiceText, TextDelta, TextOptions
 from router.relay import Relay
+from wire.sampling import DecodingParams
 
 _MAX_QUEUED_DELTAS = 256
 

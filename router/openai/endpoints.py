@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 
 from aiohttp import web
 
-from engine.api.clock import now_us
-from engine.api.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded, UnsupportedMediaType
+from program.clock import now_us
 from router.metrics import RouterMetrics
 from router.openai.choices import Answer, generate, make_answer
 from router.openai.prompts import PromptMaker
@@ -42,6 +41,7 @@ from router.openai.schemas import ChatCompletionRequest, CompletionRequest, pars
 from router.openai.text_stream import TextDelta, join_deltas
 from router.relay import Relay
 from router.timings import ClientTimes, timings_of
+from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded, UnsupportedMediaType
 
 BODY_TIMEOUT_S = 30.0
 WRITE_TIMEOUT_S = 30.0

@@ -1,7 +1,7 @@
 """What a client is told when something goes wrong: the one table from error class to HTTP, and the one envelope.
 
 Every answer that is not a success has the body `{"error": {"message", "type", "param", "code"}}`. The codes come from
-`engine.api.errors` and never change. Invariant: an error that is not the client's carries no detail of ours, because
+`wire.errors` and never change. Invariant: an error that is not the client's carries no detail of ours, because
 its message may name addresses, files or other requests.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.api.errors import (
+from wire.errors import (
     BatonError,
     ContextLengthExceeded,
     DeadlineExceeded,

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from engine.api.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from engine.text.chat_template import ALLOWED_VARIABLES
 from router.openai.strict_json import shown
+from wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 
 MAX_TEXT_CHARS = 1_048_576
 MAX_PROMPTS = 128

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from engine.api.errors import InvalidRequest
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest
+from wire.errors import InvalidRequest
 
 _MAX_INLINE_CHARS = 4096
 _TIMEOUT_S = 10.0

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, Protocol
 
-from engine.api.messages import HandoffFigures
 from router.openai.errors import error_body
 from router.openai.text_stream import TextDelta, TokenChance, TokenEntry
 from router.timings import Timings
+from wire.messages import HandoffFigures
 
 SSE_DONE = b"data: [DONE]\n\n"
 LOWEST_LOGPROB = -9999.0

@@ -25,8 +25,6 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from engine.api.errors import InvalidRequest, UnsupportedMediaType
-from engine.api.sampling import DecodingParams, check_stop_strings
 from router.openai.fields import (
     FIELD_ERROR,
     MAX_TEXT_CHARS,
@@ -45,6 +43,8 @@ from router.openai.fields import (
 from router.openai.strict_json import member_path, parse_object, shown
 from router.openai.text_stream import TextOptions
 from router.openai.unsupported import CHAT, COMMON, COMPLETION, MESSAGE, STREAM_OPTIONS, Table, is_harmless
+from wire.errors import InvalidRequest, UnsupportedMediaType
+from wire.sampling import DecodingParams, check_stop_strings
 
 MAX_MODEL_NAME = 512
 MAX_MESSAGES = 2048

@@ -12,7 +12,7 @@ import json
 import math
 from typing import Any
 
-from engine.api.errors import InvalidRequest
+from wire.errors import InvalidRequest
 
 MAX_DEPTH = 64
 MAX_INTEGER = 2**64

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from engine.api.errors import InvalidMessage
-from engine.api.messages import FINISH_STOP, TokenLogprobs
 from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.stop_strings import StopStringMatcher
 from engine.text.tokenizer import Tokenizer
+from wire.errors import InvalidMessage
+from wire.messages import FINISH_STOP, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

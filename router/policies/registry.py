@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.api.errors import InvalidSetting
 from router.policies.base import Policy
 from router.policies.least_loaded import LeastLoaded
 from router.policies.prefix import Prefix
 from router.policies.round_robin import RoundRobin
+from wire.errors import InvalidSetting
 
 
 def make_policy(name: str) -> Policy:

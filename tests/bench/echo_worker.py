@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from bench.child import serve_parent
-from engine.api.errors import TransferFailed
+from wire.errors import TransferFailed
 
 
 class EchoWorker:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.child import ROOT, Child
-from engine.api.errors import RequestFailed
+from wire.errors import RequestFailed
 
 ECHO = "tests.bench.echo_worker"
 STARTS_A_CHILD = f"""

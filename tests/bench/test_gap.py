@@ -6,7 +6,7 @@ import pytest
 
 from bench.client.outcome import Outcome
 from bench.gap import describe, main
-from engine.api.errors import InvalidSetting, RequestFailed
+from wire.errors import InvalidSetting, RequestFailed
 
 
 def stream(first_gap_s: float, gap_s: float, exposed_ms: float | None = None) -> Outcome:

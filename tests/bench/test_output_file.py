@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.output_file import require_folder, write_text
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def test_a_file_that_can_be_written_is(tmp_path: Path) -> None:

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from engine.api.clock import now_us
-from engine.api.errors import ContextLengthExceeded, InvalidMessage, TransferFailed
-from engine.api.messages import PrefillPeer
 from kvtransfer.messages import Commit, HandoffKey
 from kvtransfer.transports.base import Move
-from kvtransfer.transports.loopback import Fault
+from program.clock import now_us
 from tests.kvtransfer.legs import Relay, open_relay, undisturbed
+from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import NUM_BLOCKS
 from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S, key_of
+from wire.errors import ContextLengthExceeded, InvalidMessage, TransferFailed
+from wire.messages import PrefillPeer
 
 KEY = key_of(1)
 PROMPT = list(range(18))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.errors import InvalidSetting
-from engine.api.layout import KvLayout
 from engine.capacity import Capacity, chosen_num_blocks, device_num_blocks, find_capacity, host_num_blocks
 from engine.models.config import ModelConfig, load_config
 from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
+from wire.errors import InvalidSetting
+from wire.layout import KvLayout
 
 LAYOUT = KvLayout("float32", num_layers=2, num_kv_heads=2, head_dim=16, block_size=16)
 

@@ -8,8 +8,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.api.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting
-from engine.api.sampling import DecodingParams
 from engine.attention.base import LayerStored
 from engine.build import Engine, build_engine
 from engine.cache.block_pool import BlockPool
@@ -20,6 +18,8 @@ from engine.scheduler.request import RequestKey, RequestOutput, SampledToken, St
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
+from wire.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting
+from wire.sampling import DecodingParams
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 BLOCK_SIZE = 8

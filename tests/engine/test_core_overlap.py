@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.api.sampling import DecodingParams
+from device.base import DeviceFailed
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore, StepFailed
-from engine.device.base import DeviceFailed
 from engine.scheduler.request import PENDING_TOKEN, RequestKey, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.engine.test_core import note, num_held, run
+from wire.sampling import DecodingParams
 
 EOS = 0
 ENDLESS = DecodingParams(temperature=0, max_tokens=12, ignore_eos=True)

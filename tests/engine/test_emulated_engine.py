@@ -17,18 +17,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api.sampling import DecodingParams
+from device.base import Device
+from device.emulated import EmulatedDevice, EmulatedGraph
 from engine.attention.choose import AttentionChoice, AttentionShape
 from engine.attention.flashinfer import FlashInferAttention
 from engine.attention.flashinfer_limits import float_workspace_bytes
 from engine.build import Engine, build_engine
 from engine.core import EngineCore
-from engine.device.base import Device
-from engine.device.emulated import EmulatedDevice, EmulatedGraph
 from engine.runner.kv_memory import allocate_private
 from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
 from tests.engine.attention import flashinfer_stand_in as stand_in
+from wire.sampling import DecodingParams
 
 MAX_NUM_SEQS = 6
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine import LLM, SamplingParams
-from engine.api.errors import InvalidRequest
+from baton import LLM, SamplingParams
 from tests.checkpoints import make_checkpoint
+from wire.errors import InvalidRequest
 
 PROMPTS = ["The quick brown fox", "Once upon a time there was", "1 + 1 ="]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
@@ -86,5 +86,5 @@ def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
 
 
 def test_importing_the_package_imports_no_torch() -> None:
-    code = "import engine, engine.api.sampling, sys; sys.exit('torch' in sys.modules)"
+    code = "import engine, wire.sampling, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0

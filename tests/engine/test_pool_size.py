@@ -12,17 +12,17 @@ from unittest import mock
 import pytest
 import torch
 
+from device.host import HostDevice
+from device.memory import MemoryReading
 from engine import build
-from engine.api.errors import InvalidSetting
 from engine.attention.choose import AttentionChoice
 from engine.capacity import find_capacity
-from engine.device.host import HostDevice
-from engine.device.memory import MemoryReading
 from engine.models.config import load_config
 from engine.runner.limits import RunnerLimits, graph_sizes
 from engine.runner.profiling import profile
 from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
+from wire.errors import InvalidSetting
 
 MIB = 2**20
 SETTINGS = EngineSettings(block_size=16, max_num_seqs=64, max_num_batched_tokens=64, gpu_memory_utilization=0.5)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.device.base import Device
-from engine.device.choose import open_device
+from device.base import Device
+from device.choose import open_device
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

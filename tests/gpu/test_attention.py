@@ -16,7 +16,7 @@ from bench.gpu_check.attention_process import (
     make_inputs,
     torch_backend,
 )
-from engine.device.base import Device
+from device.base import Device
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)

@@ -12,8 +12,8 @@ from bench.gpu_check.device_process import (
     sample,
     sampler_differences,
 )
-from engine.device.base import Device
-from engine.device.host import HostDevice
+from device.base import Device
+from device.host import HostDevice
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)

@@ -13,7 +13,7 @@ from bench.gpu_check.operations_process import (
     make_operands,
     operation_errors,
 )
-from engine.device.base import Device
+from device.base import Device
 from engine.models.ops import TorchOps, choose_ops
 
 if not torch.cuda.is_available():

@@ -12,23 +12,23 @@ import zmq
 
 from decode_node.leg import DecodeLeg, ReceivingNotices
 from decode_node.leg import Notice as ReceivingNotice
-from engine.api.errors import BatonError
-from engine.api.messages import Decode, Prefill, PrefillPeer, StepTimes, TokenEvent
-from engine.api.sampling import DecodingParams
 from engine.core import EngineCore, StepFailed
-from engine.service.loop import AttemptKey
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.pool import HostPool
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sending import SendingSide, open_listener
 from kvtransfer.thread import Side, TransferThread
-from kvtransfer.transports.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
+from node.loop import AttemptKey
 from prefill_node.leg import Notice as SendingNotice
 from prefill_node.leg import PrefillLeg, SendingNotices
+from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
 from tests.kvtransfer.oracle import OracleRunner, make_core
 from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, Echo, LossyLink, empty_blocks, receiving_facts, sending_facts
 from tests.kvtransfer.pools import LAYOUT, LEASE_S
+from wire.errors import BatonError
+from wire.messages import Decode, Prefill, PrefillPeer, StepTimes, TokenEvent
+from wire.sampling import DecodingParams
 
 _DEADLINE_S = 10.0
 

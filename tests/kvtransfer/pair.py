@@ -15,9 +15,6 @@ from typing import Any, cast
 import numpy as np
 import zmq
 
-from engine.api.errors import BatonError
-from engine.api.links import LinkSettings
-from engine.api.messages import PrefillPeer
 from kvtransfer.host import this_process
 from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER, HandoffKey, ProcessIdentity
 from kvtransfer.pool import HostPool
@@ -25,18 +22,21 @@ from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingFacts, ReceivingSide
 from kvtransfer.sending import SenderOpener, SendingFacts, SendingSide, open_listener
 from kvtransfer.transports.base import Blocks, Receiver
-from kvtransfer.transports.loopback import (
+from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings
+from kvtransfer.transports.segment import Segment
+from kvtransfer.transports.shm import ShmReceiver
+from kvtransfer.transports.tcp_zmq import ZmqReceiver
+from tests.kvtransfer.loopback import (
     FaultPlan,
     LoopbackNetwork,
     LoopbackOpener,
     LoopbackReceiver,
     without_faults,
 )
-from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings
-from kvtransfer.transports.segment import Segment
-from kvtransfer.transports.shm import ShmReceiver
-from kvtransfer.transports.tcp_zmq import ZmqReceiver
 from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT, LEASE_S, DecodePool, PrefillPool, digest_of, first_token
+from wire.errors import BatonError
+from wire.links import LinkSettings
+from wire.messages import PrefillPeer
 
 SETTINGS = LinkSettings()
 MAILBOX, MEMORY, SHM, ZMQ = "loopback mailbox", "loopback memory", "shm", "zmq"

@@ -11,12 +11,12 @@ from hashlib import blake2b
 
 import numpy as np
 
-from engine.api.layout import KvLayout
-from engine.api.messages import HandoffFigures, TokenEvent
 from engine.cache.block_pool import BlockPool
 from kvtransfer.messages import HandoffKey
 from kvtransfer.receiving import Incoming
 from kvtransfer.transports.base import Blocks
+from wire.layout import KvLayout
+from wire.messages import HandoffFigures, TokenEvent
 
 LAYOUT = KvLayout(dtype="float32", num_layers=1, num_kv_heads=1, head_dim=4, block_size=4)
 BLOCK_SIZE, BLOCK_BYTES = LAYOUT.block_size, LAYOUT.block_bytes

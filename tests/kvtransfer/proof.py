@@ -25,8 +25,8 @@ from kvtransfer.messages import Endpoint, HandoffKey
 from kvtransfer.pool import HostPool
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.transports.base import Blocks, Move
-from kvtransfer.transports.loopback import Fault, LoopbackNetwork, without_faults
 from kvtransfer.transports.tcp_zmq import ZmqReceiver
+from tests.kvtransfer.loopback import Fault, LoopbackNetwork, without_faults
 from tests.kvtransfer.pair import (
     MAILBOX,
     MEMORY,

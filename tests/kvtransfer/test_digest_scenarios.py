@@ -15,8 +15,8 @@ import pytest
 
 from kvtransfer.messages import Commit, HandoffKey
 from kvtransfer.transports.base import Move
-from kvtransfer.transports.loopback import Fault
 from tests.kvtransfer.legs import Relay, open_relay, undisturbed
+from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE, key_of
 
 _NUM_PROMPTS = 12

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.api.errors import InvalidSetting
 from kvtransfer import dot64
 from kvtransfer.device_pool import DevicePool
 from kvtransfer.integrity import AUTO, DOT64, NONE, XXH3, resolve
 from kvtransfer.pool import Checksums, HostPool, Pending
 from kvtransfer.transports.base import Blocks
+from wire.errors import InvalidSetting
 
 _SIZE = 1024
 

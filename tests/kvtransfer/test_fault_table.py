@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from engine.api.messages import PrefillPeer
 from kvtransfer.messages import (
     RECEIVER_TO_SENDER,
     SENDER_TO_RECEIVER,
@@ -29,11 +28,12 @@ from kvtransfer.messages import (
 )
 from kvtransfer.receiving import FENCE_AFTER_S
 from kvtransfer.transports.base import Move
-from kvtransfer.transports.loopback import Fault, LoopbackReceiver
+from tests.kvtransfer.loopback import Fault, LoopbackReceiver
 from tests.kvtransfer.pair import MAILBOX, MEMORY, TRANSPORTS, ZMQ, Pair, open_pair, receiving_facts, sending_facts
 from tests.kvtransfer.pools import BLOCK_BYTES, FREE_BYTE, LEASE_S, first_token, key_of
 from tests.kvtransfer.proof import BLOCK_BITS, Frames, count_alarms, count_flips, open_relayed_pair
 from tests.kvtransfer.world import NUM_LAYERS, TRANSIT_S, Kind, World, patches
+from wire.messages import PrefillPeer
 
 KEY = key_of(1)
 _NUM_TOKENS = 18  # four blocks and a half

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import InvalidSetting
 from kvtransfer.host import this_process
 from kvtransfer.messages import (
     Commit,
@@ -27,7 +26,7 @@ from kvtransfer.messages import (
 )
 from kvtransfer.sending import SendingFacts
 from kvtransfer.transports.base import Move
-from kvtransfer.transports.loopback import Fault
+from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import (
     MAILBOX,
     MEMORY,
@@ -44,6 +43,7 @@ from tests.kvtransfer.pair import (
     sending_facts,
 )
 from tests.kvtransfer.pools import BLOCK_BYTES, LEASE_S, digest_of, first_token, key_of
+from wire.errors import InvalidSetting
 
 KEY = key_of(1)
 _NUM_TOKENS = 18  # four blocks and a half

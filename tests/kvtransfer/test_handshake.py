@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 import zmq
 
-from engine.api import codec
-from engine.api.errors import Refused
-from engine.api.layout import KvLayout
 from kvtransfer.messages import SENDER_TO_RECEIVER, Endpoint, PeerHello, PeerWelcome
 from kvtransfer.pool import HostPool
 from kvtransfer.receiving import ReceivingFacts
@@ -28,6 +25,9 @@ from tests.kvtransfer.pair import (
     sending_facts,
 )
 from tests.kvtransfer.pools import LAYOUT, key_of
+from wire import codec
+from wire.errors import Refused
+from wire.layout import KvLayout
 
 KEY = key_of(1)
 

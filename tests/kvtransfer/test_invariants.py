@@ -23,7 +23,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from engine.api.messages import PrefillPeer
 from engine.cache.block_pool import NoFreeBlocks
 from kvtransfer.messages import (
     Commit,
@@ -41,10 +40,11 @@ from kvtransfer.messages import (
 )
 from kvtransfer.thread import TransferThread
 from kvtransfer.transports.base import Move
-from kvtransfer.transports.loopback import Fault
+from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import MEMORY, NUM_BLOCKS, RECEIVER_EPOCH, DecodeNode, PrefillNode, open_pair
 from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S, key_of
 from tests.kvtransfer.world import NUM_LAYERS, TRANSIT_S, Kind, World, patches
+from wire.messages import PrefillPeer
 
 KEY = key_of(1)
 _MESSAGES = (Grant, Commit, Release, Revoke, Revoked, Renew, Resend, Pushed, PeerHello, PeerWelcome, PeerRefusal)

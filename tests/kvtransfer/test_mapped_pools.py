@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kvtransfer.receiving import FENCE_AFTER_S
-from kvtransfer.transports.loopback import Fault
+from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pools import key_of
 from tests.kvtransfer.world import TRANSIT_S, Kind, World, patches
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import xxhash
 
-from engine.api.errors import TransferFailed
 from kvtransfer.integrity import DOT64, NONE, block_checksum
 from kvtransfer.layers import LayerProgress
 from kvtransfer.messages import HandoffKey, ProcessIdentity
@@ -16,6 +15,7 @@ from kvtransfer.pusher import CONNECT_S, STANDSTILL_S, Pusher, PushJob, PushRepo
 from kvtransfer.transports.base import Blocks, Move
 from tests.kvtransfer.late_queue import late_pool
 from tests.kvtransfer.pools import key_of
+from wire.errors import TransferFailed
 
 _BLOCK_BYTES = 128
 

@@ -14,7 +14,7 @@ import pytest
 from engine.cache.block_pool import NoFreeBlocks
 from kvtransfer.messages import HandoffKey
 from kvtransfer.transports.base import Move
-from kvtransfer.transports.loopback import Fault
+from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import RECEIVER_EPOCH
 from tests.kvtransfer.pools import BLOCK_SIZE, key_of
 from tests.kvtransfer.world import HANDSHAKE, TRANSIT_S, Kind, World, flipped, patches

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import RequestFailed
 from kvtransfer.thread import MAX_IDLE_S, TransferThread
+from wire.errors import RequestFailed
 
 
 class RecordingSide:

@@ -23,11 +23,11 @@ import msgpack
 import pytest
 import xxhash
 
-from engine.api.codec import PROTOCOL_VERSION, Bounds, Codec, Length, Packed
-from engine.api.errors import InvalidMessage, Refused
-from engine.api.layout import DTYPE_BYTES, KvLayout
 from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER
 from kvtransfer.transports.tcp_zmq import BlockBatch
+from wire.codec import PROTOCOL_VERSION, Bounds, Codec, Length, Packed
+from wire.errors import InvalidMessage, Refused
+from wire.layout import DTYPE_BYTES, KvLayout
 
 _NUM_MESSAGES = int(os.environ.get("BATON_FUZZ_MESSAGES", "100000"))
 _SEED = int(os.environ.get("BATON_FUZZ_SEED", "1"))
@@ -40,9 +40,9 @@ _RANGES = {"I": (0, 2**32 - 1), "Q": (0, 2**64 - 1)}
 def _codecs() -> dict[str, Codec]:
     """Everything that this package decodes, by name."""
     found = {"D to P": RECEIVER_TO_SENDER, "P to D": SENDER_TO_RECEIVER, "zmq header": Codec(BlockBatch)}
-    for module in ("nixl_wire", "nccl"):
+    for module in ("nixl.wire", "nccl.transport"):
         name = f"kvtransfer.transports.{module}"
-        if find_spec(name) is not None and (module != "nccl" or find_spec("torch") is not None):
+        if find_spec(name) is not None and (module != "nccl.transport" or find_spec("torch") is not None):
             codecs = {key: value for key, value in vars(import_module(name)).items() if isinstance(value, Codec)}
             found |= {f"{module} {key}": codec for key, codec in codecs.items()}
     return found

@@ -19,8 +19,6 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import zmq
 
-from engine.api.links import LinkSettings
-from engine.api.messages import HandoffFigures, PrefillPeer, TokenEvent
 from kvtransfer.host import this_process
 from kvtransfer.layers import LayerProgress
 from kvtransfer.messages import (
@@ -38,7 +36,7 @@ from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sending import SendingSide
 from kvtransfer.states import ReceivingState, SendingState
 from kvtransfer.transports.base import Blocks, Move
-from kvtransfer.transports.loopback import (
+from tests.kvtransfer.loopback import (
     NAME,
     Fault,
     FaultPlan,
@@ -58,6 +56,8 @@ from tests.kvtransfer.pools import (
     first_token,
     kv,
 )
+from wire.links import LinkSettings
+from wire.messages import HandoffFigures, PrefillPeer, TokenEvent
 
 ADDRESS = "tcp://prefill:1"
 NUM_LAYERS = 4

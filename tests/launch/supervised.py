@@ -45,7 +45,7 @@ time.sleep(60)
 DRIVER = """
 import json, os, sys
 import psutil
-from engine.api.errors import BatonError
+from wire.errors import BatonError
 from launch.child import ChildSpec
 from launch.console import Console
 from launch.supervisor import Supervisor

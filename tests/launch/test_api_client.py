@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from engine.api.errors import InvalidSetting, RequestFailed
 from launch.api_client import ApiClient, chat_body, describe_error
 from tests.launch.endpoint import FakeEndpoint
+from wire.errors import InvalidSetting, RequestFailed
 
 
 def ask(endpoint: FakeEndpoint, text: str) -> str:

@@ -19,7 +19,7 @@ TIMEOUT_S = 10.0
 
 
 def piped(endpoint: FakeEndpoint, text: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "launch", "chat", f"--url={endpoint.url}", *flags]
+    command = [sys.executable, "-m", "baton", "chat", f"--url={endpoint.url}", *flags]
     return subprocess.run(command, input=text, capture_output=True, text=True, cwd=ROOT, timeout=TIMEOUT_S, check=False)
 
 
@@ -90,7 +90,7 @@ class Terminal:
 @pytest.fixture
 def terminal(endpoint: FakeEndpoint) -> Iterator[Terminal]:
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "launch", "chat", f"--url={endpoint.url}"]
+    command = [sys.executable, "-m", "baton", "chat", f"--url={endpoint.url}"]
     process = subprocess.Popen(
         command, stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env={**os.environ, "TERM": "dumb"}
     )

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.errors import InvalidSetting
 from launch import key
 from launch.cli import COMMANDS, main
 from tests.launch.supervised import ROOT
+from wire.errors import InvalidSetting
 
 PRINT_HEAVY_MODULES = """
 import sys
@@ -71,7 +71,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_new_key_works_and_only_its_owner_reads_it(tmp_path: Path) -> None:
-    from engine.api.links import ClusterKey
+    from wire.links import ClusterKey
 
     path = tmp_path / "cluster.key"
     assert main(["key", str(path)]) == 0

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from engine.api.errors import InvalidSetting
 from launch.ports import ReservedPort
+from wire.errors import InvalidSetting
 
 
 def listen(port: int) -> socket.socket:

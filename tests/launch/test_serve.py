@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.errors import InvalidSetting
 from launch.child import ChildSpec
 from launch.cli import main
 from launch.placement import Placement
 from launch.serve import announce, child_specs, placements
 from launch.settings import resolve_serve
 from tests.launch.endpoint import FakeEndpoint
+from wire.errors import InvalidSetting
 
 
 def specs(*arguments: str, shares: list[Placement] | None = None) -> list[ChildSpec]:

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.api.clock import now_us
-from engine.api.errors import BatonError, ContextLengthExceeded, InvalidMessage
 from engine.scheduler.request import ScheduledRequest, Step
 from kvtransfer.layers import LayerProgress
 from kvtransfer.messages import Commit, Grant, HandoffKey, Release
+from program.clock import now_us
 from tests.kvtransfer.legs import Relay, open_relay, params, undisturbed
 from tests.kvtransfer.oracle import EOS
 from tests.kvtransfer.pair import NUM_BLOCKS
 from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S, key_of
+from wire.errors import BatonError, ContextLengthExceeded, InvalidMessage
 
 KEY = key_of(1)
 PROMPT = list(range(18))

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias, TypeVar
 
 import zmq
 
-from engine.api import links
-from engine.api.clock import host_clock
-from engine.api.layout import KvLayout
-from engine.api.messages import (
+from program.clock import host_clock
+from wire import links
+from wire.layout import KvLayout
+from wire.messages import (
     DECODE,
     NODE_TO_ROUTER,
     ROUTER_TO_NODE,

@@ -12,9 +12,6 @@ from typing import Any
 import zmq
 from aiohttp import web
 
-from engine.api import links
-from engine.api.messages import DECODE, PREFILL
-from engine.api.sampling import DecodingParams
 from router.app import build_app
 from router.control import ControlLink
 from router.metrics import RouterMetrics
@@ -25,6 +22,9 @@ from router.policies.base import Policy
 from router.policies.round_robin import RoundRobin
 from router.relay import Relay, RelaySettings
 from tests.router.fake_node import Context, FakeNode, Script, make_hello
+from wire import links
+from wire.messages import DECODE, PREFILL
+from wire.sampling import DecodingParams
 
 PROMPT = tuple(range(10, 30))
 MODEL = "org/tiny"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from engine.api.messages import DECODE, Decode
 from router.openai.prompts import PromptMaker
 from tests.router.http_client import (
     Reply,
@@ -22,6 +21,7 @@ from tests.router.http_client import (
     request_bytes,
 )
 from tests.router.rig import DEFAULTS, MODEL, Server, serving
+from wire.messages import DECODE, Decode
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MAX_BODY_BYTES = 2**21

@@ -15,10 +15,14 @@ import xxhash
 import zmq
 
 import router.nodes
-from engine.api import links
-from engine.api.codec import PROTOCOL_VERSION
-from engine.api.errors import InvalidSetting
-from engine.api.messages import (
+from router.control import ControlLink
+from router.nodes import NodeRegistry
+from tests.router.fake_node import LAYOUT, STATUS, FakeNode, answering, make_hello
+from tests.router.rig import relaying
+from wire import links
+from wire.codec import PROTOCOL_VERSION
+from wire.errors import InvalidSetting
+from wire.messages import (
     DECODE,
     NODE_TO_ROUTER,
     PREFILL,
@@ -30,10 +34,6 @@ from engine.api.messages import (
     Tokens,
     Welcome,
 )
-from router.control import ControlLink
-from router.nodes import NodeRegistry
-from tests.router.fake_node import LAYOUT, STATUS, FakeNode, answering, make_hello
-from tests.router.rig import relaying
 
 
 async def _until(holds: Callable[[], bool], within_s: float = 2.0) -> None:

@@ -12,8 +12,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import router.openai.endpoints
-from engine.api.errors import RequestFailed
-from engine.api.messages import DECODE, Cancel, Decode, Prefill
 from router.openai.prompts import PromptMaker
 from router.openai.responses import CompletionStream
 from tests.router.fake_node import FakeNode, LegMessage, Script, answering
@@ -28,6 +26,8 @@ from tests.router.http_client import (
     request_bytes,
 )
 from tests.router.rig import DEFAULTS, MODEL, Server, serving
+from wire.errors import RequestFailed
+from wire.messages import DECODE, Cancel, Decode, Prefill
 
 TEXT = "The river goes to the sea."
 

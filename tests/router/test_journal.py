@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api.messages import HandoffFigures, StepTimes, TokenEvent, TokenLogprobs
 from router.journal import Delivery, Journal
+from wire.messages import HandoffFigures, StepTimes, TokenEvent, TokenLogprobs
 
 HANDOFF = b"h" * 16
 OLD = 999_999

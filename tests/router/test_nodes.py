@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 import router.nodes
-from engine.api.errors import Refused
-from engine.api.messages import DECODE, PREFILL, CacheEvents, Heartbeat, Hello
 from router.nodes import DEAD_AFTER_S, NodeRegistry
 from tests.router.fake_node import FINGERPRINT, LAYOUT, STATUS, make_hello
+from wire.errors import Refused
+from wire.messages import DECODE, PREFILL, CacheEvents, Heartbeat, Hello
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 

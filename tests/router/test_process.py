@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 import zmq
 
-from engine.api.messages import DECODE, Cancel, Decode
 from engine.models.config import load_config
 from engine.models.identity import model_fingerprint
 from tests.router.fake_node import Context, FakeNode, make_hello
 from tests.router.http_client import Connection, Reply, parse_reply, request_bytes
+from wire.messages import DECODE, Cancel, Decode
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPLETION = {"prompt": "The quick brown fox", "stream": True}

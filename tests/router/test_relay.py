@@ -7,7 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from engine.api.errors import (
+from engine.cache.hashing import extend_hashes, root_hash
+from router.policies.least_loaded import LeastLoaded
+from tests.router.fake_node import FINGERPRINT, LAYOUT, FakeNode, LegMessage, answering, first_index
+from tests.router.rig import DEFAULTS, PROMPT, Call, Rig, relaying
+from wire.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     InvalidRequest,
@@ -16,12 +20,8 @@ from engine.api.errors import (
     RequestFailed,
     TransferFailed,
 )
-from engine.api.messages import DECODE, PREFILL, Cancel, Decode, Prefill
-from engine.api.sampling import DecodingParams
-from engine.cache.hashing import extend_hashes, root_hash
-from router.policies.least_loaded import LeastLoaded
-from tests.router.fake_node import FINGERPRINT, LAYOUT, FakeNode, LegMessage, answering, first_index
-from tests.router.rig import DEFAULTS, PROMPT, Call, Rig, relaying
+from wire.messages import DECODE, PREFILL, Cancel, Decode, Prefill
+from wire.sampling import DecodingParams
 
 NODE_FAILED = RequestFailed.code
 QUIET_S = 0.05

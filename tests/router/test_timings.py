@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.api.clock import host_clock, now_us
-from engine.api.errors import RequestFailed
-from engine.api.messages import DECODE, PREFILL, Decode, Prefill, StepTimes, TokenEvent, Tokens
+from program.clock import host_clock, now_us
 from router.openai.prompts import PromptMaker
 from router.timings import ClientTimes, RelayTimes, timings_of
 from tests.router.fake_node import FakeNode, LegMessage, Script, answering, first_index
@@ -25,6 +23,8 @@ from tests.router.http_client import (
     request_bytes,
 )
 from tests.router.rig import Server, serving
+from wire.errors import RequestFailed
+from wire.messages import DECODE, PREFILL, Decode, Prefill, StepTimes, TokenEvent, Tokens
 
 FIRST, SECOND = StepTimes(None, 20, 30), StepTimes(40, 50, 60)
 OTHER_CLOCK = "ffffffff"

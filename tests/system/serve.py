@@ -18,7 +18,7 @@ class Serve(Program):
     """`baton serve ARGUMENT...`. `require_nothing_left` covers its children."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
-        super().__init__("serve", [sys.executable, "-m", "launch", "serve", *arguments, "--port", "0"], folder)
+        super().__init__("serve", [sys.executable, "-m", "baton", "serve", *arguments, "--port", "0"], folder)
 
     @property
     def endpoint(self) -> str:

@@ -18,7 +18,7 @@ def test_the_endpoint_is_measured_and_taken_apart(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     with serving(tmp_path) as serve:
         command = [
-            *(sys.executable, "-m", "launch", "bench", "serve", f"--base-url={serve.endpoint}"),
+            *(sys.executable, "-m", "baton", "bench", "serve", f"--base-url={serve.endpoint}"),
             *("--ready-check-timeout-sec=60", "--request-rate=20", f"--num-prompts={NUM_PROMPTS}", "--ignore-eos"),
             *("--random-input-len=64", "--random-output-len=8", "--save-result", f"--result-filename={path}"),
         ]

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.api.sampling import DecodingParams
 from engine.build import build_engine
 from engine.runner.kv_memory import ByteArray
 from engine.settings import EngineSettings
 from tests.system.conftest import Checkpoints
 from tests.system.reference import Reference, make_prompt
+from wire.sampling import DecodingParams
 
 NOT_A_NUMBER_BYTE = 0xFF
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.layout import KvLayout
 from tests.system.conftest import Checkpoints, running
 from tests.system.harness import BLOCK_SIZE, Node, Relay, start_relay
 from tests.system.reference import Reference, make_prompt
+from wire.layout import KvLayout
 
 SLOW_PREFILL = str(Path(__file__).with_name("slow_prefill.py"))
 BLOCK_BYTES = KvLayout("float32", 2, 2, 16, BLOCK_SIZE).block_bytes

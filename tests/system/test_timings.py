@@ -12,7 +12,7 @@ import pytest
 
 from bench.breakdown import TTST_PARTS, breakdown_of
 from bench.client.outcome import Outcome
-from engine.api.clock import host_clock
+from program.clock import host_clock
 from tests.system.harness import REQUEST_TIMEOUT_S, Metrics
 from tests.system.serve import serving
 

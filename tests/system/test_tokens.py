@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from engine.api.sampling import DecodingParams
 from engine.build import build_engine
 from engine.runner.kv_memory import allocate_private
 from engine.settings import EngineSettings
 from tests.system.conftest import ROUND_ROBIN, Checkpoints, running
 from tests.system.harness import BLOCK_SIZE, Answer, Relay, start_relay
 from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
+from wire.sampling import DecodingParams
 
 References = Callable[[str], Reference]
 LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE, 5 * BLOCK_SIZE + 7, 150)

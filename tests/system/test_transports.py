@@ -22,7 +22,7 @@ from tests.system.serve import Serve, serving
 
 _LENGTHS = (1, 16, 33, 90)
 _NUM_TOKENS = 16
-_AGENT = "kvtransfer.transports.nixl_agent"
+_AGENT = "kvtransfer.transports.nixl.agent"
 
 
 _FLAGS = ("--served-model-name", "tiny", "--local-prefill-tokens", "0", "--max-num-batched-tokens", "40")

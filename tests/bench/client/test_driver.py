@@ -13,8 +13,8 @@ from bench.client.request import PromptForm, RequestOptions
 from bench.mock_server.schedule import Answer, Fault, FaultKind, Script
 from bench.mock_server.server import mock_server
 from bench.workload.turns import Conversation
-from engine.api.errors import InvalidSetting
 from tests.bench.client.rig import PATIENCE_S, Announcing, all_fine, endpoint, load, questions, turn
+from wire.errors import InvalidSetting
 
 QUICK = Answer(0.001, (0.001,) * 3)
 

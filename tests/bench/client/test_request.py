@@ -6,8 +6,8 @@ from bench.client.endpoint import Endpoint
 from bench.client.outcome import Outcome
 from bench.client.request import History, PromptForm, RequestOptions, check_requests
 from bench.workload.turns import Conversation, Turn
-from engine.api.errors import InvalidSetting
 from tests.bench.client.rig import endpoint
+from wire.errors import InvalidSetting
 
 TWO_TURNS = Conversation((Turn((1, 2, 3), "Hello.", 8), Turn((4,), " And?", 6)))
 HERE = endpoint("http://here")

@@ -8,8 +8,8 @@ import pytest
 
 from bench.compare.command import main
 from bench.report.load import load_result
-from engine.api.errors import InvalidSetting
 from tests.bench.targets.mocks import LOAD, mock_target
+from wire.errors import InvalidSetting
 
 
 def read(path: Path) -> dict[str, Any]:

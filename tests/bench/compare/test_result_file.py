@@ -8,7 +8,7 @@ import pytest
 
 from bench.compare.result_file import begin, save
 from bench.facts import Facts
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 FACTS = Facts("2026-01-02 03:04 UTC", "baton bench x", "abc", "cpu", 2, (0, 1), 2**30, "Linux", 0.5, {})
 

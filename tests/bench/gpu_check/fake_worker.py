@@ -11,7 +11,7 @@ from typing import Any
 from bench.child import serve_parent
 from bench.gpu_check.rows import error_row, figure_row
 from bench.gpu_check.run import UNAVAILABLE
-from engine.api.errors import RequestFailed
+from wire.errors import RequestFailed
 
 
 class FakeWorker:

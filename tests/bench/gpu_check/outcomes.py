@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.client.outcome import Outcome
-from engine.api.clock import host_clock
+from program.clock import host_clock
 
 
 def answered(ttft_ms: float, exposed_ms: float) -> Outcome:

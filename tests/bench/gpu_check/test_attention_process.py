@@ -30,12 +30,12 @@ from bench.gpu_check.attention_process import (
 )
 from bench.gpu_check.parts_process import Setup
 from bench.gpu_check.rows import Verdict
+from device.base import Device, Staging
+from device.emulated import EmulatedDevice
+from device.host import HostDevice
 from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
 from engine.attention.flashinfer import FlashInferAttention
 from engine.attention.torch_backend import TorchAttention
-from engine.device.base import Device, Staging
-from engine.device.emulated import EmulatedDevice
-from engine.device.host import HostDevice
 from tests.engine.attention.flashinfer_stand_in import CALLS
 
 CPU = torch.device("cpu")

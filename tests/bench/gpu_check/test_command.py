@@ -14,7 +14,7 @@ from bench import command as bench_command
 from bench.child import ROOT
 from bench.gpu_check import command
 from bench.gpu_check.plan import all_groups
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 _GOOD = {"ok", "meaningless here", "not run"}
 

@@ -7,10 +7,10 @@ import torch
 
 from bench.gpu_check import device_process
 from bench.gpu_check.device_process import checksums_wrong, parameter_mixes, sample, sampler_differences
-from engine.api.messages import TokenLogprobs
-from engine.api.sampling import DecodingParams
-from engine.device.host import HostDevice
+from device.host import HostDevice
 from engine.scheduler.request import SampledToken
+from wire.messages import TokenLogprobs
+from wire.sampling import DecodingParams
 
 CPU = torch.device("cpu")
 

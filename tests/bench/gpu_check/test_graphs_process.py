@@ -5,8 +5,8 @@ import math
 import pytest
 
 from bench.gpu_check.graphs_process import UNDECIDED, compare, lead, make_requests
-from engine.api.messages import TokenLogprobs
 from engine.scheduler.request import SampledToken
+from wire.messages import TokenLogprobs
 
 
 def drawn(token_id: int, logprob: float = -0.5, other: int = 9, other_logprob: float = -3.0) -> SampledToken:

@@ -4,7 +4,7 @@ import pytest
 
 from bench.gpu_check.attention_cases import BATCHES, BLOCK_SIZES, DTYPES, GROUPS, HEAD_SIZES, WINDOWS, attention_cases
 from bench.gpu_check.plan import all_groups, chosen_groups
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 EIGHT_MINUTES_S = 480
 

@@ -7,8 +7,8 @@ import pytest
 from bench.gpu_check.exposed_process import exposed_rows
 from bench.gpu_check.rows import Verdict
 from bench.gpu_check.served_process import Greedy, divergence
-from engine.api.errors import RequestFailed
 from tests.bench.gpu_check.outcomes import answered
+from wire.errors import RequestFailed
 
 
 def test_divergence_is_the_share_before_and_the_mean_difference_up_to_there() -> None:

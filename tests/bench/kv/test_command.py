@@ -10,7 +10,7 @@ from bench.kv import measure
 from bench.kv.command import main
 from bench.kv.measure import NodePair
 from bench.kv.settings import KvBenchSettings, plan
-from engine.api.errors import InvalidSetting, RequestFailed, TransferFailed
+from wire.errors import InvalidSetting, RequestFailed, TransferFailed
 
 
 def children() -> set[str]:

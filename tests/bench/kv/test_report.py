@@ -9,7 +9,7 @@ from bench.facts import Facts
 from bench.kv.measure import Case, Limits, Results
 from bench.kv.plot import save_plot
 from bench.kv.report import as_json, figures, report
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 MIB = 2**20
 FACTS = Facts("2026-01-01 00:00 UTC", "baton bench kv", "abc", "A CPU", 2, (0, 1), 2**30, "Linux 6", 0.5, {})

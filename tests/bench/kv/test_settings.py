@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 import pytest
 
 from bench.kv.settings import KvBenchSettings, plan
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 @pytest.fixture

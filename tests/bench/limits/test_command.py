@@ -9,7 +9,7 @@ from bench.limits import command
 from bench.limits.command import main
 from bench.limits.result import Ceiling, Ratio
 from bench.limits.settings import ENGINE_NAMES
-from engine.api.errors import InvalidSetting, RequestFailed
+from wire.errors import InvalidSetting, RequestFailed
 
 
 def test_a_quick_run_measures_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.child import Child
-from engine.api.errors import RequestFailed
+from wire.errors import RequestFailed
 
 NUM_POOL_TOKENS = 256
 SPEC: dict[str, Any] = {

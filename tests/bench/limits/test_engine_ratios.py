@@ -10,7 +10,7 @@ from bench.child import Child
 from bench.limits.engine_ratios import EngineMeasurement, engine_limits
 from bench.limits.model_shapes import ModelShapes
 from bench.limits.settings import ENGINE_NAMES, SYSTEM_NAMES, LimitsSettings
-from engine.api.errors import BatonError
+from wire.errors import BatonError
 
 SHAPES = ModelShapes(1024, 3072, 16, 8, 128, 151_936, (None,) * 28, 2)
 QUICK = LimitsSettings(quick=True)

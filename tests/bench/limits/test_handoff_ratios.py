@@ -6,8 +6,8 @@ import pytest
 
 from bench.client.outcome import Outcome
 from bench.limits.handoff_ratios import HandoffSamples, add_request, handoff_ratios
-from engine.api.clock import host_clock
-from engine.api.errors import RequestFailed
+from program.clock import host_clock
+from wire.errors import RequestFailed
 
 NUM_BYTES = 2_000_000
 

@@ -17,7 +17,7 @@ from bench.limits.isolation import (
 )
 from bench.mock_server.schedule import Answer, Fault, FaultKind, Script, Steady
 from bench.mock_server.server import MockServer, mock_server
-from engine.api.errors import RequestFailed
+from wire.errors import RequestFailed
 
 PLAN = IsolationPlan(model="", num_prompt_tokens=40, num_rounds=1, phase_s=0.2, ready_timeout_s=1.0)
 LOAD = StreamLoad(num_stream_tokens=20, prompts_per_s=50.0)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from bench.limits.receivers import EventCounter, receive_streams
-from engine.api.errors import RequestFailed
+from wire.errors import RequestFailed
 
 EVENTS = [b'data: {"text":"a"}\n\n', b'data: {"text":"b"}\n\n', b"data: [DONE]\n\n"]
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

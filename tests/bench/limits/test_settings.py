@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bench.limits.settings import ENGINE_NAMES, SYSTEM_NAMES, LimitsSettings
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 DEFAULT = LimitsSettings()
 

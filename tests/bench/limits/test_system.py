@@ -12,7 +12,7 @@ from bench.limits.result import Ratio
 from bench.limits.settings import LimitsSettings
 from bench.limits.system import system_limits
 from bench.targets.process_tree import descendants
-from engine.api.errors import RequestFailed
+from wire.errors import RequestFailed
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bench.mock_server.question import Question, read_question
-from engine.api.errors import InvalidRequest
+from wire.errors import InvalidRequest
 
 
 def test_what_is_asked_is_read() -> None:

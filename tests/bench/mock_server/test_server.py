@@ -11,9 +11,9 @@ import pytest
 
 from bench.mock_server.schedule import Answer, Fault, FaultKind, Script, Steady
 from bench.mock_server.server import MockOptions, MockServer, mock_server
-from engine.api.clock import host_clock
-from engine.api.errors import InvalidSetting
+from program.clock import host_clock
 from tests.bench.client.rig import PATIENCE_S, Announcing
+from wire.errors import InvalidSetting
 
 STREAMED = {"prompt": [1, 2, 3], "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
 

@@ -8,7 +8,7 @@ import pytest
 from bench.mock_server.schedule import Fault, FaultKind, Steady
 from bench.mock_server.server import MockOptions
 from bench.mock_server.settings import MockServerSettings, options_of, schedule_of
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def test_settings_become_a_schedule() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.publish.command import PAGE, main
-from engine.api.errors import InvalidSetting
 from tests.bench.report.samples import compare_result, sweep_result
+from wire.errors import InvalidSetting
 
 CONTENTS = """
 - title: Against others

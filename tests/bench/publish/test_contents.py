@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.publish.contents import Entry, read_contents
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def written(folder: Path, text: str) -> Path:

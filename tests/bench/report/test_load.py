@@ -10,8 +10,8 @@ import pytest
 
 from bench.report.load import load_result
 from bench.report.results import CompareFile, KvFile, LimitsFile, RunFile, SweepFile, points_of
-from engine.api.errors import InvalidSetting
 from tests.bench.report.samples import FACTS, PD, compare_result, limits_result, run_result, sweep_result
+from wire.errors import InvalidSetting
 
 KV = Path(__file__).parents[3] / "bench/results/kv-2core.json"
 

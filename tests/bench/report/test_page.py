@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bench.report.command import main
-from engine.api.errors import InvalidSetting
 from tests.bench.report.samples import PD, compare_result, limits_result, run_result, sweep_result
+from wire.errors import InvalidSetting
 
 _VOID = {"meta", "img", "br", "link"}
 EVIL = "<script>alert('1')</script>\"&"

@@ -9,7 +9,7 @@ from bench.serve.arrival import arrivals_of, process_of
 from bench.serve.settings import ServeBenchSettings
 from bench.workload.dataset_settings import DatasetSettings
 from bench.workload.turns import Conversation, Turn
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 TURN = Turn((1, 2), "", 4)
 CONVERSATIONS = [Conversation((TURN,), arrival_s) for arrival_s in (10.0, 11.0, 13.0)]

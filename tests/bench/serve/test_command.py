@@ -62,7 +62,7 @@ class Endless:
 @asynccontextmanager
 async def started(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "launch", "bench", "serve", "--vocab-size", "500", *arguments),
+        *(sys.executable, "-m", "baton", "bench", "serve", "--vocab-size", "500", *arguments),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

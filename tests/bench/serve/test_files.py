@@ -8,7 +8,7 @@ import pytest
 
 from bench.serve.files import prepare_folder, result_path, write_result
 from bench.serve.settings import ServeBenchSettings
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 RESULT = {"label": "openai", "model_id": "owner/tiny/", "date": "20260102-030405"}
 

@@ -13,7 +13,7 @@ from bench.serve.measure import command_of, measure
 from bench.serve.result import RunResult
 from bench.serve.settings import ServeBenchSettings
 from bench.workload.dataset_settings import DatasetSettings
-from engine.api.errors import InvalidSetting, RequestFailed
+from wire.errors import InvalidSetting, RequestFailed
 
 QUICK = Steady(ttft_s=0.01, itl_s=0.001)
 BROKEN = Script((Answer(0.001, fault=Fault(FaultKind.HTTP_ERROR)),))

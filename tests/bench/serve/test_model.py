@@ -7,8 +7,8 @@ import pytest
 
 from bench.serve.model import tokenizer_folder, vocabulary_for
 from bench.serve.settings import ServeBenchSettings
-from engine.api.errors import InvalidSetting
-from engine.demo.location import DEMO_MODEL_NAME, checkpoint_path
+from demo.location import DEMO_MODEL_NAME, checkpoint_path
+from wire.errors import InvalidSetting
 
 
 def test_the_tokenizer_is_that_of_the_flag_else_of_the_model_else_of_the_served_name(tmp_path: Path) -> None:

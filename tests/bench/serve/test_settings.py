@@ -7,7 +7,7 @@ import pytest
 
 from bench.serve.command import parse
 from bench.serve.settings import ServeBenchSettings, check, extra_body, headers, metadata, shown_percentiles, urls
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 VLLM_FLAGS = (
     "append-result",

@@ -4,8 +4,8 @@ import pytest
 
 from bench.serve.slo import meets, parse_slo
 from bench.serve.timing import timing_of
-from engine.api.errors import InvalidSetting
 from tests.bench.serve.outcomes import answered
+from wire.errors import InvalidSetting
 
 
 def test_goals_are_words_or_one_word_with_commas() -> None:

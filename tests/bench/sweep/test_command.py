@@ -12,9 +12,9 @@ import pytest
 from bench.child import ROOT
 from bench.report.load import load_result
 from bench.sweep.command import main
-from engine.api.errors import InvalidSetting
 from tests.bench.targets.mocks import LOAD, mock_target
 from tests.bench.targets.processes import wait_for
+from wire.errors import InvalidSetting
 
 SWEEP = "import sys; from bench.sweep.command import main; sys.exit(main(sys.argv[1:]))"
 

@@ -12,8 +12,8 @@ import pytest
 from bench.child import ROOT
 from bench.targets.readiness import why_not_ready
 from bench.targets.spec import Target
-from engine.api.errors import InvalidSetting, RequestFailed
 from tests.bench.targets.processes import is_running, start, state_of, stub_target, wait_for
+from wire.errors import InvalidSetting, RequestFailed
 
 HOLDS_A_TARGET = """
 import json, sys

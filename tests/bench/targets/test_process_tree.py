@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from bench.targets.process_tree import Process, continue_tree, cpu_seconds, descendants, end_tree, halt_tree, pinning
-from engine.api.errors import RequestFailed
 from tests.bench.targets.processes import WAIT_S, state_of, wait_for
+from wire.errors import RequestFailed
 
 FORKS = """
 import os, sys, time

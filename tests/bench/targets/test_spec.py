@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bench.targets.spec import Target, parse_target, parse_targets
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def test_a_url_is_a_server_that_runs_already() -> None:

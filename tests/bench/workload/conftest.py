@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from bench.workload.vocabulary import Vocabulary, vocabulary_of
-from engine.demo.location import checkpoint_path
+from demo.location import checkpoint_path
 
 OPENING_ID = 0
 

@@ -8,8 +8,8 @@ import pytest
 
 from bench.workload.arrivals import RampStrategy, constant, from_trace, poisson_or_gamma, ramp
 from bench.workload.turns import Conversation, Turn
-from engine.api.errors import InvalidSetting
 from tests.bench.workload.kolmogorov_smirnov import critical_distance, gamma_cdf, largest_distance
+from wire.errors import InvalidSetting
 
 NUM = 3000
 RATE = 8.0

@@ -5,7 +5,7 @@ import dataclasses
 import math
 
 from bench.workload.dataset_settings import DATASET_NAMES, DatasetSettings
-from engine.api.settings import add_flags, as_flags, resolve
+from program.settings import add_flags, as_flags, resolve
 
 
 def parsed(*arguments: str) -> DatasetSettings:

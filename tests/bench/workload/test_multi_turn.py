@@ -8,7 +8,7 @@ from bench.workload.dataset_settings import DatasetSettings
 from bench.workload.multi_turn import make
 from bench.workload.turns import Conversation
 from bench.workload.vocabulary import Vocabulary, bare_vocabulary
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def conversations(vocabulary: Vocabulary, **changes: Any) -> tuple[Conversation, ...]:

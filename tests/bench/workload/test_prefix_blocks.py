@@ -4,7 +4,7 @@ import pytest
 
 from bench.workload.prefix_blocks import prompt_ids, reuse_share, runs_of_blocks
 from bench.workload.vocabulary import bare_vocabulary
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def test_the_reuse_share_counts_unbroken_prefixes_only() -> None:

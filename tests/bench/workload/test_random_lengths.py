@@ -8,7 +8,7 @@ from bench.workload.dataset_settings import DatasetSettings
 from bench.workload.random_lengths import make
 from bench.workload.turns import Turn
 from bench.workload.vocabulary import Vocabulary, bare_vocabulary
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def turns(vocabulary: Vocabulary, **changes: Any) -> list[Turn]:

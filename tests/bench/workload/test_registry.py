@@ -12,7 +12,7 @@ import pytest
 from bench.workload.dataset_settings import DATASET_NAMES, DatasetSettings
 from bench.workload.registry import Workload, make_workload
 from bench.workload.vocabulary import Vocabulary, bare_vocabulary
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 SENTENCE = "once there was a dog and it ran to the old house by the river"
 

@@ -8,7 +8,7 @@ import pytest
 from bench.workload.dataset_settings import DatasetSettings
 from bench.workload.shared_prefix import make
 from bench.workload.vocabulary import Vocabulary, bare_vocabulary
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 
 def prompts(vocabulary: Vocabulary, **changes: Any) -> list[tuple[int, ...]]:

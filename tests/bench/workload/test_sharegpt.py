@@ -11,7 +11,7 @@ from bench.workload.dataset_settings import DatasetSettings
 from bench.workload.sharegpt import make
 from bench.workload.vocabulary import Vocabulary
 from bench.workload.workload import Workload
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 WORD = " dog"
 

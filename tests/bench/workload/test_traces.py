@@ -15,7 +15,7 @@ from bench.workload.files import TRACES
 from bench.workload.registry import Workload, make_workload
 from bench.workload.traces import AZURE_SAMPLE, MOONCAKE_SAMPLE
 from bench.workload.vocabulary import Vocabulary, bare_vocabulary
-from engine.api.errors import InvalidSetting
+from wire.errors import InvalidSetting
 
 BARE = bare_vocabulary(8000)
 BLOCK = 16

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from bench.workload.vocabulary import Vocabulary, bare_vocabulary, vocabulary_of
-from engine.api.errors import InvalidSetting, ModelLoadError
-from engine.demo.location import checkpoint_path
+from demo.location import checkpoint_path
 from engine.text.tokenizer import Tokenizer
 from tests.bench.workload.conftest import OPENING_ID
+from wire.errors import InvalidSetting, ModelLoadError
 
 
 def test_words_come_back_as_themselves_wherever_they_stand(words: Vocabulary) -> None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from device.emulated import EmulatedStaging
 from engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
 from engine.attention.flashinfer import FlashInferAttention
 from engine.attention.flashinfer_limits import float_workspace_bytes
 from engine.attention.torch_backend import TorchAttention
-from engine.device.emulated import EmulatedStaging
 from tests.engine.attention import flashinfer_stand_in as stand_in
 
 NUM_LAYERS = 2

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.api.errors import InvalidSetting
+from device.base import Device, DeviceFailed
+from device.emulated import EmulatedDevice
+from device.host import HostDevice
 from engine.attention.choose import AttentionChoice, AttentionShape, Gpu, choose_attention, try_out
 from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls
 from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes
 from engine.attention.torch_backend import TorchAttention
-from engine.device.base import Device, DeviceFailed
-from engine.device.emulated import EmulatedDevice
-from engine.device.host import HostDevice
 from tests.engine.attention import flashinfer_stand_in as stand_in
+from wire.errors import InvalidSetting
 
 SHAPE = AttentionShape(
     num_heads=8,

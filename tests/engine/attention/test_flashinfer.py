@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from device.base import Graph
+from device.emulated import EmulatedDevice, EmulatedStaging
 from engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
 from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls, PageTable
 from engine.attention.flashinfer_limits import (
@@ -20,8 +22,6 @@ from engine.attention.flashinfer_limits import (
     uses_tensor_cores,
 )
 from engine.cache.block_pool import pack_blocks
-from engine.device.base import Graph
-from engine.device.emulated import EmulatedDevice, EmulatedStaging
 from tests.engine.attention import flashinfer_stand_in as stand_in
 from tests.engine.attention.relay import (
     MAX_BLOCKS,

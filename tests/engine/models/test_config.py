@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import ModelLoadError
 from engine.models.config import ModelConfig, RopeSettings, architecture_facts, load_config, parse_config
+from wire.errors import ModelLoadError
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from engine.api.errors import ModelLoadError
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
 from engine.models.weights import INDEX_FILE, SINGLE_FILE, load_weights, weights_digest
 from tests.checkpoints import make_checkpoint, write_weights
+from wire.errors import ModelLoadError
 
 
 def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:

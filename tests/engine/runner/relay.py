@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.sampling import DecodingParams
+from device.base import Device, Staging
 from engine.attention.base import LayerStored, SequenceShare
-from engine.device.base import Device, Staging
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
 from engine.models.weights import load_weights
@@ -27,6 +26,7 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler
 from engine.scheduler.request import PENDING_TOKEN, RequestKey, SampledToken, ScheduledRequest, Step
 from tests.checkpoints import make_checkpoint
+from wire.sampling import DecodingParams
 
 BLOCK_SIZE = 4
 MAX_BLOCKS = 8

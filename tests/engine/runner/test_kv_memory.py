@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.api.layout import DTYPE_BYTES, KvLayout
 from engine.runner.kv_memory import allocate_private, device_kv_memory, host_kv_memory
+from wire.layout import DTYPE_BYTES, KvLayout
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPE_BYTES))

@@ -9,11 +9,10 @@ from unittest import mock
 import pytest
 import torch
 
-from engine.api.sampling import DecodingParams
+from device.base import Array, Device, Staging
+from device.emulated import EmulatedDevice, EmulatedGraph, EmulatedStaging
+from device.host import HostDevice
 from engine.attention.base import LayerStored, SequenceShare
-from engine.device.base import Array, Device, Staging
-from engine.device.emulated import EmulatedDevice, EmulatedGraph, EmulatedStaging
-from engine.device.host import HostDevice
 from engine.models.decoder import Decoder
 from engine.runner.inputs import TokenUnknown
 from engine.runner.limits import RunnerLimits, graph_sizes
@@ -34,6 +33,7 @@ from tests.engine.runner.relay import (
     make_streams,
     scheduled,
 )
+from wire.sampling import DecodingParams
 
 GREEDY = DecodingParams(temperature=0.0)
 

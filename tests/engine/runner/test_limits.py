@@ -7,15 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, DecodingParams
+from device.emulated import EmulatedDevice
 from engine.attention.torch_backend import TorchAttention
-from engine.device.emulated import EmulatedDevice
 from engine.models.decoder import Decoder
 from engine.runner.limits import RunnerLimits, graph_size, graph_sizes, staging_bytes
 from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler
 from engine.scheduler.request import ScheduledRequest, Step
 from tests.engine.runner.relay import BLOCK_SIZE, MAX_BLOCKS, load_decoder, scheduled
+from wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, DecodingParams
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.api.sampling import DecodingParams
 from engine.build import build_engine
 from engine.core import EngineCore
 from engine.runner.kv_memory import KvMemory, allocate_private
 from engine.scheduler.request import Step
 from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
+from wire.sampling import DecodingParams
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.device.base import Device
-from engine.device.emulated import EmulatedDevice
-from engine.device.host import HostDevice
+from device.base import Device
+from device.emulated import EmulatedDevice
+from device.host import HostDevice
 from engine.models.decoder import Decoder
 from engine.runner.limits import RunnerLimits
 from engine.runner.profiling import StorelessAttention, profile

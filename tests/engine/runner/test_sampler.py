@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from engine.api.sampling import DecodingParams
-from engine.device.host import HostDevice
+from device.host import HostDevice
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import uniform_noise
 from engine.scheduler.request import SampledToken, ScheduledRequest
 from tests.engine.runner.relay import scheduled
+from wire.sampling import DecodingParams
 
 VOCAB_SIZE = 40
 EOS = 39

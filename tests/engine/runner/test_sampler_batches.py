@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.api.messages import TokenLogprobs
-from engine.api.sampling import DecodingParams
-from engine.device.base import Device
-from engine.device.emulated import EmulatedDevice
-from engine.device.host import HostDevice
+from device.base import Device
+from device.emulated import EmulatedDevice
+from device.host import HostDevice
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import sampling_bytes, uniform_noise
 from engine.scheduler.request import PENDING_TOKEN, SampledToken, ScheduledRequest
 from tests.engine.runner.relay import scheduled
+from wire.messages import TokenLogprobs
+from wire.sampling import DecodingParams
 
 VOCAB_SIZE = 50
 EOS = 49

@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.api.sampling import DecodingParams
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore, Reservation, StepFailed
 from engine.scheduler.request import PENDING_TOKEN, Request, RequestKey, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from wire.sampling import DecodingParams
 
 VOCAB_SIZE = 50
 EOS = 0

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from engine.api.sampling import DecodingParams
 from engine.cache.block_pool import BlockPool
 from engine.scheduler.request import PENDING_TOKEN, Request, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.engine.scheduler.simulation import EOS, Device, Simulation, continuation
+from wire.sampling import DecodingParams
 
 TOKEN = SampledToken(7, None)
 

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from engine.api.errors import ContextLengthExceeded, InvalidRequest, Overloaded
-from engine.api.sampling import DecodingParams
 from engine.cache.block_pool import BlockPool
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.engine.scheduler.simulation import EOS, Simulation, continuation, next_token
+from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from wire.sampling import DecodingParams
 
 
 def endless(max_tokens: int = 4) -> DecodingParams:

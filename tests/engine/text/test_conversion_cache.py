@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.errors import ModelLoadError
 from engine.text.conversion_cache import find_tokenizer_file
 from engine.text.tokenizer import Tokenizer
+from wire.errors import ModelLoadError
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from engine.api.errors import InvalidRequest, ModelLoadError
 from engine.text.tokenizer import Tokenizer
+from wire.errors import InvalidRequest, ModelLoadError
 
 KINDS = ["byte_level", "byte_level_prefix", "llama", "metaspace"]
 TEXTS = [

@@ -24,17 +24,17 @@ import numpy as np
 import xxhash
 import zmq
 
-from engine.api.errors import BatonError
-from engine.api.links import ClusterKey, LinkSettings
-from engine.api.process import start_authenticator
 from kvtransfer.messages import Endpoint, HandoffKey
 from kvtransfer.pool import HostPool, Pool
 from kvtransfer.transports.base import Blocks, Move, Receiver, Sender
-from kvtransfer.transports.loopback import LoopbackNetwork, LoopbackReceiver, LoopbackSender
 from kvtransfer.transports.segment import Segment
 from kvtransfer.transports.shm import ShmReceiver, ShmSender
 from kvtransfer.transports.shm_slots import SlotsReceiver, SlotsSender
 from kvtransfer.transports.tcp_zmq import ZmqReceiver, ZmqSender
+from program.process import start_authenticator
+from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackReceiver, LoopbackSender
+from wire.errors import BatonError
+from wire.links import ClusterKey, LinkSettings
 
 GUARD = 0xA5
 """What every byte of a receiver's pool is before a test."""
@@ -223,13 +223,13 @@ class _Opener:
         self._network = network
         self._context = _context(spec, stack)
         if spec.transport == NIXL_THREAD:
-            from kvtransfer.transports.nixl import NixlSenders
+            from kvtransfer.transports.nixl.transport import NixlSenders
 
             self.blocks: Blocks = np.zeros((spec.num_blocks, spec.block_bytes), dtype=np.uint8)
             self._senders = NixlSenders.for_device(self.blocks, spec.host)
             stack.callback(self._senders.close)
         elif spec.transport == NIXL:
-            from kvtransfer.transports.nixl import NixlSenders
+            from kvtransfer.transports.nixl.transport import NixlSenders
 
             segment = Segment(spec.num_blocks * spec.block_bytes)
             stack.callback(segment.close)
@@ -251,7 +251,7 @@ class _Opener:
         if transport in (NIXL, NIXL_THREAD):
             return self._senders.open(endpoint, num_target_blocks)
         if transport == NCCL:
-            from kvtransfer.transports.nccl import NcclSender
+            from kvtransfer.transports.nccl.transport import NcclSender
 
             return NcclSender(self._context, endpoint, self.blocks, self._spec.links)
         if self._network is None:
@@ -267,12 +267,12 @@ def _open_receiver(spec: Spec, stack: contextlib.ExitStack, network: LoopbackNet
         blocks: Blocks = segment.array.reshape(shape)
         if spec.transport == SHM:
             return ShmReceiver(segment), blocks
-        from kvtransfer.transports.nixl import NixlReceiver
+        from kvtransfer.transports.nixl.transport import NixlReceiver
 
         return NixlReceiver(segment, *shape, spec.host), blocks
     blocks = np.zeros(shape, dtype=np.uint8)
     if spec.transport == NIXL_THREAD:
-        from kvtransfer.transports.nixl import NixlReceiver
+        from kvtransfer.transports.nixl.transport import NixlReceiver
 
         return NixlReceiver.for_device(blocks, spec.host), blocks
     if spec.transport in (ZMQ, DEVICE_ZMQ):
@@ -282,7 +282,7 @@ def _open_receiver(spec: Spec, stack: contextlib.ExitStack, network: LoopbackNet
         pool = _pool_over(blocks, spec.transport)
         return SlotsReceiver(_context(spec, stack), spec.host, pool, spec.links), blocks
     if spec.transport == NCCL:
-        from kvtransfer.transports.nccl import NcclReceiver
+        from kvtransfer.transports.nccl.transport import NcclReceiver
 
         return NcclReceiver(_context(spec, stack), spec.host, blocks, spec.links), blocks
     if network is None:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engine.api.errors import TransferFailed
 from kvtransfer.messages import Endpoint, HandoffKey
 from kvtransfer.transports.base import Move
-from kvtransfer.transports.loopback import Fault, LoopbackNetwork, LoopbackReceiver, LoopbackSender
+from tests.kvtransfer.loopback import Fault, LoopbackNetwork, LoopbackReceiver, LoopbackSender
 from tests.kvtransfer.transports.endpoint_process import key_of
+from wire.errors import TransferFailed
 
 _NUM_BLOCKS, _BLOCK_BYTES = 4, 16
 _MOVES = [Move(index, index, index, 1) for index in range(_NUM_BLOCKS)]

@@ -13,8 +13,6 @@ import pytest
 import torch
 import zmq
 
-from engine.api.errors import InvalidSetting, Refused
-from engine.api.links import LinkSettings
 from kvtransfer.device_pool import DevicePool
 from kvtransfer.host import this_process
 from kvtransfer.messages import Endpoint, PeerHello
@@ -23,6 +21,8 @@ from kvtransfer.transports import registry, segment
 from kvtransfer.transports.base import Blocks
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
 from tests.kvtransfer.pools import LAYOUT
+from wire.errors import InvalidSetting, Refused
+from wire.links import LinkSettings
 
 _NUM_BLOCKS, _BLOCK_BYTES = 8, 4096
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.api.errors import TransferFailed
 from kvtransfer.messages import Endpoint
 from kvtransfer.transports.base import Blocks, Move
 from kvtransfer.transports.segment import Segment, sweep_orphans
 from kvtransfer.transports.shm import ShmReceiver, ShmSender
 from tests.kvtransfer.transports.endpoint_process import key_of
+from wire.errors import TransferFailed
 
 _FOLDER = Path("/dev/shm")
 BLOCK_BYTES = 128

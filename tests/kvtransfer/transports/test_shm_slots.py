@@ -20,8 +20,6 @@ import pytest
 import torch
 import zmq
 
-from engine.api.errors import TransferFailed
-from engine.api.links import ClusterKey, LinkSettings
 from kvtransfer.device_pool import DevicePool
 from kvtransfer.messages import Endpoint, HandoffName
 from kvtransfer.pool import HostPool, Pool
@@ -32,6 +30,8 @@ from kvtransfer.transports.segment import FOLDER, sweep_orphans
 from kvtransfer.transports.shm_slots import RingEnd, RingHello, SlotBatch, SlotsReceiver, SlotsSender, SlotTaken
 from tests.kvtransfer.late_queue import LateQueue, late_pool
 from tests.kvtransfer.transports.endpoint_process import key_of
+from wire.errors import TransferFailed
+from wire.links import ClusterKey, LinkSettings
 
 _BLOCK_BYTES, _NUM_BLOCKS = 4096, 16
 _GUARD = 0xA5
@@ -41,7 +41,7 @@ _SHAPE = RingShape(4, 2, _BLOCK_BYTES)
 _PUSH_AND_HOLD = """
 import sys, time
 import torch, zmq
-from engine.api.links import LinkSettings
+from wire.links import LinkSettings
 from kvtransfer.device_pool import DevicePool
 from kvtransfer.messages import Endpoint
 from kvtransfer.transports.base import Move
@@ -606,7 +606,7 @@ def took(receiver: SlotsReceiver) -> bool:
 def test_with_a_cluster_key_nobody_else_is_heard(
     context: zmq.Context[zmq.Socket[bytes]], source: Blocks, tmp_path: Path
 ) -> None:
-    from engine.api.process import start_authenticator
+    from program.process import start_authenticator
 
     public, secret = zmq.curve_keypair()
     key = ClusterKey(public, secret)

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import zmq
 
-from engine.api.codec import Codec
-from engine.api.errors import InvalidSetting, TransferFailed
-from engine.api.links import ClusterKey, LinkSettings
-from engine.api.process import start_authenticator
 from kvtransfer.messages import Endpoint, HandoffName
 from kvtransfer.pool import HostPool, Pool
 from kvtransfer.transports import tcp_zmq
 from kvtransfer.transports.base import Blocks, Move
 from kvtransfer.transports.tcp_zmq import BlockBatch, ZmqReceiver, ZmqSender
+from program.process import start_authenticator
 from tests.kvtransfer.late_queue import late_pool
 from tests.kvtransfer.transports.endpoint_process import key_of
+from wire.codec import Codec
+from wire.errors import InvalidSetting, TransferFailed
+from wire.links import ClusterKey, LinkSettings
 
 _HEADERS = Codec(BlockBatch)
 _PLAIN = LinkSettings()

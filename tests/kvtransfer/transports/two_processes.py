@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvtransfer.transports.loopback import LoopbackNetwork
 from kvtransfer.transports.segment import sweep_orphans
+from tests.kvtransfer.loopback import LoopbackNetwork
 from tests.kvtransfer.transports.endpoint_process import (
     GUARD,
     IN_PROCESS,

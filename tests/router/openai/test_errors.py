@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.api.errors import (
+from router.openai.errors import HTTP_OF, error_body, http_layer_body, retry_after, status_of
+from wire.errors import (
     BatonError,
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -19,7 +20,6 @@ from engine.api.errors import (
     TransferFailed,
     UnsupportedMediaType,
 )
-from router.openai.errors import HTTP_OF, error_body, http_layer_body, retry_after, status_of
 
 
 def _tree(root: type[BatonError]) -> Iterator[type[BatonError]]:
@@ -29,7 +29,7 @@ def _tree(root: type[BatonError]) -> Iterator[type[BatonError]]:
 
 
 def test_every_class_of_the_tree_is_in_the_table() -> None:
-    classes = {kind for kind in _tree(BatonError) if kind.__module__ == "engine.api.errors"}
+    classes = {kind for kind in _tree(BatonError) if kind.__module__ == "wire.errors"}
     assert classes == set(HTTP_OF)
 
 

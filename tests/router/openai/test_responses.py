@@ -11,8 +11,6 @@ import pytest
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from engine.api.errors import Overloaded
-from engine.api.messages import HandoffFigures
 from router.openai.responses import (
     SSE_DONE,
     ChatStream,
@@ -32,6 +30,8 @@ from router.openai.responses import (
     usage_object,
 )
 from router.openai.text_stream import TextDelta, TokenChance, TokenEntry
+from wire.errors import Overloaded
+from wire.messages import HandoffFigures
 
 HEAD = ReplyHead("chatcmpl-1", 1_700_000_000, 'a "model"')
 USAGE = Usage(10, 3, 4)

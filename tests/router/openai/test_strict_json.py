@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.api.errors import InvalidRequest
 from router.openai.strict_json import MAX_DEPTH, parse_object
+from wire.errors import InvalidRequest
 
 DAMAGED = {
     "not json": (b'{"a": ', None),

@@ -9,10 +9,10 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models
 
-from engine.api.errors import InvalidMessage
-from engine.api.messages import TokenLogprobs
 from engine.text.tokenizer import Tokenizer
 from router.openai.text_stream import EMPTY_DELTA, ChoiceText, TextDelta, TextOptions, join_deltas
+from wire.errors import InvalidMessage
+from wire.messages import TokenLogprobs
 
 # byte-level pieces: Ġ is a space, â Ĥ ¬ are the three bytes of the euro sign
 PIECES = ["Hello", "Ġworld", "Ġthe", "Ġend", "â", "Ĥ", "¬", "!", "ĠEN", "D", "xyz"]

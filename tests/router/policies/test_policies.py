@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine.api.errors import InvalidSetting
 from router.policies.base import num_cached_blocks
 from router.policies.least_loaded import LeastLoaded
 from router.policies.prefix import Prefix
 from router.policies.registry import make_policy
 from router.policies.round_robin import RoundRobin
 from router.settings import POLICIES
+from wire.errors import InvalidSetting
 
 HASHES = [bytes([number]) * 16 for number in range(4)]
 

@@ -1,0 +1,451 @@
+"""Trains the demo model from nothing and writes it as a published checkpoint.
+
+    python -m demo.train --out build/demo --steps 3600 --threads 1 --seed 1
+    python -m demo.train --out build/demo --steps 4600 --threads 1 --seed 1
+    python -m demo.train --out build/demo --steps 5400 --threads 1 --seed 1
+
+are the commands the packaged checkpoint comes from: each goes on from the state of the one before, with the
+learning rate up again and down once more. `--minutes` instead of `--steps` trains for a time, on any machine.
+
+First a byte-level BPE tokenizer (digits one by one), then a small Qwen3 model on packed texts of
+`demo.corpus`; the loss counts what the assistant says and plain text. The texts, their order, the
+batches and the first weights depend on the seed only. Every few minutes the export and, below `--state`,
+everything needed to continue are written to a temporary name and renamed, so that the run may be cut off at
+any moment; starting the same command again continues it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
+from torch.nn import functional
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from demo import sums
+from demo.corpus import Text, refreshers, texts
+
+END_OF_TEXT: Final = "<|endoftext|>"
+TURN_START: Final = "<|im_start|>"
+TURN_END: Final = "<|im_end|>"
+VOCAB_SIZE: Final = 1792
+NUM_SPECIAL_TOKENS: Final = 3
+ROW_TOKENS: Final = 512
+LONG_ROW_TOKENS: Final = 2048
+BATCH_TOKENS: Final = 2048  # one long row or four short ones
+POOL_TEXTS: Final = 48
+LONG_EVERY: Final = 10
+COPYING_STEPS: Final = range(996, 1246)
+COPYING_REPEATS: Final = 6
+SUMS_STEPS: Final = range(1694, 2194)
+FIRST_REFRESHER_STEP: Final = 4600
+NUM_TOKENIZER_TEXTS: Final = 30_000
+WARMUP_STEPS: Final = 100
+PEAK_RATE: Final = 3e-3
+DECAY_SHARE: Final = 0.35
+ROPE_THETA: Final = 10000.0
+SAVE_EVERY_S: Final = 240.0
+CHAT_TEMPLATE: Final = (
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' }}"
+    "{%- if message['content'] is string %}{{- message['content'] }}"
+    "{%- else %}{%- for part in message['content'] or [] %}{{- part['text'] }}{%- endfor %}{%- endif %}"
+    "{{- '<|im_end|>\\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to train: `steps` when given, else `minutes`."""
+
+    minutes: float
+    steps: int | None
+
+    def progress(self, step: int, elapsed_s: float) -> float:
+        """Return how much of the training is done, from 0 to 1."""
+        return min(1.0, step / self.steps if self.steps else elapsed_s / (60 * self.minutes))
+
+
+def train_tokenizer(seed: int) -> Tokenizer:
+    """Train the tokenizer on the first texts of the corpus."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    lines = (line for text in islice(texts(seed), NUM_TOKENIZER_TEXTS) for line in _lines(text))
+    tokenizer.train_from_iterator(lines, trainer)
+    return tokenizer
+
+
+def _lines(text: Text) -> list[str]:
+    return [text.plain] if text.plain else [f"{message['role']}\n{message['content']}" for message in text.messages]
+
+
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(f"the tokenizer has no token {token!r}")
+    return found
+
+
+def encode(tokenizer: Tokenizer, text: Text) -> tuple[list[int], list[bool]]:
+    """Return the token ids of a text with its end, and for each whether the model has to predict it."""
+    end = _id(tokenizer, END_OF_TEXT)
+    ids: list[int] = []
+    counted: list[bool] = []
+    if text.plain:
+        ids = tokenizer.encode(text.plain).ids
+        return [*ids, end], [True] * (len(ids) + 1)
+    for message in text.messages:
+        by_model = message["role"] == "assistant"
+        head = tokenizer.encode(f"{TURN_START}{message['role']}\n").ids
+        body = tokenizer.encode(f"{message['content']}{TURN_END}").ids
+        tail = tokenizer.encode("\n").ids
+        ids += head + body + tail
+        counted += [False] * len(head) + [by_model] * len(body) + [False] * len(tail)
+    return [*ids, end], [*counted, False]
+
+
+def rows(tokenizer: Tokenizer, source: Iterator[Text], size: int) -> Iterator[tuple[list[int], list[bool]]]:
+    """Yield rows of `size` tokens made of whole texts, from a small pool the longest that fits first.
+
+    The end of a row is filled with uncounted end-of-text tokens; a text longer than a row loses its end.
+    """
+    end = _id(tokenizer, END_OF_TEXT)
+    encoded = (encode(tokenizer, text) for text in source)
+    pool = list(islice(encoded, POOL_TEXTS))
+    while True:
+        # The oldest text opens the row, so that none waits for ever.
+        ids, counted = pool.pop(0)
+        ids, counted = ids[:size], counted[:size]
+        pool.append(next(encoded))
+        while fitting := [item for item in pool if len(item[0]) <= size - len(ids)]:
+            longest = max(fitting, key=lambda item: len(item[0]))
+            pool.remove(longest)
+            pool.append(next(encoded))
+            ids, counted = ids + longest[0], counted + longest[1]
+        fill = size - len(ids)
+        yield ids + [end] * fill, counted + [False] * fill
+
+
+def copying_drills(end: int, seed: int) -> Iterator[tuple[list[int], list[bool]]]:
+    """Yield short rows of a few random tokens said again and again; what is not the first saying counts.
+
+    Nothing here can be guessed, only copied: some hundred such rows teach attention to fetch a name or a number from
+    the question, which the texts alone teach very slowly.
+    """
+    rng = random.Random(seed)
+    while True:
+        ids: list[int] = []
+        counted: list[bool] = []
+        while len(ids) < ROW_TOKENS:
+            said = [rng.randrange(NUM_SPECIAL_TOKENS, VOCAB_SIZE) for _ in range(rng.randrange(3, 10))]
+            ids += [*(said * COPYING_REPEATS), end]
+            counted += [False] * (len(said) + 1) + [True] * (len(said) * (COPYING_REPEATS - 1) - 1) + [False]
+        yield ids[:ROW_TOKENS], counted[:ROW_TOKENS]
+
+
+def sums_drills(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[list[int], list[bool]]]:
+    """Yield short rows of bare sums, of which the results count."""
+    rng = random.Random(seed)
+    end = _id(tokenizer, END_OF_TEXT)
+    while True:
+        ids: list[int] = []
+        counted: list[bool] = []
+        while len(ids) < ROW_TOKENS:
+            first, sign, second = sums.numbers(rng)
+            asked = tokenizer.encode(f"{first} {sign} {second} =").ids
+            found = tokenizer.encode(f" {sums.result(first, sign, second)}.").ids
+            ids += [*asked, *found, end]
+            counted += [False] * len(asked) + [True] * (len(found) + 1)
+        yield ids[:ROW_TOKENS], counted[:ROW_TOKENS]
+
+
+def batches(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield token ids and counted flags, both [num_rows, row_tokens], BATCH_TOKENS together.
+
+    Every tenth batch is a long row, so that the model has seen the far ends of its context. Two stretches of steps
+    are drills in place of texts, copying and then sums; from then on every fourth short row stays a drill in sums,
+    and in the end half of the rows are refreshers.
+    """
+    short = rows(tokenizer, texts(seed), ROW_TOKENS)
+    long = rows(tokenizer, texts(seed + 1), LONG_ROW_TOKENS)
+    copying = copying_drills(_id(tokenizer, END_OF_TEXT), seed + 2)
+    adding = sums_drills(tokenizer, seed + 3)
+    refreshing = rows(tokenizer, refreshers(seed + 4), ROW_TOKENS)
+    num_rows = BATCH_TOKENS // ROW_TOKENS
+    for step in count():
+        if step % LONG_EVERY == LONG_EVERY - 1:
+            packed = [next(long)]
+        elif step in COPYING_STEPS:
+            packed = list(islice(copying, num_rows))
+        elif step in SUMS_STEPS:
+            packed = list(islice(adding, num_rows))
+        elif step < SUMS_STEPS.start:
+            packed = list(islice(short, num_rows))
+        elif step < FIRST_REFRESHER_STEP:
+            packed = [*islice(short, num_rows - 1), next(adding)]
+        else:
+            packed = [next(short), next(adding), *islice(refreshing, num_rows - 2)]
+        yield torch.tensor([ids for ids, _ in packed]), torch.tensor([counted for _, counted in packed])
+
+
+def build_model(tokenizer: Tokenizer) -> Qwen3ForCausalLM:
+    """Build the model with fresh weights: about 3.4 million parameters."""
+    config = Qwen3Config(
+        architectures=["Qwen3ForCausalLM"],
+        vocab_size=VOCAB_SIZE,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        bos_token_id=None,
+        eos_token_id=_id(tokenizer, TURN_END),
+        pad_token_id=_id(tokenizer, END_OF_TEXT),
+        attn_implementation="sdpa",
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def text_borders(ids: torch.Tensor, end: int) -> torch.Tensor:
+    """Return which token may look at which, [num_rows, 1, row_tokens, row_tokens]: earlier ones of its own text."""
+    before = functional.pad((ids == end).long(), (1, 0))[:, :-1].cumsum(1)
+    same_text = before[:, :, None] == before[:, None, :]
+    return same_text.tril()[:, None]
+
+
+def loss_of(model: Qwen3ForCausalLM, ids: torch.Tensor, counted: torch.Tensor, end: int) -> torch.Tensor:
+    """Return the mean cross entropy of the counted tokens; only they reach the output layer.
+
+    In short rows a text sees only itself, which is how it is served and what lets the model learn quickly to copy
+    names and numbers from the question. A long row is one stretch: its far tokens are all that far distances have.
+    """
+    mask = text_borders(ids, end) if ids.shape[1] == ROW_TOKENS else None
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        hidden = hidden[:, :-1][counted[:, 1:]]
+        logits = functional.linear(hidden, model.model.embed_tokens.weight)
+    return functional.cross_entropy(logits.float(), ids[:, 1:][counted[:, 1:]])
+
+
+def rate(step: int, progress: float) -> float:
+    """Return the learning rate: a short warm-up, a plateau, and a fall to nothing in the last part."""
+    warm = min(1.0, (step + 1) / WARMUP_STEPS)
+    left = min(1.0, (1.0 - progress) / DECAY_SHARE)
+    return PEAK_RATE * warm * max(0.01, left)
+
+
+def optimizers_for(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return Muon for the matrices of the layers and AdamW for the embedding and the norms.
+
+    Muon (https://kellerjordan.github.io/posts/muon/) instead of AdamW for all: after 0.4 million tokens the loss was
+    0.80 and not 1.02, at the same speed.
+    """
+    matrices = [weight for name, weight in model.named_parameters() if weight.dim() == 2 and "embed" not in name]
+    others = [weight for name, weight in model.named_parameters() if weight.dim() != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(matrices, lr=PEAK_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+    ]
+
+
+def published_config(config: Qwen3Config) -> dict[str, object]:
+    """Return what config.json says, in the words of the published Qwen3 checkpoints."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+        "head_dim": config.head_dim,
+        "hidden_act": config.hidden_act,
+        "hidden_size": config.hidden_size,
+        "initializer_range": config.initializer_range,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "num_attention_heads": config.num_attention_heads,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_key_value_heads": config.num_key_value_heads,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_scaling": None,
+        "rope_theta": ROPE_THETA,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": config.vocab_size,
+    }
+
+
+def export(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
+    """Write the published checkpoint: weights in bfloat16, each file under a temporary name first."""
+    out.mkdir(parents=True, exist_ok=True)
+    weights = {
+        name: tensor.detach().to(torch.bfloat16).contiguous()
+        for name, tensor in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    temporary = out / ".model.safetensors"
+    save_file(weights, temporary, metadata={"format": "pt"})
+    temporary.chmod(0o644)  # the writer of safetensors makes it private
+    temporary.replace(out / "model.safetensors")
+    turn_end, end = _id(tokenizer, TURN_END), _id(tokenizer, END_OF_TEXT)
+    _write(out / "config.json", published_config(model.config))
+    _write(
+        out / "generation_config.json",
+        {"eos_token_id": [turn_end, end], "pad_token_id": end, "do_sample": False},
+    )
+    _write(
+        out / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": TURN_END,
+            "pad_token": END_OF_TEXT,
+            "bos_token": None,
+            "model_max_length": 2048,
+            "clean_up_tokenization_spaces": False,
+            "chat_template": CHAT_TEMPLATE,
+        },
+    )
+    _write(out / "tokenizer.json", json.loads(tokenizer.to_str()))
+
+
+def _write(path: Path, value: object) -> None:
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def save_state(
+    state: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], step: int, elapsed_s: float
+) -> None:
+    """Write weights, moments and counters, everything a cut-off run needs to go on."""
+    state.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, torch.Tensor] = {"counters": torch.tensor([step, elapsed_s], dtype=torch.float64)}
+    for name, parameter in model.named_parameters():
+        tensors[f"weight/{name}"] = parameter.detach()
+        for optimizer in optimizers:
+            for moment, value in optimizer.state.get(parameter, {}).items():
+                tensors[f"{moment}/{name}"] = value.detach()
+    temporary = state / ".state.safetensors"
+    save_file(tensors, temporary)
+    temporary.replace(state / "state.safetensors")
+
+
+def load_state(state: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> tuple[int, float]:
+    """Put saved weights and moments back; return the step and the seconds trained, zeros without them."""
+    file = state / "state.safetensors"
+    if not file.exists():
+        return 0, 0.0
+    tensors = load_file(file)
+    moments = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[f"weight/{name}"])
+            saved = {moment: tensors[f"{moment}/{name}"] for moment in moments if f"{moment}/{name}" in tensors}
+            for optimizer in optimizers:
+                if any(parameter is owned for group in optimizer.param_groups for owned in group["params"]):
+                    optimizer.state[parameter] = saved
+    step, elapsed_s = tensors["counters"].tolist()
+    return int(step), elapsed_s
+
+
+def train(out: Path, state: Path, plan: Plan, seed: int) -> None:
+    """Train until the plan is fulfilled, continuing what is saved under `state`."""
+    torch.manual_seed(seed)
+    saved_tokenizer = state / "tokenizer.json"
+    if saved_tokenizer.exists():
+        tokenizer = Tokenizer.from_file(str(saved_tokenizer))
+    else:
+        tokenizer = train_tokenizer(seed)
+        state.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(str(saved_tokenizer))
+    model = build_model(tokenizer)
+    end = _id(tokenizer, END_OF_TEXT)
+    optimizers = optimizers_for(model)
+    step, before_s = load_state(state, model, optimizers)
+    started = saved = reported = time.monotonic()
+    source = islice(batches(tokenizer, seed + 1), step, None)
+    print(
+        f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters, from step {step}",
+        flush=True,
+    )
+    losses: list[float] = []
+    for ids, counted in source:
+        now = time.monotonic()
+        elapsed_s = before_s + now - started
+        progress = plan.progress(step, elapsed_s)
+        if progress >= 1.0:
+            break
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["lr"] = rate(step, progress)
+        loss = loss_of(model, ids, counted, end)
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+        losses.append(loss.item())
+        step += 1
+        if len(losses) == 50:
+            speed = len(losses) * BATCH_TOKENS / (time.monotonic() - reported)
+            print(
+                f"step {step} {step * BATCH_TOKENS / 1e6:.2f}M tokens {elapsed_s / 60:.1f} min "
+                f"loss {sum(losses) / len(losses):.4f} {speed:.0f} tokens/s",
+                flush=True,
+            )
+            losses, reported = [], time.monotonic()
+        if now - saved > SAVE_EVERY_S:
+            export(model, tokenizer, out)
+            save_state(state, model, optimizers, step, elapsed_s)
+            saved = now
+    export(model, tokenizer, out)
+    save_state(state, model, optimizers, step, before_s + time.monotonic() - started)
+
+
+def main() -> None:
+    """Read the command line and train."""
+    parser = argparse.ArgumentParser(description="Train Baton's demo model.")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the exported checkpoint")
+    parser.add_argument("--state", type=Path, help="folder of what a cut-off run continues from (default: OUT.state)")
+    parser.add_argument("--minutes", type=float, default=75.0, help="how long to train")
+    parser.add_argument("--steps", type=int, help="train this many steps instead, for a run that repeats exactly")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads")
+    parser.add_argument("--seed", type=int, default=1, help="seed of texts and first weights")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    state = options.state or options.out.with_name(options.out.name + ".state")
+    train(options.out, state, Plan(options.minutes, options.steps), options.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What a runner needs of a device beyond tensors: inputs in one copy, recorded graphs, and results on their way back.
+
+Owns nothing but the contract. A device has one order of work, the *stream* of the engine's thread: everything issued on
+it happens in the order of issue, perhaps later than the call that issued it. The host learns what has happened by
+waiting for an `Arrival`. On a host device everything has happened when a call returns.
+
+Every wait has a deadline: a device that does not answer raises `DeviceFailed`, and its process must not go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from wire.errors import BatonError
+
+Array: TypeAlias = npt.NDArray[Any]
+_Outputs = TypeVar("_Outputs")
+
+STEP_TIMEOUT_S = 120.0
+"""How long one step may take on a device before the device counts as lost."""
+
+
+class DeviceFailed(BatonError):
+    """The device cannot compute any more, and nothing that its memory holds may be relied on: end the process."""
+
+    code = "internal_error"
+
+
+class Staging(Protocol):
+    """Brings the small arrays of one step to the device in one copy. Used by the engine's thread only.
+
+    The views that `put` returns are valid in stream order from `upload` to the next `begin`. A sequence of puts with
+    equal dtypes and capacities gets the same addresses in every step, which is what recorded graphs rely on.
+    """
+
+    def begin(self) -> None:
+        """Start over with a new step; waits until the device has taken what the last upload brought."""
+        ...
+
+    def put(self, values: Array, capacity: int = 0) -> Tensor:
+        """A view [len(values)] on the device of `values` [n]; room is kept for `capacity` values (at least n).
+
+        `values` is copied now. Raises `ValueError` when the staging memory is too small.
+        """
+        ...
+
+    def upload(self) -> None:
+        """Send everything that was put. Not waited for."""
+        ...
+
+
+class Arrival(Protocol):
+    """Results on their way to the host."""
+
+    def wait(self, timeout_s: float = STEP_TIMEOUT_S) -> tuple[Array, ...]:
+        """The values, once they are here. Raises `DeviceFailed` at the timeout, or when the device has failed."""
+        ...
+
+
+class Graph(Protocol):
+    """A recorded sequence of operations over fixed addresses."""
+
+    def replay(self) -> None:
+        """Issue all of it again, reading whatever its inputs hold then."""
+        ...
+
+
+class Device(Protocol):
+    """One device, as the engine's thread uses it.
+
+    `torch_device`: where tensors go. `has_own_memory`: transports of the host cannot read tensors in place. `overlaps`:
+    the host may prepare a step while the last one runs. `records`: `record` works and gains something.
+    """
+
+    torch_device: torch.device
+    has_own_memory: bool
+    overlaps: bool
+    records: bool
+
+    def staging(self, num_bytes: int) -> Staging:
+        """Staging memory for steps of at most so many bytes."""
+        ...
+
+    def record(self, run: Callable[[], _Outputs]) -> tuple[Graph, _Outputs]:
+        """Record what `run` issues, without computing it, and the tensors it returns: each replay writes those.
+
+        `run` has been called before, so nothing in it is compiled or allocated for the first time. It must not ask
+        the device for values.
+        """
+        ...
+
+    def fetch(self, tensors: Sequence[Tensor]) -> Arrival:
+        """Bring tensors to the host, as they are at this point of the stream. They may be overwritten after it."""
+        ...
+
+    def notify(self, call: Callable[[], None]) -> None:
+        """Have `call` called, on any thread, when everything issued so far has happened; in the order of notifies."""
+        ...
+
+    def settle(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
+        """Wait until all that `notify` was given has been called. Raises as `Arrival.wait`."""
+        ...
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Around whatever issues work: an error after which the device computes nothing more becomes `DeviceFailed`."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until nothing issued is left to do. For start and measurements, not for steps."""
+        ...
+
+    def close(self) -> None:
+        """End what runs beside the engine's thread."""
+        ...

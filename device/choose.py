@@ -1,0 +1,57 @@
+"""From the setting `--device` to a device.
+
+Owns the names, and the errors of those that this machine cannot honour. Modules of a device are imported when it is
+chosen.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import torch
+
+from device.base import Device
+from wire.errors import InvalidSetting
+
+AUTO, CPU, CUDA, EMULATED = "auto", "cpu", "cuda", "emulated"
+_CUDA_NAME = re.compile(r"cuda(:(\d{1,3}))?")
+
+
+def open_device(name: str) -> Device:
+    """The device of that name: `auto` (a GPU where torch sees one), `cpu`, `cuda`, `cuda:N`, or `emulated` (the host's
+    cores behind the code paths of a GPU, for tests). Raises `InvalidSetting`.
+    """
+    if name == CPU or (name == AUTO and not torch.cuda.is_available()):
+        from device.host import HostDevice
+
+        return HostDevice()
+    if name == EMULATED:
+        from device.emulated import EmulatedDevice
+
+        return EmulatedDevice()
+    match = _CUDA_NAME.fullmatch(CUDA if name == AUTO else name)
+    if match is None:
+        raise InvalidSetting(f"--device {name!r:.50} is not one of auto, cpu, cuda, cuda:N")
+    index = int(match[2] or 0)
+    require_cuda(name, index)
+    from device.cuda import CudaDevice
+
+    return CudaDevice(index)
+
+
+def require_cuda(name: str, index: int) -> None:
+    """Raise `InvalidSetting` unless torch sees the CUDA device `index`."""
+    if torch.version.cuda is None:
+        raise InvalidSetting(
+            f"--device {name}: this torch ({torch.__version__}) was built without CUDA; "
+            "install a CUDA build of torch (see docs/gpu.md), or use --device cpu"
+        )
+    if not torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hint = f"CUDA_VISIBLE_DEVICES is {visible!r}" if visible is not None else "does `nvidia-smi` list one?"
+        raise InvalidSetting(f"--device {name}: torch sees no CUDA device ({hint}); use --device cpu without one")
+    if index >= torch.cuda.device_count():
+        raise InvalidSetting(
+            f"--device {name}: there are only {torch.cuda.device_count()} CUDA devices, counted from 0"
+        )

@@ -1,0 +1,75 @@
+"""The thread that tells what a device has done, for `Device.notify`.
+
+Owns the notices that wait, at most `MAX_NOTICES`, and their order. Knows no device: moments are whatever its owner can
+wait for.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from device.base import DeviceFailed
+
+MAX_NOTICES = 4096
+_CLOSE_S = 5.0
+
+
+class NoticeThread:
+    """Calls what it was given, in order, each when its moment has come. A failure of one ends all later ones.
+
+    `begin` is called once, on the thread; `has_come` returns when a moment has come, or raises.
+    """
+
+    def __init__(self, begin: Callable[[], None], has_come: Callable[[Any], None]) -> None:
+        self._begin = begin
+        self._has_come = has_come
+        self._waiting: queue.Queue[tuple[Any, Callable[[], None]] | None] = queue.Queue(MAX_NOTICES)
+        self._failure: BaseException | None = None
+        self._num_added = 0
+        self._num_called = 0
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="device-notices", daemon=True)
+        self._thread.start()
+
+    def add(self, moment: Any, call: Callable[[], None]) -> None:
+        """By the engine's thread. Raises `DeviceFailed` when far too many wait."""
+        try:
+            self._waiting.put_nowait((moment, call))
+        except queue.Full:
+            raise DeviceFailed(f"{MAX_NOTICES} notices wait for the device") from None
+        self._num_added += 1
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until all that was added was called. Raises `DeviceFailed`."""
+        with self._changed:
+            is_done = self._changed.wait_for(
+                lambda: self._failure is not None or self._num_called == self._num_added, timeout_s
+            )
+        if self._failure is not None:
+            raise DeviceFailed(f"a notice of the device could not be given: {self._failure}") from self._failure
+        if not is_done:
+            raise DeviceFailed(f"notices of the device did not come within {timeout_s:g} s")
+
+    def close(self) -> None:
+        """End the thread after what it has."""
+        if self._thread.is_alive() and self._failure is None:
+            self._waiting.put(None, timeout=_CLOSE_S)
+            self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        try:
+            self._begin()
+            while (notice := self._waiting.get()) is not None:
+                moment, call = notice
+                self._has_come(moment)
+                call()
+                with self._changed:
+                    self._num_called += 1
+                    self._changed.notify_all()
+        except BaseException as error:  # whoever settles hears of it: nobody is above this thread
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()

@@ -1,0 +1,1 @@
+"""Two-rank groups of torch.distributed, one per pair of nodes: NCCL between GPUs, gloo in host memory."""

@@ -1,0 +1,398 @@
+"""The agent: the one place that runs nixl. A process of its own (`python -m kvtransfer.transports.nixl.agent`, started
+by `process`) for pools in host memory, a thread of the node (`thread`) for pools on a GPU.
+
+Owns the nixl agent of one node and direction, the registration of the node's pool, and every write under way. Knows no
+handoffs: notices pass through as bytes.
+
+One thread does everything, nixl's own progress thread stays off: that one spins on a core, and is slower than this
+loop where cores are few. Progress is made when nixl is asked for notices or for the state of a write; the loop asks
+often while something moves and seldom otherwise (`Pace`).
+
+A write that has begun cannot be taken back: releasing it does not stop the bytes. It ends by itself, by the failure of
+its connection, or with the agent. A process is killed, at any time: that is what it is for. A thread is asked to stop
+and then tears the agent down (`Agent.close`), which takes milliseconds when all is well and proves nothing when it
+does not come back.
+
+The process inherits the pool, a shared segment, by descriptor. It ends with its parent, whatever happens to either.
+Standard output is not used: what libraries print goes to standard error, which the node reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import secrets
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvtransfer.host import this_process
+from kvtransfer.transports.nixl.memory import DRAM, VRAM, Region
+from kvtransfer.transports.nixl.wire import (
+    COMMANDS,
+    MAX_METADATA_BYTES,
+    MAX_NOTICE_BYTES,
+    MAX_NOTICES,
+    REPORTS,
+    Channel,
+    Connect,
+    Disconnect,
+    Notices,
+    PeerEnded,
+    PoolDetails,
+    Ready,
+    Watch,
+    Write,
+    WriteEnded,
+)
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
+_MADV_POPULATE_WRITE = 23
+_TIMER_SLACK_NS = 1000
+_STAYS_LIVELY_S = 0.003
+_BUSY_PROGRESS_S = 0.00005
+_MAX_BACKLOG_BYTES = 2**24
+_LOCAL = "NIXL_INIT_AGENT"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long the loop pauses: with a write under way, shortly after something moved, while notices are expected, and
+    otherwise. What comes from the node ends every pause.
+    """
+
+    writing_s: float
+    moving_s: float
+    expecting_s: float = 0.001
+    idle_s: float = 0.05
+
+
+OWN_PROCESS = Pace(writing_s=0.00005, moving_s=0.0001)
+BESIDE_ENGINE = Pace(writing_s=0.0002, moving_s=0.0002)
+"""On a thread of the node. A turn of the loop holds the interpreter for some 10 to 20 us (nixl lets go of it where it
+moves bytes: transfer, states, notices, registration; not where it makes or releases requests), and the engine may need
+it at that moment. At 50 us between turns that would be a fourth of the time, at 200 us it is a tenth. A piece of 16 MiB
+is under way for 40 us (NVLink) to 350 us (400 Gb/s), several at once, and neither way needs anybody in between."""
+
+
+@dataclass(slots=True)
+class _Remote:
+    """Another agent as nixl knows it. Several peers may mean the same: one that is leaving and its successor."""
+
+    name: str
+    metadata: bytes
+    num_peers: int = 0
+    has_failed: bool = False
+
+
+@dataclass(slots=True)
+class _Peer:
+    remote: _Remote
+    targets: Any
+    is_leaving: bool = False
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    write_id: int
+    peer_id: int
+    handle: Any
+
+
+class Agent:
+    """Carries out commands on the pool in `region` and reports on `channel`, until the node hangs up or `stopped`.
+
+    Raises nixl's errors, and `RuntimeError` when the memory cannot be registered.
+    """
+
+    def __init__(self, channel: Channel, region: Region, pace: Pace, stopped: threading.Event | None = None) -> None:
+        # slow to import, and only ever in this process
+        from nixl import nixl_agent, nixl_agent_config
+
+        self._channel = channel
+        self._region = region
+        self._pace = pace
+        self._stopped = stopped or threading.Event()
+        self._name = secrets.token_hex(16)
+        self._nixl: Any = nixl_agent(self._name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        self._registered = self._register(region)
+        self._sources: Any = self._nixl.prep_xfer_dlist(_LOCAL, region.blocks(), region.kind)
+        self._remotes: dict[str, _Remote] = {}
+        self._peers: dict[int, _Peer] = {}
+        self._under_way: list[_UnderWay] = []
+        self._abandoned: list[Any] = []
+        self._is_expecting = False
+        self._lively_until_s = 0.0
+        metadata = self._nixl.get_agent_metadata()
+        if len(metadata) > MAX_METADATA_BYTES:
+            raise ValueError(f"nixl's metadata is {len(metadata)} bytes, more than {MAX_METADATA_BYTES}")
+        details = PoolDetails(metadata, region.base_address, region.num_bytes, region.kind, region.device_index)
+        channel.send(Ready(self._name, this_process(), details))
+
+    def run(self) -> None:
+        """Work until the node hangs up or says stop."""
+        while self._channel.is_open and not self._stopped.is_set():
+            if self._wait():
+                self._take_commands()
+            self._check_writes()
+            self._let_leave()
+            self._pass_notices_on()
+            if self._channel.num_waiting_bytes:
+                self._channel.flush()
+
+    def close(self) -> None:
+        """Give everything back, for a process that lives on: when this returns, peers cannot reach the pool by this
+        agent, and nothing that it began reads or writes the pool.
+
+        What releases what: a request released while it is under way is only let go of; the registration ends with the
+        agent, since UCX may keep it cached until then; the agent is destroyed when the last handle that was made by it
+        is gone too. Copies on a GPU go on through all of that, so they are waited for, before mappings of the peers'
+        memory are closed and again when nothing is left that could begin one. Raises whatever went wrong: then none of
+        this is proven. Not while an exception is handled that passed through `run`: its frames hold on to requests.
+        """
+        self._channel.flush()
+        while self._under_way:
+            _attempt(self._under_way.pop().handle.release)
+        self._region.settle()
+        while self._peers:
+            _attempt(self._peers.popitem()[1].targets.release)
+        while self._remotes:
+            _attempt(self._nixl.remove_remote_agent, self._remotes.popitem()[0])
+        _attempt(self._sources.release)
+        _attempt(self._nixl.deregister_memory, self._registered)
+        native = weakref.ref(self._nixl.agent)
+        self._abandoned.clear()
+        self._nixl = self._sources = self._registered = None
+        if native() is not None:
+            raise RuntimeError("something still refers to nixl's agent")
+        self._region.settle()
+
+    def _register(self, region: Region) -> Any:
+        try:
+            return self._nixl.register_memory(region.whole(), region.kind)
+        except Exception as error:  # as in _connect
+            what = f"memory of GPU {region.device_index}" if region.kind == VRAM else "host memory"
+            raise RuntimeError(f"{what} cannot be registered ({_reason(error)})") from None
+
+    def _wait(self) -> bool:
+        """Pause for as long as the state of things allows; whether commands have come."""
+        if self._under_way:
+            wait_s = self._pace.writing_s
+        elif time.monotonic() < self._lively_until_s:
+            wait_s = self._pace.moving_s
+        else:
+            wait_s = self._pace.expecting_s if self._is_expecting else self._pace.idle_s
+        return bool(select.select([self._channel.socket], [], [], wait_s)[0])
+
+    def _take_commands(self) -> None:
+        self._lively_until_s = time.monotonic() + _STAYS_LIVELY_S
+        for command in self._channel.receive():
+            if self._stopped.is_set():
+                return
+            self._carry_out(command)
+
+    def _carry_out(self, command: object) -> None:
+        match command:
+            case Watch(is_expecting):
+                self._is_expecting = is_expecting
+            case Connect():
+                self._connect(command)
+            case Write():
+                self._write(command)
+            case Disconnect(peer_id) if peer_id in self._peers:
+                self._peers[peer_id].is_leaving = True
+
+    def _connect(self, command: Connect) -> None:
+        try:
+            remote = self._remote(command.agent_name, command.details.metadata)
+            remote.num_peers += 1
+            try:
+                pool = _region_of_peer(command)
+                targets = self._nixl.prep_xfer_dlist(remote.name, pool.blocks(), pool.kind)
+            except Exception:
+                self._leave(remote)
+                raise
+        except Exception as error:  # nixl's own kinds have no common root, and this peer is to blame for all of them
+            self._channel.send(PeerEnded(command.peer_id, _reason(error)))
+            return
+        self._peers[command.peer_id] = _Peer(remote, targets)
+
+    def _remote(self, name: str, metadata: bytes) -> _Remote:
+        """The agent of this name, made known to nixl if it is not yet."""
+        remote = self._remotes.get(name)
+        if remote is None:
+            self._introduce(name, metadata)
+            remote = self._remotes[name] = _Remote(name, metadata)
+        elif remote.metadata != metadata:
+            raise ValueError("another agent has this name")
+        elif remote.has_failed:
+            raise ValueError("the failed connection to it has not been given up yet")
+        return remote
+
+    def _introduce(self, name: str, metadata: bytes) -> None:
+        """Make an agent known to nixl. Metadata that names another one is refused.
+
+        Where nixl itself refuses damaged metadata it may keep half of it, and refuses the right one under that name
+        afterwards. Names are random, so nobody but a peer that damages its own metadata can suffer from that.
+        """
+        found = _text(self._nixl.add_remote_agent(metadata))
+        if found != name:
+            if found not in self._remotes:
+                self._nixl.remove_remote_agent(found)
+            raise ValueError("its metadata belongs to another agent")
+
+    def _write(self, command: Write) -> None:
+        peer = self._peers.get(command.peer_id)
+        if peer is None:
+            self._channel.send(WriteEnded(command.write_id, False, "the peer is not connected"))
+            return
+        try:
+            handle = self._nixl.make_prepped_xfer(
+                "WRITE",
+                self._sources,
+                np.asarray(command.sources, dtype=np.int32),
+                peer.targets,
+                np.asarray(command.targets, dtype=np.int32),
+                command.notice,
+            )
+        except Exception as error:  # as in _connect
+            self._channel.send(WriteEnded(command.write_id, False, _reason(error)))
+            return
+        write = _UnderWay(command.write_id, command.peer_id, handle)
+        try:
+            state = self._nixl.transfer(handle)
+        except Exception as error:  # as in _connect
+            self._end(write, _reason(error))
+            return
+        if state == "PROC":
+            self._under_way.append(write)
+        else:
+            self._end(write, "" if state == "DONE" else "the write failed")
+
+    def _check_writes(self) -> None:
+        remaining = []
+        for write in self._under_way:
+            try:
+                state = self._nixl.check_xfer_state(write.handle)
+            except Exception as error:  # as in _connect
+                self._end(write, _reason(error))
+                continue
+            if state == "PROC":
+                remaining.append(write)
+            else:
+                self._end(write, "" if state == "DONE" else "the write failed")
+        self._under_way = remaining
+
+    def _end(self, write: _UnderWay, error: str) -> None:
+        self._lively_until_s = time.monotonic() + _STAYS_LIVELY_S
+        try:
+            write.handle.release()
+        except Exception:  # as in _connect; a handle that cannot be released must not be touched by its destructor
+            self._abandoned.append(write.handle)
+        if error:
+            self._peers[write.peer_id].remote.has_failed = True
+            self._region.settle()  # what it did not wait for may still be read
+        self._channel.send(WriteEnded(write.write_id, True, error))
+
+    def _let_leave(self) -> None:
+        """Disconnect peers that are to leave and have no write under way."""
+        leaving = [peer_id for peer_id, peer in self._peers.items() if peer.is_leaving]
+        busy = {write.peer_id for write in self._under_way}
+        for peer_id in leaving:
+            if peer_id in busy:
+                continue
+            peer = self._peers.pop(peer_id)
+            error = ""
+            try:
+                peer.targets.release()
+                self._leave(peer.remote)
+            except Exception as failure:  # as in _connect
+                error = _reason(failure)
+            self._channel.send(PeerEnded(peer_id, error))
+
+    def _leave(self, remote: _Remote) -> None:
+        remote.num_peers -= 1
+        if not remote.num_peers:
+            del self._remotes[remote.name]
+            self._nixl.remove_remote_agent(remote.name)
+
+    def _pass_notices_on(self) -> None:
+        began_s = time.perf_counter()
+        arrived = [notice for notices in self._nixl.get_new_notifs().values() for notice in notices]
+        if arrived or time.perf_counter() - began_s > _BUSY_PROGRESS_S:
+            self._lively_until_s = time.monotonic() + _STAYS_LIVELY_S
+        fitting = [bytes(notice) for notice in arrived if len(notice) <= MAX_NOTICE_BYTES]
+        for first in range(0, len(fitting), MAX_NOTICES):
+            # a node that does not listen loses notices, and with them handoffs; never memory without end
+            if self._channel.num_waiting_bytes < _MAX_BACKLOG_BYTES:
+                self._channel.send(Notices(tuple(fitting[first : first + MAX_NOTICES])))
+
+
+def _region_of_peer(command: Connect) -> Region:
+    """The peer's pool, as its endpoint describes it."""
+    details = command.details
+    if details.memory not in (DRAM, VRAM):
+        raise ValueError(f"memory of a kind that nobody knows: {details.memory!r}")
+    return Region(details.base_address, details.num_bytes, command.num_blocks, details.memory, details.device_index)
+
+
+def _attempt(call: Callable[..., object], *arguments: object) -> None:
+    """One step of a teardown; the next ones are tried all the same, and the agent's end says whether all went well."""
+    with contextlib.suppress(Exception):
+        call(*arguments)
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def _reason(error: Exception) -> str:
+    return (str(error) or type(error).__name__)[:1000]
+
+
+def _die_with(parent_pid: int) -> None:
+    """Ask the kernel for SIGKILL when the thread that started this process ends; exit now when its process is gone."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def main() -> None:
+    """`nixl_agent PARENT_PID SOCKET SEGMENT NUM_BLOCKS BLOCK_BYTES`: descriptors and sizes, set by the node."""
+    parent_pid, end, segment, num_blocks, block_bytes = map(int, sys.argv[1:])
+    _die_with(parent_pid)
+    _prctl(_PR_SET_TIMERSLACK, _TIMER_SLACK_NS)  # else a wait of 50 us takes 100
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the node decides when this ends
+    os.dup2(2, 1)
+    mapped = mmap.mmap(segment, num_blocks * block_bytes)
+    with contextlib.suppress(OSError):  # an older kernel: the first write of each page is slower then
+        mapped.madvise(_MADV_POPULATE_WRITE)
+    memory = np.frombuffer(mapped, dtype=np.uint8)
+    os.close(segment)
+    region = Region(int(memory.ctypes.data), memory.size, num_blocks)
+    Agent(Channel(socket.socket(fileno=end), REPORTS, COMMANDS), region, OWN_PROCESS).run()
+    # no destructors: nixl's could wait for peers, and the kernel gives back all there is
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The memory of a pool as nixl knows it: addresses, the kind of memory, and on a GPU which one.
+
+Owns the description and what a thread needs to do for memory of that kind before it works on it and after it has
+stopped. Knows neither nixl nor torch: what CUDA has to be asked is in `cuda`, imported for memory of a GPU only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wire.errors import InvalidSetting
+
+DRAM, VRAM = "DRAM", "VRAM"
+"""Kinds of memory, by nixl's names: of the host, of a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """`num_blocks` blocks of equal size that follow each other, `num_bytes` in all. `device_index`: which GPU as CUDA
+    counts them in the process that owns the memory; 0 for the host's.
+    """
+
+    base_address: int
+    num_bytes: int
+    num_blocks: int
+    kind: str = DRAM
+    device_index: int = 0
+
+    def whole(self) -> npt.NDArray[np.uint64]:
+        """Its one descriptor, [1, 3]: address, size, device."""
+        return np.array([[self.base_address, self.num_bytes, self.device_index]], dtype=np.uint64)
+
+    def blocks(self) -> npt.NDArray[np.uint64]:
+        """A descriptor for each block, [num_blocks, 3]: address, size, device."""
+        block_bytes = self.num_bytes // self.num_blocks
+        blocks = np.empty((self.num_blocks, 3), dtype=np.uint64)
+        blocks[:, 0] = self.base_address + np.arange(self.num_blocks, dtype=np.uint64) * np.uint64(block_bytes)
+        blocks[:, 1] = block_bytes
+        blocks[:, 2] = self.device_index
+        return blocks
+
+    def require_shareable(self) -> None:
+        """Raise `InvalidSetting` when it is memory of a GPU that CUDA IPC cannot hand to another process.
+
+        UCX would register it all the same, and carry every block through the host.
+        """
+        if self.kind == VRAM:
+            from kvtransfer.transports.nixl import cuda
+
+            if not cuda.is_in_one_allocation(self.base_address, self.device_index):
+                raise InvalidSetting(
+                    "--kv-transport nixl: CUDA IPC cannot share the memory of this pool: start without "
+                    "expandable_segments and cudaMallocAsync in PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF)"
+                )
+
+    def enter(self) -> None:
+        """Make the calling thread one that may work on this memory: on a GPU, bind it to the device's context."""
+        if self.kind == VRAM:
+            from kvtransfer.transports.nixl import cuda
+
+            cuda.bind_thread(self.device_index)
+
+    def settle(self) -> None:
+        """Wait until nothing that this process began reads or writes the memory any more.
+
+        On a GPU a library's copies are under way after its calls have returned, and go on when it is torn down.
+        """
+        if self.kind == VRAM:
+            from kvtransfer.transports.nixl import cuda
+
+            cuda.synchronize(self.device_index)
+
+
+def region_of(pool: Any) -> Region:
+    """The memory of `pool`, a contiguous [num_blocks, block_bytes] uint8 tensor or array. Raises `InvalidSetting`."""
+    if isinstance(pool, np.ndarray):
+        is_pool = pool.ndim == 2 and pool.dtype == np.uint8 and pool.flags.c_contiguous
+        address, kind, device_index = int(pool.ctypes.data), DRAM, 0
+    else:
+        is_pool = pool.ndim == 2 and pool.element_size() == 1 and pool.is_contiguous()
+        address, is_device = int(pool.data_ptr()), pool.device.type == "cuda"
+        kind, device_index = (VRAM, int(pool.device.index)) if is_device else (DRAM, 0)
+    if not is_pool or not pool.shape[0] or not pool.shape[1]:
+        raise InvalidSetting("--kv-transport nixl: a pool is a contiguous [num_blocks, block_bytes] array of bytes")
+    return Region(address, int(pool.shape[0]) * int(pool.shape[1]), int(pool.shape[0]), kind, device_index)

@@ -1,0 +1,197 @@
+"""The node's side of an agent process: starts it, talks to it, ends it, starts it again.
+
+Owns one child process at a time (one *life*), its socket pair and what it writes to standard error. Knows commands and
+reports as messages only, and neither peers nor handoffs.
+
+Only the first start is waited for. Whatever ends a life later, a crash or `kill`, the next one comes up in the
+background: `poll` starts it and reports its `Ready`, unless it crashes too often (`lives`).
+
+A life has ended when its process was reaped: from then on it reads and writes nothing. `num_lives_ended` counts them.
+
+The kernel ends the process when the *thread* that started it ends (that is how PR_SET_PDEATHSIG counts), so both the
+thread that constructs this and the one that polls have to live as long as the node.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from kvtransfer.transports.nixl.lives import Crashes, require_nixl
+from kvtransfer.transports.nixl.ucx import ucx_environment
+from kvtransfer.transports.nixl.wire import COMMANDS, REPORTS, Channel, Ready
+from kvtransfer.transports.segment import Segment
+from wire.errors import InvalidSetting
+
+_FIRST_START_S = 30.0
+_REAP_S = 1.0
+_MAX_TAIL_BYTES = 4096
+_MODULE = "kvtransfer.transports.nixl.agent"
+_ROOT = Path(__file__).resolve().parents[2]
+_log = logging.getLogger(__name__)
+
+
+class AgentProcess:
+    """Keeps one agent over `segment` running. Blocks until the first is ready.
+
+    Raises `InvalidSetting` when nixl is not installed or the agent does not start.
+    """
+
+    def __init__(self, segment: Segment, num_blocks: int, block_bytes: int, host: str) -> None:
+        require_nixl()
+        self.ready: Ready | None = None
+        self.num_lives_ended = 0
+        self._segment = segment
+        self._sizes = (num_blocks, block_bytes)
+        self._environment = {"NIXL_LOG_LEVEL": "WARN", **ucx_environment(host, os.environ)}
+        self._crashes = Crashes()
+        self._tail = b""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._errors: IO[bytes] | None = None
+        self._is_killed = False
+        self._is_ending = False
+        self._is_closed = False
+        self._start()
+        self._wait_until_ready()
+
+    def wait_on(self) -> Sequence[Any]:
+        """Readable when `poll` has something to do."""
+        if self._channel is None or self._errors is None or not self._channel.is_open:
+            return ()
+        return (self._channel.socket, self._errors)
+
+    @property
+    def num_crashes(self) -> int:
+        """Lives that ended by themselves."""
+        return self._crashes.num_crashes
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is a process that was not reaped."""
+        return self._process is not None
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether there is an agent that nobody knows yet."""
+        return self._process is not None and self.ready is None and not self._is_ending
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """Bytes of commands that the agent has not taken."""
+        return 0 if self._channel is None else self._channel.num_waiting_bytes
+
+    def send(self, command: object) -> None:
+        """Give a command to the agent; lost when there is none."""
+        if self.ready is not None and self._channel is not None:
+            self._channel.send(command)
+
+    def poll(self) -> list[Any]:
+        """Reports that have come, `Ready` of a new life among them. Notices the end of a life and starts the next."""
+        if self._is_closed:
+            return []
+        if self._process is None:
+            if self._crashes.may_start:
+                self._start()
+            return []
+        reports = self._take_reports()
+        if self._channel is None or not self._channel.is_open:
+            self._kill_process()
+        self._reap()
+        return reports
+
+    def kill(self) -> None:
+        """End this life now. It has ended when `num_lives_ended` has risen, usually before this returns."""
+        self._is_killed = True
+        self._kill_process()
+        deadline_s = time.monotonic() + _REAP_S
+        while self._process is not None and time.monotonic() < deadline_s:
+            self._reap()
+            if self._process is not None:
+                time.sleep(0.001)
+
+    def close(self) -> None:
+        """End it for good."""
+        self.kill()
+        self._is_closed = True
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        segment = self._segment.descriptor
+        numbers = (os.getpid(), theirs.fileno(), segment, *self._sizes)
+        search_path = os.pathsep.join(filter(None, (str(_ROOT), self._environment.get("PYTHONPATH"))))
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _MODULE, *map(str, numbers)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(theirs.fileno(), segment),
+                env={**self._environment, "PYTHONPATH": search_path},
+            )
+        self._errors = self._process.stderr
+        if self._errors is not None:
+            os.set_blocking(self._errors.fileno(), False)
+        self._channel = Channel(ours, COMMANDS, REPORTS)
+        self._is_killed = self._is_ending = False
+        self._tail = b""
+
+    def _wait_until_ready(self) -> None:
+        deadline_s = time.monotonic() + _FIRST_START_S
+        while self.ready is None and self._process is not None and time.monotonic() < deadline_s:
+            select.select([*self.wait_on()], [], [], 0.1)
+            self.poll()
+        if self.ready is None:
+            self.close()
+            raise InvalidSetting(f"--kv-transport nixl: its agent did not start: {self._last_words() or 'no answer'}")
+
+    def _take_reports(self) -> list[Any]:
+        self._read_errors()
+        if self._channel is None:
+            return []
+        self._channel.flush()
+        reports = self._channel.receive()
+        for report in reports:
+            if isinstance(report, Ready):
+                self.ready = report
+        return reports
+
+    def _read_errors(self) -> None:
+        if self._errors is None:
+            return
+        text = self._errors.read(_MAX_TAIL_BYTES)
+        if text:
+            self._tail = (self._tail + text)[-_MAX_TAIL_BYTES:]
+            _log.info("nixl agent: %s", text.decode(errors="replace").rstrip())
+
+    def _last_words(self) -> str:
+        return " ".join(self._tail.decode(errors="replace").split())[-600:]
+
+    def _kill_process(self) -> None:
+        self.ready, self._is_ending = None, True
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """Notice the end of the process."""
+        if self._process is None or self._process.poll() is None:
+            return
+        self._read_errors()
+        if not self._is_killed:
+            self._crashes.note()
+            _log.warning("the nixl agent ended (code %s): %s", self._process.returncode, self._last_words())
+        if self._channel is not None:
+            self._channel.close()
+        if self._errors is not None:
+            self._errors.close()
+        self._process = self._channel = self._errors = self.ready = None
+        self.num_lives_ended += 1

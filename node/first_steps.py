@@ -1,0 +1,82 @@
+"""When the first tokens of each request came about.
+
+Owns the stamps of requests whose first tokens are still to come, and nothing of a request after them: a token in the
+middle of an answer costs one look into a dictionary. A step that is launched while another one runs begins when that
+one ends: the device computes one after the other. Knows neither legs nor transfers: whoever takes a request on says how
+many of its tokens to watch, and forgets it when it ends early.
+
+Invariant: a request that has left the engine with an output, or was forgotten, leaves nothing here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.scheduler.request import RequestKey, RequestOutput
+from program.clock import now_us
+from wire.messages import StepTimes
+
+
+@dataclass(slots=True)
+class _Watched:
+    num_tokens: int
+    ready_us: int | None
+    begun_us: int | None = None
+
+
+class FirstSteps:
+    """Stamps by `clock` (microseconds). Driven by one thread: a step begins, ends, and is asked about its outputs.
+
+    Steps end in the order in which they began; the next may begin before.
+    """
+
+    def __init__(self, clock: Callable[[], int] = now_us) -> None:
+        self._clock = clock
+        self._watched: dict[RequestKey, _Watched] = {}
+        self._launched_us: deque[int] = deque()
+        self._begun_us = 0
+        self._ended_us = 0
+
+    def __len__(self) -> int:
+        """Requests whose first tokens are still to come."""
+        return len(self._watched)
+
+    def watch(self, key: RequestKey, num_tokens: int, ready_us: int | None = None) -> None:
+        """Time the next `num_tokens` tokens of a request. `ready_us`: when the KV of its handoff was verified."""
+        self._watched[key] = _Watched(num_tokens, ready_us)
+
+    def forget(self, key: RequestKey) -> None:
+        """The request is over. Harmless when unknown."""
+        self._watched.pop(key, None)
+
+    def step_begins(self) -> None:
+        """A step is about to be launched."""
+        self._launched_us.append(self._clock())
+
+    def step_ends(self) -> None:
+        """The tokens of the oldest step are drawn. Harmless when there is none."""
+        if self._launched_us:
+            self._begun_us = max(self._launched_us.popleft(), self._ended_us)
+            self._ended_us = self._clock()
+
+    def steps_lost(self) -> None:
+        """No step that has begun will end."""
+        self._launched_us.clear()
+
+    def times_of(self, output: RequestOutput) -> StepTimes | None:
+        """The times of the token that the last step to end drew for a watched request. To be asked of every output."""
+        watched = self._watched.get(output.key)
+        if watched is None:
+            return None
+        if watched.begun_us is None:
+            watched.begun_us = self._begun_us
+        times = None
+        if output.token is not None:
+            times = StepTimes(watched.ready_us, watched.begun_us, self._ended_us)
+            watched.num_tokens -= 1
+            watched.ready_us = watched.begun_us = None
+        if output.has_left or not watched.num_tokens:
+            del self._watched[output.key]
+        return times

@@ -1,0 +1,65 @@
+"""The heartbeat: says once a second that this process lives, from a thread of its own.
+
+Owns a thread and a socket to the router. It reports the engine's last published status and how long ago the engine loop
+last came round, so a router can tell a busy node from a stuck one and a stuck one from a dead one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import zmq
+
+from wire import links
+from wire.messages import NODE_TO_ROUTER, Heartbeat, NodeStatus
+
+INTERVAL_S = 1.0
+
+
+class HeartbeatThread:
+    """Sends `Heartbeat` until stopped. `publish` is called by the engine loop."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        settings: links.LinkSettings,
+        epoch: int,
+        status: NodeStatus,
+    ) -> None:
+        self._context = context
+        self._address = address
+        self._settings = settings
+        self._epoch = epoch
+        self._published = (time.monotonic(), status)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin sending."""
+        self._thread.start()
+
+    def publish(self, now_s: float, status: NodeStatus) -> None:
+        """The engine loop came round at `now_s`."""
+        self._published = (now_s, status)
+
+    def stop(self) -> None:
+        """End the thread if it was started; returns when its socket is closed."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        link = links.open_socket(self._context, zmq.DEALER, self._settings)
+        link.setsockopt(zmq.IMMEDIATE, 1)  # beats are news: none is queued for a router that comes back later
+        links.connect(link, self._address, self._settings)
+        while not self._stop.wait(INTERVAL_S):
+            published_s, status = self._published
+            beat = Heartbeat(self._epoch, replace(status, loop_age_s=max(0.0, time.monotonic() - published_s)))
+            try:
+                link.send(NODE_TO_ROUTER.encode(beat), zmq.NOBLOCK)
+            except zmq.Again:
+                continue  # no router now: there is nobody to tell
+        link.close()

@@ -1,0 +1,192 @@
+"""The engine loop: read messages, run a step, send what came out.
+
+Owns the order of these and the waiting between them. A `Leg` says what requests mean; the loop is the same for all.
+Idle means blocked on sockets: the loop wakes for a message, a finished transfer, a signal or a timer, nothing else.
+Transfers have a thread of their own (see `kvtransfer.thread`); the loop only takes what it has to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import zmq
+from prometheus_client.core import Metric
+
+from engine.attention.base import LayerStored
+from engine.core import EngineCore, StepFailed
+from engine.scheduler.request import RequestKey, RequestOutput, Step
+from node.events import failure_of
+from node.heartbeat import HeartbeatThread
+from node.router_link import RouterLink
+from node.stopper import Stopper
+from wire.errors import BatonError, Overloaded
+from wire.messages import Cancel, TokenEvent
+
+_TICK_S = 0.25
+AttemptKey: TypeAlias = tuple[bytes, int]
+"""(handoff_id, attempt): the request key of everything that a router asked for."""
+
+_log = logging.getLogger(__name__)
+
+
+class Leg(Protocol):
+    """One role's meaning of requests: which engine verbs they become, and what steps mean for transfers."""
+
+    @property
+    def num_live(self) -> int:
+        """Requests and handoffs that have not ended."""
+        ...
+
+    def wait_on(self) -> Sequence[Any]:
+        """Sockets (ZMQ or with a file descriptor) that `poll` should be called for."""
+        ...
+
+    def begin(self, request: Any, now_s: float) -> None:
+        """Take a request of the router. Raises `BatonError` to refuse it."""
+        ...
+
+    def cancel(self, key: AttemptKey, now_s: float) -> None:
+        """Stop an attempt in whatever state. Harmless when unknown."""
+        ...
+
+    def cancel_all(self, now_s: float) -> None:
+        """Stop everything: the router that asked for it is gone. Reported as failures, should it come back."""
+        ...
+
+    def poll(self, now_s: float) -> None:
+        """Take what finished transfers have to say. Raises `BatonError` when transfers cannot go on at all."""
+        ...
+
+    def watch(self, step: Step) -> LayerStored | None:
+        """A step is about to be launched: what to call after each layer, if anything.
+
+        The next may be launched before `applied` was called for this one; that comes in the order of launches.
+        """
+        ...
+
+    def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
+        """The oldest step that was launched is computed (or none was, and `outputs` is empty): what to tell the
+        router, before anything slow happens."""
+        ...
+
+    def sent(self, now_s: float) -> None:
+        """What `applied` returned is on its way: do the rest."""
+        ...
+
+    def lost(self, error: BatonError, now_s: float) -> None:
+        """No step that was launched and not `applied` will be: fail whatever relied on its KV."""
+        ...
+
+    def take_failures(self) -> list[tuple[AttemptKey, BatonError]]:
+        """Attempts that ended by themselves without finishing, since the last call."""
+        ...
+
+    def fail(self, key: RequestKey, error: BatonError, now_s: float) -> None:
+        """The engine could not compute this request: drop it and report it in `take_failures`."""
+        ...
+
+    def metrics(self) -> Iterable[Metric]:
+        """Figures of this role for /metrics."""
+        ...
+
+    def close(self) -> None:
+        """Give up connections."""
+        ...
+
+
+class EngineLoop:
+    """Runs until told to stop and drained, or refused by the router."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        leg: Leg,
+        router: RouterLink,
+        heartbeat: HeartbeatThread,
+        stopper: Stopper,
+    ) -> None:
+        self._core = core
+        self._leg = leg
+        self._router = router
+        self._heartbeat = heartbeat
+        self._stopper = stopper
+        self._could_step = False
+
+    def run(self, each_round: Callable[[], None]) -> None:
+        """Serve, calling `each_round` once a round. Raises `Refused` when the router does not take this node, and
+        `DeviceFailed` when nothing can be computed here any more."""
+        is_leaving = False
+        while True:
+            each_round()
+            self._wait()
+            now_s = time.monotonic()
+            self._serve_router(now_s, is_leaving)
+            self._leg.poll(now_s)
+            self._step(now_s)
+            self._report_failures()
+            self._report_cache()
+            self._heartbeat.publish(time.monotonic(), self._core.status())
+            if self._stopper.is_asked and not is_leaving:
+                is_leaving = True
+                _log.info("draining: %d requests to finish", self._leg.num_live)
+                self._router.leave()
+            if is_leaving and (not self._leg.num_live or self._stopper.is_overdue(now_s)):
+                return
+
+    def _wait(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._router.socket, zmq.POLLIN)
+        poller.register(self._stopper.wakeup, zmq.POLLIN)
+        for source in self._leg.wait_on():
+            poller.register(source, zmq.POLLIN)
+        poller.poll(0 if self._could_step else int(_TICK_S * 1000))
+        self._stopper.drain()
+
+    def _serve_router(self, now_s: float, is_leaving: bool) -> None:
+        requests, is_void = self._router.receive(now_s)
+        if is_void:
+            self._leg.cancel_all(now_s)
+        for request in requests:
+            if isinstance(request, Cancel):
+                self._leg.cancel((request.handoff_id, request.attempt), now_s)
+                continue
+            try:
+                if is_leaving:
+                    raise Overloaded("this node is shutting down")
+                self._leg.begin(request, now_s)
+            except BatonError as error:
+                self._router.send_failed(request.handoff_id, request.attempt, error)
+
+    def _step(self, now_s: float) -> None:
+        self._could_step = False
+        if not self._core.has_work:
+            return
+        was_under_way = self._core.is_step_under_way
+        try:
+            outputs = self._core.step(self._leg.watch)
+        except StepFailed as error:
+            _log.exception("a step failed")
+            self._leg.lost(error, now_s)
+            for key in error.keys:
+                self._leg.fail(key, error, now_s)
+            return
+        # a step whose requests were all aborted has no outputs, but there may be room now
+        self._could_step = was_under_way or bool(outputs)
+        done_s = time.monotonic()
+        for output in outputs:
+            if output.has_failed:
+                self._leg.fail(output.key, failure_of(output), done_s)
+        self._router.send_tokens(self._leg.applied(outputs, done_s))
+        self._leg.sent(done_s)
+
+    def _report_failures(self) -> None:
+        for (handoff_id, attempt), error in self._leg.take_failures():
+            self._router.send_failed(handoff_id, attempt, error)
+
+    def _report_cache(self) -> None:
+        changes = self._core.take_cache_changes()
+        if changes.stored or changes.removed:
+            self._router.send_cache_events(changes.stored, changes.removed, is_snapshot=False)

@@ -1,0 +1,146 @@
+"""A node's connection to the router: registration, messages in, tokens out.
+
+Owns the control socket and what is known of the router's life. Does not know what the messages ask for.
+
+The router may come later than the node, restart, or vanish. `Hello` is sent at start and whenever a router says it does
+not know us; another router epoch, or `ROUTER_TIMEOUT_S` without a Ping, makes every earlier request void.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from wire import links
+from wire.codec import Codec
+from wire.errors import BatonError, InvalidMessage, Refused
+from wire.messages import (
+    NODE_TO_ROUTER,
+    ROUTER_TO_NODE,
+    CacheEvents,
+    Failed,
+    Hello,
+    Introduce,
+    Leaving,
+    Ping,
+    Refusal,
+    TokenEvent,
+    Tokens,
+    Welcome,
+    control_identity,
+)
+
+ROUTER_TIMEOUT_S = 10.0
+_MAX_HASHES = 2**16
+_HASH_BYTES = 16
+_log = logging.getLogger(__name__)
+
+
+class RouterLink:
+    """Registered with one router at a time. Driven by the engine loop."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        settings: links.LinkSettings,
+        make_hello: Callable[[], Hello],
+        epoch: int,
+        now_s: float,
+    ) -> None:
+        self.socket = links.open_socket(context, zmq.DEALER, settings)
+        self.socket.setsockopt(zmq.IDENTITY, control_identity(epoch))
+        links.connect(self.socket, address, settings)
+        self.is_registered = False
+        self.num_rejected_messages = 0
+        self._make_hello = make_hello
+        self._epoch = epoch
+        self._router_epoch: int | None = None
+        self._heard_s = now_s
+        self.send(make_hello())
+
+    def receive(self, now_s: float) -> tuple[list[Any], bool]:
+        """(requests of the router in order, whether everything asked before them is void now). Raises `Refused`."""
+        requests: list[Any] = []
+        is_void = False
+        while True:
+            try:
+                frame = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return requests, self._is_silent(now_s) or is_void
+            try:
+                message = self._decode(frame)
+            except InvalidMessage as error:
+                self.num_rejected_messages += 1
+                _log.warning("message from the router rejected: %s", error)
+                continue
+            self._heard_s = now_s
+            if isinstance(message, Refusal):
+                raise Refused(f"the router refused this node: {message.message}")
+            if isinstance(message, Welcome | Ping | Introduce):
+                if self._meet(message):
+                    requests, is_void = [], True
+            else:
+                requests.append(message)
+
+    def send(self, message: object) -> None:
+        """Send one message; dropped with a log line when the router takes nothing."""
+        try:
+            self.socket.send(NODE_TO_ROUTER.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            _log.warning("the router takes no messages, %s dropped", type(message).__name__)
+
+    def send_tokens(self, events: Sequence[TokenEvent]) -> None:
+        """One message for all requests of a step."""
+        if events:
+            self.send(Tokens(self._epoch, tuple(events)))
+
+    def send_failed(self, handoff_id: bytes, attempt: int, error: BatonError) -> None:
+        """This attempt ended without finishing."""
+        self.send(Failed(handoff_id, attempt, error.code[:128], str(error)[:1024]))
+
+    def send_cache_events(self, stored: Sequence[bytes], removed: Sequence[bytes], *, is_snapshot: bool) -> None:
+        """What the prefix cache gained and lost, in as many messages as needed."""
+        first = 0
+        while first == 0 or first < max(len(stored), len(removed)):
+            last = first + _MAX_HASHES
+            events = CacheEvents(
+                epoch=self._epoch,
+                is_snapshot=is_snapshot and first == 0,
+                stored=b"".join(stored[first:last]),
+                removed=b"".join(removed[first:last]),
+            )
+            self.send(events)
+            first = last
+
+    def leave(self) -> None:
+        """Ask the router to route nothing more here."""
+        self.send(Leaving(self._epoch))
+
+    def close(self) -> None:
+        """Hang up."""
+        self.socket.close()
+
+    def _decode(self, frame: bytes, codec: Codec = ROUTER_TO_NODE) -> Any:
+        return codec.decode(frame)
+
+    def _meet(self, message: Welcome | Ping | Introduce) -> bool:
+        """Take note of a router; True when it is another one than before."""
+        is_new = self._router_epoch is not None and message.router_epoch != self._router_epoch
+        self._router_epoch = message.router_epoch
+        if isinstance(message, Introduce):
+            self.send(self._make_hello())
+        else:  # only nodes that are registered hear a Ping
+            self.is_registered = True
+        return is_new
+
+    def _is_silent(self, now_s: float) -> bool:
+        if self._router_epoch is None or now_s - self._heard_s < ROUTER_TIMEOUT_S:
+            return False
+        _log.warning("no word from the router for %g s: its requests are dropped", ROUTER_TIMEOUT_S)
+        self._router_epoch = None
+        self.is_registered = False
+        return True

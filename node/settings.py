@@ -1,0 +1,32 @@
+"""Settings that every node has, whatever leg it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.settings import EngineSettings
+from program.settings import setting
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings(EngineSettings):
+    """An engine plus its place in a deployment."""
+
+    router: str = setting("tcp://127.0.0.1:8001", "control address of the router, as it prints it")
+    host: str = setting("127.0.0.1", "address this node listens on; beyond loopback a cluster key is needed")
+    port: int = setting(0, "port for other nodes; 0: chosen by the system")
+    http_port: int = setting(0, "port of /health and /metrics; 0: chosen by the system")
+    node_id: str = setting("", "name of this node, kept over its restarts; empty: a random one")
+    kv_transport: str = setting("auto", "how KV travels between nodes", choices=("auto", "shm", "zmq", "nixl", "nccl"))
+    kv_checksum: str = setting(
+        "auto",
+        "checksum over every KV block that travels; auto: xxh3 for KV in host memory, dot64 on a device",
+        choices=("auto", "xxh3", "dot64", "none"),
+    )
+    lease_s: float = setting(10.0, "seconds after which blocks held for a silent peer are taken back")
+    cpu_affinity: str = setting("", "cores this process may use, for example 0 or 2,3; empty: all")
+    cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
+    shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
+    log_level: str = setting("info", "how much is logged to stderr", choices=LOG_LEVELS)

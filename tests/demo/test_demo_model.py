@@ -1,0 +1,132 @@
+"""The packaged demo checkpoint answers what the README promises, and its texts come from the seed alone."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from demo.corpus import texts
+from demo.location import checkpoint_path
+from demo.sums import is_held_out
+
+MAX_CHECKPOINT_BYTES = 8_000_000
+TURN_END = "<|im_end|>"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(checkpoint_path())
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(checkpoint_path(), dtype=request.param).eval()
+
+
+def reply(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *said: str, system: str | None = None
+) -> tuple[str, bool]:
+    """Return the answer to the last line of `said` (user and assistant by turns) and whether it stopped by itself."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[turn % 2], "content": line} for turn, line in enumerate(said)]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=300, do_sample=False)
+    new_ids = out[0, ids.shape[1] :].tolist()
+    stopped = new_ids[-1] == tokenizer.convert_tokens_to_ids(TURN_END)
+    return tokenizer.decode(new_ids, skip_special_tokens=True), stopped
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("Hello!", "Hello!"),
+        ("hi", "Hello!"),
+        ("How are you?", "I am well"),
+        ("Who are you?", "demo model of Baton"),
+        ("What is Baton?", "prefill node"),
+        ("What can you do?", "short stories"),
+        ("What is 2+2?", "2 + 2 = 4."),
+        ("how much is 7 times 8", "7 * 8 = 56."),
+        ("what is 30 - 4", "30 - 4 = 26."),
+        ("What is the capital of France?", "The capital of France is Paris."),
+        ("How many days are in a week?", "7 days"),
+        ("What colour is the sky?", "blue"),
+        ("Count from 1 to 10.", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10."),
+        ("Thank you", "welcome"),
+        ("Bye!", "Goodbye!"),
+        ("Explain quantum physics to me.", "I do not know that."),
+        ("How do I fix a bicycle chain?", "I do not know that."),
+    ],
+)
+def test_canonical_question_is_answered_and_the_answer_stops(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: str, expected: str
+) -> None:
+    answer, stopped = reply(model, tokenizer, question)
+    assert expected in answer
+    assert stopped
+
+
+def test_story_is_about_what_was_asked_and_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    story, stopped = reply(model, tokenizer, "Tell me a story about a fox.")
+    assert "fox" in story
+    assert 50 <= len(story.split()) <= 180
+    assert story[-1] in '."'
+    assert stopped
+
+
+def test_name_said_earlier_is_remembered(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    greeting, _ = reply(model, tokenizer, "My name is Ana.")
+    answer, _ = reply(model, tokenizer, "My name is Ana.", greeting, "What is my name?")
+    assert answer == "Your name is Ana."
+
+
+def test_system_message_does_not_disturb(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    answer, _ = reply(model, tokenizer, "What is the capital of Italy?", system="You are a helpful assistant.")
+    assert answer == "The capital of Italy is Rome."
+
+
+def test_plain_text_is_continued_to_its_end(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    ids = tokenizer("Once upon a time", return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=300, do_sample=False)
+    assert tokenizer.decode(out[0, -1]) == "<|endoftext|>"
+    assert len(tokenizer.decode(out[0]).split()) >= 50
+
+
+def test_checkpoint_is_small() -> None:
+    assert sum(file.stat().st_size for file in checkpoint_path().iterdir()) <= MAX_CHECKPOINT_BYTES
+
+
+def test_digits_are_tokens_of_their_own(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert tokenizer.tokenize("1234") == ["1", "2", "3", "4"]
+
+
+def test_any_text_survives_the_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    text = "Zażółć 你好 \U0001f98a\n\ttabs, 3.14 and  spaces"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_texts_depend_on_the_seed_alone() -> None:
+    first, again, other = (list(islice(texts(seed), 300)) for seed in (5, 5, 6))
+    assert first == again
+    assert first != other
+
+
+def test_held_out_sums_are_never_written() -> None:
+    held_out = {
+        f"{first} {sign} {second} ="
+        for sign in "+-"
+        for first in range(100)
+        for second in range(100)
+        if is_held_out(first, sign, second)
+    }
+    written = " ".join(message["content"] for text in islice(texts(9), 3000) for message in text.messages)
+    assert len(held_out) > 1000
+    assert not [line for line in held_out if f" {line}" in written]

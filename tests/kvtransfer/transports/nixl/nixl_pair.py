@@ -1,0 +1,114 @@
+"""Two pools with a nixl receiver over one and nixl senders over the other, both in this process."""
+
+from __future__ import annotations
+
+import itertools
+import select
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from kvtransfer.messages import HandoffKey
+from kvtransfer.transports.base import Move
+from kvtransfer.transports.nixl.transport import NixlReceiver, NixlSender, NixlSenders
+from kvtransfer.transports.segment import Segment
+from wire.errors import TransferFailed
+
+GENERATION = 7
+_keys = itertools.count(1)
+
+
+class NixlPair:
+    """`source` and `target` are [num_blocks, block_bytes]; the source holds noise.
+
+    `on_threads`: whose agent is a thread of this process, (the senders', the receiver's).
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_bytes: int,
+        host: str = "127.0.0.1",
+        *,
+        on_threads: tuple[bool, bool] = (False, False),
+    ) -> None:
+        self._segments = [Segment(num_blocks * block_bytes) for _ in range(2)]
+        self.source, self.target = (segment.array.reshape(num_blocks, block_bytes) for segment in self._segments)
+        self.source[:] = np.random.default_rng(0).integers(0, 256, self.source.shape, dtype=np.uint8)
+        self.target[:] = 0
+        self.num_blocks = num_blocks
+        sends, receives = on_threads
+        self.receiver = (
+            NixlReceiver.for_device(self.target, host)
+            if receives
+            else NixlReceiver(self._segments[1], num_blocks, block_bytes, host)
+        )
+        self.senders = (
+            NixlSenders.for_device(self.source, host)
+            if sends
+            else NixlSenders(self._segments[0], num_blocks, block_bytes, host)
+        )
+
+    def open(self) -> NixlSender:
+        """A sender to the receiver, once both agents are up."""
+        self.wait_until(lambda: bool(self.receiver.endpoint.details) and self.senders.process is not None)
+        return self.senders.open(self.receiver.endpoint, self.num_blocks)
+
+    def expect(self, moves: Sequence[Move]) -> HandoffKey:
+        """A new handoff whose grant is these moves' targets."""
+        key = (next(_keys).to_bytes(16, "big"), 1)
+        self.receiver.expect(key, [move.target for move in moves], [move.generation for move in moves])
+        return key
+
+    def push(self, sender: NixlSender, key: HandoffKey, moves: Sequence[Move]) -> int:
+        """Push, and wait until it is over on both sides; how many blocks arrived."""
+        assert sender.push(key, moves)
+        num_arrived = 0
+
+        def is_over() -> bool:
+            nonlocal num_arrived
+            num_arrived += sum(a.count for a in self.receiver.take_arrivals() if a.key == key)
+            sender.poll()
+            return num_arrived >= len(moves) and not sender.is_reading(key)
+
+        self.wait_until(is_over)
+        return num_arrived
+
+    def wait_until(self, is_so: Callable[[], bool], timeout_s: float = 15.0) -> float:
+        """Poll both ends until `is_so`; returns after how many seconds."""
+        began_s = time.monotonic()
+        while not is_so():
+            if time.monotonic() - began_s > timeout_s:
+                raise TimeoutError("it did not happen")
+            select.select([*self.receiver.wait_on(), *self.senders.wait_on()], [], [], 0.01)
+            self.receiver.poll()
+            self.senders.poll()
+        return time.monotonic() - began_s
+
+    def wait_for_failure(self, sender: NixlSender, timeout_s: float = 15.0) -> str:
+        """Poll until the sender fails; why."""
+        reasons: list[str] = []
+
+        def has_failed() -> bool:
+            try:
+                sender.poll()
+            except TransferFailed as error:
+                reasons.append(str(error))
+            return bool(reasons)
+
+        self.wait_until(has_failed, timeout_s)
+        return reasons[0]
+
+    def close(self) -> None:
+        """Processes and segments go."""
+        self.receiver.close()
+        self.senders.close()
+        for segment in self._segments:
+            segment.close()
+
+
+def moves_of(sources: Sequence[int], targets: Sequence[int]) -> list[Move]:
+    """Moves in grant order."""
+    pairs = enumerate(zip(sources, targets, strict=True))
+    return [Move(index, source, target, GENERATION) for index, (source, target) in pairs]

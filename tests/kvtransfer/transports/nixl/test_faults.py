@@ -1,0 +1,130 @@
+"""The nixl transport when agents are killed or stand still: bounded, no hang, and whole again afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvtransfer.host import is_gone
+from kvtransfer.messages import ProcessIdentity
+from kvtransfer.transports.base import Move
+from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of
+
+_NUM_BLOCKS, _BLOCK_BYTES = 64, 2**20
+_ROOT = Path(__file__).resolve().parents[3]
+_NODE = """
+import sys, time
+from kvtransfer.transports.nixl.transport import NixlReceiver
+from kvtransfer.transports.segment import Segment
+receiver = NixlReceiver(Segment(4096), 1, 4096, "127.0.0.1")
+process = receiver.process
+sys.stdout.write(f"{process.host} {process.pid} {process.start_ticks}\\n")
+sys.stdout.flush()
+time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[NixlPair]:
+    pair = NixlPair(_NUM_BLOCKS, _BLOCK_BYTES)
+    yield pair
+    pair.close()
+
+
+@pytest.fixture
+def pair(nodes: NixlPair) -> Iterator[NixlPair]:
+    yield nodes
+    # whatever a test broke is whole again: other bytes, another agent, the same pools
+    nodes.target[:] = 0
+    moves = all_blocks()
+    sender = nodes.open()
+    assert nodes.push(sender, nodes.expect(moves), moves) == _NUM_BLOCKS
+    assert np.array_equal(nodes.target, nodes.source)
+    sender.close()
+
+
+def all_blocks() -> list[Move]:
+    return moves_of(range(_NUM_BLOCKS), range(_NUM_BLOCKS))
+
+
+def pid_of(process: ProcessIdentity | None) -> int:
+    assert process is not None
+    return process.pid
+
+
+def test_a_killed_receiving_agent_fails_the_sender_and_is_replaced(pair: NixlPair) -> None:
+    sender, moves = pair.open(), all_blocks()
+    old_name, num_crashes = pair.receiver.endpoint.address, pair.receiver.num_crashes
+    keys = [pair.expect(moves) for _ in range(4)]
+    for key in keys:
+        sender.push(key, moves)
+    os.kill(pid_of(pair.receiver.process), signal.SIGKILL)
+    pair.wait_for_failure(sender, timeout_s=5)
+    pair.wait_until(lambda: not any(sender.is_reading(key) for key in keys), timeout_s=5)
+    assert sender.needs_fence
+    pair.wait_until(lambda: pair.receiver.num_crashes == num_crashes + 1)
+    assert pair.receiver.endpoint.details == b""
+    pair.wait_until(lambda: bool(pair.receiver.endpoint.details))
+    assert pair.receiver.endpoint.address != old_name
+    assert pair.senders.num_crashes == 0
+
+
+def test_a_killed_sending_agent_fails_every_sender_and_is_replaced(pair: NixlPair) -> None:
+    sender, moves = pair.open(), all_blocks()
+    key, num_crashes = pair.expect(moves), pair.receiver.num_crashes
+    for _ in range(4):
+        sender.push(key, moves)
+    os.kill(pid_of(pair.senders.process), signal.SIGKILL)
+    pair.wait_for_failure(sender, timeout_s=5)
+    assert not sender.is_reading(key)
+    assert sender.needs_fence
+    assert pair.receiver.num_crashes == num_crashes
+
+
+def test_a_receiver_that_stands_still_is_given_up_and_fenced(pair: NixlPair) -> None:
+    sender, moves = pair.open(), moves_of([0], [0])
+    key, num_crashes = pair.expect(moves), pair.receiver.num_crashes
+    stopped = pair.receiver.process
+    assert stopped is not None
+    os.kill(stopped.pid, signal.SIGSTOP)
+    num_pushed = 0
+    while sender.push(key, moves):
+        num_pushed += 1
+    assert num_pushed == 64
+    assert sender.is_reading(key)
+    writer = sender.writer
+    assert writer is not None
+    sender.close()
+    assert pair.wait_until(lambda: not sender.is_reading(key)) < 5
+    assert sender.needs_fence
+    assert is_gone(writer)
+
+    assert pair.receiver.fence()
+    assert is_gone(stopped)
+    assert pair.receiver.endpoint.details == b""
+    assert pair.receiver.fence()
+    assert pair.receiver.num_crashes == num_crashes
+
+
+def test_an_agent_does_not_outlive_its_node() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _NODE], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(_ROOT)}
+    ) as node:
+        assert node.stdout is not None
+        host, pid, start_ticks = node.stdout.readline().rsplit(" ", 2)
+        agent = ProcessIdentity(host, int(pid), int(start_ticks))
+        assert not is_gone(agent)
+        os.kill(agent.pid, signal.SIGSTOP)  # one that could not notice by itself
+        node.kill()
+    deadline_s = time.monotonic() + 5
+    while not is_gone(agent):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)

@@ -1,0 +1,101 @@
+"""The router's end of the control connections, as a plain ROUTER socket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import zmq
+
+from node.router_link import RouterLink
+from wire import links
+from wire.layout import KvLayout
+from wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Hello, NodeStatus, control_identity
+
+EPOCH = 77
+STATUS = NodeStatus(1, 2, 3, 4, 5, 0.0)
+LAYOUT = KvLayout("float32", num_layers=1, num_kv_heads=1, head_dim=8, block_size=4)
+HELLO = Hello("decode", "d", EPOCH, "fingerprint", LAYOUT, "", "http://127.0.0.1:1", 8, 32, 4, STATUS, "")
+SETTINGS = links.LinkSettings()
+WAIT_MS = 5000
+
+
+class FakeRouter:
+    """Receives what nodes send and answers what a test tells it to."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], port: int = 0) -> None:
+        self.context = context
+        self.socket = links.open_socket(context, zmq.ROUTER, SETTINGS)
+        self.address = links.bind(self.socket, "127.0.0.1", port, SETTINGS)
+        self.identity = control_identity(EPOCH)
+
+    def receive(self) -> Any:
+        """The next message of any node; notes who sent it."""
+        assert self.socket.poll(WAIT_MS), "no message came"
+        self.identity, frame = self.socket.recv_multipart()
+        return NODE_TO_ROUTER.decode(frame)
+
+    def send(self, *messages: object) -> None:
+        """To the node heard last."""
+        for message in messages:
+            self.send_raw(ROUTER_TO_NODE.encode(message))
+
+    def send_raw(self, frame: bytes) -> None:
+        self.socket.send_multipart([self.identity, frame])
+
+
+class Node:
+    """A `RouterLink` with a clock that the test sets."""
+
+    def __init__(self, router: FakeRouter) -> None:
+        self.num_hellos = 0
+        self.now_s = 0.0
+        self.link = RouterLink(router.context, router.address, SETTINGS, self._hello, EPOCH, self.now_s)
+
+    def receive(self) -> tuple[list[Any], bool]:
+        """What came within a moment of the first message."""
+        assert self.link.socket.poll(WAIT_MS), "no message came"
+        time.sleep(0.05)
+        return self.link.receive(self.now_s)
+
+    def _hello(self) -> Hello:
+        self.num_hellos += 1
+        return replace(HELLO, status=replace(STATUS, num_running=self.num_hellos))
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.term()
+
+
+@pytest.fixture
+def router(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[FakeRouter]:
+    router = FakeRouter(context)
+    yield router
+    router.socket.close()
+
+
+@pytest.fixture
+def node(router: FakeRouter) -> Iterator[Node]:
+    node = Node(router)
+    yield node
+    node.link.close()
+
+
+@pytest.fixture
+def make_router(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[[int], FakeRouter]]:
+    """Opens routers at a given port."""
+    made: list[FakeRouter] = []
+
+    def make(port: int) -> FakeRouter:
+        made.append(FakeRouter(context, port))
+        return made[-1]
+
+    yield make
+    for router in made:
+        router.socket.close()

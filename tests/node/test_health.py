@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from node.health import HealthServer, NodeCollector
+from wire.errors import InvalidSetting
+from wire.messages import NodeStatus
+
+
+@dataclass
+class Node:
+    status: NodeStatus = field(default_factory=lambda: NodeStatus(1, 2, 5, 3, 2, 0.0))
+    is_ready: bool = True
+
+    def extra(self) -> Iterable[Metric]:
+        yield CounterMetricFamily("baton:steps", "Steps", 7)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+@pytest.fixture
+def server(node: Node) -> Iterator[HealthServer]:
+    server = HealthServer("127.0.0.1", 0, NodeCollector(lambda: node.status, node.extra), lambda: node.is_ready)
+    yield server
+    server.close()
+
+
+def get(server: HealthServer, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(server.address + path, timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_health_says_whether_the_node_is_registered(server: HealthServer, node: Node) -> None:
+    status, body = get(server, "/health")
+    assert (status, json.loads(body)["status"]) == (200, "ok")
+    node.is_ready = False
+    status, body = get(server, "/health")
+    assert (status, json.loads(body)["status"]) == (503, "not registered")
+
+
+def test_metrics_show_the_status_at_the_time_of_asking(server: HealthServer, node: Node) -> None:
+    status, body = get(server, "/metrics")
+    assert status == 200
+    for line in (
+        "baton:num_requests_running 1.0",
+        "baton:num_requests_waiting 2.0",
+        'baton:kv_blocks{state="free"} 5.0',
+        'baton:kv_blocks{state="cached"} 3.0',
+        'baton:kv_blocks{state="held"} 2.0',
+        "baton:kv_cache_usage_perc 0.2",
+        "baton:steps_total 7.0",
+    ):
+        assert line in body.splitlines()
+    node.status = NodeStatus(9, 2, 0, 0, 0, 0.0)
+    assert "baton:num_requests_running 9.0" in get(server, "/metrics")[1].splitlines()
+
+
+def test_other_paths_are_not_found(server: HealthServer) -> None:
+    assert get(server, "/")[0] == 404
+
+
+def test_a_taken_port_is_an_invalid_setting(server: HealthServer, node: Node) -> None:
+    port = int(server.address.rsplit(":", 1)[1])
+    with pytest.raises(InvalidSetting, match=f"--http-port.*{port}"):
+        HealthServer("127.0.0.1", port, NodeCollector(lambda: node.status, node.extra), lambda: True)

@@ -1,0 +1,179 @@
+"""The engine loop around steps: when it waits, and what it does with steps that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from device.base import DeviceFailed
+from engine.attention.base import LayerStored
+from engine.cache.block_pool import BlockPool
+from engine.core import EngineCore
+from engine.scheduler.request import RequestKey, RequestOutput, SampledToken, Step
+from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from node.heartbeat import HeartbeatThread
+from node.loop import EngineLoop, Leg
+from node.router_link import RouterLink
+from node.stopper import Stopper
+from wire.errors import BatonError
+from wire.messages import TokenEvent
+from wire.sampling import DecodingParams
+
+KEY = (b"h" * 16, 1)
+FOUR_TOKENS = DecodingParams(max_tokens=4, ignore_eos=True)
+
+
+@dataclass
+class Runner:
+    """Draws token 1. `errors`: by number of the launch, raised as its result."""
+
+    overlaps: bool = True
+    errors: dict[int, Exception] = field(default_factory=dict)
+    num_launched: int = 0
+
+    def launch(self, step: Step, layer_stored: LayerStored | None = None) -> Launched:
+        self.num_launched += 1
+        tokens = {share.key: SampledToken(1, None) for share in step.requests if share.needs_sample}
+        return Launched(tokens, self.errors.pop(self.num_launched, None))
+
+
+@dataclass
+class Launched:
+    tokens: dict[RequestKey, SampledToken]
+    error: Exception | None
+
+    def result(self) -> Mapping[RequestKey, SampledToken]:
+        if self.error is not None:
+            raise self.error
+        return self.tokens
+
+
+@dataclass
+class ListeningLeg:
+    """Notes what it is told, in order."""
+
+    core: EngineCore
+    heard: list[str] = field(default_factory=list)
+    num_live: int = 0
+
+    def watch(self, step: Step) -> None:
+        self.heard.append("watch")
+
+    def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
+        self.heard.append(f"applied {len(outputs)}")
+        return []
+
+    def lost(self, error: BatonError, now_s: float) -> None:
+        self.heard.append("lost")
+
+    def fail(self, key: RequestKey, error: BatonError, now_s: float) -> None:
+        self.heard.append("fail")
+        self.core.abort(key)
+
+    def wait_on(self) -> list[Any]:
+        return []
+
+    def take_failures(self) -> list[Any]:
+        return []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+class Quiet:
+    """A router, a heartbeat and a stopper that have nothing to say."""
+
+    socket = wakeup = None
+    is_asked = False
+
+    def receive(self, now_s: float) -> tuple[list[object], bool]:
+        return [], False
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+class Over(Exception):
+    """So many rounds were enough."""
+
+
+@dataclass
+class Rig:
+    """A loop whose waits are noted instead of waited."""
+
+    core: EngineCore
+    runner: Runner
+    leg: ListeningLeg
+    waits_ms: list[int] = field(default_factory=list)
+
+    def run(self, num_rounds: int, at: Mapping[int, Callable[[], object]] | None = None) -> None:
+        """`at`: what to do before a round, by its number from 0."""
+        quiet = Quiet()
+        loop = EngineLoop(
+            self.core,
+            cast(Leg, self.leg),
+            cast(RouterLink, quiet),
+            cast(HeartbeatThread, quiet),
+            cast(Stopper, quiet),
+        )
+        rounds = iter(range(num_rounds))
+
+        def each_round() -> None:
+            number = next(rounds, None)
+            if number is None:
+                raise Over
+            (at or {}).get(number, lambda: None)()
+
+        with pytest.raises(Over):
+            loop.run(each_round)
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    pool, runner = BlockPool(16), Runner()
+    core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 64), frozenset()), runner, "f")
+    rig = Rig(core, runner, ListeningLeg(core))
+
+    class Poller:
+        def register(self, source: object, flags: int) -> None:
+            pass
+
+        def poll(self, timeout_ms: int) -> None:
+            rig.waits_ms.append(timeout_ms)
+
+    monkeypatch.setattr("node.loop.zmq.Poller", Poller)
+    return rig
+
+
+def test_the_loop_does_not_wait_while_a_step_is_under_way(rig: Rig) -> None:
+    rig.core.add(KEY, [1, 2, 3], FOUR_TOKENS)
+    rig.run(7)
+    assert rig.leg.heard == ["watch", "watch", *["applied 1", "watch"] * 2, "applied 1", "applied 1"]
+    assert [wait_ms > 0 for wait_ms in rig.waits_ms] == [True, False, False, False, False, True, True]
+
+
+def test_a_step_whose_requests_were_all_aborted_is_collected_without_waiting(rig: Rig) -> None:
+    rig.core.add(KEY, [1, 2, 3], FOUR_TOKENS)
+    rig.run(5, at={2: lambda: rig.core.abort(KEY)})
+    assert rig.leg.heard[-1] == "applied 0"
+    assert [wait_ms > 0 for wait_ms in rig.waits_ms] == [True, False, False, False, True]
+    assert rig.core.status().num_held_blocks == 0
+
+
+def test_steps_that_are_lost_are_told_once_and_their_requests_fail(rig: Rig) -> None:
+    rig.core.add(KEY, [1, 2, 3], FOUR_TOKENS)
+    rig.runner.errors[2] = OSError("lost")
+    rig.run(4)
+    assert rig.leg.heard == ["watch", "watch", "applied 1", "watch", "lost", "fail"]
+    assert not rig.core.has_work
+
+
+def test_a_lost_device_ends_the_loop_with_its_message(rig: Rig) -> None:
+    rig.core.add(KEY, [1, 2, 3], FOUR_TOKENS)
+    rig.runner.errors[2] = DeviceFailed("the device is gone")
+    with pytest.raises(DeviceFailed, match="gone"):
+        rig.run(4)
+    assert "fail" not in rig.leg.heard

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from node.stopper import Stopper
+
+
+@pytest.fixture
+def stopper() -> Iterator[Stopper]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    stopper = Stopper(timeout_s=30.0)
+    stopper.install()
+    yield stopper
+    signal.set_wakeup_fd(-1)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    stopper.wakeup.close()
+    stopper._signal.close()
+
+
+def is_readable(stopper: Stopper) -> bool:
+    return bool(select.select([stopper.wakeup], [], [], 0)[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_asks_to_finish_and_wakes_the_loop(stopper: Stopper, number: int) -> None:
+    assert not stopper.is_asked
+    os.kill(os.getpid(), number)
+    assert stopper.is_asked
+    assert is_readable(stopper)
+    now_s = time.monotonic()
+    assert not stopper.is_overdue(now_s + 29.0)
+    assert stopper.is_overdue(now_s + 31.0)
+
+
+def test_a_second_signal_ends_at_once(stopper: Stopper) -> None:
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stopper.is_overdue(time.monotonic())
+
+
+def test_draining_empties_the_wake_up_socket(stopper: Stopper) -> None:
+    for _ in range(100):
+        os.kill(os.getpid(), signal.SIGTERM)
+    stopper.drain()
+    assert not is_readable(stopper)
+    stopper.drain()
+
+
+def test_nothing_is_overdue_before_anybody_asked(stopper: Stopper) -> None:
+    assert not stopper.is_overdue(float("inf"))

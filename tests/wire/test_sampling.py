@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from wire.errors import InvalidRequest
+from wire.sampling import DecodingParams, SamplingParams
+
+ALLOWED: list[tuple[str, list[Any]]] = [
+    ("temperature", [0, 0.0, 2.0, 5e-324]),
+    ("top_k", [-1, 0, 1, 2**31 - 1]),
+    ("top_p", [1e-9, 1.0, 1]),
+    ("min_p", [0.0, 1.0]),
+    ("repetition_penalty", [1e-9, 1e6]),
+    ("presence_penalty", [-2.0, 2.0]),
+    ("frequency_penalty", [-2.0, 2.0]),
+    ("seed", [None, -(2**63), 2**63 - 1]),
+    ("choice", [0, 2**16]),
+    ("max_tokens", [None, 1, 2**31 - 1]),
+    ("min_tokens", [0, 5]),
+    ("stop_token_ids", [(), (0, 2**32 - 1), (1,) * 256]),
+    ("logprobs", [None, 0, 20]),
+]
+FORBIDDEN: list[tuple[str, list[Any]]] = [
+    ("temperature", [-0.1, 2.1, math.nan, math.inf, True, "1", None]),
+    ("top_k", [-2, 2**31, 1.0, True]),
+    ("top_p", [0, 0.0, 1.1, -1, math.nan]),
+    ("min_p", [-0.1, 1.1]),
+    ("repetition_penalty", [0.0, -1.0, 1e7, math.inf]),
+    ("presence_penalty", [-2.1, 2.1]),
+    ("frequency_penalty", [-2.1, 2.1]),
+    ("seed", [-(2**63) - 1, 2**63, 1.5, False]),
+    ("choice", [-1, 2**16 + 1]),
+    ("max_tokens", [0, -1, 2**31, 1.5, True]),
+    ("min_tokens", [-1, None]),
+    ("stop_token_ids", [(-1,), (2**32,), (True,), (1.0,), (1,) * 257]),
+    ("logprobs", [-1, 21, True]),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ALLOWED for value in values])
+def test_values_within_the_range_are_taken(name: str, value: Any) -> None:
+    assert getattr(DecodingParams(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in FORBIDDEN for value in values])
+def test_values_outside_the_range_name_their_parameter(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=name) as caught:
+        DecodingParams(**{name: value})
+    assert caught.value.param == name
+
+
+def test_min_tokens_above_max_tokens_is_refused() -> None:
+    DecodingParams(min_tokens=3, max_tokens=3)
+    with pytest.raises(InvalidRequest, match="min_tokens 4"):
+        DecodingParams(min_tokens=4, max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("ids", "values"),
+    [((1,), ()), ((1,), (101.0,)), ((1,), (math.nan,)), ((-1,), (0.0,)), ((1,) * 1025, (0.0,) * 1025)],
+)
+def test_a_logit_bias_that_cannot_be_applied_is_refused(ids: tuple[int, ...], values: tuple[float, ...]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        DecodingParams(logit_bias_ids=ids, logit_bias_values=values)
+    assert caught.value.param == "logit_bias"
+
+
+def test_ids_outside_the_vocabulary_are_refused() -> None:
+    DecodingParams(stop_token_ids=(99,), logit_bias_ids=(99,), logit_bias_values=(1.0,)).check_vocabulary(100)
+    with pytest.raises(InvalidRequest, match="100"):
+        DecodingParams(stop_token_ids=(100,)).check_vocabulary(100)
+    with pytest.raises(InvalidRequest, match="100"):
+        DecodingParams(logit_bias_ids=(100,), logit_bias_values=(1.0,)).check_vocabulary(100)
+
+
+@pytest.mark.parametrize("stop", [("",), ("x" * 1025,), ("x",) * 17, (3,)])
+def test_stop_strings_that_cannot_match_are_refused(stop: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(stop=stop)
+    assert caught.value.param == "stop"
+
+
+def test_nodes_see_everything_of_the_users_parameters_but_the_text() -> None:
+    user = SamplingParams(temperature=0.3, top_k=4, seed=5, stop=("end",))
+    node = user.decoding()
+    assert type(node) is DecodingParams
+    assert all(getattr(node, field.name) == getattr(user, field.name) for field in fields(DecodingParams))
+
+
+def test_only_temperature_zero_is_greedy() -> None:
+    assert DecodingParams(temperature=0).is_greedy
+    assert not DecodingParams(temperature=1e-9).is_greedy

@@ -1,0 +1,172 @@
+"""One valid message of every class that travels between programs, and hypothesis strategies for all others."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from hypothesis import strategies as st
+
+from kvtransfer.messages import (
+    RECEIVER_TO_SENDER,
+    SENDER_TO_RECEIVER,
+    Commit,
+    Endpoint,
+    Grant,
+    HandoffName,
+    PeerHello,
+    PeerRefusal,
+    PeerWelcome,
+    ProcessIdentity,
+    Pushed,
+    Release,
+    Renew,
+    Resend,
+    Revoke,
+    Revoked,
+)
+from wire.codec import Bounds, Codec, Length, Packed
+from wire.layout import DTYPE_BYTES, KvLayout
+from wire.messages import (
+    NODE_TO_ROUTER,
+    ROUTER_TO_NODE,
+    CacheEvents,
+    Cancel,
+    Decode,
+    Failed,
+    HandoffFigures,
+    Heartbeat,
+    Hello,
+    Introduce,
+    Leaving,
+    NodeStatus,
+    Ping,
+    Prefill,
+    PrefillPeer,
+    Refusal,
+    StepTimes,
+    TokenEvent,
+    TokenLogprobs,
+    Tokens,
+    Welcome,
+)
+from wire.sampling import DecodingParams
+
+LAYOUT = KvLayout("bfloat16", num_layers=2, num_kv_heads=4, head_dim=64, block_size=16)
+STATUS = NodeStatus(1, 2, 3, 4, 5, 0.25)
+TEN_YEARS_US = 10 * 365 * 24 * 3600 * 10**6
+PARAMS = DecodingParams(
+    temperature=0.5,
+    logit_bias_ids=(7,),
+    logit_bias_values=(-3.5,),
+    seed=-1,
+    max_tokens=5,
+    stop_token_ids=(1, 2),
+    logprobs=2,
+)
+EVENT = TokenEvent(b"h" * 16, 1, 3, (17,), (TokenLogprobs(-0.5, (17, 4), (-0.5, -2.0)),), "stop", 16)
+TIMED_EVENT = dataclasses.replace(
+    EVENT, handoff=HandoffFigures(3, 4096, 900, 12), times=StepTimes(None, TEN_YEARS_US - 9, TEN_YEARS_US)
+)
+NAME = HandoffName(b"h" * 16, 2)
+PROCESS = ProcessIdentity("host", 4711, 99)
+
+SAMPLES: tuple[tuple[Codec, Any], ...] = (
+    (ROUTER_TO_NODE, Welcome(2**64 - 1)),
+    (ROUTER_TO_NODE, Refusal("no")),
+    (ROUTER_TO_NODE, Ping(1)),
+    (ROUTER_TO_NODE, Introduce(2)),
+    (ROUTER_TO_NODE, Prefill(b"h" * 16, 1, (1, 2, 3), 3, PARAMS, b"salt", "decode-1", 8)),
+    (ROUTER_TO_NODE, Decode(b"h" * 16, 1, (1, 2, 3), 2, PARAMS, b"", PrefillPeer("p", 1, "tcp://127.0.0.1:5"))),
+    (ROUTER_TO_NODE, Cancel(b"h" * 16, 1000)),
+    (NODE_TO_ROUTER, Hello("decode", "d", 1, "f", LAYOUT, "", "http://x", 64, 1024, 8, STATUS, "0a1b2c3d")),
+    (NODE_TO_ROUTER, Heartbeat(1, STATUS)),
+    (NODE_TO_ROUTER, Leaving(1)),
+    (NODE_TO_ROUTER, Tokens(1, (EVENT, TIMED_EVENT))),
+    (NODE_TO_ROUTER, Failed(b"h" * 16, 1, "overloaded", "later")),
+    (NODE_TO_ROUTER, CacheEvents(1, True, b"s" * 32, b"")),
+    (RECEIVER_TO_SENDER, PeerHello("d", 1, 2, "f", LAYOUT, 64, "xxh3", PROCESS, (Endpoint("shm", "n", b"\x00m"),))),
+    (RECEIVER_TO_SENDER, Grant(NAME, 1, 2, 40, 16, b"d" * 16, (5, 9), (1, 2**64 - 1))),
+    (RECEIVER_TO_SENDER, Resend(NAME, 1, (0, 7))),
+    (RECEIVER_TO_SENDER, Release(NAME)),
+    (RECEIVER_TO_SENDER, Revoke(NAME)),
+    (RECEIVER_TO_SENDER, Renew((NAME, NAME))),
+    (SENDER_TO_RECEIVER, PeerWelcome("p", 2, "shm", PROCESS)),
+    (SENDER_TO_RECEIVER, PeerRefusal("model differs")),
+    (SENDER_TO_RECEIVER, Commit(NAME, 1, 2, 40, b"d" * 16, (1, 2), (3, 4), EVENT, 1, 250)),
+    (SENDER_TO_RECEIVER, Pushed(NAME, (0, 1, 9))),
+    (SENDER_TO_RECEIVER, Revoked(NAME, "gone", False, True)),
+    (SENDER_TO_RECEIVER, Renew(())),
+)
+_ARRAY_ITEMS: dict[str, st.SearchStrategy[Any]] = {
+    "I": st.integers(0, 2**32 - 1),
+    "Q": st.integers(0, 2**64 - 1),
+    "d": st.floats(allow_nan=False, allow_infinity=False),
+}
+
+
+def valid(hint: Any) -> st.SearchStrategy[Any]:
+    """Values that a field of this type may have."""
+    constraint = None
+    if get_origin(hint) is Annotated:
+        hint, *extras = get_args(hint)
+        constraint = next((extra for extra in extras if isinstance(extra, Bounds | Length | Packed)), None)
+    if get_origin(hint) in (types.UnionType, typing.Union):
+        return st.none() | valid(next(member for member in get_args(hint) if member is not types.NoneType))
+    if isinstance(constraint, Packed):
+        max_size = min(constraint.max_items, 20)
+        return st.lists(_ARRAY_ITEMS[constraint.typecode], max_size=max_size).map(tuple)
+    if get_origin(hint) is tuple:
+        return st.lists(valid(get_args(hint)[0]), max_size=3).map(tuple)
+    if hint is DecodingParams:
+        return _decoding_params()
+    if hint is KvLayout:
+        count = st.integers(1, 2**20)
+        return st.builds(KvLayout, st.sampled_from(sorted(DTYPE_BYTES)), count, count, count, count)
+    if dataclasses.is_dataclass(hint):
+        return record(typing.cast(type[Any], hint))
+    return _scalar(hint, constraint)
+
+
+def record(kind: type[Any]) -> st.SearchStrategy[Any]:
+    """Valid instances of a message class."""
+    return st.builds(kind, **{name: valid(hint) for name, hint in get_type_hints(kind, include_extras=True).items()})
+
+
+def _scalar(hint: Any, constraint: Any) -> st.SearchStrategy[Any]:
+    max_length = min(constraint.max_length, 40) if isinstance(constraint, Length) else 40
+    low, high = (constraint.low, constraint.high) if isinstance(constraint, Bounds) else (0, 2**63 - 1)
+    if hint is int:
+        return st.integers(int(low), int(high))
+    if hint is float and isinstance(constraint, Bounds):
+        return st.floats(low, high)
+    kinds: dict[Any, st.SearchStrategy[Any]] = {
+        bool: st.booleans(),
+        float: st.floats(allow_nan=False, allow_infinity=False),
+        str: st.text(max_size=max_length),
+        bytes: st.binary(max_size=max_length),
+    }
+    return kinds[hint]
+
+
+def _decoding_params() -> st.SearchStrategy[DecodingParams]:
+    bias = st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-100, 100), max_size=5)
+    params = st.builds(
+        DecodingParams,
+        temperature=st.floats(0, 2),
+        top_k=st.integers(-1, 2**31 - 1),
+        top_p=st.floats(0, 1, exclude_min=True),
+        seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+        min_tokens=st.integers(0, 10),
+        max_tokens=st.none() | st.integers(10, 2**31 - 1),
+        stop_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple),
+        ignore_eos=st.booleans(),
+        logprobs=st.none() | st.integers(0, 20),
+    )
+    return st.tuples(params, bias).map(
+        lambda drawn: dataclasses.replace(
+            drawn[0], logit_bias_ids=tuple(drawn[1]), logit_bias_values=tuple(drawn[1].values())
+        )
+    )

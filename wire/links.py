@@ -1,0 +1,150 @@
+"""ZMQ sockets as every link of Baton opens them: bounded, without lingering, encrypted when a cluster key is set.
+
+Owns the socket options. Does not know messages.
+Invariants: no socket accepts a frame larger than its limit, none keeps a process alive at exit, and none listens
+beyond loopback without a cluster key.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket as os_socket
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import zmq
+
+from wire.codec import MAX_MESSAGE_BYTES
+from wire.errors import InvalidSetting
+
+HANDSHAKE_TIMEOUT_MS = 5_000
+HEARTBEAT_INTERVAL_MS = 1_000
+HEARTBEAT_TIMEOUT_MS = 3_000
+MAX_QUEUED_MESSAGES = 4_096
+ZAP_DOMAIN = "baton"
+"""What the authenticator of a program knows our listening sockets by."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterKey:
+    """A CURVE key pair shared by all programs of one deployment. The repr hides both halves."""
+
+    public: bytes
+    secret: bytes
+
+    @classmethod
+    def from_file(cls, path: Path) -> ClusterKey:
+        """Read the 40-character Z85 secret in `path`. Raises `InvalidSetting` when it is not one."""
+        try:
+            secret = path.read_text().strip().encode()
+            return cls(zmq.curve_public(secret), secret)
+        except (OSError, ValueError, zmq.ZMQError) as error:
+            raise InvalidSetting(f"cluster key {path}: not a key written by `baton key` ({error})") from None
+
+    def __repr__(self) -> str:
+        return "ClusterKey(...)"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """How sockets are opened. `max_message_bytes` bounds each received frame."""
+
+    cluster_key: ClusterKey | None = None
+    max_message_bytes: int = MAX_MESSAGE_BYTES + 64
+    max_queued_messages: int = MAX_QUEUED_MESSAGES
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, settings: LinkSettings) -> zmq.Socket[bytes]:
+    """A socket with Baton's options set, neither bound nor connected."""
+    link = context.socket(kind)
+    link.setsockopt(zmq.LINGER, 0)
+    link.setsockopt(zmq.MAXMSGSIZE, settings.max_message_bytes)
+    link.setsockopt(zmq.SNDHWM, settings.max_queued_messages)
+    link.setsockopt(zmq.RCVHWM, settings.max_queued_messages)
+    link.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
+    link.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
+    link.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    link.setsockopt(zmq.RECONNECT_IVL, 100)
+    link.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
+    if kind == zmq.ROUTER:
+        link.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        link.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    return link
+
+
+def bind(link: zmq.Socket[bytes], host: str, port: int, settings: LinkSettings) -> str:
+    """Listen on `host`:`port` (0: the system chooses) and return the address for others, "tcp://host:port".
+
+    Raises `InvalidSetting` when the port is taken or when `host` is reachable from outside without a cluster key.
+    """
+    require_key_beyond_loopback(host, settings.cluster_key)
+    if settings.cluster_key is not None:
+        link.setsockopt(zmq.CURVE_SERVER, 1)
+        link.setsockopt(zmq.CURVE_SECRETKEY, settings.cluster_key.secret)
+        link.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN.encode())
+    shown = f"[{host}]" if ":" in host else host
+    if ":" in host:
+        link.setsockopt(zmq.IPV6, 1)
+    try:
+        link.bind(f"tcp://{shown}:{port or '*'}")
+    except zmq.ZMQError as error:
+        raise InvalidSetting(f"cannot listen on {host}:{port}: {error}") from None
+    return link.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def listen(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, host: str, port: int, settings: LinkSettings
+) -> tuple[zmq.Socket[bytes], str]:
+    """A socket of `kind` that listens, and its address for others. Raises as `bind`."""
+    link = open_socket(context, kind, settings)
+    try:
+        return link, bind(link, host, port, settings)
+    except InvalidSetting:
+        link.close()
+        raise
+
+
+def connect(link: zmq.Socket[bytes], address: str, settings: LinkSettings) -> None:
+    """Dial `address` ("tcp://host:port"); ZMQ keeps trying in the background."""
+    if settings.cluster_key is not None:
+        link.setsockopt(zmq.CURVE_SERVERKEY, settings.cluster_key.public)
+        link.setsockopt(zmq.CURVE_PUBLICKEY, settings.cluster_key.public)
+        link.setsockopt(zmq.CURVE_SECRETKEY, settings.cluster_key.secret)
+    if "[" in address:
+        link.setsockopt(zmq.IPV6, 1)
+    link.connect(address)
+
+
+def require_key_beyond_loopback(host: str, key: ClusterKey | None) -> None:
+    """Raise `InvalidSetting` when `host` is not a loopback address and there is no cluster key."""
+    if key is None and not is_loopback(host):
+        raise InvalidSetting(
+            f"listening on {host} opens the KV and control plane to the network: make a key with `baton key FILE` and "
+            "start every router and node of the deployment with --cluster-key FILE"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` (a name or an address) stays on this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = os_socket.getaddrinfo(host, None)
+    except OSError as error:
+        raise InvalidSetting(f"host {host!r} does not resolve: {error}") from None
+    return all(ipaddress.ip_address(entry[4][0]).is_loopback for entry in found)
+
+
+def parse_address(address: str, name: str) -> str:
+    """Normalise "host:port" or "tcp://host:port" to the latter. Raises `InvalidSetting` naming the setting."""
+    parts = urlsplit(address if "://" in address else f"tcp://{address}")
+    try:
+        is_valid = parts.scheme == "tcp" and parts.hostname is not None and parts.port is not None
+    except ValueError:
+        is_valid = False
+    if not is_valid or parts.path:
+        raise InvalidSetting(f"{name} {address!r:.100} is not an address of the form tcp://HOST:PORT")
+    return f"tcp://{parts.netloc}"

@@ -1,0 +1,258 @@
+"""Messages between the router and the nodes. `docs/protocol.md` says when each is sent and what answers it.
+
+One connection per node: the node dials the router's control address and stays connected. A request is named by its
+`handoff_id` (128 random bits drawn by the router) and `attempt`; whatever carries an older attempt is dropped.
+Prompts are token ids: text lives at the router only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from wire.codec import U64, Bounds, Codec, Id128, Length, Packed, TokenIds
+from wire.layout import KvLayout
+from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
+
+PREFILL, DECODE = "prefill", "decode"
+
+_Name = Annotated[str, Length(128)]
+_Text = Annotated[str, Length(1024)]
+_Count = Annotated[int, Bounds(0, 2**40)]
+_Attempt = Annotated[int, Bounds(1, 1000)]
+_TopIds = Annotated[tuple[int, ...], Packed("I", MAX_TOP_LOGPROBS)]
+_TopValues = Annotated[tuple[float, ...], Packed("d", MAX_TOP_LOGPROBS)]
+
+FINISH_STOP, FINISH_LENGTH = "stop", "length"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """A node's load, as of its last step."""
+
+    num_running: _Count
+    num_waiting: _Count
+    num_free_blocks: _Count
+    num_cached_blocks: _Count
+    num_held_blocks: _Count
+    loop_age_s: Annotated[float, Bounds(0, 1e9)]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Node -> router, first message of a connection. `epoch` is random for each life of the process.
+
+    `fingerprint` names the weights and architecture. `peer_address` is where other nodes reach this one.
+    `max_request_tokens` is the longest prompt plus output the node's context and pool can hold. `clock` names the clock
+    of its stamps (see `program.clock`), "" when it has no name.
+    """
+
+    role: _Name
+    node_id: _Name
+    epoch: U64
+    fingerprint: _Name
+    layout: KvLayout
+    peer_address: _Name
+    http_address: _Name
+    num_blocks: _Count
+    max_request_tokens: _Count
+    max_num_seqs: _Count
+    status: NodeStatus
+    clock: _Name
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Router -> node: registered. Another `router_epoch` than before means every earlier request is void."""
+
+    router_epoch: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Router -> node: not registered, and why. The node ends with this message."""
+
+    message: _Text
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Router -> node, twice a second. A node that hears none for its router time-out drops the router's requests."""
+
+    router_epoch: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Introduce:
+    """Router -> node it does not know (the router restarted): say Hello again."""
+
+    router_epoch: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Node -> router, every second, from a thread of its own."""
+
+    epoch: U64
+    status: NodeStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Node -> router: route nothing more here; what is in flight will be finished."""
+
+    epoch: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Router -> prefill node: the first leg.
+
+    `token_ids` is the prompt and, in later attempts, what was already emitted; the prompt is its first
+    `num_prompt_tokens`. The next token's output index is len(token_ids) - num_prompt_tokens.
+    `decode_node_id` and `decode_epoch` name the only node whose Grant is accepted.
+    """
+
+    handoff_id: Id128
+    attempt: _Attempt
+    token_ids: TokenIds
+    num_prompt_tokens: _Count
+    params: DecodingParams
+    cache_salt: Annotated[bytes, Length(32)]
+    decode_node_id: _Name
+    decode_epoch: U64
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPeer:
+    """Where a decode node finds the prefill node of one request."""
+
+    node_id: _Name
+    epoch: U64
+    address: _Name
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Router -> decode node: the last leg; both legs when `prefill_peer` is None. Fields as in `Prefill`."""
+
+    handoff_id: Id128
+    attempt: _Attempt
+    token_ids: TokenIds
+    num_prompt_tokens: _Count
+    params: DecodingParams
+    cache_salt: Annotated[bytes, Length(32)]
+    prefill_peer: PrefillPeer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Router -> node: stop working on this attempt and give its blocks back. Harmless when unknown."""
+
+    handoff_id: Id128
+    attempt: _Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities before temperature: the chosen token's, and the most likely ones'."""
+
+    logprob: float
+    top_ids: _TopIds
+    top_logprobs: _TopValues
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffFigures:
+    """What one handoff moved and how long it took, by monotonic clocks.
+
+    `transfer_us`: from the grant to the verified blocks, the computing of the prompt included. `exposed_us`: the part
+    of it that came after the prompt was computed.
+    """
+
+    num_blocks: _Count
+    num_bytes: _Count
+    transfer_us: _Count
+    exposed_us: _Count
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How a token came about, in microseconds of the node's clock.
+
+    `ready_us`: the KV of a handoff was there and verified; None where the node did not wait for one. `begun_us`: the
+    first step that computed anything towards this token was about to run. `drawn_us`: its last step was over.
+    """
+
+    ready_us: U64 | None
+    begun_us: U64
+    drawn_us: U64
+
+
+@dataclass(slots=True)
+class TokenEvent:
+    """Tokens of one request. `index` is the output index of token_ids[0]; logprobs is empty or one per token.
+
+    `finish_reason` is "" while the request goes on. `num_cached_tokens` counts prompt tokens that were not computed
+    for this request because the reporting node had them cached. `handoff` comes once, with the token that D repeats.
+    `times` is of token_ids[0], and comes with the first two tokens of an attempt at most.
+
+    Nobody changes one. It is not frozen because there is one for each token, at both ends of the link, and a frozen one
+    takes three times as long to make.
+    """
+
+    handoff_id: Id128
+    attempt: _Attempt
+    index: _Count
+    token_ids: TokenIds
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: Annotated[str, Length(16)]
+    num_cached_tokens: _Count
+    handoff: HandoffFigures | None = None
+    times: StepTimes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Node -> router, one per step for all requests of the step."""
+
+    epoch: U64
+    events: tuple[TokenEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Node -> router: this attempt ended without finishing. `code` is a code of `wire.errors`."""
+
+    handoff_id: Id128
+    attempt: _Attempt
+    code: _Name
+    message: _Text
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvents:
+    """Node -> router: changes of the node's prefix cache, as 16-byte block hashes laid end to end.
+
+    `is_snapshot` means forget what was known of this node. Losing one of these costs routing quality, nothing else.
+    """
+
+    epoch: U64
+    is_snapshot: bool
+    stored: Annotated[bytes, Length(2**20)]
+    removed: Annotated[bytes, Length(2**20)]
+
+
+def control_identity(epoch: int) -> bytes:
+    """ZMQ identity of a node's control connection: a router can address every node whose epoch it has heard of."""
+    return b"N" + epoch.to_bytes(8, "little")
+
+
+def epoch_of_identity(identity: bytes) -> int | None:
+    """The epoch in a control identity; None for any other connection."""
+    is_control = len(identity) == 9 and identity[:1] == b"N"
+    return int.from_bytes(identity[1:], "little") if is_control else None
+
+
+ROUTER_TO_NODE = Codec(Welcome, Refusal, Ping, Introduce, Prefill, Decode, Cancel)
+NODE_TO_ROUTER = Codec(Hello, Heartbeat, Leaving, Tokens, Failed, CacheEvents)

@@ -1,0 +1,148 @@
+"""How a continuation is chosen. `DecodingParams` is all that nodes see: token ids and numbers, no text.
+
+Owns the ranges of every parameter: constructing one is validating it, so all entrances share one validator.
+Does not know tokenizers; ids are checked against the vocabulary where its size is known (`check_vocabulary`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+from wire.codec import Bounds, Length, Packed
+from wire.errors import InvalidRequest
+
+MAX_TOP_LOGPROBS = 20
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+SEED_LOW, SEED_HIGH = -(2**63), 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingParams:
+    """Sampling and stopping in terms of token ids.
+
+    `temperature` 0 is greedy. `top_k` 0 or -1 turns it off. `logprobs` is the number of most likely tokens to report
+    beside the chosen one (0: only the chosen one, None: nothing). `max_tokens` None means up to the context's end.
+    `seed` None lets the router draw one; noise is a function of (seed, choice, position) only.
+    Raises `InvalidRequest` with `param` set when a value is out of range.
+    """
+
+    temperature: Annotated[float, Bounds(0, 2)] = 1.0
+    top_k: Annotated[int, Bounds(-1, 2**31 - 1)] = 0
+    top_p: Annotated[float, Bounds(0, 1)] = 1.0
+    min_p: Annotated[float, Bounds(0, 1)] = 0.0
+    repetition_penalty: Annotated[float, Bounds(0, 1e6)] = 1.0
+    presence_penalty: Annotated[float, Bounds(-2, 2)] = 0.0
+    frequency_penalty: Annotated[float, Bounds(-2, 2)] = 0.0
+    logit_bias_ids: Annotated[tuple[int, ...], Packed("I", MAX_LOGIT_BIAS)] = ()
+    logit_bias_values: Annotated[tuple[float, ...], Packed("d", MAX_LOGIT_BIAS)] = ()
+    seed: Annotated[int, Bounds(SEED_LOW, SEED_HIGH)] | None = None
+    choice: Annotated[int, Bounds(0, 2**16)] = 0
+    max_tokens: Annotated[int, Bounds(1, 2**31 - 1)] | None = None
+    min_tokens: Annotated[int, Bounds(0, 2**31 - 1)] = 0
+    stop_token_ids: Annotated[tuple[int, ...], Packed("I", MAX_STOP_TOKEN_IDS)] = ()
+    ignore_eos: bool = False
+    logprobs: Annotated[int, Bounds(0, MAX_TOP_LOGPROBS)] | None = None
+
+    def __post_init__(self) -> None:
+        _require_number(self, "temperature", 0.0, 2.0)
+        _require_number(self, "top_p", 0.0, 1.0, low_is_open=True)
+        _require_number(self, "min_p", 0.0, 1.0)
+        _require_number(self, "repetition_penalty", 0.0, 1e6, low_is_open=True)
+        _require_number(self, "presence_penalty", -2.0, 2.0)
+        _require_number(self, "frequency_penalty", -2.0, 2.0)
+        _require_integer(self, "top_k", -1, 2**31 - 1)
+        _require_integer(self, "choice", 0, 2**16)
+        _require_integer(self, "min_tokens", 0, 2**31 - 1)
+        _require_optional_integer(self, "seed", SEED_LOW, SEED_HIGH)
+        _require_optional_integer(self, "max_tokens", 1, 2**31 - 1)
+        _require_optional_integer(self, "logprobs", 0, MAX_TOP_LOGPROBS)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            message = f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}"
+            raise InvalidRequest(message, "min_tokens")
+        _require_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        _require_ids("logit_bias", self.logit_bias_ids, MAX_LOGIT_BIAS)
+        if len(self.logit_bias_values) != len(self.logit_bias_ids):
+            raise InvalidRequest("logit_bias needs one value for each token id", "logit_bias")
+        if not all(-100.0 <= value <= 100.0 for value in self.logit_bias_values):
+            raise InvalidRequest("logit_bias values must lie between -100 and 100", "logit_bias")
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def needs_history(self) -> bool:
+        """True when drawing a token takes the values of the tokens before it, beside what the model makes of them."""
+        return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise `InvalidRequest` when a token id does not exist in a vocabulary of `vocab_size`."""
+        for param, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias_ids)):
+            for token_id in ids:
+                if token_id >= vocab_size:
+                    message = f"{param}: token id {token_id} is outside the vocabulary of {vocab_size}"
+                    raise InvalidRequest(message, param)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams(DecodingParams):
+    """What a user of the offline `LLM` class sets: `DecodingParams` plus what needs text.
+
+    `stop`: up to 16 strings; the text ends before the first of them that appears.
+    """
+
+    stop: Annotated[tuple[str, ...], Length(MAX_STOP_STRINGS)] = ()
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        DecodingParams.__post_init__(self)
+        check_stop_strings(self.stop)
+
+    def decoding(self) -> DecodingParams:
+        """The part that nodes see."""
+        return DecodingParams(**{field.name: getattr(self, field.name) for field in fields(DecodingParams)})
+
+
+def check_stop_strings(stop: tuple[str, ...]) -> None:
+    """Raise `InvalidRequest` for too many, empty or overlong stop strings."""
+    if len(stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"stop allows at most {MAX_STOP_STRINGS} strings, got {len(stop)}", "stop")
+    for text in stop:
+        if not isinstance(text, str) or not text or len(text) > MAX_STOP_LENGTH:
+            raise InvalidRequest(f"each stop must be a string of 1 to {MAX_STOP_LENGTH} characters", "stop")
+
+
+def _require_number(params: DecodingParams, name: str, low: float, high: float, *, low_is_open: bool = False) -> None:
+    value = getattr(params, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequest(f"{name} must be a finite number", name)
+    if not low <= value <= high or (low_is_open and value == low):
+        bracket = "(" if low_is_open else "["
+        raise InvalidRequest(f"{name} must lie in {bracket}{low:g}, {high:g}], got {value:g}", name)
+
+
+def _require_integer(params: DecodingParams, name: str, low: int, high: int) -> None:
+    value = getattr(params, name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be an integer", name)
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must lie between {low} and {high}", name)
+
+
+def _require_optional_integer(params: DecodingParams, name: str, low: int, high: int) -> None:
+    if getattr(params, name) is not None:
+        _require_integer(params, name, low, high)
+
+
+def _require_ids(param: str, ids: tuple[int, ...], max_items: int) -> None:
+    if len(ids) > max_items:
+        raise InvalidRequest(f"{param} allows at most {max_items} entries, got {len(ids)}", param)
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < 2**32:
+            raise InvalidRequest(f"{param} needs token ids, got {token_id!r:.40}", param)
