@@ -124,7 +124,7 @@ def _serve(
     finally:
         heartbeat.stop()
         leg.close()
-        device.close()
+        engine.device.close()
         if health is not None:
             health.close()
 
