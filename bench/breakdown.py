@@ -49,8 +49,8 @@ TTST_PARTS = (
     "first_decode_step",
     "return_second",
 )
-_TO_FIRST_DRAWN = ("received_us", "sent_us", "prefill_begun_us", "first_drawn_us")
-_AFTER_READY = ("decode_begun_us", "second_drawn_us", "second_written_us")
+_TO_FIRST_DRAWN = ("received_us", "sent_us", "prefill_begun_us", "first_sampled_us")
+_AFTER_READY = ("decode_begun_us", "second_sampled_us", "second_written_us")
 
 
 class LeftOut(enum.StrEnum):

@@ -51,7 +51,7 @@ class RouterMetrics:
     def streamed(self, client: ClientTimes, relay: RelayTimes) -> None:
         """A stream ended well."""
         if relay.clock and relay.first is not None and client.first_written_us is not None:
-            self.handover.observe((client.first_written_us - relay.first.drawn_us) / 1e6)
+            self.handover.observe((client.first_written_us - relay.first.sampled_us) / 1e6)
 
     def watch(self, relay: Relay, nodes: NodeRegistry) -> None:
         """Include the figures of the relay and the nodes."""
@@ -88,7 +88,7 @@ class RequestTimer:
         """The request ended well."""
         self._metrics.e2e_latency.observe(time.monotonic() - self._start_s)
         if times.first is not None:
-            self._metrics.prefill_time.observe((times.first.drawn_us - times.first.begun_us) / 1e6)
+            self._metrics.prefill_time.observe((times.first.sampled_us - times.first.begun_us) / 1e6)
             if times.clock and times.sent_us is not None:
                 self._metrics.queue_time.observe((times.first.begun_us - times.sent_us) / 1e6)
         self._metrics.successes.labels(reason).inc()

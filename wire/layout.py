@@ -34,6 +34,12 @@ class KvLayout:
         """Bytes of one block over all layers."""
         return self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim * DTYPE_BYTES[self.dtype]
 
+    @property
+    def layer_ends(self) -> tuple[int, ...]:
+        """Where each layer of a block ends, in bytes from the begin of the block."""
+        layer_bytes = self.block_bytes // self.num_layers
+        return tuple(layer_bytes * (layer + 1) for layer in range(self.num_layers))
+
     def require_same(self, other: KvLayout, whose: str) -> None:
         """Raise `Refused` naming both values of the first fact in which `other` (of `whose`) differs."""
         mine, theirs = asdict(self), asdict(other)

@@ -181,12 +181,12 @@ class StepTimes:
     """How a token came about, in microseconds of the node's clock.
 
     `ready_us`: the KV of a handoff was there and verified; None where the node did not wait for one. `begun_us`: the
-    first step that computed anything towards this token was about to run. `drawn_us`: its last step was over.
+    first step that computed anything towards this token was about to run. `sampled_us`: its last step was over.
     """
 
     ready_us: U64 | None
     begun_us: U64
-    drawn_us: U64
+    sampled_us: U64
 
 
 @dataclass(slots=True)

@@ -85,12 +85,12 @@ def measure_handoffs(
 def add_request(samples: HandoffSamples, outcome: Outcome, copy_s_per_byte: float) -> None:
     """Note one request. Raises `RequestFailed` when its stamps cannot be used."""
     timings = outcome.timings
-    drawn_us, ready_us = timings.get("first_drawn_us"), timings.get("kv_ready_us")
-    if not isinstance(drawn_us, int) or not isinstance(ready_us, int) or timings.get("clock") != host_clock():
+    sampled_us, ready_us = timings.get("first_sampled_us"), timings.get("kv_ready_us")
+    if not isinstance(sampled_us, int) or not isinstance(ready_us, int) or timings.get("clock") != host_clock():
         raise RequestFailed("an answer came without the stamps of a handoff on this host's clock")
     samples.copy_us.append(_num_bytes(outcome) * copy_s_per_byte * 1e6)
-    samples.exposed_us.append(max(0.0, ready_us - drawn_us))
-    samples.handover_us.append(outcome.chunk_s[0] * 1e6 - drawn_us)
+    samples.exposed_us.append(max(0.0, ready_us - sampled_us))
+    samples.handover_us.append(outcome.chunk_s[0] * 1e6 - sampled_us)
 
 
 def handoff_ratios(samples: HandoffSamples) -> list[Ratio]:

@@ -19,8 +19,8 @@ DONE = b"data: [DONE]\n\n"
 _FIRST_TOKEN_ID = 100
 _KV_BYTES = 2**20
 # shares of the time to the first token, then of the gap to the second
-_TO_FIRST = {"received_us": 0.0, "sent_us": 0.02, "prefill_begun_us": 0.20, "first_drawn_us": 0.95}
-_TO_SECOND = {"kv_ready_us": 0.30, "decode_begun_us": 0.40, "second_drawn_us": 0.90}
+_TO_FIRST = {"received_us": 0.0, "sent_us": 0.02, "prefill_begun_us": 0.20, "first_sampled_us": 0.95}
+_TO_SECOND = {"kv_ready_us": 0.30, "decode_begun_us": 0.40, "second_sampled_us": 0.90}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _baton_members(received_s: float, written_s: Sequence[float]) -> dict[str, A
         return {"timings": timings}
     timings |= {name: _between_us(first_s, written_s[1], share) for name, share in _TO_SECOND.items()}
     timings["second_written_us"] = _between_us(first_s, written_s[1], 1.0)
-    transfer_ms = (timings["kv_ready_us"] - timings["first_drawn_us"]) / 1e3
+    transfer_ms = (timings["kv_ready_us"] - timings["first_sampled_us"]) / 1e3
     transfer = {"blocks": 1, "bytes": _KV_BYTES, "transfer_ms": transfer_ms, "exposed_ms": transfer_ms}
     return {"kv_transfer": transfer, "timings": timings}
 

@@ -23,11 +23,11 @@ def timings(**changes: Any) -> dict[str, Any]:
         "received_us": 1.0,
         "sent_us": 3.0,
         "prefill_begun_us": 7.0,
-        "first_drawn_us": 37.0,
+        "first_sampled_us": 37.0,
         "first_written_us": 37.5,
         "kv_ready_us": 38.5,
         "decode_begun_us": 38.75,
-        "second_drawn_us": 46.75,
+        "second_sampled_us": 46.75,
         "second_written_us": 47.5,
     }
     stamps = {name: round(SENT_S * 1e6 + ms * 1e3) for name, ms in at_ms.items()}
@@ -123,7 +123,7 @@ def test_the_measured_time_is_the_one_that_is_reported_and_the_error_shows_the_d
 
 
 def test_an_answer_of_one_token_has_no_second() -> None:
-    stamps = timings(kv_ready_us=None, decode_begun_us=None, second_drawn_us=None, second_written_us=None)
+    stamps = timings(kv_ready_us=None, decode_begun_us=None, second_sampled_us=None, second_written_us=None)
     outcome = answered(stamps=stamps, chunk_s=[SENT_S + 0.0395], chunk_tokens=[1], num_output_tokens=1)
     assert taken_apart(outcome).ttst is None
     summary = summarise_breakdowns([outcome])
@@ -138,13 +138,13 @@ def test_an_answer_of_one_token_has_no_second() -> None:
         (lambda: answered(usage={"timings": "soon"}), "no timings"),
         (lambda: answered(stamps=timings(attempts=2)), "more than one attempt"),
         (lambda: answered(stamps=timings(first_written_us=None)), "a stamp is missing"),
-        (lambda: answered(stamps=timings(second_drawn_us=None)), "a stamp is missing"),
+        (lambda: answered(stamps=timings(second_sampled_us=None)), "a stamp is missing"),
         (lambda: answered(stamps=timings(sent_us="1")), "a stamp is missing"),
         (lambda: answered(chunk_tokens=[2, 1, 1]), "the first tokens did not come one by one"),
         (lambda: answered(chunk_tokens=[1, 2, 1]), "the first tokens did not come one by one"),
         (lambda: answered(chunk_tokens=[0, 0, 0]), "the first tokens did not come one by one"),
         (lambda: answered(chunk_s=[SENT_S + 0.0395], chunk_tokens=[1]), "the first tokens did not come one by one"),
-        (lambda: answered(stamps=timings(**later("first_drawn_us", 900))), "stamps in the wrong order"),
+        (lambda: answered(stamps=timings(**later("first_sampled_us", 900))), "stamps in the wrong order"),
         (lambda: answered(stamps=timings(**later("received_us", -1300))), "stamps in the wrong order"),
         (
             lambda: answered(chunk_s=[SENT_S + 0.0370, SENT_S + 0.0495], chunk_tokens=[1, 1]),

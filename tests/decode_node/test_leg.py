@@ -225,7 +225,15 @@ def test_the_stations_of_a_handoff_follow_each_other(relay: Relay) -> None:
     relay.until_finished(KEY)
     first, second = relay.prefill.times[KEY, 0], relay.decode.times[KEY, 1]
     assert second.ready_us is not None
-    stations = [asked_us, first.begun_us, first.drawn_us, second.ready_us, second.begun_us, second.drawn_us, now_us()]
+    stations = [
+        asked_us,
+        first.begun_us,
+        first.sampled_us,
+        second.ready_us,
+        second.begun_us,
+        second.sampled_us,
+        now_us(),
+    ]
     assert stations == sorted(stations)
     assert relay.decode.times.keys() == {(KEY, 0), (KEY, 1)}, "later tokens are not timed"
     assert relay.decode.times[KEY, 0] == first, "it is repeated like its token"
@@ -236,7 +244,7 @@ def test_a_prompt_computed_here_has_the_times_of_its_first_two_tokens(relay: Rel
     relay.until_finished(KEY)
     first, second = relay.decode.times[KEY, 0], relay.decode.times[KEY, 1]
     assert first.ready_us is second.ready_us is None
-    assert first.begun_us <= first.drawn_us <= second.begun_us <= second.drawn_us
+    assert first.begun_us <= first.sampled_us <= second.begun_us <= second.sampled_us
     assert relay.decode.times.keys() == {(KEY, 0), (KEY, 1)}
 
 

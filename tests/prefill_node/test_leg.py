@@ -208,5 +208,5 @@ def test_token_1_says_when_its_first_chunk_began_and_when_it_was_drawn(relay: Re
     relay.until(lambda: bool(relay.prefill.stream(KEY)))
     times = relay.prefill.times[KEY, 0]
     assert times.ready_us is None
-    assert asked_us <= times.begun_us <= after_first_chunk_us <= times.drawn_us <= now_us()
+    assert asked_us <= times.begun_us <= after_first_chunk_us <= times.sampled_us <= now_us()
     assert relay.prefill.leg.num_timed == 0

@@ -33,11 +33,11 @@ STATIONS = (
     "received_us",
     "sent_us",
     "prefill_begun_us",
-    "first_drawn_us",
+    "first_sampled_us",
     "first_written_us",
     "kv_ready_us",
     "decode_begun_us",
-    "second_drawn_us",
+    "second_sampled_us",
     "second_written_us",
 )
 
@@ -94,7 +94,7 @@ async def test_an_answer_that_is_not_streamed_has_no_times_of_writing(server: Se
     timings = _timings(await post_completion(server, return_timings=True), stream=False)
     assert timings is not None
     assert timings["first_written_us"] is timings["second_written_us"] is None
-    assert timings["received_us"] <= timings["sent_us"] <= timings["first_drawn_us"]
+    assert timings["received_us"] <= timings["sent_us"] <= timings["first_sampled_us"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -139,7 +139,7 @@ async def test_nodes_that_give_no_times_leave_them_open(server: Server, prompts:
     await server.rig.pair(answering(prompts.tokenizer.encode("abc"), "length"))
     timings = _timings(await post_completion(server, return_timings=True, **WITH_USAGE), stream=True)
     assert timings is not None
-    assert timings["prefill_begun_us"] is timings["first_drawn_us"] is timings["second_drawn_us"] is None
+    assert timings["prefill_begun_us"] is timings["first_sampled_us"] is timings["second_sampled_us"] is None
     assert timings["sent_us"] is not None
 
 
@@ -200,8 +200,8 @@ def test_every_station_has_its_name() -> None:
     client.written(1, 35)
     client.written(2, 65)
     assert timings_of(client, relay, 1) == {
-        "clock": "here", "received_us": 5, "sent_us": 10, "prefill_begun_us": 20, "first_drawn_us": 30,
-        "kv_ready_us": 40, "decode_begun_us": 50, "second_drawn_us": 60, "first_written_us": 35,
+        "clock": "here", "received_us": 5, "sent_us": 10, "prefill_begun_us": 20, "first_sampled_us": 30,
+        "kv_ready_us": 40, "decode_begun_us": 50, "second_sampled_us": 60, "first_written_us": 35,
         "second_written_us": 65, "attempts": 1,
     }  # fmt: skip
 

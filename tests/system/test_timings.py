@@ -22,10 +22,10 @@ STATIONS = (
     "received_us",
     "sent_us",
     "prefill_begun_us",
-    "first_drawn_us",
+    "first_sampled_us",
     "kv_ready_us",
     "decode_begun_us",
-    "second_drawn_us",
+    "second_sampled_us",
     "second_written_us",
 )
 
@@ -87,7 +87,7 @@ def test_the_parts_of_a_request_sum_to_what_its_client_measured(tmp_path: Path, 
         assert len(stamps) == len(STATIONS) - 1 + num_prefills
         stamps = [outcome.sent_s * 1e6, *stamps, outcome.chunk_s[1] * 1e6]
         assert stamps == sorted(stamps)
-        assert timings["first_drawn_us"] <= timings["first_written_us"] <= outcome.chunk_s[0] * 1e6
+        assert timings["first_sampled_us"] <= timings["first_written_us"] <= outcome.chunk_s[0] * 1e6
         found = breakdown_of(outcome)
         assert found is not None
         assert found.ttst is not None

@@ -14,7 +14,7 @@ NUM_BYTES = 2_000_000
 
 def outcome(**changes: Any) -> Outcome:
     """Token 1 was drawn at 5 s, its KV was there 400 us later, the client had the token after 900 us."""
-    timings = {"clock": host_clock(), "first_drawn_us": 5_000_000, "kv_ready_us": 5_000_400, **changes}
+    timings = {"clock": host_clock(), "first_sampled_us": 5_000_000, "kv_ready_us": 5_000_400, **changes}
     usage = {"kv_transfer": {"bytes": NUM_BYTES}, "timings": timings}
     return Outcome(0, 0, "http://x", 4.0, chunk_s=[5.0009, 5.01], usage=usage)
 
@@ -41,7 +41,7 @@ def test_kv_that_was_there_before_the_token_exposes_nothing() -> None:
     assert found.exposed_us == [0.0]
 
 
-@pytest.mark.parametrize("changes", [{"clock": "another"}, {"kv_ready_us": None}, {"first_drawn_us": None}])
+@pytest.mark.parametrize("changes", [{"clock": "another"}, {"kv_ready_us": None}, {"first_sampled_us": None}])
 def test_stamps_that_cannot_be_used_are_an_error(changes: dict[str, Any]) -> None:
     with pytest.raises(RequestFailed, match="without the stamps"):
         add_request(samples(), outcome(**changes), 1e-10)

@@ -115,7 +115,7 @@ async def test_batons_timings_fit_to_what_was_written(session: aiohttp.ClientSes
     assert timings["second_written_us"] == round(record.written_s[1] * 1e6)
     assert (timings["clock"], timings["attempts"]) == (host_clock(), 1)
     assert set(usage["kv_transfer"]) == {"blocks", "bytes", "transfer_ms", "exposed_ms"}
-    assert alone["timings"]["second_drawn_us"] is None
+    assert alone["timings"]["second_sampled_us"] is None
     assert "kv_transfer" not in alone
     assert "timings" not in unasked
 
