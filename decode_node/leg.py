@@ -20,24 +20,23 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore, Reservation
-from engine.scheduler.request import RequestKey, RequestOutput, Step
+from engine.scheduler.request import RequestOutput, Step
 from kvtransfer.mailbox import Mailbox
-from kvtransfer.messages import HandoffKey
 from kvtransfer.receiving import Incoming, ReceivingSide
 from kvtransfer.thread import TransferThread
 from node.events import HandoffTimes, StepCounters, counters_as_metrics, token_event
 from node.first_steps import FirstSteps
-from node.loop import AttemptKey
 from program.clock import now_us
 from wire.errors import BatonError, InvalidMessage, RequestFailed, TransferFailed
 from wire.messages import Decode, HandoffFigures, PrefillPeer, TokenEvent
+from wire.request_key import RequestKey
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
     """Verified KV lies in the blocks that were kept for it, since `ready_us`."""
 
-    key: HandoffKey
+    key: RequestKey
     first: TokenEvent
     figures: HandoffFigures
     ready_us: int
@@ -47,7 +46,7 @@ class Delivered:
 class Spoiled:
     """A handoff will not come; its blocks may still be written. `reason` is "" when nothing failed."""
 
-    key: HandoffKey
+    key: RequestKey
     reason: str
 
 
@@ -55,7 +54,7 @@ class Spoiled:
 class Returned:
     """A handoff is over and its blocks are free to go."""
 
-    key: HandoffKey
+    key: RequestKey
 
 
 Notice: TypeAlias = Delivered | Spoiled | Returned
@@ -67,16 +66,16 @@ class ReceivingNotices:
 
     notices: Mailbox[Notice]
 
-    def delivered(self, key: HandoffKey, first: TokenEvent, figures: HandoffFigures) -> None:
+    def delivered(self, key: RequestKey, first: TokenEvent, figures: HandoffFigures) -> None:
         """See `BlockOwner`."""
         # stamped here, on the transfer thread: the engine may be in a step and take the notice later
         self.notices.put(Delivered(key, first, figures, now_us()))
 
-    def spoiled(self, key: HandoffKey, reason: str) -> None:
+    def spoiled(self, key: RequestKey, reason: str) -> None:
         """See `BlockOwner`."""
         self.notices.put(Spoiled(key, reason))
 
-    def returned(self, key: HandoffKey) -> None:
+    def returned(self, key: RequestKey) -> None:
         """See `BlockOwner`."""
         self.notices.put(Returned(key))
 
@@ -101,9 +100,9 @@ class DecodeLeg:
         self._receiving = receiving
         self._thread = thread
         self._notices = notices
-        self._awaited: dict[AttemptKey, _Awaited] = {}
+        self._awaited: dict[RequestKey, _Awaited] = {}
         self._first_events: list[TokenEvent] = []
-        self._failures: list[tuple[AttemptKey, BatonError]] = []
+        self._failures: list[tuple[RequestKey, BatonError]] = []
         self._counters = StepCounters()
         self._exposed = HandoffTimes()
         self._first_steps = FirstSteps()
@@ -130,7 +129,7 @@ class DecodeLeg:
         """Take a last leg. Raises `BatonError`."""
         if not isinstance(request, Decode):
             raise InvalidMessage(f"a decode node cannot serve {type(request).__name__}")
-        key = (request.handoff_id, request.attempt)
+        key = RequestKey(request.handoff_id, request.attempt)
         if key in self._awaited or key in self._core.request_keys():
             raise InvalidMessage("this attempt of the request exists already")
         if request.prefill_peer is None:
@@ -149,7 +148,7 @@ class DecodeLeg:
         if self._num_waiting > 1 or not self._reserve(key, awaited):
             self._thread.post(partial(self._receiving.wait_for_room, key, request.prefill_peer))
 
-    def cancel(self, key: AttemptKey, now_s: float) -> None:
+    def cancel(self, key: RequestKey, now_s: float) -> None:
         """See `Leg`."""
         self._core.abort(key)
         self._first_steps.forget(key)
@@ -164,9 +163,8 @@ class DecodeLeg:
         """See `Leg`."""
         wanted = [key for key, awaited in self._awaited.items() if awaited.is_wanted]
         for key in [*self._core.request_keys(), *wanted]:
-            if isinstance(key, tuple):
-                self.cancel(key, now_s)
-                self._failures.append((key, RequestFailed("the router was silent for too long")))
+            self.cancel(key, now_s)
+            self._failures.append((key, RequestFailed("the router was silent for too long")))
 
     def poll(self, now_s: float) -> None:
         """See `Leg`."""
@@ -203,7 +201,7 @@ class DecodeLeg:
         """See `Leg`: KV leaves here with its request only."""
         self._first_steps.steps_lost()
 
-    def take_failures(self) -> list[tuple[AttemptKey, BatonError]]:
+    def take_failures(self) -> list[tuple[RequestKey, BatonError]]:
         """See `Leg`."""
         failures, self._failures = self._failures, []
         return failures
@@ -212,8 +210,7 @@ class DecodeLeg:
         """See `Leg`."""
         self._core.abort(key)
         self._first_steps.forget(key)
-        if isinstance(key, tuple):
-            self._failures.append((key, error))
+        self._failures.append((key, error))
 
     def _deliver(self, notice: Delivered) -> None:
         """The request joins the batch at the next step, unless nobody wants it any more."""
@@ -275,7 +272,7 @@ class DecodeLeg:
             if awaited.reservation is None and awaited.is_wanted and not self._reserve(key, awaited):
                 return
 
-    def _reserve(self, key: AttemptKey, awaited: _Awaited) -> bool:
+    def _reserve(self, key: RequestKey, awaited: _Awaited) -> bool:
         """Keep blocks for a request and grant them. False when there is no room now."""
         request = awaited.request
         reservation = self._core.reserve(key, request.token_ids, cache_salt=request.cache_salt)

@@ -29,10 +29,11 @@ from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
 from engine.cache.hashing import extend_hashes, root_hash
 from engine.runner.base import Runner, RunningStep
-from engine.scheduler.request import Request, RequestKey, RequestOutput, SampledToken, Step
+from engine.scheduler.request import Request, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler
 from wire.errors import BatonError
 from wire.messages import NodeStatus
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 _log = logging.getLogger(__name__)

@@ -28,6 +28,7 @@ from engine.text.stop_strings import StopStringMatcher
 from engine.text.tokenizer import Tokenizer
 from wire.errors import BatonError, InvalidRequest
 from wire.messages import FINISH_STOP, TokenLogprobs
+from wire.request_key import RequestKey
 from wire.sampling import SamplingParams
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -96,11 +97,12 @@ class LLM:
         show_progress: bool,
     ) -> list[Completion]:
         each = _params_for(prompts, params)
-        streams: dict[int, _Stream] = {}
+        streams: dict[RequestKey, _Stream] = {}
         try:
             for token_ids, one in zip(prompts, each, strict=True):
                 self._num_requests += 1
-                streams[self._num_requests] = self._start(self._num_requests, token_ids, one)
+                key = RequestKey.numbered(self._num_requests)
+                streams[key] = self._start(key, token_ids, one)
             with tqdm(total=len(streams), unit="prompt", disable=not show_progress) as bar:
                 while self._core.has_work:
                     bar.update(self._apply(self._core.step(), streams))
@@ -110,19 +112,19 @@ class LLM:
             raise
         return [stream.completion() for stream in streams.values()]
 
-    def _start(self, key: int, token_ids: list[int], params: SamplingParams) -> _Stream:
+    def _start(self, key: RequestKey, token_ids: list[int], params: SamplingParams) -> _Stream:
         params.check_vocabulary(self._tokenizer.vocab_size)
         seeded = params if params.seed is not None else replace(params, seed=secrets.randbits(62))
         self._core.add(key, token_ids, seeded.decoding())
         return _Stream(self._tokenizer, token_ids, seeded)
 
-    def _apply(self, outputs: Iterable[RequestOutput], streams: Mapping[int, _Stream]) -> int:
+    def _apply(self, outputs: Iterable[RequestOutput], streams: Mapping[RequestKey, _Stream]) -> int:
         """Hand a step's tokens to their streams; how many of them ended."""
         num_ended = 0
         for output in outputs:
             if output.has_failed:
                 raise BatonError("the model computed no number for a prompt: its weights overflow in this dtype")
-            if output.token is None or not isinstance(output.key, int):
+            if output.token is None:
                 continue
             stream = streams[output.key]
             stream.take(output)

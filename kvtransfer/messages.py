@@ -7,11 +7,12 @@ the states and what answers each message. A handoff is named by (handoff_id, att
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 from wire.codec import U64, BlockIds, Bounds, Codec, Id128, Length, U64s
 from wire.layout import KvLayout
 from wire.messages import TokenEvent
+from wire.request_key import RequestKey
 
 _Name = Annotated[str, Length(256)]
 _Text = Annotated[str, Length(1024)]
@@ -19,21 +20,18 @@ _Count = Annotated[int, Bounds(0, 2**40)]
 _Attempt = Annotated[int, Bounds(1, 1000)]
 _Round = Annotated[int, Bounds(0, 1000)]
 
-HandoffKey: TypeAlias = tuple[bytes, int]
-"""(handoff_id, attempt)."""
-
 
 @dataclass(frozen=True, slots=True)
 class HandoffName:
-    """A `HandoffKey` on the wire."""
+    """A `RequestKey` on the wire."""
 
     handoff_id: Id128
     attempt: _Attempt
 
     @property
-    def key(self) -> HandoffKey:
-        """The same as a tuple."""
-        return (self.handoff_id, self.attempt)
+    def key(self) -> RequestKey:
+        """The same for use inside a program."""
+        return RequestKey(self.handoff_id, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,10 @@ from typing import Any
 
 from kvtransfer.integrity import XXH3
 from kvtransfer.layers import LayerProgress
-from kvtransfer.messages import HandoffKey
 from kvtransfer.pool import Checksums, Parts, Pending, Pool
 from kvtransfer.transports.base import Move, Sender
 from wire.errors import BatonError, TransferFailed
+from wire.request_key import RequestKey
 
 STANDSTILL_S = 5.0
 CONNECT_S = 12.0
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 class PushJob:
     """Blocks of one handoff to one receiver. With `layers`, their KV is still being computed, layer by layer."""
 
-    key: HandoffKey
+    key: RequestKey
     sender: Sender
     moves: Sequence[Move]
     layers: LayerProgress | None = None
@@ -53,7 +53,7 @@ class PushJob:
 class PushReport:
     """The end of a job: a checksum for each move, or `error` with fewer."""
 
-    key: HandoffKey
+    key: RequestKey
     moves: Sequence[Move]
     checksums: Sequence[int]
     error: str
@@ -104,7 +104,7 @@ class Pusher:
         self._checksums: Checksums = pool.checksums(checksum)
         self._queues: dict[int, _Queue] = {}
         self._hashing: list[_Job] = []
-        self._readers: dict[HandoffKey, list[Sender]] = {}
+        self._readers: dict[RequestKey, list[Sender]] = {}
         self._closed: list[Sender] = []
         self._reports: list[PushReport] = []
         self._failures: list[tuple[Sender, str]] = []
@@ -124,7 +124,7 @@ class Pusher:
         if job.sender not in readers:
             readers.append(job.sender)
 
-    def cancel(self, key: HandoffKey) -> None:
+    def cancel(self, key: RequestKey) -> None:
         """Begin no further piece of this handoff. Its jobs are reported as "cancelled"."""
         for queue in self._queues.values():
             for entry in [entry for entry in queue.jobs if entry.job.key == key]:
@@ -134,15 +134,15 @@ class Pusher:
             self._hashing.remove(entry)
             self._report(entry, "cancelled")
 
-    def is_reading(self, key: HandoffKey) -> bool:
+    def is_reading(self, key: RequestKey) -> bool:
         """Whether pieces of this handoff may still be under way."""
         return any(sender.is_reading(key) for sender in self._readers.get(key, ()))
 
-    def needs_fence(self, key: HandoffKey) -> bool:
+    def needs_fence(self, key: RequestKey) -> bool:
         """Whether pieces of this handoff may land although nothing is read any more (see `Sender.needs_fence`)."""
         return any(sender.needs_fence for sender in self._readers.get(key, ()))
 
-    def forget(self, key: HandoffKey) -> None:
+    def forget(self, key: RequestKey) -> None:
         """The handoff is over, and nothing of it is under way."""
         self._readers.pop(key, None)
         in_use = {id(sender) for senders in self._readers.values() for sender in senders}

@@ -40,7 +40,6 @@ from kvtransfer.messages import (
     SENDER_TO_RECEIVER,
     Commit,
     Grant,
-    HandoffKey,
     HandoffName,
     PeerHello,
     PeerRefusal,
@@ -61,6 +60,7 @@ from wire import links
 from wire.errors import BatonError, InvalidMessage, Refused
 from wire.layout import KvLayout
 from wire.messages import HandoffFigures, PrefillPeer, TokenEvent
+from wire.request_key import RequestKey
 
 FENCE_AFTER_S = 5.0
 _REVOKE_RETRY_S = 1.0
@@ -77,17 +77,17 @@ class BlockOwner(Protocol):
     Every granted handoff ends with exactly one of `delivered` and `returned`; one that waits for room with neither.
     """
 
-    def delivered(self, key: HandoffKey, first: TokenEvent, figures: HandoffFigures) -> None:
+    def delivered(self, key: RequestKey, first: TokenEvent, figures: HandoffFigures) -> None:
         """The blocks hold verified KV of the prompt; `first` is the token drawn by the sender."""
         ...
 
-    def spoiled(self, key: HandoffKey, reason: str) -> None:
+    def spoiled(self, key: RequestKey, reason: str) -> None:
         """This handoff will not come. Its blocks, if it had any, are still set aside. `reason` is "" when nothing
         failed: the first token ended the request.
         """
         ...
 
-    def returned(self, key: HandoffKey) -> None:
+    def returned(self, key: RequestKey) -> None:
         """The handoff is over and nobody writes the blocks any more: they may go back to the pool."""
         ...
 
@@ -127,7 +127,7 @@ class ReceivingCounters:
 class Incoming:
     """What a grant is made of: blocks set aside for the tokens after the first `num_cached_tokens`."""
 
-    key: HandoffKey
+    key: RequestKey
     num_tokens: int
     num_cached_tokens: int
     prompt_digest: bytes
@@ -189,10 +189,10 @@ class ReceivingSide:
         self._owner = owner
         self._clock = clock
         self._endpoints = {name: receiver.endpoint for name, receiver in self._receivers.items()}
-        self._leases: LeaseTable[HandoffKey] = LeaseTable()
+        self._leases: LeaseTable[RequestKey] = LeaseTable()
         self._links: dict[tuple[str, int], _Link] = {}
-        self._handoffs: dict[HandoffKey, _Handoff] = {}
-        self._interests: dict[HandoffKey, PrefillPeer] = {}
+        self._handoffs: dict[RequestKey, _Handoff] = {}
+        self._interests: dict[RequestKey, PrefillPeer] = {}
         self._next_renewal_s = 0.0
 
     @property
@@ -211,14 +211,14 @@ class ReceivingSide:
         data = [source for receiver in self._receivers.values() for source in receiver.wait_on()]
         return [*data, *(link.socket for link in self._links.values())]
 
-    def wait_for_room(self, key: HandoffKey, peer: PrefillPeer, now_s: float) -> None:
+    def wait_for_room(self, key: RequestKey, peer: PrefillPeer, now_s: float) -> None:
         """There are no blocks for this handoff yet: keep the sender's lease alive until `grant` or `forget`. A peer
         that cannot be dialled spoils it.
         """
         if self._link_or_spoil(key, peer, now_s) is not None:
             self._interests[key] = peer
 
-    def forget(self, key: HandoffKey) -> None:
+    def forget(self, key: RequestKey) -> None:
         """No longer interested in a handoff that was never granted."""
         self._interests.pop(key, None)
 
@@ -242,7 +242,7 @@ class ReceivingSide:
         if link.welcome is not None:
             self._send_grant(handoff)
 
-    def cancel(self, key: HandoffKey, now_s: float) -> None:
+    def cancel(self, key: RequestKey, now_s: float) -> None:
         """Nobody wants this handoff any more. Its blocks come back through `BlockOwner.returned`."""
         self.forget(key)
         handoff = self._handoffs.get(key)
@@ -275,7 +275,7 @@ class ReceivingSide:
             link.socket.close()
         self._links.clear()
 
-    def _expire(self, key: HandoffKey, now_s: float) -> None:
+    def _expire(self, key: RequestKey, now_s: float) -> None:
         """The lease of this handoff's blocks ran out."""
         handoff = self._handoffs.get(key)
         if handoff is None:
@@ -297,7 +297,7 @@ class ReceivingSide:
             self._renew(now_s)
             self._close_idle_links(now_s)
 
-    def _link_or_spoil(self, key: HandoffKey, peer: PrefillPeer, now_s: float) -> _Link | None:
+    def _link_or_spoil(self, key: RequestKey, peer: PrefillPeer, now_s: float) -> _Link | None:
         try:
             return self._link(peer, now_s)
         except BatonError as error:
@@ -595,7 +595,7 @@ class ReceivingSide:
         if handoff.receiver is not None:
             handoff.receiver.forget(handoff.incoming.key)
 
-    def _of_link(self, link: _Link, key: HandoffKey) -> _Handoff | None:
+    def _of_link(self, link: _Link, key: RequestKey) -> _Handoff | None:
         """The handoff, when it was granted to the peer at the other end of `link`."""
         handoff = self._handoffs.get(key)
         return handoff if handoff is not None and handoff.link.peer == link.peer else None

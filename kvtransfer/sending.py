@@ -32,7 +32,6 @@ from kvtransfer.messages import (
     SENDER_TO_RECEIVER,
     Commit,
     Grant,
-    HandoffKey,
     HandoffName,
     PeerHello,
     PeerRefusal,
@@ -53,6 +52,7 @@ from wire.codec import Codec
 from wire.errors import BatonError, InvalidMessage, Refused
 from wire.layout import KvLayout
 from wire.messages import TokenEvent
+from wire.request_key import RequestKey
 
 _MAX_ENDED = 4096
 _MAX_EARLY = 4096
@@ -63,11 +63,11 @@ _log = logging.getLogger(__name__)
 class BlockHolder(Protocol):
     """Who holds the blocks: the engine behind a prefill node. Called on the transfer thread."""
 
-    def let_go(self, key: HandoffKey) -> None:
+    def let_go(self, key: RequestKey) -> None:
         """Stop computing this prompt, if it still is, and give its blocks back: nothing reads them any more."""
         ...
 
-    def refused(self, key: HandoffKey, reason: str) -> None:
+    def refused(self, key: RequestKey, reason: str) -> None:
         """This handoff cannot be; nothing of it was begun."""
         ...
 
@@ -125,7 +125,7 @@ class _Peer:
 
 @dataclass(slots=True)
 class _Outgoing:
-    key: HandoffKey
+    key: RequestKey
     decode_node_id: str
     decode_epoch: int
     num_tokens: int
@@ -182,12 +182,12 @@ class SendingSide:
         self._pusher = pusher
         self._holder = holder
         self._clock = clock
-        self._leases: LeaseTable[HandoffKey] = LeaseTable()
+        self._leases: LeaseTable[RequestKey] = LeaseTable()
         self._peers: dict[bytes, _Peer] = {}
-        self._outgoing: dict[HandoffKey, _Outgoing] = {}
-        self._draining: dict[HandoffKey, float] = {}
-        self._early: dict[HandoffKey, tuple[float, bytes, Grant]] = {}
-        self._ended: OrderedDict[HandoffKey, _End] = OrderedDict()
+        self._outgoing: dict[RequestKey, _Outgoing] = {}
+        self._draining: dict[RequestKey, float] = {}
+        self._early: dict[RequestKey, tuple[float, bytes, Grant]] = {}
+        self._ended: OrderedDict[RequestKey, _End] = OrderedDict()
         self._refusals: list[tuple[bytes, PeerRefusal]] = []
         self._next_renewal_s = 0.0
 
@@ -202,7 +202,7 @@ class SendingSide:
 
     def begin(
         self,
-        key: HandoffKey,
+        key: RequestKey,
         now_s: float,
         *,
         decode_node_id: str,
@@ -227,7 +227,7 @@ class SendingSide:
         if early is not None and early[1] in self._peers:
             self._on_grant(early[1], early[2], now_s)
 
-    def advance(self, key: HandoffKey, table: Sequence[int], num_computed_tokens: int, now_s: float) -> None:
+    def advance(self, key: RequestKey, table: Sequence[int], num_computed_tokens: int, now_s: float) -> None:
         """The KV of so many tokens is in the blocks of `table`: push what became complete."""
         handoff = self._outgoing.get(key)
         if handoff is not None and handoff.progress.state is SendingState.COMPUTING:
@@ -235,7 +235,7 @@ class SendingSide:
             handoff.num_ready_blocks = num_computed_tokens // self._facts.layout.block_size
             self._push_ready(handoff, now_s)
 
-    def follow(self, key: HandoffKey, table: Sequence[int], layers: LayerProgress, now_s: float) -> None:
+    def follow(self, key: RequestKey, table: Sequence[int], layers: LayerProgress, now_s: float) -> None:
         """The step that is about to run computes the rest of the prompt: push its blocks layer by layer, where the
         receiver's transport makes that cheap, as soon as it has granted them.
         """
@@ -244,7 +244,7 @@ class SendingSide:
             handoff.table, handoff.layers = table, layers
             self._push_layers(handoff, now_s)
 
-    def finish(self, key: HandoffKey, table: Sequence[int], first: TokenEvent, computed_s: float, now_s: float) -> None:
+    def finish(self, key: RequestKey, table: Sequence[int], first: TokenEvent, computed_s: float, now_s: float) -> None:
         """The prompt was computed at `computed_s` and token 1 is on its way to the client: push the rest and commit."""
         handoff = self._outgoing.get(key)
         if handoff is None or handoff.progress.state is not SendingState.COMPUTING:
@@ -257,7 +257,7 @@ class SendingSide:
         self._push_ready(handoff, now_s)
         self._commit_if_pushed(handoff, now_s)
 
-    def withdraw(self, key: HandoffKey, reason: str, now_s: float, *, request_ended: bool = False) -> None:
+    def withdraw(self, key: RequestKey, reason: str, now_s: float, *, request_ended: bool = False) -> None:
         """Give a handoff up: no further writes; its blocks go back once none is under way. Harmless when it is over."""
         handoff = self._outgoing.get(key)
         if handoff is None or key in self._draining:
@@ -288,7 +288,7 @@ class SendingSide:
             self._drop_peer(peer_id, "this node stops")
         self._link.close()
 
-    def _expire(self, key: HandoffKey, now_s: float) -> None:
+    def _expire(self, key: RequestKey, now_s: float) -> None:
         """The lease of this handoff's blocks ran out."""
         if key not in self._draining:
             self.counters.num_expired += 1
@@ -586,7 +586,7 @@ class SendingSide:
             elif handoff.belongs_to(hello):
                 self._leases.renew(name.key, now_s + self._facts.lease_s)
 
-    def _of_peer(self, peer_id: bytes, key: HandoffKey) -> _Outgoing | None:
+    def _of_peer(self, peer_id: bytes, key: RequestKey) -> _Outgoing | None:
         """The handoff, when it is meant for the receiver at the other end of this connection."""
         handoff = self._outgoing.get(key)
         return handoff if handoff is not None and handoff.belongs_to(self._peers[peer_id].hello) else None
@@ -608,7 +608,7 @@ class SendingSide:
         end = self._ended.get(name.key, _End())
         self._send(peer_id, Revoked(name, reason, end.request_ended, end.needs_fence))
 
-    def _remember_end(self, key: HandoffKey, end: _End) -> None:
+    def _remember_end(self, key: RequestKey, end: _End) -> None:
         """So that late messages of an ended handoff are answered, not waited for."""
         # what was said once is not taken back: a handoff that is revoked again may still need its fence
         self._ended.setdefault(key, end)

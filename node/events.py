@@ -21,7 +21,7 @@ def failure_of(output: RequestOutput) -> BatonError:
 
 def token_event(output: RequestOutput, times: StepTimes | None = None) -> TokenEvent | None:
     """The token that a step drew for a router's request, or None when it drew none."""
-    if output.token is None or not isinstance(output.key, tuple):
+    if output.token is None:
         return None
     handoff_id, attempt = output.key
     token_id, logprobs = output.token

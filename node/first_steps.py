@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.scheduler.request import RequestKey, RequestOutput
+from engine.scheduler.request import RequestOutput
 from program.clock import now_us
 from wire.messages import StepTimes
+from wire.request_key import RequestKey
 
 
 @dataclass(slots=True)

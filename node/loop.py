@@ -10,24 +10,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import zmq
 from prometheus_client.core import Metric
 
 from engine.attention.base import LayerStored
 from engine.core import EngineCore, StepFailed
-from engine.scheduler.request import RequestKey, RequestOutput, Step
+from engine.scheduler.request import RequestOutput, Step
 from node.events import failure_of
 from node.heartbeat import HeartbeatThread
 from node.router_link import RouterLink
 from node.stopper import Stopper
 from wire.errors import BatonError, Overloaded
 from wire.messages import Cancel, TokenEvent
+from wire.request_key import RequestKey
 
 _TICK_S = 0.25
-AttemptKey: TypeAlias = tuple[bytes, int]
-"""(handoff_id, attempt): the request key of everything that a router asked for."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ class Leg(Protocol):
         """Take a request of the router. Raises `BatonError` to refuse it."""
         ...
 
-    def cancel(self, key: AttemptKey, now_s: float) -> None:
+    def cancel(self, key: RequestKey, now_s: float) -> None:
         """Stop an attempt in whatever state. Harmless when unknown."""
         ...
 
@@ -80,7 +79,7 @@ class Leg(Protocol):
         """No step that was launched and not `applied` will be: fail whatever relied on its KV."""
         ...
 
-    def take_failures(self) -> list[tuple[AttemptKey, BatonError]]:
+    def take_failures(self) -> list[tuple[RequestKey, BatonError]]:
         """Attempts that ended by themselves without finishing, since the last call."""
         ...
 
@@ -151,7 +150,7 @@ class EngineLoop:
             self._leg.cancel_all(now_s)
         for request in requests:
             if isinstance(request, Cancel):
-                self._leg.cancel((request.handoff_id, request.attempt), now_s)
+                self._leg.cancel(RequestKey(request.handoff_id, request.attempt), now_s)
                 continue
             try:
                 if is_leaving:

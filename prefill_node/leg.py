@@ -21,19 +21,18 @@ from prometheus_client.core import Metric
 from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore
-from engine.scheduler.request import RequestKey, RequestOutput, Step
+from engine.scheduler.request import RequestOutput, Step
 from kvtransfer.layers import LayerProgress
 from kvtransfer.mailbox import Mailbox
-from kvtransfer.messages import HandoffKey
 from kvtransfer.sending import SendingSide
 from kvtransfer.thread import TransferThread
 from node.events import StepCounters, counters_as_metrics, token_event
 from node.first_steps import FirstSteps
-from node.loop import AttemptKey
 from wire.errors import BatonError, InvalidMessage, RequestFailed
 from wire.messages import Prefill, TokenEvent
+from wire.request_key import RequestKey
 
-Notice: TypeAlias = tuple[HandoffKey, str]
+Notice: TypeAlias = tuple[RequestKey, str]
 """A handoff whose blocks are free to go, and why it never began ("" if it did)."""
 
 
@@ -42,7 +41,7 @@ class _WatchedStep:
     """A step that was launched, and the prompts that it completes."""
 
     layers: LayerProgress
-    ending: list[AttemptKey]
+    ending: list[RequestKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +50,11 @@ class SendingNotices:
 
     notices: Mailbox[Notice]
 
-    def let_go(self, key: HandoffKey) -> None:
+    def let_go(self, key: RequestKey) -> None:
         """See `BlockHolder`."""
         self.notices.put((key, ""))
 
-    def refused(self, key: HandoffKey, reason: str) -> None:
+    def refused(self, key: RequestKey, reason: str) -> None:
         """See `BlockHolder`."""
         self.notices.put((key, reason))
 
@@ -76,8 +75,8 @@ class PrefillLeg:
         self._thread = thread
         self._notices = notices
         self._num_layers = num_layers
-        self._live: dict[AttemptKey, bool] = {}
-        self._failures: list[tuple[AttemptKey, BatonError]] = []
+        self._live: dict[RequestKey, bool] = {}
+        self._failures: list[tuple[RequestKey, BatonError]] = []
         self._finished: list[TokenEvent] = []
         self._watched: deque[_WatchedStep] = deque()
         self._counters = StepCounters()
@@ -101,7 +100,7 @@ class PrefillLeg:
         """Compute a prompt for a handoff. Raises `BatonError`."""
         if not isinstance(request, Prefill):
             raise InvalidMessage(f"a prefill node cannot serve {type(request).__name__}")
-        key = (request.handoff_id, request.attempt)
+        key = RequestKey(request.handoff_id, request.attempt)
         if key in self._live:
             raise InvalidMessage("this attempt of the handoff exists already")
         self._core.add(
@@ -125,7 +124,7 @@ class PrefillLeg:
             )
         )
 
-    def cancel(self, key: AttemptKey, now_s: float) -> None:
+    def cancel(self, key: RequestKey, now_s: float) -> None:
         """See `Leg`."""
         if self._live.get(key):
             self._live[key] = False
@@ -152,9 +151,9 @@ class PrefillLeg:
         """See `Leg`: prompts that the step completes are pushed layer by layer."""
         self._first_steps.step_begins()
         layers = LayerProgress(self._num_layers, self._thread.wake)
-        ending: list[AttemptKey] = []
+        ending: list[RequestKey] = []
         for share in step.requests:
-            if share.needs_sample and isinstance(share.key, tuple):
+            if share.needs_sample:
                 ending.append(share.key)
                 self._thread.post(partial(self._sending.follow, share.key, tuple(share.block_table), layers))
         self._watched.append(_WatchedStep(layers, ending))
@@ -169,7 +168,7 @@ class PrefillLeg:
         self._finished = []
         for output in outputs:
             times = self._first_steps.times_of(output)
-            if not isinstance(output.key, tuple) or output.has_failed:
+            if output.has_failed:
                 continue
             event = token_event(output, times)
             if event is not None:
@@ -182,7 +181,7 @@ class PrefillLeg:
     def sent(self, now_s: float) -> None:
         """Token 1 is with the router: push the rest and commit, unless it ended the request."""
         for event in self._finished:
-            key = (event.handoff_id, event.attempt)
+            key = RequestKey(event.handoff_id, event.attempt)
             if event.finish_reason:
                 reason = "the first token ended the request"
                 self._thread.post(partial(self._sending.withdraw, key, reason, request_ended=True))
@@ -200,7 +199,7 @@ class PrefillLeg:
             for key in step.ending:
                 self.fail(key, error, now_s)
 
-    def take_failures(self) -> list[tuple[AttemptKey, BatonError]]:
+    def take_failures(self) -> list[tuple[RequestKey, BatonError]]:
         """See `Leg`."""
         failures, self._failures = self._failures, []
         return failures
@@ -208,7 +207,7 @@ class PrefillLeg:
     def fail(self, key: RequestKey, error: BatonError, now_s: float) -> None:
         """See `Leg`."""
         # its blocks stay until nothing reads them: until then it may be in more steps, and fail again
-        if isinstance(key, tuple) and self._live.get(key):
+        if self._live.get(key):
             self._live[key] = False
             self._failures.append((key, error))
             self._thread.post(partial(self._sending.withdraw, key, str(error)))

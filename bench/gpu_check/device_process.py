@@ -23,10 +23,11 @@ from bench.gpu_check.timing_process import Stopwatch, read_gb_per_s
 from device.base import Device
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import sampling_bytes
-from engine.scheduler.request import RequestKey, SampledToken
+from engine.scheduler.request import SampledToken
 from kvtransfer.device_pool import DevicePool
 from kvtransfer.integrity import DOT64
 from kvtransfer.pool import Checksums, HostPool, Pool
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 _BLOCK_BYTES = (64, 4096, 229_376, 2**20 + 4)
@@ -95,7 +96,7 @@ def parameter_mixes(count: int, vocab_size: int, seed: int = 0) -> list[Mix]:
         token_ids = chance.choices(range(vocab_size), k=chance.randint(2, 60))
         params = DecodingParams(**kinds[index % len(kinds)], seed=chance.randrange(2**62))
         num_prompt = chance.randint(1, len(token_ids))
-        made.append(Mix(index, token_ids, num_prompt, params))
+        made.append(Mix(RequestKey.numbered(index), token_ids, num_prompt, params))
     return made
 
 

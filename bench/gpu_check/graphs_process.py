@@ -20,6 +20,7 @@ from bench.gpu_check.steps_process import EngineSteps
 from bench.stats import median
 from engine.build import Engine
 from engine.scheduler.request import SampledToken
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 UNDECIDED = 0.1
@@ -51,12 +52,13 @@ def make_requests(count: int, seed: int = 0) -> list[tuple[list[int], DecodingPa
 def generate(engine: Engine, requests: Sequence[tuple[list[int], DecodingParams]]) -> list[list[SampledToken]]:
     """The tokens of each request, all of them together in one batch."""
     core = engine.core
-    found: dict[int, list[SampledToken]] = {index: [] for index in range(len(requests))}
-    for index, (prompt, params) in enumerate(requests):
-        core.add(index, prompt, params)
+    keys = [RequestKey.numbered(index) for index in range(len(requests))]
+    found: dict[RequestKey, list[SampledToken]] = {key: [] for key in keys}
+    for key, (prompt, params) in zip(keys, requests, strict=True):
+        core.add(key, prompt, params)
     while core.has_work:
         for output in core.step():
-            if output.token is not None and isinstance(output.key, int):
+            if output.token is not None:
                 found[output.key].append(output.token)
     core.check()
     return list(found.values())

@@ -19,6 +19,7 @@ import torch
 from engine.build import Engine
 from engine.scheduler.request import RequestOutput
 from wire.errors import RequestFailed
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 GREEDY = DecodingParams(temperature=0.0, ignore_eos=True)
@@ -42,7 +43,7 @@ class EngineSteps:
         self._engine = engine
         self._core = engine.core
         self._chance = random.Random(0)
-        self._keys = itertools.count()
+        self._keys = map(RequestKey.numbered, itertools.count())
         fill_with_noise(engine.memory.tensor)
 
     def decode(self, batch: int, context: int, num_steps: int, params: DecodingParams = GREEDY) -> DecodeTimes:
@@ -100,7 +101,7 @@ class EngineSteps:
                 return outputs
         raise RequestFailed(f"{_MAX_EMPTY_STEPS} steps gave nothing")
 
-    def _forget(self, keys: list[int]) -> None:
+    def _forget(self, keys: list[RequestKey]) -> None:
         for key in keys:
             self._core.abort(key)
             self._core.release(key)

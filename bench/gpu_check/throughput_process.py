@@ -22,6 +22,7 @@ from bench.gpu_check.rows import Row, figure_row, least_row
 from bench.gpu_check.shapes import config_of
 from bench.gpu_check.steps_process import GREEDY
 from engine.build import Engine
+from wire.request_key import RequestKey
 
 _COMPILE_S = 35.0
 _COMPILED = "0.6B compiled"
@@ -144,8 +145,9 @@ def generated_tok_per_s(engine: Engine, work: Work, seed: int) -> float:
     params = dataclasses.replace(GREEDY, max_tokens=work.num_output)
     num_generated = 0
     begin_s = time.perf_counter()
-    for key in range(work.batch):
-        core.add((seed, key), chance.choices(range(engine.config.vocab_size), k=work.num_prompt), params)
+    for number in range(work.batch):
+        prompt = chance.choices(range(engine.config.vocab_size), k=work.num_prompt)
+        core.add(RequestKey.numbered(number), prompt, params)
     while core.has_work:
         num_generated += sum(output.token is not None for output in core.step())
     return num_generated / (time.perf_counter() - begin_s)

@@ -22,7 +22,7 @@ import zmq
 from bench.child import Worker, serve_parent
 from bench.kv.pattern import fill, wrong_blocks
 from kvtransfer.host import this_process
-from kvtransfer.messages import HandoffKey, PeerHello
+from kvtransfer.messages import PeerHello
 from kvtransfer.pool import Pool
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import Incoming, ReceivingFacts, ReceivingSide
@@ -43,6 +43,7 @@ from wire.errors import Refused, RequestFailed
 from wire.layout import KvLayout
 from wire.links import LinkSettings
 from wire.messages import HandoffFigures, PrefillPeer, TokenEvent
+from wire.request_key import RequestKey
 
 PREFILL, DECODE = "prefill", "decode"
 TOKENS_PER_BLOCK = 16
@@ -77,21 +78,21 @@ class NodeSpec:
         return KvLayout("bfloat16", 1, 1, self.block_bytes // (4 * TOKENS_PER_BLOCK), TOKENS_PER_BLOCK)
 
 
-def key_of(number: int) -> HandoffKey:
+def key_of(number: int) -> RequestKey:
     """The key of the handoff with this number."""
-    return (number.to_bytes(16, "big"), 1)
+    return RequestKey.numbered(number)
 
 
 class _Inbox:
     """What the transfer thread tells the main thread: a time for each handoff, or why it failed."""
 
     def __init__(self) -> None:
-        self._told: queue.SimpleQueue[tuple[HandoffKey, float, str]] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[tuple[RequestKey, float, str]] = queue.SimpleQueue()
 
-    def tell(self, key: HandoffKey, failure: str = "") -> None:
+    def tell(self, key: RequestKey, failure: str = "") -> None:
         self._told.put((key, time.monotonic(), failure))
 
-    def wait_for(self, key: HandoffKey, thread: TransferThread) -> float:
+    def wait_for(self, key: RequestKey, thread: TransferThread) -> float:
         """When it was told. Raises `RequestFailed`."""
         told, at_s, failure = _take(self._told, thread)
         if failure or told != key:
@@ -102,23 +103,23 @@ class _Inbox:
 class _Holder(_Inbox):
     """See `BlockHolder`."""
 
-    def let_go(self, key: HandoffKey) -> None:
+    def let_go(self, key: RequestKey) -> None:
         self.tell(key)
 
-    def refused(self, key: HandoffKey, reason: str) -> None:
+    def refused(self, key: RequestKey, reason: str) -> None:
         self.tell(key, reason)
 
 
 class _Owner(_Inbox):
     """See `BlockOwner`."""
 
-    def delivered(self, key: HandoffKey, first: TokenEvent, figures: HandoffFigures) -> None:
+    def delivered(self, key: RequestKey, first: TokenEvent, figures: HandoffFigures) -> None:
         self.tell(key)
 
-    def spoiled(self, key: HandoffKey, reason: str) -> None:
+    def spoiled(self, key: RequestKey, reason: str) -> None:
         self.tell(key, reason or "the request ended")
 
-    def returned(self, key: HandoffKey) -> None:
+    def returned(self, key: RequestKey) -> None:
         """`spoiled` has told."""
 
 

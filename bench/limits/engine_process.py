@@ -37,6 +37,7 @@ from engine.settings import EngineSettings
 from program.process import keep_freed_memory
 from wire.errors import RequestFailed
 from wire.layout import DTYPE_BYTES
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 _GREEDY = DecodingParams(temperature=0.0, ignore_eos=True)
@@ -74,7 +75,7 @@ class EngineBench:
         self._machine = Machine(spec.buffer_bytes, spec.num_threads, TORCH_DTYPES[self._dtype], products)
         self._block_size = settings.block_size
         self._chance = random.Random(0)
-        self._keys = itertools.count()
+        self._keys = map(RequestKey.numbered, itertools.count())
         self._next_block = 0
 
     def do(self, command: str, arguments: dict[str, Any]) -> Any:
@@ -144,7 +145,7 @@ class EngineBench:
         finally:
             self._forget(keys)
 
-    def _forget(self, keys: list[int]) -> None:
+    def _forget(self, keys: list[RequestKey]) -> None:
         core = self._engine.core
         for key in keys:
             core.abort(key)

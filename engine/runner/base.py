@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.attention.base import LayerStored
-from engine.scheduler.request import RequestKey, SampledToken, Step
+from engine.scheduler.request import SampledToken, Step
+from wire.request_key import RequestKey
 
 
 class RunningStep(Protocol):

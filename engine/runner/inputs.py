@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from device.base import Array
-from engine.scheduler.request import PENDING_TOKEN, RequestKey, Step
+from engine.scheduler.request import PENDING_TOKEN, Step
 from wire.errors import BatonError
+from wire.request_key import RequestKey
 
 
 class TokenUnknown(BatonError):

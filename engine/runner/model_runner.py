@@ -26,7 +26,8 @@ from engine.runner.inputs import StepInputs, read_inputs
 from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import SamplingPlan
-from engine.scheduler.request import RequestKey, SampledToken, ScheduledRequest, Step
+from engine.scheduler.request import SampledToken, ScheduledRequest, Step
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 
@@ -98,8 +99,8 @@ class ModelRunner:
         sampled = DecodingParams(top_p=0.9, seed=0)
         table = (spare, spare)
         shares = (
-            ScheduledRequest("warm-up decode", 0, 1, (0,), 1, table, sampled, True),
-            ScheduledRequest("warm-up prompt", 0, 2, (0, 0), 2, table, DecodingParams(temperature=0.0), True),
+            ScheduledRequest(RequestKey.numbered(1), 0, 1, (0,), 1, table, sampled, True),
+            ScheduledRequest(RequestKey.numbered(2), 0, 2, (0, 0), 2, table, DecodingParams(temperature=0.0), True),
         )
         num_shares = min(len(shares), self._limits.max_num_seqs, self._limits.max_num_batched_tokens - 1)
         for step in (Step(shares[:num_shares]), Step(shares[:1])):

@@ -16,9 +16,10 @@ from engine.attention.base import Attention
 from engine.models.decoder import Decoder
 from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.sampler import Sampler
-from engine.scheduler.request import RequestKey
+from wire.request_key import RequestKey
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
 
+_KEY = RequestKey.numbered(0)
 _HARDEST = DecodingParams(top_p=0.9, min_p=0.01, seed=0, logprobs=MAX_TOP_LOGPROBS)
 
 
@@ -26,7 +27,7 @@ _HARDEST = DecodingParams(top_p=0.9, min_p=0.01, seed=0, logprobs=MAX_TOP_LOGPRO
 class _HardestRequest:
     """See `SampledRequest`. Its row is sorted, and the model's own distribution is kept beside it."""
 
-    key: RequestKey = "profile"
+    key: RequestKey = _KEY
     token_ids: Sequence[int] = (0,)
     num_prompt_tokens: int = 1
     params: DecodingParams = _HARDEST

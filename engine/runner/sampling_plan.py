@@ -30,8 +30,9 @@ from torch import Tensor
 
 from device.base import Array, Staging
 from device.staging import staged_bytes
-from engine.scheduler.request import PENDING_TOKEN, RequestKey, SampledToken
+from engine.scheduler.request import PENDING_TOKEN, SampledToken
 from wire.messages import TokenLogprobs
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 CHANGE_BYTES = 4 * 2**20

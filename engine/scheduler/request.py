@@ -5,16 +5,15 @@ Those of which a step has one for each request are named tuples: a frozen datacl
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from engine.cache.block_pool import BlockTable, pack_blocks
 from wire.messages import TokenLogprobs
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
-
-RequestKey: TypeAlias = Hashable
 
 PENDING_TOKEN = -1
 """In `token_ids`: a token that the step under way is drawing."""

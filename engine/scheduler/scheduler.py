@@ -32,17 +32,10 @@ from operator import attrgetter
 
 from engine.cache.block_pool import BlockPool, BlockTable, pack_blocks
 from engine.cache.hashing import extend_hashes
-from engine.scheduler.request import (
-    PENDING_TOKEN,
-    Request,
-    RequestKey,
-    RequestOutput,
-    SampledToken,
-    ScheduledRequest,
-    Step,
-)
+from engine.scheduler.request import PENDING_TOKEN, Request, RequestOutput, SampledToken, ScheduledRequest, Step
 from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from wire.messages import FINISH_LENGTH, FINISH_STOP
+from wire.request_key import RequestKey
 
 _ARRIVAL = attrgetter("arrival")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvtransfer.messages import HandoffKey
 from kvtransfer.transports.base import Arrival
+from wire.request_key import RequestKey
 
 
 @dataclass(slots=True)
@@ -25,20 +25,20 @@ class AnnouncedBlocks:
     """The blocks that are on their way to one pool."""
 
     def __init__(self) -> None:
-        self._grants: dict[HandoffKey, _Grant] = {}
-        self._with_news: set[HandoffKey] = set()
+        self._grants: dict[RequestKey, _Grant] = {}
+        self._with_news: set[RequestKey] = set()
 
-    def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+    def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """See `Receiver.expect`. Arrivals of an earlier time that were not taken are not arrivals any more."""
         self._grants[key] = _Grant(tuple(block_ids), tuple(generations))
 
-    def forget(self, key: HandoffKey) -> None:
+    def forget(self, key: RequestKey) -> None:
         """See `Receiver.forget`."""
         self._grants.pop(key, None)
         self._with_news.discard(key)
 
     def may_write(
-        self, key: HandoffKey, first_index: int, block_ids: tuple[int, ...], generations: tuple[int, ...]
+        self, key: RequestKey, first_index: int, block_ids: tuple[int, ...], generations: tuple[int, ...]
     ) -> bool:
         """Whether these are the blocks granted at `first_index` and following, and none of them has arrived."""
         grant, last_index = self._grants.get(key), first_index + len(block_ids)
@@ -50,7 +50,7 @@ class AnnouncedBlocks:
             and grant.arrived.isdisjoint(range(first_index, last_index))
         )
 
-    def arrived(self, key: HandoffKey, first_index: int, count: int) -> None:
+    def arrived(self, key: RequestKey, first_index: int, count: int) -> None:
         """These blocks, which `may_write` allowed, are in the pool now."""
         grant = self._grants[key]
         grant.arrived.update(range(first_index, first_index + count))
@@ -83,11 +83,11 @@ class GrantedWriter:
         self.num_refused = 0
         self._announced = AnnouncedBlocks()
 
-    def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+    def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """See `Receiver.expect`."""
         self._announced.expect(key, block_ids, generations)
 
-    def forget(self, key: HandoffKey) -> None:
+    def forget(self, key: RequestKey) -> None:
         """See `Receiver.forget`."""
         self._announced.forget(key)
 

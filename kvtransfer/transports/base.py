@@ -28,7 +28,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvtransfer.messages import Endpoint, HandoffKey, ProcessIdentity
+from kvtransfer.messages import Endpoint, ProcessIdentity
+from wire.request_key import RequestKey
 
 Blocks = npt.NDArray[np.uint8]
 """[num_blocks, block_bytes] of a pool."""
@@ -48,7 +49,7 @@ class Move:
 class Arrival:
     """Blocks `first_index` .. `first_index + count - 1` of a grant are in the pool."""
 
-    key: HandoffKey
+    key: RequestKey
     first_index: int
     count: int
 
@@ -83,11 +84,11 @@ class Receiver(Protocol):
         """Sockets (ZMQ or with a file descriptor) that are readable when `poll` has something to do."""
         ...
 
-    def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+    def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """Accept these blocks of a grant from now on, each once. Called again for a handoff, it accepts them anew."""
         ...
 
-    def forget(self, key: HandoffKey) -> None:
+    def forget(self, key: RequestKey) -> None:
         """Accept nothing more for this handoff."""
         ...
 
@@ -130,7 +131,7 @@ class Sender(Protocol):
         """
         ...
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         """Begin to move blocks of the own pool into the receiver's. False: not now, nothing was begun, try again later.
 
         The moves follow each other in the grant (consecutive `index`). Raises `TransferFailed`; the sender is of no use
@@ -138,7 +139,7 @@ class Sender(Protocol):
         """
         ...
 
-    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
         """Move bytes `begin_byte` .. `end_byte - 1` of each block, at once. Only where `pushes_parts`."""
         ...
 
@@ -150,7 +151,7 @@ class Sender(Protocol):
         """What is readable when `poll` has something to do, or `push` may be tried again."""
         ...
 
-    def is_reading(self, key: HandoffKey) -> bool:
+    def is_reading(self, key: RequestKey) -> bool:
         """Whether blocks pushed for this handoff may still be read."""
         ...
 

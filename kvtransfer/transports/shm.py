@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from kvtransfer.layout import coalesce
-from kvtransfer.messages import Endpoint, HandoffKey, ProcessIdentity
+from kvtransfer.messages import Endpoint, ProcessIdentity
 from kvtransfer.transports.base import Arrival, Blocks, Move
 from kvtransfer.transports.segment import FOLDER, SEGMENT_NAME, Segment
 from wire.errors import TransferFailed
+from wire.request_key import RequestKey
 
 NAME = "shm"
 _PIECE_BYTES = 2**20
@@ -44,10 +45,10 @@ class ShmReceiver:
         """Peers write by themselves."""
         return ()
 
-    def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+    def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """Nothing to prepare: Commit and its checksums decide."""
 
-    def forget(self, key: HandoffKey) -> None:
+    def forget(self, key: RequestKey) -> None:
         """Nothing to forget."""
 
     def poll(self) -> None:
@@ -96,7 +97,7 @@ class ShmSender:
             os.close(descriptor)
         self._target = np.frombuffer(region, dtype=np.uint8).reshape(num_target_blocks, blocks.shape[1])
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         """See `Sender.push`: the bytes are there when it returns."""
         for run in coalesce([move.source for move in moves], [move.target for move in moves], len(moves)):
             np.copyto(
@@ -104,7 +105,7 @@ class ShmSender:
             )
         return True
 
-    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
         """See `Sender.push_part`."""
         for run in coalesce([move.source for move in moves], [move.target for move in moves], len(moves)):
             np.copyto(
@@ -119,7 +120,7 @@ class ShmSender:
         """Nothing to wait for."""
         return ()
 
-    def is_reading(self, key: HandoffKey) -> bool:
+    def is_reading(self, key: RequestKey) -> bool:
         """Never after `push`."""
         return False
 

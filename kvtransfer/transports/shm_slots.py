@@ -33,7 +33,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kvtransfer.layout import coalesce
-from kvtransfer.messages import Endpoint, HandoffKey, HandoffName, ProcessIdentity
+from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
 from kvtransfer.pool import Pool
 from kvtransfer.transports.announced import GrantedWriter
 from kvtransfer.transports.base import Move
@@ -41,6 +41,7 @@ from kvtransfer.transports.ring import OwnRing, PeerRing, RingShape
 from wire import links
 from wire.codec import BlockIds, Bounds, Codec, Length, U64s
 from wire.errors import BatonError, InvalidSetting, TransferFailed
+from wire.request_key import RequestKey
 
 NAME = "shm_slots"
 _SLOT_BYTES = 4 * 2**20
@@ -287,7 +288,7 @@ class SlotsSender:
         """Slots that are not under way."""
         return len(self._free)
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         """See `Sender.push`. False also as long as there is no connection. Raises `ValueError` for more than a ring."""
         self.poll()
         if not moves:
@@ -315,7 +316,7 @@ class SlotsSender:
             self._num_sent += 1
         return True
 
-    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
         """Not here: see `pushes_parts`."""
         raise NotImplementedError
 
@@ -340,7 +341,7 @@ class SlotsSender:
         """The socket for headers, and whatever tells that the connection was made or broke."""
         return () if self._socket.closed else (self._socket, self._monitor)
 
-    def is_reading(self, key: HandoffKey) -> bool:
+    def is_reading(self, key: RequestKey) -> bool:
         """Never after `push`: what is under way are copies, which the receiver writes only where they are granted."""
         return False
 

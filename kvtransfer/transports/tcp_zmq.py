@@ -27,13 +27,14 @@ import numpy as np
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from kvtransfer.messages import Endpoint, HandoffKey, HandoffName, ProcessIdentity
+from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
 from kvtransfer.pool import Lent, Pool
 from kvtransfer.transports.announced import GrantedWriter
 from kvtransfer.transports.base import Move
 from wire import links
 from wire.codec import BlockIds, Bounds, Codec, U64s
 from wire.errors import BatonError, InvalidSetting, TransferFailed
+from wire.request_key import RequestKey
 
 NAME = "zmq"
 _PIECE_BYTES = 2**20
@@ -160,7 +161,7 @@ class ZmqReceiver(GrantedWriter):
 class _Unread:
     """A push that ZMQ may still read."""
 
-    key: HandoffKey
+    key: RequestKey
     num_bytes: int
     lent: Lent
     trackers: Sequence[zmq.MessageTracker]
@@ -189,7 +190,7 @@ class ZmqSender:
         self._block_bytes = pool.block_bytes
         self._outlet = pool.outlet(_max_frame_bytes(pool.block_bytes) // pool.block_bytes)
         self._unread: deque[_Unread] = deque()
-        self._num_pushes: Counter[HandoffKey] = Counter()
+        self._num_pushes: Counter[RequestKey] = Counter()
         self._num_unread_bytes = 0
         self._was_connected = False
         self._failure = ""
@@ -203,7 +204,7 @@ class ZmqSender:
             self.close()
             raise TransferFailed(f"the peer's endpoint cannot be dialled: {error}") from None
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         """See `Sender.push`. `moves` are neighbours in the grant. False also as long as there is no connection."""
         if self._socket.closed:
             raise TransferFailed("the sender is closed")
@@ -240,7 +241,7 @@ class ZmqSender:
                 raise TransferFailed(self._failure) from None
         return True
 
-    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
         """Not here: see `pushes_parts`."""
         raise NotImplementedError
 
@@ -259,7 +260,7 @@ class ZmqSender:
         """Whatever tells that the connection was made or broke. That ZMQ has read something is noticed in `poll`."""
         return () if self._monitor.closed else (self._monitor,)
 
-    def is_reading(self, key: HandoffKey) -> bool:
+    def is_reading(self, key: RequestKey) -> bool:
         """See `Sender.is_reading`. Blocks that were copied out of the pool are not read any more."""
         self._drop_what_is_over()
         return self._num_pushes[key] > 0

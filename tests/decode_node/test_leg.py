@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvtransfer.messages import Commit, HandoffKey
+from kvtransfer.messages import Commit
 from kvtransfer.transports.base import Move
 from program.clock import now_us
 from tests.kvtransfer.legs import Relay, open_relay, undisturbed
@@ -15,6 +15,7 @@ from tests.kvtransfer.pair import NUM_BLOCKS
 from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S, key_of
 from wire.errors import ContextLengthExceeded, InvalidMessage, TransferFailed
 from wire.messages import PrefillPeer
+from wire.request_key import RequestKey
 
 KEY = key_of(1)
 PROMPT = list(range(18))
@@ -67,8 +68,8 @@ def test_blocks_that_change_hands_all_the_time_hold_what_their_owner_thinks(rela
     relay.stop_token_ids = tuple(range(0, 50, 7))
     prompts = {key_of(number): [number] * chance.randrange(3, 16) for number in range(1, 41)}
     waiting = list(prompts)
-    live: list[HandoffKey] = []
-    cancelled: set[HandoffKey] = set()
+    live: list[RequestKey] = []
+    cancelled: set[RequestKey] = set()
     while waiting or live:
         if waiting and len(live) < 6:
             live.append(waiting.pop(0))
@@ -99,7 +100,7 @@ def test_without_a_prefill_node_the_prompt_is_computed_here(relay: Relay) -> Non
 
 
 def test_damaged_kv_fails_once_and_the_next_attempt_works(overlaps: bool) -> None:
-    def plan(number: int, key: HandoffKey, move: Move) -> Fault:
+    def plan(number: int, key: RequestKey, move: Move) -> Fault:
         return Fault(flipped_bits=(9,)) if key == KEY and move.index == 2 else Fault()
 
     with open_relay(plan=plan, overlaps=overlaps) as relay:

@@ -14,11 +14,13 @@ from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore, StepFailed
 from engine.runner.base import ComputedStep, RunningStep
 from engine.runner.kv_memory import allocate_private
-from engine.scheduler.request import RequestKey, RequestOutput, SampledToken, Step
+from engine.scheduler.request import RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
+from tests.request_keys import A, B, C, key_of
 from wire.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -95,7 +97,7 @@ def num_held(core: EngineCore) -> int:
 @pytest.mark.parametrize("budget", [BLOCK_SIZE, 3 * BLOCK_SIZE, 512])
 def test_greedy_tokens_of_a_batch_are_those_of_transformers(any_checkpoint: Path, budget: int) -> None:
     core = new_engine(any_checkpoint, max_num_batched_tokens=budget).core
-    prompts = {length: prompt(length) for length in PROMPT_LENGTHS}
+    prompts = {key_of(length): prompt(length) for length in PROMPT_LENGTHS}
     for key, token_ids in prompts.items():
         core.add(key, token_ids, GREEDY)
     reference = Reference(any_checkpoint)
@@ -111,17 +113,19 @@ def test_tokens_are_the_same_with_and_without_prefix_caching(
     beginning = prompt(24)
     for round_number in range(2):
         for tail in range(3):
-            core.add((round_number, tail), [*beginning, *prompt(tail, seed=tail)], GREEDY)
+            core.add(key_of(tail, 1 + round_number), [*beginning, *prompt(tail, seed=tail)], GREEDY)
         found = run(core)
-        assert found == {(round_number, tail): expected([*beginning, *prompt(tail, seed=tail)]) for tail in range(3)}
-    core.add("again", beginning, GREEDY)
+        assert found == {
+            key_of(tail, 1 + round_number): expected([*beginning, *prompt(tail, seed=tail)]) for tail in range(3)
+        }
+    core.add(key_of("again"), beginning, GREEDY)
     assert core.step()[0].num_cached_tokens == (16 if enable_prefix_caching else 0)
-    assert run(core)["again"] == expected(beginning)[1:]
+    assert run(core)[key_of("again")] == expected(beginning)[1:]
 
 
 def test_tokens_are_the_same_after_preemption(checkpoint: Path, expected: Reference) -> None:
     core = new_engine(checkpoint, num_blocks=9, max_num_batched_tokens=32).core
-    prompts = {number: prompt(14, seed=number) for number in range(5)}
+    prompts = {key_of(number): prompt(14, seed=number) for number in range(5)}
     for key, token_ids in prompts.items():
         core.add(key, token_ids, GREEDY)
     assert run(core) == {key: expected(token_ids) for key, token_ids in prompts.items()}
@@ -132,14 +136,14 @@ def test_a_seeded_stream_continues_exactly_after_an_interruption(checkpoint: Pat
     params = DecodingParams(temperature=1.0, seed=7, max_tokens=NUM_NEW, ignore_eos=True, frequency_penalty=0.5)
     token_ids = prompt(13)
     core = new_engine(checkpoint).core
-    core.add("whole", token_ids, params)
-    whole = run(core)["whole"]
+    core.add(key_of("whole"), token_ids, params)
+    whole = run(core)[key_of("whole")]
     other = new_engine(checkpoint).core
-    other.add("rest", [*token_ids, *whole[:5]], params, num_prompt_tokens=13)
-    assert run(other)["rest"] == whole[5:]
+    other.add(key_of("rest"), [*token_ids, *whole[:5]], params, num_prompt_tokens=13)
+    assert run(other)[key_of("rest")] == whole[5:]
 
 
-def hand_over(source: Engine, target: Engine, token_ids: list[int], key: str = "relay") -> list[int]:
+def hand_over(source: Engine, target: Engine, token_ids: list[int], key: RequestKey = A) -> list[int]:
     """Prefill on one engine, copy the KV, continue on the other. Returns all tokens."""
     reservation = target.core.reserve(key, token_ids)
     assert reservation is not None
@@ -172,92 +176,92 @@ def test_kv_copied_into_reserved_blocks_continues_with_the_same_tokens(
 
 def test_only_what_the_receiver_lacks_is_reserved_anew(checkpoint: Path, expected: Reference) -> None:
     source, target = new_engine(checkpoint), new_engine(checkpoint)
-    hand_over(source, target, prompt(16), "first")
+    hand_over(source, target, prompt(16), key_of("first"))
     longer = [*prompt(16), *prompt(9, seed=3)]
-    reservation = target.core.reserve("peek", longer)
+    reservation = target.core.reserve(key_of("peek"), longer)
     assert reservation is not None
     assert (reservation.num_cached_tokens, len(reservation.missing_block_ids)) == (16, 2)
-    target.core.release("peek")
-    assert hand_over(source, target, longer, "second") == expected(longer)
+    target.core.release(key_of("peek"))
+    assert hand_over(source, target, longer, key_of("second")) == expected(longer)
 
 
 def test_a_prompt_known_to_the_last_token_needs_no_blocks(checkpoint: Path, expected: Reference) -> None:
     source, target = new_engine(checkpoint), new_engine(checkpoint)
-    hand_over(source, target, prompt(16), "first")
-    reservation = target.core.reserve("peek", prompt(16))
+    hand_over(source, target, prompt(16), key_of("first"))
+    reservation = target.core.reserve(key_of("peek"), prompt(16))
     assert reservation is not None
     assert reservation.missing_block_ids == ()
-    target.core.release("peek")
-    assert hand_over(source, target, prompt(16), "second") == expected(prompt(16))
+    target.core.release(key_of("peek"))
+    assert hand_over(source, target, prompt(16), key_of("second")) == expected(prompt(16))
 
 
 def test_a_reservation_waits_its_turn_and_names_generations(checkpoint: Path) -> None:
     core = new_engine(checkpoint, num_blocks=4).core
-    first = core.reserve("a", prompt(16))
+    first = core.reserve(A, prompt(16))
     assert first is not None
-    assert core.reserve("b", prompt(17)) is None
+    assert core.reserve(B, prompt(17)) is None
     core.check()
-    assert core.release("a")
-    again = core.reserve("a", prompt(30))
+    assert core.release(A)
+    again = core.reserve(A, prompt(30))
     assert again is not None
     generations = dict(zip(again.missing_block_ids, again.missing_generations, strict=True))
     assert all(generations[block_id] == 2 for block_id in first.missing_block_ids)
     with pytest.raises(ContextLengthExceeded):
-        core.reserve("c", prompt(32))
+        core.reserve(C, prompt(32))
 
 
 def test_another_salt_does_not_see_the_cache(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    core.add("a", prompt(20), GREEDY, cache_salt=b"one")
+    core.add(A, prompt(20), GREEDY, cache_salt=b"one")
     run(core)
     for salt, cached in ((b"one", 16), (b"two", 0)):
-        reservation = core.reserve(salt, prompt(20), cache_salt=salt)
+        reservation = core.reserve(key_of(cached), prompt(20), cache_salt=salt)
         assert reservation is not None
         assert reservation.num_cached_tokens == cached
 
 
 def test_first_token_only_keeps_the_blocks_until_release(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    core.add("a", prompt(20), GREEDY, first_token_only=True)
+    core.add(A, prompt(20), GREEDY, first_token_only=True)
     assert core.step()[0].has_left
     assert not core.has_work
-    assert len(core.block_table("a")) == num_held(core) == 3
-    assert not core.abort("a")
+    assert len(core.block_table(A)) == num_held(core) == 3
+    assert not core.abort(A)
     core.check()
-    assert core.release("a")
-    assert not core.release("a")
+    assert core.release(A)
+    assert not core.release(A)
     assert num_held(core) == 0
 
 
 def test_blocks_are_kept_also_when_the_first_token_ends_the_request(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    core.add("a", prompt(9), DecodingParams(temperature=0, max_tokens=1), first_token_only=True)
+    core.add(A, prompt(9), DecodingParams(temperature=0, max_tokens=1), first_token_only=True)
     assert core.step()[0].finish_reason == "length"
-    assert core.release("a")
+    assert core.release(A)
     assert num_held(core) == 0
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
 def test_an_abort_in_each_state_returns_all_blocks(checkpoint: Path, num_steps: int) -> None:
     core = new_engine(checkpoint, max_num_batched_tokens=BLOCK_SIZE, num_blocks=10).core
-    for key in range(3):
-        core.add(key, prompt(20, seed=key), GREEDY)
+    for number in range(3):
+        core.add(key_of(number), prompt(20, seed=number), GREEDY)
     for _ in range(num_steps):
         core.step()
-    for key in (2, 0, 1):
-        assert core.abort(key)
+    for number in (2, 0, 1):
+        assert core.abort(key_of(number))
         core.check()
-    assert not core.abort(0)
+    assert not core.abort(key_of(0))
     assert num_held(core) == 0
 
 
 def test_aborting_a_request_that_came_with_its_kv_returns_its_blocks(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    reservation = core.reserve("a", prompt(16))
+    reservation = core.reserve(A, prompt(16))
     assert reservation is not None
-    assert not core.abort("a")
+    assert not core.abort(A)
     core.add_reserved(reservation, [*prompt(16), 5], GREEDY, num_prompt_tokens=16, num_computed_tokens=16)
-    assert core.abort("a")
+    assert core.abort(A)
     core.check()
     assert num_held(core) == 0
 
@@ -283,16 +287,16 @@ def flaky_core() -> tuple[EngineCore, FlakyRunner]:
 
 def test_a_step_that_fails_names_its_requests_and_can_be_tried_again() -> None:
     core, runner = flaky_core()
-    for key in ("a", "b"):
+    for key in (A, B):
         core.add(key, prompt(5), GREEDY)
     for _ in range(2):
         with pytest.raises(StepFailed) as caught:
             core.step()
-        assert caught.value.keys == ["a", "b"]
+        assert caught.value.keys == [A, B]
         assert isinstance(caught.value.__cause__, OSError)
         core.check()
     runner.is_broken = False
-    assert run(core) == {"a": [1] * NUM_NEW, "b": [1] * NUM_NEW}
+    assert run(core) == {A: [1] * NUM_NEW, B: [1] * NUM_NEW}
 
 
 class SilentRunner(FlakyRunner):
@@ -301,61 +305,65 @@ class SilentRunner(FlakyRunner):
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         self.is_broken = False
         tokens = super().launch(step).result()
-        return ComputedStep({key: token for key, token in tokens.items() if key != "bad"})
+        return ComputedStep({key: token for key, token in tokens.items() if key != key_of("bad")})
 
 
 @pytest.mark.parametrize("first_token_only", [False, True])
 def test_a_request_without_a_number_leaves_with_its_blocks_and_fails_no_other(first_token_only: bool) -> None:
     pool = BlockPool(16)
     core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 64), frozenset()), SilentRunner(), "f")
-    core.add("bad", prompt(5), GREEDY, first_token_only=first_token_only)
-    core.add("good", prompt(5), GREEDY)
+    core.add(key_of("bad"), prompt(5), GREEDY, first_token_only=first_token_only)
+    core.add(key_of("good"), prompt(5), GREEDY)
     outputs = {output.key: output for output in core.step()}
-    assert (outputs["bad"].has_failed, outputs["bad"].has_left, outputs["bad"].token) == (True, True, None)
-    assert (outputs["good"].has_failed, outputs["good"].has_left) == (False, False)
+    assert (outputs[key_of("bad")].has_failed, outputs[key_of("bad")].has_left, outputs[key_of("bad")].token) == (
+        True,
+        True,
+        None,
+    )
+    assert (outputs[key_of("good")].has_failed, outputs[key_of("good")].has_left) == (False, False)
     core.check()
-    assert run(core)["good"] == [1] * (NUM_NEW - 1)
-    assert core.release("bad") is first_token_only
+    assert run(core)[key_of("good")] == [1] * (NUM_NEW - 1)
+    assert core.release(key_of("bad")) is first_token_only
     assert num_held(core) == 0
 
 
 def test_a_key_in_use_is_refused() -> None:
     core, _ = flaky_core()
-    core.add("a", prompt(5), GREEDY)
+    core.add(A, prompt(5), GREEDY)
     with pytest.raises(ValueError, match="in use"):
-        core.add("a", prompt(5), GREEDY)
+        core.add(A, prompt(5), GREEDY)
     with pytest.raises(ValueError, match="in use"):
-        core.reserve("a", prompt(5))
+        core.reserve(A, prompt(5))
 
 
 def test_reservations_wait_behind_requests_that_are_short_of_blocks() -> None:
     pool = BlockPool(4)
     core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 16), frozenset()), SilentRunner(), "f")
-    assert core.reserve("held", prompt(8)) is not None
-    core.add("big", prompt(12), GREEDY)
+    assert core.reserve(key_of("held"), prompt(8)) is not None
+    core.add(key_of("big"), prompt(12), GREEDY)
     core.step()
-    assert core.reserve("late", prompt(4)) is None
-    core.release("held")
+    assert core.reserve(key_of("late"), prompt(4)) is None
+    core.release(key_of("held"))
     core.step()
-    assert core.reserve("late", prompt(4)) is not None
+    assert core.reserve(key_of("late"), prompt(4)) is not None
     core.check()
 
 
 def test_token_ids_outside_the_vocabulary_are_refused(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
     with pytest.raises(InvalidRequest):
-        core.add("a", [1, 2, 10**6], GREEDY)
+        core.add(A, [1, 2, 10**6], GREEDY)
     with pytest.raises(InvalidRequest):
-        core.add("a", [1, 2], DecodingParams(stop_token_ids=(10**6,)))
+        core.add(A, [1, 2], DecodingParams(stop_token_ids=(10**6,)))
     assert not core.has_work
 
 
 def test_requests_of_a_failed_step_can_be_aborted() -> None:
     core, _ = flaky_core()
-    core.add("a", prompt(5), GREEDY)
+    core.add(A, prompt(5), GREEDY)
     with pytest.raises(StepFailed):
         core.step()
-    assert core.abort("a")
+    assert core.abort(A)
     core.check()
     assert num_held(core) == 0
     assert core.step() == []
@@ -363,7 +371,7 @@ def test_requests_of_a_failed_step_can_be_aborted() -> None:
 
 def test_cache_changes_are_what_became_findable(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    core.add("a", prompt(20), GREEDY)
+    core.add(A, prompt(20), GREEDY)
     run(core)
     changes = core.take_cache_changes()
     assert changes.stored == core.cached_hashes()
@@ -392,6 +400,6 @@ def test_settings_that_give_no_engine_are_refused(checkpoint: Path, settings: di
 def test_a_prompt_that_leaves_no_room_for_output_is_refused(checkpoint: Path) -> None:
     core = new_engine(checkpoint, num_blocks=4).core
     with pytest.raises(ContextLengthExceeded):
-        core.add("a", prompt(32), GREEDY)
-    core.add("b", prompt(31), GREEDY)
-    assert len(run(core)["b"]) == 1
+        core.add(A, prompt(32), GREEDY)
+    core.add(B, prompt(31), GREEDY)
+    assert len(run(core)[B]) == 1

@@ -12,9 +12,11 @@ from device.base import DeviceFailed
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore, StepFailed
-from engine.scheduler.request import PENDING_TOKEN, RequestKey, SampledToken, Step
+from engine.scheduler.request import PENDING_TOKEN, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.engine.test_core import note, num_held, run
+from tests.request_keys import A, B, key_of
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 EOS = 0
@@ -100,7 +102,7 @@ def positions(num_prompt_tokens: int, num_tokens: int = 12) -> list[int]:
 
 def test_two_steps_are_under_way_at_most_and_one_between_calls() -> None:
     core, runner = new_core()
-    core.add("a", prompt(5), ENDLESS)
+    core.add(A, prompt(5), ENDLESS)
     for number in range(1, 12):
         core.step()
         assert core.is_step_under_way
@@ -114,7 +116,7 @@ def test_two_steps_are_under_way_at_most_and_one_between_calls() -> None:
 
 def test_a_runner_that_does_not_overlap_has_nothing_under_way_between_calls() -> None:
     core, runner = new_core(overlaps=False)
-    core.add("a", prompt(5), ENDLESS)
+    core.add(A, prompt(5), ENDLESS)
     for number in range(1, 13):
         core.step()
         assert not core.is_step_under_way
@@ -128,7 +130,7 @@ def test_a_runner_that_does_not_overlap_has_nothing_under_way_between_calls() ->
 def test_blocks_of_a_request_that_ends_stay_until_the_step_on_top_is_collected() -> None:
     core, runner = new_core(num_blocks=4)
     runner.draw = lambda key, position: EOS if position == 6 else 9
-    core.add("a", prompt(5), UNTIL_EOS)
+    core.add(A, prompt(5), UNTIL_EOS)
     core.step()
     (output,) = core.step()
     assert output.finish_reason == "stop"
@@ -136,7 +138,7 @@ def test_blocks_of_a_request_that_ends_stay_until_the_step_on_top_is_collected()
     assert core.has_work
     core.check()
     assert num_held(core) == 2
-    assert core.reserve("remote", prompt(12, 300)) is None
+    assert core.reserve(key_of("remote"), prompt(12, 300)) is None
     assert core.step() == []
     core.check()
     assert num_held(core) == 0
@@ -146,29 +148,29 @@ def test_blocks_of_a_request_that_ends_stay_until_the_step_on_top_is_collected()
 
 def test_blocks_of_an_aborted_request_stay_until_its_step_is_collected() -> None:
     core, runner = new_core(num_blocks=4)
-    core.add("a", prompt(5), ENDLESS)
+    core.add(A, prompt(5), ENDLESS)
     core.step()
-    assert core.abort("a")
-    assert not core.abort("a")
+    assert core.abort(A)
+    assert not core.abort(A)
     core.check()
     assert num_held(core) == 2
-    reservation = core.reserve("remote", prompt(8, 300))
+    reservation = core.reserve(key_of("remote"), prompt(8, 300))
     assert reservation is not None
     assert core.step() == []
     core.check()
     assert not runner.is_disturbed
     assert num_held(core) == 2
-    assert core.release("remote")
+    assert core.release(key_of("remote"))
 
 
 def test_blocks_of_a_request_that_is_in_no_step_go_back_at_once() -> None:
     core, runner = new_core(num_blocks=8)
-    core.add("a", prompt(5), ENDLESS)
+    core.add(A, prompt(5), ENDLESS)
     core.step()
-    reservation = core.reserve("b", prompt(8, 300))
+    reservation = core.reserve(B, prompt(8, 300))
     assert reservation is not None
     core.add_reserved(reservation, [*prompt(8, 300), 1], ENDLESS, num_prompt_tokens=8, num_computed_tokens=8)
-    assert core.abort("b")
+    assert core.abort(B)
     assert num_held(core) == 2
     core.check()
     assert runner.num_launched == 2
@@ -177,7 +179,7 @@ def test_blocks_of_a_request_that_is_in_no_step_go_back_at_once() -> None:
 def test_blocks_of_requests_of_a_failed_step_can_go_back_at_once() -> None:
     core, runner = new_core()
     runner.result_errors[2] = OSError("lost")
-    core.add("a", prompt(5), ENDLESS)
+    core.add(A, prompt(5), ENDLESS)
     core.step()
     with pytest.raises(StepFailed) as caught:
         core.step()
@@ -193,53 +195,53 @@ def test_blocks_of_requests_of_a_failed_step_can_go_back_at_once() -> None:
 def test_an_aborted_request_of_a_step_that_fails_gives_its_blocks_back_once() -> None:
     core, runner = new_core()
     runner.result_errors[2] = OSError("lost")
-    for number, key in enumerate("ab"):
+    for number, key in enumerate((A, B)):
         core.add(key, prompt(5, 100 * number), ENDLESS)
     core.step()
-    core.abort("a")
+    core.abort(A)
     core.check()
     with pytest.raises(StepFailed) as caught:
         core.step()
-    assert caught.value.keys == ["b"]
+    assert caught.value.keys == [B]
     core.check()
     assert num_held(core) == 2
-    assert run(core) == {"b": positions(6, 11)}
+    assert run(core) == {B: positions(6, 11)}
     assert not runner.is_disturbed
 
 
 def test_the_next_request_gets_the_room_when_the_step_is_collected() -> None:
     core, runner = new_core(num_blocks=3)
-    core.add("a", prompt(5), ENDLESS)
+    core.add(A, prompt(5), ENDLESS)
     core.step()
-    core.add("b", prompt(9, 300), DecodingParams(max_tokens=3, ignore_eos=True))
+    core.add(B, prompt(9, 300), DecodingParams(max_tokens=3, ignore_eos=True))
     core.step()
-    core.abort("a")
+    core.abort(A)
     assert core.step() == []
-    assert run(core) == {"b": positions(9, 3)}
+    assert run(core) == {B: positions(9, 3)}
     assert not runner.is_disturbed
 
 
 def test_a_prompt_whose_first_token_was_wanted_is_in_no_step_on_top_and_keeps_its_blocks() -> None:
     core, runner = new_core()
-    core.add("a", prompt(5), ENDLESS, first_token_only=True)
-    core.add("b", prompt(5, 300), ENDLESS)
+    core.add(A, prompt(5), ENDLESS, first_token_only=True)
+    core.add(B, prompt(5, 300), ENDLESS)
     (first, _) = core.step()
     assert first.has_left
-    assert runner.steps == [["a", "b"], ["b"]]
-    table = list(core.block_table("a"))
+    assert runner.steps == [[A, B], [B]]
+    table = list(core.block_table(A))
     assert len(table) == 2
     core.check()
-    assert core.release("a")
+    assert core.release(A)
     core.check()
     assert num_held(core) == 2
 
 
 def test_a_prompt_that_is_aborted_in_the_middle_leaves_nothing_to_release() -> None:
     core, runner = new_core(budget=4)
-    core.add("a", prompt(14), ENDLESS, first_token_only=True)
+    core.add(A, prompt(14), ENDLESS, first_token_only=True)
     core.step()
-    assert core.abort("a")
-    assert not core.release("a")
+    assert core.abort(A)
+    assert not core.release(A)
     assert core.step() == []
     core.check()
     assert num_held(core) == 0
@@ -251,43 +253,43 @@ def test_a_prompt_that_is_aborted_in_the_middle_leaves_nothing_to_release() -> N
 
 def test_a_key_can_be_used_again_while_its_old_step_is_under_way() -> None:
     core, runner = new_core()
-    core.add("a", prompt(5), ENDLESS)
+    core.add(A, prompt(5), ENDLESS)
     core.step()
-    core.abort("a")
-    core.add("a", prompt(7, 300), DecodingParams(max_tokens=3, ignore_eos=True))
+    core.abort(A)
+    core.add(A, prompt(7, 300), DecodingParams(max_tokens=3, ignore_eos=True))
     assert core.step() == [], "the old step"
-    assert run(core) == {"a": positions(7, 3)}
+    assert run(core) == {A: positions(7, 3)}
     assert not runner.is_disturbed
 
 
 def test_a_key_that_is_reused_next_to_others_gets_its_own_tokens() -> None:
     core, _ = new_core()
-    core.add("a", prompt(5), ENDLESS)
-    core.add("b", prompt(9, 200), DecodingParams(max_tokens=5, ignore_eos=True))
+    core.add(A, prompt(5), ENDLESS)
+    core.add(B, prompt(9, 200), DecodingParams(max_tokens=5, ignore_eos=True))
     core.step()
-    core.abort("a")
-    core.add("a", prompt(7, 300), DecodingParams(max_tokens=3, ignore_eos=True))
-    assert [output.key for output in core.step()] == ["b"], "the old step; the new one is launched on top of it"
-    assert run(core) == {"a": positions(7, 3), "b": positions(9, 5)[2:]}
+    core.abort(A)
+    core.add(A, prompt(7, 300), DecodingParams(max_tokens=3, ignore_eos=True))
+    assert [output.key for output in core.step()] == [B], "the old step; the new one is launched on top of it"
+    assert run(core) == {A: positions(7, 3), B: positions(9, 5)[2:]}
 
 
 def test_requests_with_kv_join_while_a_step_is_under_way() -> None:
     core, runner = new_core()
-    core.add("a", prompt(5), ENDLESS)
+    core.add(A, prompt(5), ENDLESS)
     core.step()
-    reservation = core.reserve("b", prompt(8, 300))
+    reservation = core.reserve(B, prompt(8, 300))
     assert reservation is not None
     core.step()
     core.add_reserved(reservation, [*prompt(8, 300), 1], ENDLESS, num_prompt_tokens=8, num_computed_tokens=8)
     core.check()
-    assert run(core) == {"a": positions(7, 10), "b": positions(9, 11)}
+    assert run(core) == {A: positions(7, 10), B: positions(9, 11)}
     assert not runner.is_disturbed
 
 
 def test_penalties_are_drawn_with_nothing_pending() -> None:
     core, runner = new_core()
     seen: list[list[int]] = []
-    core.add("a", prompt(5), DecodingParams(max_tokens=4, ignore_eos=True, frequency_penalty=0.5))
+    core.add(A, prompt(5), DecodingParams(max_tokens=4, ignore_eos=True, frequency_penalty=0.5))
     while core.has_work:
         core.step(lambda step: seen.append(list(step.requests[0].token_ids)))
     assert not any(PENDING_TOKEN in token_ids for token_ids in seen)
@@ -304,9 +306,9 @@ def test_a_step_that_fails_can_be_tried_again_wherever_it_lay(number: int, is_at
     core, runner = new_core()
     errors = runner.launch_errors if is_at_launch else runner.result_errors
     errors[number] = OSError("lost")
-    for position, key in enumerate("ab"):
+    for position, key in enumerate((A, B)):
         core.add(key, prompt(5, 100 * position), ENDLESS)
-    tokens: dict[RequestKey, list[int]] = {"a": [], "b": []}
+    tokens: dict[RequestKey, list[int]] = {A: [], B: []}
     failures: list[tuple[list[RequestKey], bool]] = []
     while core.has_work:
         try:
@@ -314,8 +316,8 @@ def test_a_step_that_fails_can_be_tried_again_wherever_it_lay(number: int, is_at
         except StepFailed as error:
             failures.append((error.keys, core.is_step_under_way or bool(runner.under_way)))
         core.check()
-    assert failures == [(["a", "b"], False)]
-    assert tokens == {"a": positions(5), "b": positions(5)}
+    assert failures == [([A, B], False)]
+    assert tokens == {A: positions(5), B: positions(5)}
     assert num_held(core) == 0
     assert not runner.is_disturbed
 
@@ -323,58 +325,58 @@ def test_a_step_that_fails_can_be_tried_again_wherever_it_lay(number: int, is_at
 def test_a_step_on_top_that_cannot_be_launched_costs_the_one_before_nothing() -> None:
     core, runner = new_core(budget=6)
     runner.launch_errors[2] = OSError("no memory")
-    core.add("a", prompt(5), ENDLESS)
-    core.add("b", prompt(5, 200), ENDLESS)
+    core.add(A, prompt(5), ENDLESS)
+    core.add(B, prompt(5, 200), ENDLESS)
     (first, _) = core.step()
-    assert (first.key, first.token) == ("a", SampledToken(5, None))
+    assert (first.key, first.token) == (A, SampledToken(5, None))
     assert core.is_step_under_way
     with pytest.raises(StepFailed) as caught:
         core.step()
     assert runner.num_launched == 2, "nothing is launched on top of what failed"
     assert caught.value.keys == runner.steps[1]
     core.check()
-    assert run(core) == {"a": positions(6, 11), "b": positions(5)}
+    assert run(core) == {A: positions(6, 11), B: positions(5)}
 
 
 def test_what_was_launched_on_top_of_a_failed_step_is_void_and_its_own_requests_are_not_named() -> None:
     core, runner = new_core()
     runner.result_errors[2] = OSError("lost")
-    core.add("a", prompt(5), ENDLESS)
+    core.add(A, prompt(5), ENDLESS)
     core.step()
-    core.add("b", prompt(6, 200), ENDLESS)
+    core.add(B, prompt(6, 200), ENDLESS)
     with pytest.raises(StepFailed) as caught:
         core.step()
-    assert runner.steps == [["a"], ["a"], ["a", "b"]]
-    assert caught.value.keys == ["a"]
-    core.abort("a")
+    assert runner.steps == [[A], [A], [A, B]]
+    assert caught.value.keys == [A]
+    core.abort(A)
     core.check()
-    assert run(core) == {"b": positions(6)}
+    assert run(core) == {B: positions(6)}
 
 
 def test_both_failing_are_one_failure() -> None:
     core, runner = new_core()
     runner.result_errors.update({1: OSError("first"), 2: OSError("second")})
-    core.add("a", prompt(5), ENDLESS)
+    core.add(A, prompt(5), ENDLESS)
     with pytest.raises(StepFailed) as caught:
         core.step()
     assert str(caught.value.__cause__) == "first"
-    assert run(core) == {"a": positions(5)}
+    assert run(core) == {A: positions(5)}
 
 
 def test_a_failed_launch_does_not_name_who_left_meanwhile() -> None:
     core, runner = new_core()
     runner.launch_errors[2] = OSError("no memory")
-    runner.draw = lambda key, position: EOS if key == "ends" else position
-    core.add("ends", prompt(5), UNTIL_EOS)
-    core.add("aborted", prompt(5, 200), ENDLESS)
-    core.add("stays", prompt(5, 300), ENDLESS)
+    runner.draw = lambda key, position: EOS if key == key_of("ends") else position
+    core.add(key_of("ends"), prompt(5), UNTIL_EOS)
+    core.add(key_of("aborted"), prompt(5, 200), ENDLESS)
+    core.add(key_of("stays"), prompt(5, 300), ENDLESS)
     core.step()
-    core.abort("aborted")
-    core.add("aborted", prompt(3, 400), ENDLESS)
+    core.abort(key_of("aborted"))
+    core.add(key_of("aborted"), prompt(3, 400), ENDLESS)
     with pytest.raises(StepFailed) as caught:
         core.step()
-    assert runner.steps[1] == ["ends", "aborted", "stays"]
-    assert caught.value.keys == ["stays"]
+    assert runner.steps[1] == [key_of("ends"), key_of("aborted"), key_of("stays")]
+    assert caught.value.keys == [key_of("stays")]
     core.check()
 
 
@@ -384,7 +386,7 @@ def test_a_lost_device_is_not_taken_for_a_failed_step(number: int, is_at_launch:
     core, runner = new_core()
     errors = runner.launch_errors if is_at_launch else runner.result_errors
     errors[number] = DeviceFailed("the device is gone")
-    core.add("a", prompt(5), ENDLESS)
+    core.add(A, prompt(5), ENDLESS)
     with pytest.raises(DeviceFailed, match="gone"):
         run(core)
 
@@ -392,7 +394,7 @@ def test_a_lost_device_is_not_taken_for_a_failed_step(number: int, is_at_launch:
 def test_a_device_that_is_lost_at_a_launch_is_not_waited_for() -> None:
     core, runner = new_core()
     runner.launch_errors[2] = DeviceFailed("the device is gone")
-    core.add("a", prompt(5), ENDLESS)
+    core.add(A, prompt(5), ENDLESS)
     with pytest.raises(DeviceFailed, match="gone"):
         core.step()
     assert len(runner.under_way) == 1
@@ -401,6 +403,6 @@ def test_a_device_that_is_lost_at_a_launch_is_not_waited_for() -> None:
 def test_a_device_that_is_lost_beside_a_failed_step_is_not_hidden_by_it() -> None:
     core, runner = new_core()
     runner.result_errors.update({1: OSError("first"), 2: DeviceFailed("the device is gone")})
-    core.add("a", prompt(5), ENDLESS)
+    core.add(A, prompt(5), ENDLESS)
     with pytest.raises(DeviceFailed, match="gone"):
         core.step()

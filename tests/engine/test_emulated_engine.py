@@ -28,6 +28,8 @@ from engine.runner.kv_memory import allocate_private
 from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
 from tests.engine.attention import flashinfer_stand_in as stand_in
+from tests.request_keys import key_of
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 MAX_NUM_SEQS = 6
@@ -74,26 +76,26 @@ class Traffic:
     """Requests that come while others run; `drive` ends some of them early. Tokens by request."""
 
     seed: int
-    tokens: dict[int, list[int]] = field(default_factory=dict)
+    tokens: dict[RequestKey, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
-        self.waiting = [self._request(key) for key in range(14)]
+        self.waiting = [self._request(number) for number in range(14)]
 
-    def _request(self, key: int) -> tuple[int, list[int], DecodingParams]:
-        beginning = [7 * (key % 3) + place % 5 for place in range(self.chance.choice([0, 16, 40]))]
+    def _request(self, number: int) -> tuple[RequestKey, list[int], DecodingParams]:
+        beginning = [7 * (number % 3) + place % 5 for place in range(self.chance.choice([0, 16, 40]))]
         prompt = [*beginning, *(self.chance.randrange(300) for _ in range(self.chance.randrange(1, 60)))]
         options: dict[str, Any] = self.chance.choice(
             [
                 {"temperature": 0.0},
                 {"temperature": 0.0, "logprobs": 2},
-                {"temperature": 0.8, "seed": key},
-                {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "seed": key},
+                {"temperature": 0.8, "seed": number},
+                {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "seed": number},
                 {"temperature": 0.0, "presence_penalty": 0.5, "repetition_penalty": 1.2},
                 {"temperature": 0.0, "stop_token_ids": tuple(range(0, 300, 9))},
             ]
         )
-        return key, prompt, DecodingParams(max_tokens=self.chance.randrange(1, 60), **options)
+        return key_of(number), prompt, DecodingParams(max_tokens=self.chance.randrange(1, 60), **options)
 
     def drive(self, core: EngineCore) -> None:
         """All requests to their ends, in the order of their tokens and not of steps: what overlaps decides when a
@@ -104,7 +106,7 @@ class Traffic:
                 core.add(key, prompt, params)
             for output in core.step():
                 if output.token is not None:
-                    self.tokens.setdefault(int(str(output.key)), []).append(output.token.token_id)
+                    self.tokens.setdefault(output.key, []).append(output.token.token_id)
             core.check()
 
 

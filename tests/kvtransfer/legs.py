@@ -19,7 +19,6 @@ from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sending import SendingSide, open_listener
 from kvtransfer.thread import Side, TransferThread
-from node.loop import AttemptKey
 from prefill_node.leg import Notice as SendingNotice
 from prefill_node.leg import PrefillLeg, SendingNotices
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
@@ -28,6 +27,7 @@ from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, Echo, LossyLink, empty_b
 from tests.kvtransfer.pools import LAYOUT, LEASE_S
 from wire.errors import BatonError
 from wire.messages import Decode, Prefill, PrefillPeer, StepTimes, TokenEvent
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 _DEADLINE_S = 10.0
@@ -57,11 +57,11 @@ class Node:
     thread: SteppedThread
     core: EngineCore
     runner: OracleRunner
-    tokens: dict[tuple[AttemptKey, int], int] = field(default_factory=dict)
-    finished: dict[AttemptKey, str] = field(default_factory=dict)
-    failures: list[tuple[AttemptKey, BatonError]] = field(default_factory=list)
-    num_cached_tokens: dict[AttemptKey, int] = field(default_factory=dict)
-    times: dict[tuple[AttemptKey, int], StepTimes] = field(default_factory=dict)
+    tokens: dict[tuple[RequestKey, int], int] = field(default_factory=dict)
+    finished: dict[RequestKey, str] = field(default_factory=dict)
+    failures: list[tuple[RequestKey, BatonError]] = field(default_factory=list)
+    num_cached_tokens: dict[RequestKey, int] = field(default_factory=dict)
+    times: dict[tuple[RequestKey, int], StepTimes] = field(default_factory=dict)
 
     def round(self, now_s: float) -> None:
         """As `EngineLoop.run` and the transfer thread do it, by turns."""
@@ -80,10 +80,10 @@ class Node:
         self.failures += self.leg.take_failures()
         self.core.check()
 
-    def failures_of(self, key: AttemptKey) -> list[str]:
+    def failures_of(self, key: RequestKey) -> list[str]:
         return [str(error) for failed, error in self.failures if failed == key]
 
-    def stream(self, key: AttemptKey) -> list[int]:
+    def stream(self, key: RequestKey) -> list[int]:
         """Tokens reported for this attempt, in order of their index."""
         return [token for (of, _), token in sorted(self.tokens.items()) if of == key]
 
@@ -94,7 +94,7 @@ class Node:
 
     def _note(self, events: Sequence[TokenEvent]) -> None:
         for event in events:
-            key = (event.handoff_id, event.attempt)
+            key = RequestKey(event.handoff_id, event.attempt)
             self.tokens[(key, event.index)] = event.token_ids[0]
             self.num_cached_tokens[key] = event.num_cached_tokens
             if event.times is not None:
@@ -115,7 +115,7 @@ class Relay:
     stop_token_ids: tuple[int, ...] = ()
     now_s: float = 0.0
 
-    def ask_prefill(self, key: AttemptKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
+    def ask_prefill(self, key: RequestKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
         facts = receiving_facts()
         request = Prefill(
             handoff_id=key[0],
@@ -129,10 +129,10 @@ class Relay:
         )
         self.prefill.leg.begin(request, self.now_s)
 
-    def ask_decode(self, key: AttemptKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
+    def ask_decode(self, key: RequestKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
         self.decode.leg.begin(self.decode_request(key, token_ids, max_tokens=max_tokens), self.now_s)
 
-    def decode_request(self, key: AttemptKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> Decode:
+    def decode_request(self, key: RequestKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> Decode:
         return Decode(
             handoff_id=key[0],
             attempt=key[1],
@@ -143,7 +143,7 @@ class Relay:
             prefill_peer=PrefillPeer("P", sending_facts().epoch, self.address),
         )
 
-    def ask(self, key: AttemptKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
+    def ask(self, key: RequestKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
         """Both legs at once."""
         self.ask_prefill(key, token_ids, max_tokens=max_tokens)
         self.ask_decode(key, token_ids, max_tokens=max_tokens)
@@ -160,7 +160,7 @@ class Relay:
             self.round()
             time.sleep(0.0005)
 
-    def until_finished(self, *keys: AttemptKey) -> None:
+    def until_finished(self, *keys: RequestKey) -> None:
         self.until(lambda: all(key in self.decode.finished for key in keys) and self.is_empty)
 
     def settle(self) -> None:
@@ -188,7 +188,7 @@ def undisturbed(token_ids: Sequence[int], *, max_tokens: int = 8, stop_token_ids
     """What one engine alone generates."""
     blocks = empty_blocks()
     core = make_core(blocks, OracleRunner(blocks))
-    core.add("alone", token_ids, params(max_tokens, stop_token_ids))
+    core.add(RequestKey.numbered(0), token_ids, params(max_tokens, stop_token_ids))
     found = []
     while core.has_work:
         found += [output.token.token_id for output in core.step() if output.token is not None]

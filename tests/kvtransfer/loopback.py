@@ -22,10 +22,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kvtransfer.messages import Endpoint, HandoffKey, PeerHello, ProcessIdentity
+from kvtransfer.messages import Endpoint, PeerHello, ProcessIdentity
 from kvtransfer.transports.announced import AnnouncedBlocks
 from kvtransfer.transports.base import Arrival, Blocks, Move
 from wire.errors import Refused, TransferFailed
+from wire.request_key import RequestKey
 
 NAME = "loopback"
 _BLOCKS_PER_PIECE = 4
@@ -47,11 +48,11 @@ class Fault:
     refusal: str = ""
 
 
-FaultPlan: TypeAlias = Callable[[int, HandoffKey, Move], Fault]
+FaultPlan: TypeAlias = Callable[[int, RequestKey, Move], Fault]
 """What happens to block number n (from 0, over all senders of a network) of this handoff."""
 
 
-def without_faults(number: int, key: HandoffKey, move: Move) -> Fault:
+def without_faults(number: int, key: RequestKey, move: Move) -> Fault:
     """The plan of a network that works."""
     return Fault()
 
@@ -60,7 +61,7 @@ def without_faults(number: int, key: HandoffKey, move: Move) -> Fault:
 class _Parcel:
     sender: LoopbackSender
     receiver: LoopbackReceiver
-    key: HandoffKey
+    key: RequestKey
     move: Move
     payload: bytes
 
@@ -108,7 +109,7 @@ class LoopbackNetwork:
         return receiver in self._cut
 
     def carry(
-        self, sender: LoopbackSender, receiver: LoopbackReceiver, key: HandoffKey, move: Move, payload: bytes
+        self, sender: LoopbackSender, receiver: LoopbackReceiver, key: RequestKey, move: Move, payload: bytes
     ) -> None:
         """Take one block on its way. Raises `TransferFailed` when the plan says so."""
         with self._lock:
@@ -126,7 +127,7 @@ class LoopbackNetwork:
         with self._lock:
             self._advance()
 
-    def is_under_way(self, sender: LoopbackSender, key: HandoffKey) -> bool:
+    def is_under_way(self, sender: LoopbackSender, key: RequestKey) -> bool:
         """Whether blocks of this handoff may still reach a receiver."""
         with self._lock:
             return any(parcel.sender is sender and parcel.key == key for _, parcel in self._delayed)
@@ -169,7 +170,7 @@ class LoopbackReceiver:
         self._can_fence = can_fence
         self._blocks = blocks
         self._announced = AnnouncedBlocks()
-        self._mailbox: deque[tuple[HandoffKey, Move, bytes]] = deque()
+        self._mailbox: deque[tuple[RequestKey, Move, bytes]] = deque()
         network.attach(name, self)
 
     @property
@@ -181,11 +182,11 @@ class LoopbackReceiver:
         """Nothing that the system could wait for: poll often."""
         return ()
 
-    def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+    def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """See `Receiver.expect`."""
         self._announced.expect(key, block_ids, generations)
 
-    def forget(self, key: HandoffKey) -> None:
+    def forget(self, key: RequestKey) -> None:
         """See `Receiver.forget`."""
         self._announced.forget(key)
 
@@ -213,7 +214,7 @@ class LoopbackReceiver:
             self._network.attach(self._name, self)
         return self._can_fence or not self.peers_write
 
-    def arrive(self, key: HandoffKey, move: Move, payload: bytes) -> None:
+    def arrive(self, key: RequestKey, move: Move, payload: bytes) -> None:
         """A block has come over the network."""
         if self.peers_write:
             self.write(move, 0, payload)
@@ -244,12 +245,12 @@ class LoopbackSender:
         self._blocks = blocks
         self._receiver = network.find(self._name)
         self._is_memory = self._receiver.peers_write
-        self._in_parts: dict[tuple[HandoffKey, int], bytearray] = {}
+        self._in_parts: dict[tuple[RequestKey, int], bytearray] = {}
         self.is_silent = self._is_memory
         self.pushes_parts = self._is_memory
         self.piece_bytes = _BLOCKS_PER_PIECE * blocks.shape[1]
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         """See `Sender.push`."""
         self.poll()
         if self._network.is_cut(self._receiver):
@@ -258,7 +259,7 @@ class LoopbackSender:
             self._network.carry(self, self._receiver, key, move, self._blocks[move.source].tobytes())
         return True
 
-    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
         """See `Sender.push_part`. Raises `TransferFailed` when the link is cut: nobody could try again later."""
         self.poll()
         if self._network.is_cut(self._receiver):
@@ -282,7 +283,7 @@ class LoopbackSender:
         """Nothing that the system could wait for: try often."""
         return ()
 
-    def is_reading(self, key: HandoffKey) -> bool:
+    def is_reading(self, key: RequestKey) -> bool:
         """Never: the network took copies. But blocks under way to memory are still to be written there."""
         return self._is_memory and self._network.is_under_way(self, key)
 

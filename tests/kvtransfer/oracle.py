@@ -12,10 +12,11 @@ from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
 from engine.runner.base import ComputedStep, RunningStep
-from engine.scheduler.request import PENDING_TOKEN, RequestKey, SampledToken, Step
+from engine.scheduler.request import PENDING_TOKEN, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from kvtransfer.transports.base import Blocks
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE
+from wire.request_key import RequestKey
 
 _SLOT_BYTES = BLOCK_BYTES // BLOCK_SIZE
 _VOCABULARY = 50

@@ -16,7 +16,7 @@ import numpy as np
 import zmq
 
 from kvtransfer.host import this_process
-from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER, HandoffKey, ProcessIdentity
+from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER, ProcessIdentity
 from kvtransfer.pool import HostPool
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingFacts, ReceivingSide
@@ -37,6 +37,7 @@ from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT, LEASE_S, DecodePool, Pre
 from wire.errors import BatonError
 from wire.links import LinkSettings
 from wire.messages import PrefillPeer
+from wire.request_key import RequestKey
 
 SETTINGS = LinkSettings()
 MAILBOX, MEMORY, SHM, ZMQ = "loopback mailbox", "loopback memory", "shm", "zmq"
@@ -120,7 +121,7 @@ class PrefillNode:
     def peer(self) -> PrefillPeer:
         return PrefillPeer("P", self.epoch, self.address)
 
-    def begin(self, key: HandoffKey, num_tokens: int, *, decode_epoch: int = RECEIVER_EPOCH) -> None:
+    def begin(self, key: RequestKey, num_tokens: int, *, decode_epoch: int = RECEIVER_EPOCH) -> None:
         """`Prefill` arrives."""
         self.pool.start(key, num_tokens)
         self.side.begin(
@@ -132,17 +133,17 @@ class PrefillNode:
             prompt_digest=digest_of(key),
         )
 
-    def advance(self, key: HandoffKey, num_tokens: int) -> None:
+    def advance(self, key: RequestKey, num_tokens: int) -> None:
         """A chunk is computed."""
         self.pool.compute(key, num_tokens)
         self.side.advance(key, self.pool.tables[key], num_tokens, self.now_s)
 
-    def finish(self, key: HandoffKey, num_tokens: int) -> None:
+    def finish(self, key: RequestKey, num_tokens: int) -> None:
         """The last chunk is computed and token 1 drawn."""
         self.pool.compute(key, num_tokens)
         self.side.finish(key, self.pool.tables[key], first_token(key), self.now_s, self.now_s)
 
-    def prefill(self, key: HandoffKey, num_tokens: int) -> None:
+    def prefill(self, key: RequestKey, num_tokens: int) -> None:
         """All of it."""
         self.begin(key, num_tokens)
         self.finish(key, num_tokens)
@@ -165,7 +166,7 @@ class DecodeNode:
     receivers: list[Receiver]
     now_s: float = 0.0
 
-    def grant(self, key: HandoffKey, num_tokens: int, peer: PrefillPeer, *, num_cached_tokens: int = 0) -> None:
+    def grant(self, key: RequestKey, num_tokens: int, peer: PrefillPeer, *, num_cached_tokens: int = 0) -> None:
         """`Decode` arrives and there is room."""
         self.side.grant(self.pool.reserve(key, num_tokens, num_cached_tokens), peer, self.now_s)
 

@@ -12,11 +12,11 @@ from hashlib import blake2b
 import numpy as np
 
 from engine.cache.block_pool import BlockPool
-from kvtransfer.messages import HandoffKey
 from kvtransfer.receiving import Incoming
 from kvtransfer.transports.base import Blocks
 from wire.layout import KvLayout
 from wire.messages import HandoffFigures, TokenEvent
+from wire.request_key import RequestKey
 
 LAYOUT = KvLayout(dtype="float32", num_layers=1, num_kv_heads=1, head_dim=4, block_size=4)
 BLOCK_SIZE, BLOCK_BYTES = LAYOUT.block_size, LAYOUT.block_bytes
@@ -24,12 +24,12 @@ LEASE_S = 10.0
 FREE_BYTE = 0xEE
 
 
-def key_of(number: int, attempt: int = 1) -> HandoffKey:
+def key_of(number: int, attempt: int = 1) -> RequestKey:
     """A handoff id that is easy to read in failures."""
-    return (number.to_bytes(16, "big"), attempt)
+    return RequestKey(number.to_bytes(16, "big"), attempt)
 
 
-def digest_of(key: HandoffKey) -> bytes:
+def digest_of(key: RequestKey) -> bytes:
     """The digest of the prompt that this handoff is about."""
     return blake2b(repr(key).encode(), digest_size=16).digest()
 
@@ -43,7 +43,7 @@ def num_blocks_of(num_tokens: int) -> int:
     return -(-num_tokens // BLOCK_SIZE)
 
 
-def first_token(key: HandoffKey) -> TokenEvent:
+def first_token(key: RequestKey) -> TokenEvent:
     """Token 1 as a prefill node reports it."""
     return TokenEvent(*key, index=0, token_ids=(42,), logprobs=(), finish_reason="", num_cached_tokens=0)
 
@@ -54,30 +54,30 @@ class PrefillPool:
 
     blocks: Blocks
     pool: BlockPool = field(init=False)
-    tables: dict[HandoffKey, list[int]] = field(default_factory=dict)
-    refusals: list[tuple[HandoffKey, str]] = field(default_factory=list)
+    tables: dict[RequestKey, list[int]] = field(default_factory=dict)
+    refusals: list[tuple[RequestKey, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(len(self.blocks))
         self.blocks[:] = FREE_BYTE
 
-    def start(self, key: HandoffKey, num_tokens: int) -> None:
+    def start(self, key: RequestKey, num_tokens: int) -> None:
         """Blocks for a prompt."""
         self.tables[key] = self.pool.allocate(num_blocks_of(num_tokens))
 
-    def compute(self, key: HandoffKey, num_tokens: int) -> None:
+    def compute(self, key: RequestKey, num_tokens: int) -> None:
         """Write the KV of the first `num_tokens` tokens."""
         for index in range(num_blocks_of(num_tokens)):
             self.blocks[self.tables[key][index]] = np.frombuffer(kv(digest_of(key), index), dtype=np.uint8)
 
-    def let_go(self, key: HandoffKey) -> None:
+    def let_go(self, key: RequestKey) -> None:
         table = self.tables.pop(key, None)
         if table is not None:
             # freed memory is overwritten at once: whoever still reads it gets caught
             self.blocks[table] = FREE_BYTE
             self.pool.release(table)
 
-    def refused(self, key: HandoffKey, reason: str) -> None:
+    def refused(self, key: RequestKey, reason: str) -> None:
         self.refusals.append((key, reason))
         self.let_go(key)
 
@@ -88,19 +88,19 @@ class DecodePool:
 
     blocks: Blocks
     pool: BlockPool = field(init=False)
-    held: dict[HandoffKey, list[int]] = field(default_factory=dict)
-    waiting: dict[HandoffKey, Incoming] = field(default_factory=dict)
-    delivered_kv: dict[HandoffKey, list[bytes]] = field(default_factory=dict)
-    figures: dict[HandoffKey, HandoffFigures] = field(default_factory=dict)
-    delivered_first: dict[HandoffKey, TokenEvent] = field(default_factory=dict)
-    failures: list[tuple[HandoffKey, str]] = field(default_factory=list)
-    returned_keys: list[HandoffKey] = field(default_factory=list)
+    held: dict[RequestKey, list[int]] = field(default_factory=dict)
+    waiting: dict[RequestKey, Incoming] = field(default_factory=dict)
+    delivered_kv: dict[RequestKey, list[bytes]] = field(default_factory=dict)
+    figures: dict[RequestKey, HandoffFigures] = field(default_factory=dict)
+    delivered_first: dict[RequestKey, TokenEvent] = field(default_factory=dict)
+    failures: list[tuple[RequestKey, str]] = field(default_factory=list)
+    returned_keys: list[RequestKey] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(len(self.blocks))
         self.blocks[:] = FREE_BYTE
 
-    def reserve(self, key: HandoffKey, num_tokens: int, num_cached_tokens: int) -> Incoming:
+    def reserve(self, key: RequestKey, num_tokens: int, num_cached_tokens: int) -> Incoming:
         """Set blocks aside for what is not cached. Raises `NoFreeBlocks`."""
         block_ids = self.pool.allocate(num_blocks_of(num_tokens) - num_cached_tokens // BLOCK_SIZE)
         self.held[key] = block_ids
@@ -109,34 +109,34 @@ class DecodePool:
         self.waiting[key] = incoming
         return incoming
 
-    def delivered(self, key: HandoffKey, first: TokenEvent, figures: HandoffFigures) -> None:
+    def delivered(self, key: RequestKey, first: TokenEvent, figures: HandoffFigures) -> None:
         incoming = self.waiting[key]
         self.delivered_kv[key] = [self.blocks[block_id].tobytes() for block_id in incoming.block_ids]
         self.delivered_first[key] = first
         self.figures[key] = figures
         self._free(key)
 
-    def spoiled(self, key: HandoffKey, reason: str) -> None:
+    def spoiled(self, key: RequestKey, reason: str) -> None:
         if reason:
             self.failures.append((key, reason))
 
-    def returned(self, key: HandoffKey) -> None:
+    def returned(self, key: RequestKey) -> None:
         assert key not in self.delivered_kv, "a handoff ends once"
         self.returned_keys.append(key)
         self._free(key)
 
-    def failures_of(self, key: HandoffKey) -> list[str]:
+    def failures_of(self, key: RequestKey) -> list[str]:
         """Why this handoff failed; more than one reason is a mistake."""
         return [reason for failed, reason in self.failures if failed == key]
 
-    def has_exactly(self, key: HandoffKey) -> bool:
+    def has_exactly(self, key: RequestKey) -> bool:
         """Whether the delivered bytes are the prompt's KV."""
         incoming = self.waiting[key]
         first = incoming.num_cached_tokens // BLOCK_SIZE
         true_kv = [kv(digest_of(key), first + index) for index in range(len(incoming.block_ids))]
         return self.delivered_kv[key] == true_kv
 
-    def _free(self, key: HandoffKey) -> None:
+    def _free(self, key: RequestKey) -> None:
         block_ids = self.held.pop(key, None)
         if block_ids is not None:
             self.blocks[block_ids] = FREE_BYTE

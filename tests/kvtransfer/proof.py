@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import zmq
 
-from kvtransfer.messages import Endpoint, HandoffKey
+from kvtransfer.messages import Endpoint
 from kvtransfer.pool import HostPool
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.transports.base import Blocks, Move
@@ -44,6 +44,7 @@ from tests.kvtransfer.pair import (
     sending_facts,
 )
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE, LEASE_S, DecodePool, key_of
+from wire.request_key import RequestKey
 
 BLOCK_BITS = 8 * BLOCK_BYTES
 _HANDOFF_BLOCKS = 200
@@ -143,7 +144,7 @@ class Flipper:
         self.positions: set[int] = set()
         self._chance = random.Random(num_flips)
         self._order: list[int] = []
-        self._seen: set[tuple[HandoffKey, int]] = set()
+        self._seen: set[tuple[RequestKey, int]] = set()
 
     def bit(self) -> int:
         """The next position, all of a block in a random order, then all again."""
@@ -154,7 +155,7 @@ class Flipper:
         self.positions.add(self._order[-1])
         return self._order.pop()
 
-    def plan(self, number: int, key: HandoffKey, move: Move) -> Fault:
+    def plan(self, number: int, key: RequestKey, move: Move) -> Fault:
         """For a loopback network."""
         if self.num_left <= 0 or (key, move.index) in self._seen:
             return Fault()
@@ -166,7 +167,7 @@ class Flipper:
         header, payload = message[0], bytearray(b"".join(message[1:]))
         for begin in range(0, len(payload), BLOCK_BYTES):
             # its true content names a block: the relay knows no handoffs
-            place = (bytes(payload[begin : begin + BLOCK_BYTES]), 0)
+            place = RequestKey(bytes(payload[begin : begin + BLOCK_BYTES]), 0)
             if self.num_left > 0 and (place, 0) not in self._seen:
                 self._seen.add((place, 0))
                 bit = self.bit()

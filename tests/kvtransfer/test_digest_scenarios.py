@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from kvtransfer.messages import Commit, HandoffKey
+from kvtransfer.messages import Commit
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.legs import Relay, open_relay, undisturbed
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE, key_of
+from wire.request_key import RequestKey
 
 _NUM_PROMPTS = 12
 _MAX_ATTEMPTS = 3
@@ -30,13 +31,13 @@ class Damager:
 
     num_times: int = 1
     indexes: frozenset[int] = frozenset({0})
-    keys: frozenset[HandoffKey] | None = None
+    keys: frozenset[RequestKey] | None = None
     is_on: bool = True
     num_flips: int = 0
-    damaged: set[HandoffKey] = field(default_factory=set)
-    seen: dict[tuple[HandoffKey, int], int] = field(default_factory=dict)
+    damaged: set[RequestKey] = field(default_factory=set)
+    seen: dict[tuple[RequestKey, int], int] = field(default_factory=dict)
 
-    def __call__(self, number: int, key: HandoffKey, move: Move) -> Fault:
+    def __call__(self, number: int, key: RequestKey, move: Move) -> Fault:
         is_meant = self.is_on and move.index in self.indexes and (self.keys is None or key in self.keys)
         place = (key, move.index)
         if not is_meant or self.seen.get(place, 0) == self.num_times:
@@ -77,7 +78,7 @@ def _is_finished(relay: Relay, attempts: dict[int, int]) -> bool:
     return all(key_of(number, attempt) in relay.decode.finished for number, attempt in attempts.items())
 
 
-def _ask_again(relay: Relay, key: HandoffKey, prompt: Sequence[int], max_tokens: int) -> None:
+def _ask_again(relay: Relay, key: RequestKey, prompt: Sequence[int], max_tokens: int) -> None:
     if key[1] < _MAX_ATTEMPTS:
         relay.ask(key, prompt, max_tokens=max_tokens)
     else:

@@ -17,7 +17,6 @@ from kvtransfer.messages import (
     SENDER_TO_RECEIVER,
     Commit,
     Grant,
-    HandoffKey,
     HandoffName,
     Pushed,
     Release,
@@ -34,13 +33,14 @@ from tests.kvtransfer.pools import BLOCK_BYTES, FREE_BYTE, LEASE_S, first_token,
 from tests.kvtransfer.proof import BLOCK_BITS, Frames, count_alarms, count_flips, open_relayed_pair
 from tests.kvtransfer.world import NUM_LAYERS, TRANSIT_S, Kind, World, patches
 from wire.messages import PrefillPeer
+from wire.request_key import RequestKey
 
 KEY = key_of(1)
 _NUM_TOKENS = 18  # four blocks and a half
 _ALL_BLOCKS = 5
 
 
-def assert_delivered(pair: Pair, *keys: HandoffKey) -> None:
+def assert_delivered(pair: Pair, *keys: RequestKey) -> None:
     """These have arrived as they are, and everything is over."""
     pair.until(lambda: pair.is_quiet)
     for key in keys:
@@ -48,7 +48,7 @@ def assert_delivered(pair: Pair, *keys: HandoffKey) -> None:
         assert pair.decode.pool.failures_of(key) == []
 
 
-def assert_failed(pair: Pair, *keys: HandoffKey, reason: str = "") -> None:
+def assert_failed(pair: Pair, *keys: RequestKey, reason: str = "") -> None:
     """These have failed once each, and were not delivered."""
     for key in keys:
         (found,) = pair.decode.pool.failures_of(key)
@@ -56,19 +56,19 @@ def assert_failed(pair: Pair, *keys: HandoffKey, reason: str = "") -> None:
         assert key not in pair.decode.pool.delivered_kv
 
 
-def assert_next_attempt_works(pair: Pair, key: HandoffKey = KEY) -> None:
-    again = (key[0], key[1] + 1)
+def assert_next_attempt_works(pair: Pair, key: RequestKey = KEY) -> None:
+    again = key._replace(attempt=key.attempt + 1)
     pair.decode.grant(again, _NUM_TOKENS, pair.prefill.peer)
     pair.prefill.prefill(again, _NUM_TOKENS)
     assert_delivered(pair, again)
 
 
-def hand_over_one(pair: Pair, key: HandoffKey = KEY) -> None:
+def hand_over_one(pair: Pair, key: RequestKey = KEY) -> None:
     pair.decode.grant(key, _NUM_TOKENS, pair.prefill.peer)
     pair.prefill.prefill(key, _NUM_TOKENS)
 
 
-def until_ended(pair: Pair, *keys: HandoffKey) -> None:
+def until_ended(pair: Pair, *keys: RequestKey) -> None:
     """Rounds, and time if nothing else helps, until the decode node has heard the end of these."""
     pool = pair.decode.pool
     for _ in range(40):
@@ -124,7 +124,7 @@ _SPOILED_ON_THE_WAY = {
 def test_f15_a_block_that_does_not_come_as_it_was_sent_is_never_taken(
     transport: str, fault: str, number_of_block: int
 ) -> None:
-    def plan(number: int, key: HandoffKey, move: Move) -> Fault:
+    def plan(number: int, key: RequestKey, move: Move) -> Fault:
         return _SPOILED_ON_THE_WAY[fault] if number == number_of_block else Fault()
 
     with open_pair(transport, plan=plan) as pair:
@@ -301,7 +301,7 @@ _SHORT_LEASE_S = 0.05
 _NUM_VICTIMS = 12
 
 
-def short_leases(transport: str, plan: Callable[[int, HandoffKey, Move], Fault]) -> Any:
+def short_leases(transport: str, plan: Callable[[int, RequestKey, Move], Fault]) -> Any:
     return open_pair(
         transport,
         plan=plan,
@@ -327,7 +327,7 @@ def let_leases_end(pair: Pair) -> None:
         pair.settle()
 
 
-def churn(pair: Pair, release: Callable[[], None]) -> list[HandoffKey]:
+def churn(pair: Pair, release: Callable[[], None]) -> list[RequestKey]:
     """Victims whose blocks are all used again, by others, when what was sent for them arrives."""
     victims = [key_of(number) for number in range(1, _NUM_VICTIMS + 1)]
     others = [key_of(number) for number in range(101, _NUM_VICTIMS + 101)]
@@ -355,7 +355,7 @@ def churn(pair: Pair, release: Callable[[], None]) -> list[HandoffKey]:
 def test_f17_blocks_that_come_after_their_lease_do_not_touch_those_who_have_the_memory_now() -> None:
     is_late = True
 
-    def plan(number: int, key: HandoffKey, move: Move) -> Fault:
+    def plan(number: int, key: RequestKey, move: Move) -> Fault:
         return Fault(delay=10**6) if is_late else Fault()
 
     with short_leases(MAILBOX, plan) as pair:

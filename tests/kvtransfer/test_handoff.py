@@ -12,18 +12,7 @@ from typing import Any
 import pytest
 
 from kvtransfer.host import this_process
-from kvtransfer.messages import (
-    Commit,
-    Grant,
-    HandoffKey,
-    HandoffName,
-    PeerRefusal,
-    Release,
-    Renew,
-    Resend,
-    Revoke,
-    Revoked,
-)
+from kvtransfer.messages import Commit, Grant, HandoffName, PeerRefusal, Release, Renew, Resend, Revoke, Revoked
 from kvtransfer.sending import SendingFacts
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.loopback import Fault
@@ -44,6 +33,7 @@ from tests.kvtransfer.pair import (
 )
 from tests.kvtransfer.pools import BLOCK_BYTES, LEASE_S, digest_of, first_token, key_of
 from wire.errors import InvalidSetting
+from wire.request_key import RequestKey
 
 KEY = key_of(1)
 _NUM_TOKENS = 18  # four blocks and a half
@@ -63,7 +53,7 @@ def quick_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         yield pair
 
 
-def is_delivered(pair: Pair, key: HandoffKey = KEY) -> bool:
+def is_delivered(pair: Pair, key: RequestKey = KEY) -> bool:
     return key in pair.decode.pool.delivered_kv
 
 
@@ -71,14 +61,14 @@ def has_pushed(pair: Pair, num_blocks: int) -> bool:
     return pair.prefill.side.counters.num_blocks == num_blocks
 
 
-def assert_delivered_and_quiet(pair: Pair, key: HandoffKey = KEY) -> None:
+def assert_delivered_and_quiet(pair: Pair, key: RequestKey = KEY) -> None:
     pair.until(lambda: is_delivered(pair, key) and pair.is_quiet)
     assert pair.decode.pool.has_exactly(key)
     assert pair.decode.pool.delivered_first[key] == first_token(key)
     assert pair.decode.pool.failures == []
 
 
-def assert_failed_and_quiet(pair: Pair, reason: str, key: HandoffKey = KEY, *, was_granted: bool = True) -> None:
+def assert_failed_and_quiet(pair: Pair, reason: str, key: RequestKey = KEY, *, was_granted: bool = True) -> None:
     """Failed for this reason, exactly once; nothing delivered, nothing held."""
     pair.until(lambda: pair.is_quiet)
     reasons = pair.decode.pool.failures_of(key)
@@ -156,7 +146,7 @@ def test_a_doubled_grant_changes_nothing(quick_pair: Pair) -> None:
     assert pair.prefill.side.counters.num_blocks == _ALL_BLOCKS
 
 
-def send_again(decode: DecodeNode, key: HandoffKey) -> None:
+def send_again(decode: DecodeNode, key: RequestKey) -> None:
     side = decode.side
     side._send_grant(side._handoffs[key])
 
@@ -257,11 +247,11 @@ def test_a_stranger_can_neither_release_nor_revoke_nor_renew(quick_pair: Pair) -
 # --- what arrives is wrong -------------------------------------------------------------------------------------------
 
 
-def fault_on_first(fault: Fault) -> Callable[[int, HandoffKey, Move], Fault]:
+def fault_on_first(fault: Fault) -> Callable[[int, RequestKey, Move], Fault]:
     return lambda number, key, move: fault if number == 0 else Fault()
 
 
-def fault_on_index_0(fault: Fault) -> Callable[[int, HandoffKey, Move], Fault]:
+def fault_on_index_0(fault: Fault) -> Callable[[int, RequestKey, Move], Fault]:
     return lambda number, key, move: fault if move.index == 0 and key == KEY else Fault()
 
 
@@ -364,7 +354,7 @@ def test_blocks_that_never_arrive_end_by_the_lease(fault: Fault) -> None:
 
 @pytest.mark.parametrize("transport", [MEMORY, MAILBOX])
 def test_doubled_and_reordered_blocks_do_no_harm(transport: str) -> None:
-    def plan(number: int, key: HandoffKey, move: Move) -> Fault:
+    def plan(number: int, key: RequestKey, move: Move) -> Fault:
         return Fault(num_copies=1 + number % 2, delay=0 if transport == MEMORY else number % 3)
 
     with open_pair(transport, plan=plan) as pair:
@@ -374,7 +364,7 @@ def test_doubled_and_reordered_blocks_do_no_harm(transport: str) -> None:
 
 
 def test_blocks_that_trickle_in_after_the_commit_keep_the_lease_alive() -> None:
-    def one_by_one(number: int, key: HandoffKey, move: Move) -> Fault:
+    def one_by_one(number: int, key: RequestKey, move: Move) -> Fault:
         return Fault(delay=1000 * (number + 1))
 
     with open_pair(MAILBOX, plan=one_by_one) as pair:

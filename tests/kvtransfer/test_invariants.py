@@ -27,7 +27,6 @@ from engine.cache.block_pool import NoFreeBlocks
 from kvtransfer.messages import (
     Commit,
     Grant,
-    HandoffKey,
     PeerHello,
     PeerRefusal,
     PeerWelcome,
@@ -45,6 +44,7 @@ from tests.kvtransfer.pair import MEMORY, NUM_BLOCKS, RECEIVER_EPOCH, DecodeNode
 from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S, key_of
 from tests.kvtransfer.world import NUM_LAYERS, TRANSIT_S, Kind, World, patches
 from wire.messages import PrefillPeer
+from wire.request_key import RequestKey
 
 KEY = key_of(1)
 _MESSAGES = (Grant, Commit, Release, Revoke, Revoked, Renew, Resend, Pushed, PeerHello, PeerWelcome, PeerRefusal)
@@ -88,7 +88,7 @@ class Handoffs(RuleBasedStateMachine):
         super().__init__()
         self.fates: dict[type[Any], Sequence[float]] = {}
         self.faults: deque[Fault] = deque()
-        self.requests: dict[HandoffKey, int] = {}
+        self.requests: dict[RequestKey, int] = {}
         self.world = World(self.kind, fate=self._fate, plan=self._fault)
         self.patch = pytest.MonkeyPatch()
         for target, value in patches(self.world).items():
@@ -97,10 +97,10 @@ class Handoffs(RuleBasedStateMachine):
     def _fate(self, message: object) -> Sequence[float]:
         return self.fates.pop(type(message), (TRANSIT_S,))
 
-    def _fault(self, number: int, key: HandoffKey, move: Move) -> Fault:
+    def _fault(self, number: int, key: RequestKey, move: Move) -> Fault:
         return self.faults.popleft() if self.faults else Fault()
 
-    def _pick(self, keys: Sequence[HandoffKey], which: int) -> HandoffKey | None:
+    def _pick(self, keys: Sequence[RequestKey], which: int) -> RequestKey | None:
         return keys[which % len(keys)] if keys else None
 
     # requests
@@ -143,12 +143,12 @@ class Handoffs(RuleBasedStateMachine):
         if leg == "second" and not is_over:
             self._grant(key, num_cached_blocks, self.world.life.peer)
 
-    def _begin(self, key: HandoffKey, decode_epoch: int = RECEIVER_EPOCH) -> None:
+    def _begin(self, key: RequestKey, decode_epoch: int = RECEIVER_EPOCH) -> None:
         if not self.world.is_prefill_frozen:
             with suppress(NoFreeBlocks):
                 self.world.begin(key, self.requests[key], decode_epoch=decode_epoch)
 
-    def _grant(self, key: HandoffKey, num_cached_blocks: int, peer: PrefillPeer) -> None:
+    def _grant(self, key: RequestKey, num_cached_blocks: int, peer: PrefillPeer) -> None:
         num_tokens = self.requests[key]
         try:
             self.world.grant(key, num_tokens, min(num_cached_blocks, num_tokens // BLOCK_SIZE) * BLOCK_SIZE, peer)

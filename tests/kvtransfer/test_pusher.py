@@ -9,13 +9,14 @@ import xxhash
 
 from kvtransfer.integrity import DOT64, NONE, block_checksum
 from kvtransfer.layers import LayerProgress
-from kvtransfer.messages import HandoffKey, ProcessIdentity
+from kvtransfer.messages import ProcessIdentity
 from kvtransfer.pool import HostPool
 from kvtransfer.pusher import CONNECT_S, STANDSTILL_S, Pusher, PushJob, PushReport
 from kvtransfer.transports.base import Blocks, Move
 from tests.kvtransfer.late_queue import late_pool
 from tests.kvtransfer.pools import key_of
 from wire.errors import TransferFailed
+from wire.request_key import RequestKey
 
 _BLOCK_BYTES = 128
 
@@ -32,18 +33,18 @@ class RecordingSender:
     def __init__(self, before: Callable[[], object] = lambda: True) -> None:
         self.pushed: list[int] = []
         self.parts: list[tuple[tuple[int, ...], int, int]] = []
-        self.reading: set[HandoffKey] = set()
+        self.reading: set[RequestKey] = set()
         self.num_polls = 0
         self.is_closed = False
         self._before = before
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         if not self._before():
             return False
         self.pushed.extend(move.source for move in moves)
         return True
 
-    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
         self.parts.append((tuple(move.source for move in moves), begin_byte, end_byte))
 
     def poll(self) -> None:
@@ -52,7 +53,7 @@ class RecordingSender:
     def wait_on(self) -> Sequence[Any]:
         return ()
 
-    def is_reading(self, key: HandoffKey) -> bool:
+    def is_reading(self, key: RequestKey) -> bool:
         return key in self.reading
 
     def close(self) -> None:
@@ -103,7 +104,7 @@ def test_a_piece_is_consecutive_in_its_grant(pusher: Pusher) -> None:
     class Listing(RecordingSender):
         piece_bytes = 3 * _BLOCK_BYTES
 
-        def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+        def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
             pieces.append([move.index for move in moves])
             return True
 
@@ -130,7 +131,7 @@ def test_a_failing_sender_costs_its_own_jobs_only(pusher: Pusher) -> None:
     for number, sender in enumerate((refusing, broken, fine)):
         pusher.submit(job(sender, 1, number=number), 0.0)
         pusher.submit(job(sender, 2, number=number), 0.0)
-    reports = {key_of(number): [] for number in range(3)}  # type: dict[HandoffKey, list[str]]
+    reports = {key_of(number): [] for number in range(3)}  # type: dict[RequestKey, list[str]]
     for report in run(pusher):
         reports[report.key].append(report.error)
     assert list(reports.values()) == [["nobody there"] * 2, ["ZeroDivisionError: by zero"] * 2, ["", ""]]

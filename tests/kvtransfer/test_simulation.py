@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import pytest
 
 from engine.cache.block_pool import NoFreeBlocks
-from kvtransfer.messages import HandoffKey
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import RECEIVER_EPOCH
 from tests.kvtransfer.pools import BLOCK_SIZE, key_of
 from tests.kvtransfer.world import HANDSHAKE, TRANSIT_S, Kind, World, flipped, patches
+from wire.request_key import RequestKey
 
 _NUM_STEPS = 3000
 
@@ -38,7 +38,7 @@ class Schedule:
         num_copies = 0 if roll < 0.04 else 2 if roll < 0.08 else 1
         return [self.chance.choice((TRANSIT_S, TRANSIT_S, TRANSIT_S, 0.5, 4.0)) for _ in range(num_copies)]
 
-    def _fault(self, number: int, key: HandoffKey, move: Move) -> Fault:
+    def _fault(self, number: int, key: RequestKey, move: Move) -> Fault:
         roll, kind = self.chance.random(), self.world.kind
         if roll < 0.01:
             return flipped(self.chance.randrange(8))

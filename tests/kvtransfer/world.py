@@ -24,7 +24,6 @@ from kvtransfer.layers import LayerProgress
 from kvtransfer.messages import (
     RECEIVER_TO_SENDER,
     SENDER_TO_RECEIVER,
-    HandoffKey,
     PeerHello,
     PeerRefusal,
     PeerWelcome,
@@ -58,6 +57,7 @@ from tests.kvtransfer.pools import (
 )
 from wire.links import LinkSettings
 from wire.messages import HandoffFigures, PrefillPeer, TokenEvent
+from wire.request_key import RequestKey
 
 ADDRESS = "tcp://prefill:1"
 NUM_LAYERS = 4
@@ -203,7 +203,7 @@ class CheckedReceiver(LoopbackReceiver):
         self.is_silent = self.ends_with_writer = kind is Kind.MEMORY
         self.ends_with_endpoint = True
 
-    def arrive(self, key: HandoffKey, move: Move, payload: bytes) -> None:
+    def arrive(self, key: RequestKey, move: Move, payload: bytes) -> None:
         super().arrive(key, move, payload)
         if self.peers_write and not self.is_silent:
             if self._announced.may_write(key, move.index, (move.target,), (move.generation,)):
@@ -227,7 +227,7 @@ class CheckedSender(LoopbackSender):
         self.is_silent = self.pushes_parts = receiver.is_silent
         self.is_closed = False
 
-    def is_reading(self, key: HandoffKey) -> bool:
+    def is_reading(self, key: RequestKey) -> bool:
         return not self.is_closed and super().is_reading(key)
 
     def close(self) -> None:
@@ -238,15 +238,15 @@ class CheckedSender(LoopbackSender):
         else:
             self.needs_fence = any(parcel.sender is self for _, parcel in self._network._delayed)
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         self._check(key, moves)
         return super().push(key, moves)
 
-    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
         self._check(key, moves)
         super().push_part(key, moves, begin_byte, end_byte)
 
-    def _check(self, key: HandoffKey, moves: Sequence[Move]) -> None:
+    def _check(self, key: RequestKey, moves: Sequence[Move]) -> None:
         held = self._pool.tables.get(key, [])
         self._violations.extend(
             f"{move} is read, and went back to its pool" for move in moves if move.source not in held
@@ -305,10 +305,10 @@ class PrefillLife:
     opener: CheckedOpener
     pusher: SteppedPusher
     side: SendingSide
-    prompts: dict[HandoffKey, Prompt] = field(default_factory=dict)
+    prompts: dict[RequestKey, Prompt] = field(default_factory=dict)
 
     @property
-    def computing(self) -> list[HandoffKey]:
+    def computing(self) -> list[RequestKey]:
         """Prompts that are not finished and still hold their blocks."""
         return [key for key in self.prompts if key in self.pool.tables]
 
@@ -322,11 +322,11 @@ class CheckedDecodePool(DecodePool):
 
     def __init__(self, blocks: Blocks) -> None:
         super().__init__(blocks)
-        self.running: dict[HandoffKey, list[int]] = {}
-        self.num_told: Counter[HandoffKey] = Counter()
-        self.num_ends: Counter[HandoffKey] = Counter()
+        self.running: dict[RequestKey, list[int]] = {}
+        self.num_told: Counter[RequestKey] = Counter()
+        self.num_ends: Counter[RequestKey] = Counter()
 
-    def delivered(self, key: HandoffKey, first: TokenEvent, figures: HandoffFigures) -> None:
+    def delivered(self, key: RequestKey, first: TokenEvent, figures: HandoffFigures) -> None:
         incoming = self.waiting[key]
         self.running[key] = self.held.pop(key)
         self.delivered_kv[key] = [self.blocks[block_id].tobytes() for block_id in incoming.block_ids]
@@ -336,18 +336,18 @@ class CheckedDecodePool(DecodePool):
         assert first == first_token(key)
         assert not self.num_told[key], "a handoff that failed was delivered"
 
-    def spoiled(self, key: HandoffKey, reason: str) -> None:
+    def spoiled(self, key: RequestKey, reason: str) -> None:
         super().spoiled(key, reason)
         self.num_told[key] += 1
         assert self.num_told[key] == 1, "a failure was reported twice"
         assert not self.num_ends[key], "a handoff that has ended failed"
 
-    def returned(self, key: HandoffKey) -> None:
+    def returned(self, key: RequestKey) -> None:
         super().returned(key)
         self.num_ends[key] += 1
         assert self.num_ends[key] == 1, "a handoff ended twice"
 
-    def retire(self, key: HandoffKey) -> None:
+    def retire(self, key: RequestKey) -> None:
         """The request that goes on from the delivered KV is over."""
         self.held[key] = self.running.pop(key)
         self._free(key)
@@ -384,8 +384,8 @@ class World:
         self.num_lives = 0
         self.life = self._start_prefill_node()
         self.is_prefill_frozen = False
-        self.cancelled: set[HandoffKey] = set()
-        self.granted: list[HandoffKey] = []
+        self.cancelled: set[RequestKey] = set()
+        self.granted: list[RequestKey] = []
         self._is_cut = False
 
     def is_gone(self, process: ProcessIdentity) -> bool:
@@ -409,7 +409,7 @@ class World:
 
     # what the prefill node's engine and router do
 
-    def begin(self, key: HandoffKey, num_tokens: int, *, decode_epoch: int = RECEIVER_EPOCH) -> None:
+    def begin(self, key: RequestKey, num_tokens: int, *, decode_epoch: int = RECEIVER_EPOCH) -> None:
         """`Prefill` arrives. Raises `NoFreeBlocks`."""
         life = self.life
         life.pool.start(key, num_tokens)
@@ -423,7 +423,7 @@ class World:
             prompt_digest=digest_of(key),
         )
 
-    def compute(self, key: HandoffKey, num_tokens: int) -> None:
+    def compute(self, key: RequestKey, num_tokens: int) -> None:
         """A chunk ends at this token."""
         prompt = self.life.prompts[key]
         if prompt.layers is None and num_tokens > prompt.num_computed_tokens:
@@ -431,14 +431,14 @@ class World:
             self.life.pool.compute(key, num_tokens)
             self.life.side.advance(key, tuple(self.life.pool.tables[key]), num_tokens, self.wire.now_s)
 
-    def begin_last_step(self, key: HandoffKey) -> None:
+    def begin_last_step(self, key: RequestKey) -> None:
         """The step that computes the rest begins; it may be pushed layer by layer."""
         prompt = self.life.prompts[key]
         if prompt.layers is None:
             prompt.layers = LayerProgress(NUM_LAYERS, lambda: None)
             self.life.side.follow(key, tuple(self.life.pool.tables[key]), prompt.layers, self.wire.now_s)
 
-    def store_layer(self, key: HandoffKey) -> None:
+    def store_layer(self, key: RequestKey) -> None:
         """The KV of one more layer is in the blocks of the last step. The last layer finishes the prompt."""
         prompt, pool = self.life.prompts[key], self.life.pool
         if prompt.layers is None:
@@ -451,7 +451,7 @@ class World:
         if prompt.layers.num_done == NUM_LAYERS:
             self.finish(key)
 
-    def finish(self, key: HandoffKey) -> None:
+    def finish(self, key: RequestKey) -> None:
         """The whole prompt is computed and token 1 drawn."""
         prompt = self.life.prompts.pop(key)
         if prompt.layers is None:
@@ -459,11 +459,11 @@ class World:
         now_s, table = self.wire.now_s, tuple(self.life.pool.tables[key])
         self.life.side.finish(key, table, first_token(key), now_s, now_s)
 
-    def fail_step(self, key: HandoffKey) -> None:
+    def fail_step(self, key: RequestKey) -> None:
         """A step cannot be computed."""
         self.give_up_prefill(key, "the step failed")
 
-    def give_up_prefill(self, key: HandoffKey, reason: str, *, request_ended: bool = False) -> None:
+    def give_up_prefill(self, key: RequestKey, reason: str, *, request_ended: bool = False) -> None:
         """The prefill node does not want to go on: cancelled, failed, or ended by token 1."""
         prompt = self.life.prompts.pop(key, None)
         if prompt is not None and prompt.layers is not None:
@@ -473,18 +473,18 @@ class World:
     # what the decode node's engine and router do
 
     def grant(
-        self, key: HandoffKey, num_tokens: int, num_cached_tokens: int = 0, peer: PrefillPeer | None = None
+        self, key: RequestKey, num_tokens: int, num_cached_tokens: int = 0, peer: PrefillPeer | None = None
     ) -> None:
         """`Decode` arrives and there is room. Raises `NoFreeBlocks`."""
         incoming = self.decode_pool.reserve(key, num_tokens, num_cached_tokens)
         self.granted.append(key)
         self.decode.grant(incoming, peer or self.life.peer, self.wire.now_s)
 
-    def wait_for_room(self, key: HandoffKey) -> None:
+    def wait_for_room(self, key: RequestKey) -> None:
         """`Decode` arrives and there is none."""
         self.decode.wait_for_room(key, self.life.peer, self.wire.now_s)
 
-    def cancel_decode(self, key: HandoffKey) -> None:
+    def cancel_decode(self, key: RequestKey) -> None:
         """The decode node does not want it any more."""
         self.cancelled.add(key)
         self.decode.cancel(key, self.wire.now_s)

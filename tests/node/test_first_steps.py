@@ -8,9 +8,10 @@ import pytest
 from engine.scheduler.request import RequestOutput, SampledToken
 from node.first_steps import FirstSteps
 from wire.messages import StepTimes
+from wire.request_key import RequestKey
 
-KEY = (b"h" * 16, 1)
-OTHER = (b"o" * 16, 1)
+KEY = RequestKey(b"h" * 16, 1)
+OTHER = RequestKey(b"o" * 16, 1)
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def steps(clock: Iterator[int]) -> FirstSteps:
     return FirstSteps(lambda: next(clock))
 
 
-def output(*, token: bool = True, key: tuple[bytes, int] = KEY, has_left: bool = False) -> RequestOutput:
+def output(*, token: bool = True, key: RequestKey = KEY, has_left: bool = False) -> RequestOutput:
     drawn = SampledToken(5, None) if token else None
     return RequestOutput(key, 1, 1, 0, 0, drawn, "", has_left, has_failed=False)
 
@@ -118,5 +119,5 @@ def test_a_forgotten_request_leaves_nothing(steps: FirstSteps) -> None:
 
 def test_the_clock_is_read_twice_a_step_however_many_tokens_there_are(steps: FirstSteps, clock: Iterator[int]) -> None:
     steps.watch(KEY, num_tokens=1)
-    run(steps, output(), *(output(key=(b"%d" % number, 1)) for number in range(50)))
+    run(steps, output(), *(output(key=RequestKey.numbered(number)) for number in range(50)))
     assert next(clock) == 3

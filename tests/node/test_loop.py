@@ -12,7 +12,7 @@ from device.base import DeviceFailed
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
-from engine.scheduler.request import RequestKey, RequestOutput, SampledToken, Step
+from engine.scheduler.request import RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from node.heartbeat import HeartbeatThread
 from node.loop import EngineLoop, Leg
@@ -20,9 +20,10 @@ from node.router_link import RouterLink
 from node.stopper import Stopper
 from wire.errors import BatonError
 from wire.messages import TokenEvent
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
-KEY = (b"h" * 16, 1)
+KEY = RequestKey(b"h" * 16, 1)
 FOUR_TOKENS = DecodingParams(max_tokens=4, ignore_eos=True)
 
 

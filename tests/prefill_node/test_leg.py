@@ -6,13 +6,14 @@ import pytest
 
 from engine.scheduler.request import ScheduledRequest, Step
 from kvtransfer.layers import LayerProgress
-from kvtransfer.messages import Commit, Grant, HandoffKey, Release
+from kvtransfer.messages import Commit, Grant, Release
 from program.clock import now_us
 from tests.kvtransfer.legs import Relay, open_relay, params, undisturbed
 from tests.kvtransfer.oracle import EOS
 from tests.kvtransfer.pair import NUM_BLOCKS
 from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S, key_of
 from wire.errors import BatonError, ContextLengthExceeded, InvalidMessage
+from wire.request_key import RequestKey
 
 KEY = key_of(1)
 PROMPT = list(range(18))
@@ -120,13 +121,13 @@ def test_failing_twice_is_reported_once(relay: Relay) -> None:
     assert relay.prefill.leg.take_failures() == []
 
 
-def step_that_completes(relay: Relay, key: HandoffKey) -> Step:
+def step_that_completes(relay: Relay, key: RequestKey) -> Step:
     """The step that computes the whole of `PROMPT` for this request."""
     table = list(range(5))
     return Step((ScheduledRequest(key, 0, len(PROMPT), PROMPT, len(PROMPT), table, params(8), needs_sample=True),))
 
 
-def watched_layers(relay: Relay, key: HandoffKey) -> LayerProgress:
+def watched_layers(relay: Relay, key: RequestKey) -> LayerProgress:
     """Those of a step that is launched now."""
     layer_stored = relay.prefill.leg.watch(step_that_completes(relay, key))
     layers = getattr(layer_stored, "__self__", None)

@@ -17,10 +17,11 @@ from engine.attention.base import LayerStored
 from engine.runner.base import RunningStep
 from engine.runner.model_runner import ModelRunner
 from engine.scheduler.request import Step
-from kvtransfer.messages import HandoffKey, PeerHello
+from kvtransfer.messages import PeerHello
 from kvtransfer.transports.base import Move, Sender
 from kvtransfer.transports.registry import SenderFactory
 from prefill_node.__main__ import main
+from wire.request_key import RequestKey
 
 STEP_S, PUSH_S = float(sys.argv[1]), float(sys.argv[2])
 _launch = ModelRunner.launch
@@ -39,7 +40,7 @@ class SlowSender:
         self._sender = sender
         self._next_push_s = 0.0
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         """See `Sender.push`."""
         now_s = time.monotonic()
         if not self._next_push_s:
@@ -49,7 +50,7 @@ class SlowSender:
         self._next_push_s = 0.0
         return self._sender.push(key, moves)
 
-    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
         """See `Sender.push_part`."""
         self._sender.push_part(key, moves, begin_byte, end_byte)
 
@@ -61,7 +62,7 @@ class SlowSender:
         """See `Sender.wait_on`."""
         return self._sender.wait_on()
 
-    def is_reading(self, key: HandoffKey) -> bool:
+    def is_reading(self, key: RequestKey) -> bool:
         """See `Sender.is_reading`."""
         return self._sender.is_reading(key)
 

@@ -9,8 +9,10 @@ import numpy as np
 from engine.build import build_engine
 from engine.runner.kv_memory import ByteArray
 from engine.settings import EngineSettings
+from tests.request_keys import key_of
 from tests.system.conftest import Checkpoints
 from tests.system.reference import Reference, make_prompt
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 NOT_A_NUMBER_BYTE = 0xFF
@@ -27,9 +29,9 @@ def test_a_pool_full_of_nan_changes_no_token(checkpoints: Checkpoints, reference
     core = build_engine(settings, allocate).core
     pools[0].fill(NOT_A_NUMBER_BYTE)
     prompts = [make_prompt(length, 50 + length) for length in (3, 16, 40, 75)]
-    outputs: dict[object, list[int]] = {index: [] for index in range(len(prompts))}
+    outputs: dict[RequestKey, list[int]] = {key_of(index): [] for index in range(len(prompts))}
     for index, prompt in enumerate(prompts):
-        core.add(index, prompt, DecodingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=0))
+        core.add(key_of(index), prompt, DecodingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=0))
     while core.has_work:
         for output in core.step():
             if output.token is not None:

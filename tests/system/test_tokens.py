@@ -10,9 +10,11 @@ import pytest
 from engine.build import build_engine
 from engine.runner.kv_memory import allocate_private
 from engine.settings import EngineSettings
+from tests.request_keys import key_of
 from tests.system.conftest import ROUND_ROBIN, Checkpoints, running
 from tests.system.harness import BLOCK_SIZE, Answer, Relay, start_relay
 from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 References = Callable[[str], Reference]
@@ -108,12 +110,12 @@ def test_seeded_sampling_is_the_same_split_colocated_and_offline(
 def _generate_offline(model: str, prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     core = build_engine(EngineSettings(model=model, num_threads=1, num_blocks=256), allocate_private).core
     params = DecodingParams(max_tokens=24, ignore_eos=True, logprobs=0, **SEEDED)
-    outputs: list[list[int]] = [[] for _ in prompts]
+    outputs: dict[RequestKey, list[int]] = {key_of(index): [] for index in range(len(prompts))}
     for index, prompt in enumerate(prompts):
-        core.add(index, prompt, params)
+        core.add(key_of(index), prompt, params)
     while core.has_work:
         for output in core.step():
-            if output.token is not None and isinstance(output.key, int):
+            if output.token is not None:
                 outputs[output.key].append(output.token.token_id)
         core.check()
-    return [tuple(token_ids) for token_ids in outputs]
+    return [tuple(token_ids) for token_ids in outputs.values()]

@@ -28,10 +28,11 @@ from typing import Annotated, Any, TypeAlias
 import torch
 
 from kvtransfer.mailbox import Mailbox
-from kvtransfer.messages import HandoffKey, HandoffName
+from kvtransfer.messages import HandoffName
 from kvtransfer.transports.nccl.pair_blocks import NUM_SLOTS, gather, on_stream, open_slots, open_stream, settle
 from kvtransfer.transports.nccl.pair_group import RECEIVER_RANK, SENDER_RANK, PairStore, finish, form_group, give_up
 from wire.codec import BlockIds, Bounds, Length, U64s
+from wire.request_key import RequestKey
 
 FORM_S = 10.0
 STALL_S = 5.0
@@ -265,7 +266,7 @@ class IncomingPair:
 class Piece:
     """Blocks for one message of the group."""
 
-    key: HandoffKey
+    key: RequestKey
     sources: tuple[int, ...]
 
 
@@ -281,8 +282,8 @@ class OutgoingPair:
         self._receiver_host = receiver_host
         self._news = news
         self._lock = threading.Lock()
-        self._ungathered: Counter[HandoffKey] = Counter()
-        self._gathering: HandoffKey | None = None
+        self._ungathered: Counter[RequestKey] = Counter()
+        self._gathering: RequestKey | None = None
         self._is_stopped = False
         _begin_thread(self._run, "kv-pair-out", pool.device)
 
@@ -292,7 +293,7 @@ class OutgoingPair:
             self._ungathered[piece.key] += 1
         self.line.put(piece)
 
-    def is_reading(self, key: HandoffKey) -> bool:
+    def is_reading(self, key: RequestKey) -> bool:
         """Whether blocks of this handoff are being gathered, or will be."""
         with self._lock:
             return self._gathering == key or (not self._is_stopped and self._ungathered[key] > 0)

@@ -33,7 +33,7 @@ import zmq
 
 from kvtransfer.layout import coalesce
 from kvtransfer.mailbox import Mailbox
-from kvtransfer.messages import Endpoint, HandoffKey, HandoffName, ProcessIdentity
+from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
 from kvtransfer.transports.announced import GrantedWriter
 from kvtransfer.transports.base import Blocks, Move
 from kvtransfer.transports.nccl.pair_blocks import (
@@ -65,6 +65,7 @@ from kvtransfer.transports.nccl.pair_threads import (
 from wire import links
 from wire.codec import Codec
 from wire.errors import BatonError, InvalidSetting, TransferFailed
+from wire.request_key import RequestKey
 
 NAME = "nccl"
 _MAX_PAIRS = 64
@@ -275,7 +276,7 @@ class NcclSender:
         self._receiver_host = urlsplit(address).hostname or ""
         self._news: News = Mailbox()
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         """See `Sender.push`. False also until the group stands."""
         if not moves:
             return True
@@ -310,7 +311,7 @@ class NcclSender:
             first += run.count
         return pieces
 
-    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
         """Not here: see `pushes_parts`."""
         raise NotImplementedError
 
@@ -330,7 +331,7 @@ class NcclSender:
         """The socket for headers, and what the pair's thread rings."""
         return () if self._socket.closed else (self._socket, self._news.wakeup)
 
-    def is_reading(self, key: HandoffKey) -> bool:
+    def is_reading(self, key: RequestKey) -> bool:
         """See `Sender.is_reading`: the pool is only read while blocks are gathered, and written by nobody else."""
         return self._pair is not None and self._pair.is_reading(key)
 

@@ -41,7 +41,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtransfer.messages import Endpoint, HandoffKey, HandoffName, ProcessIdentity
+from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
 from kvtransfer.transports.announced import AnnouncedBlocks
 from kvtransfer.transports.base import Arrival, Move
 from kvtransfer.transports.nixl.lives import RunningAgent
@@ -64,6 +64,7 @@ from kvtransfer.transports.nixl.wire import (
 )
 from kvtransfer.transports.segment import Segment
 from wire.errors import BatonError, TransferFailed
+from wire.request_key import RequestKey
 
 NAME = "nixl"
 _PIECE_BYTES = 2**24
@@ -96,7 +97,7 @@ class NixlReceiver:
     def _begin(self, agent: RunningAgent) -> None:
         self.num_refused = 0
         self._announced = AnnouncedBlocks()
-        self._expected: set[HandoffKey] = set()
+        self._expected: set[RequestKey] = set()
         self._agent = agent
         self._endpoint = _endpoint(agent.ready)
 
@@ -124,14 +125,14 @@ class NixlReceiver:
         """The agent's socket."""
         return self._agent.wait_on()
 
-    def expect(self, key: HandoffKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+    def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """See `Receiver.expect`."""
         if not self._expected:
             self._agent.send(Watch(True))
         self._expected.add(key)
         self._announced.expect(key, block_ids, generations)
 
-    def forget(self, key: HandoffKey) -> None:
+    def forget(self, key: RequestKey) -> None:
         """See `Receiver.forget`."""
         self._announced.forget(key)
         self._expected.discard(key)
@@ -209,7 +210,7 @@ class NixlDeviceReceiver(NixlReceiver):
 @dataclass(frozen=True, slots=True)
 class _Pushed:
     sender: NixlSender
-    key: HandoffKey
+    key: RequestKey
     num_bytes: int
 
 
@@ -300,7 +301,7 @@ class NixlSenders:
             and self._agent.num_waiting_bytes == 0
         )
 
-    def write(self, sender: NixlSender, key: HandoffKey, moves: Sequence[Move]) -> None:
+    def write(self, sender: NixlSender, key: RequestKey, moves: Sequence[Move]) -> None:
         """Begin one write. `moves` follow each other in the grant."""
         landed = Landed(
             handoff=HandoffName(*key),
@@ -371,7 +372,7 @@ class NixlSender:
         self.writer: ProcessIdentity | None = writer
         self.peer_id = peer_id
         self.needs_fence = False
-        self.num_reading: Counter[HandoffKey] = Counter()
+        self.num_reading: Counter[RequestKey] = Counter()
         self._senders = senders
         self._num_target_blocks = num_target_blocks
         self._failure = ""
@@ -383,7 +384,7 @@ class NixlSender:
         deadline_s = self._close_deadline_s
         return deadline_s is not None and bool(self.num_reading) and time.monotonic() > deadline_s
 
-    def push(self, key: HandoffKey, moves: Sequence[Move]) -> bool:
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         """See `Sender.push`."""
         self.poll()
         if not self._senders.has_room():
@@ -392,7 +393,7 @@ class NixlSender:
             self._senders.write(self, key, moves[first : first + _MAX_BLOCKS_PER_WRITE])
         return True
 
-    def push_part(self, key: HandoffKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
         """Not here: every write has its fixed cost. Raises `TransferFailed`."""
         raise TransferFailed("nixl moves whole blocks")
 
@@ -406,7 +407,7 @@ class NixlSender:
         """The agent's socket."""
         return self._senders.wait_on()
 
-    def is_reading(self, key: HandoffKey) -> bool:
+    def is_reading(self, key: RequestKey) -> bool:
         """See `Sender.is_reading`, and `needs_fence`. Moves a `close` along, so asking is enough."""
         self._senders.poll()
         return self.num_reading[key] > 0

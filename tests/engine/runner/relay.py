@@ -24,8 +24,10 @@ from engine.runner.base import RunningStep
 from engine.runner.limits import RunnerLimits
 from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler
-from engine.scheduler.request import PENDING_TOKEN, RequestKey, SampledToken, ScheduledRequest, Step
+from engine.scheduler.request import PENDING_TOKEN, SampledToken, ScheduledRequest, Step
 from tests.checkpoints import make_checkpoint
+from tests.request_keys import key_of
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 BLOCK_SIZE = 4
@@ -131,7 +133,7 @@ def scheduled(
 class Stream:
     """One request and how far it is."""
 
-    key: str
+    key: RequestKey
     token_ids: list[int]
     num_prompt_tokens: int
     params: DecodingParams
@@ -163,7 +165,7 @@ def make_streams(count: int, seed: int) -> list[Stream]:
         prompt = [choose.randrange(300) for _ in range(choose.randint(1, 9))]
         table = blocks[index * per_stream : (index + 1) * per_stream]
         params = DecodingParams(seed=choose.randrange(1000), **choose.choice(kinds))
-        streams.append(Stream(f"stream {index}", prompt, len(prompt), params, table))
+        streams.append(Stream(key_of(index), prompt, len(prompt), params, table))
     return streams
 
 

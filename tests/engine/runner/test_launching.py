@@ -33,6 +33,7 @@ from tests.engine.runner.relay import (
     make_streams,
     scheduled,
 )
+from tests.request_keys import A, B, C, key_of
 from wire.sampling import DecodingParams
 
 GREEDY = DecodingParams(temperature=0.0)
@@ -110,7 +111,7 @@ def test_behind_the_plan_of_attention_lie_only_changed_logits(decoder: Decoder, 
     ):
         for penalty in (0.0, 1.0):
             params = DecodingParams(top_p=0.9, logprobs=1, seed=3, presence_penalty=penalty)
-            shares = [scheduled("a", 1, 1, [3, 4], 1, [0], params), scheduled("b", 1, 1, [3, 4], 1, [1], GREEDY)]
+            shares = [scheduled(A, 1, 1, [3, 4], 1, [0], params), scheduled(B, 1, 1, [3, 4], 1, [1], GREEDY)]
             recorded.launch(Step(tuple(shares))).result()
             assert order[-2:] == (["put", "put"] if penalty else ["put", "plan"])
 
@@ -121,7 +122,7 @@ def test_padding_touches_no_block_of_the_pool(num_sequences: int, decoder: Decod
     kv.copy_(torch.randn(kv.shape, generator=torch.Generator().manual_seed(num_sequences)))
     before = kv.clone()
     tables = [[3 * row + 1, 3 * row + 2] for row in range(num_sequences)]
-    shares = [scheduled(row, 5, 1, [7] * 6, 1, tables[row], GREEDY) for row in range(num_sequences)]
+    shares = [scheduled(key_of(row), 5, 1, [7] * 6, 1, tables[row], GREEDY) for row in range(num_sequences)]
     with mock.patch.object(EmulatedGraph, "replay", autospec=True, side_effect=EmulatedGraph.replay) as replay:
         assert len(recorded.launch(Step(tuple(shares))).result()) == num_sequences
     assert replay.call_count == 1
@@ -135,15 +136,15 @@ def test_padding_touches_no_block_of_the_pool(num_sequences: int, decoder: Decod
 
 def test_a_pending_token_that_nobody_draws_is_an_error(decoder: Decoder) -> None:
     runner = make_runner(decoder, EmulatedDevice(), make_kv(decoder))
-    runner.launch(Step((scheduled("a", 0, 2, [5, 6], 2, [0], GREEDY),)))
-    runner.launch(Step((scheduled("b", 0, 2, [5, 6], 2, [1], GREEDY),)))
-    with pytest.raises(TokenUnknown, match="token 2 of 'a'"):
-        runner.launch(Step((scheduled("a", 2, 1, [5, 6, PENDING_TOKEN], 2, [0], GREEDY),)))
+    runner.launch(Step((scheduled(A, 0, 2, [5, 6], 2, [0], GREEDY),)))
+    runner.launch(Step((scheduled(B, 0, 2, [5, 6], 2, [1], GREEDY),)))
+    with pytest.raises(TokenUnknown, match=r"token 2 of .*-a'"):
+        runner.launch(Step((scheduled(A, 2, 1, [5, 6, PENDING_TOKEN], 2, [0], GREEDY),)))
     # the step that could not be launched takes nothing away, one that draws nothing does
-    follower = scheduled("b", 2, 1, [5, 6, PENDING_TOKEN], 2, [1], GREEDY)
-    assert runner.launch(Step((follower,))).result().keys() == {"b"}
-    assert runner.launch(Step((scheduled("c", 0, 1, [5, 6], 2, [2], GREEDY),))).result() == {}
-    with pytest.raises(TokenUnknown, match="token 2 of 'b'"):
+    follower = scheduled(B, 2, 1, [5, 6, PENDING_TOKEN], 2, [1], GREEDY)
+    assert runner.launch(Step((follower,))).result().keys() == {B}
+    assert runner.launch(Step((scheduled(C, 0, 1, [5, 6], 2, [2], GREEDY),))).result() == {}
+    with pytest.raises(TokenUnknown, match=r"token 2 of .*-b'"):
         runner.launch(Step((follower,)))
 
 
@@ -152,22 +153,22 @@ def test_a_pending_token_may_end_a_longer_share(decoder: Decoder) -> None:
     tokens = []
     for device in (HostDevice(), EmulatedDevice()):
         runner = make_runner(decoder, device, make_kv(decoder))
-        first = runner.launch(Step((scheduled("a", 0, 3, [5, 6, 7], 3, [0], GREEDY),)))
-        last = first.result()["a"].token_id if not device.overlaps else PENDING_TOKEN
-        again = runner.launch(Step((scheduled("a", 0, 4, [5, 6, 7, last], 3, [4], GREEDY),)))
-        tokens.append((first.result()["a"].token_id, again.result()["a"].token_id))
+        first = runner.launch(Step((scheduled(A, 0, 3, [5, 6, 7], 3, [0], GREEDY),)))
+        last = first.result()[A].token_id if not device.overlaps else PENDING_TOKEN
+        again = runner.launch(Step((scheduled(A, 0, 4, [5, 6, 7, last], 3, [4], GREEDY),)))
+        tokens.append((first.result()[A].token_id, again.result()[A].token_id))
     assert tokens[0] == tokens[1]
 
 
 def test_a_single_token_that_is_not_due_draws_nothing(decoder: Decoder, recorded: ModelRunner) -> None:
     """A budget may leave one token of a prompt to a step of decodes."""
     shares = [
-        scheduled("prompt", 0, 1, [4, 5, 6], 3, [0], GREEDY),
-        scheduled("a", 0, 1, [9], 1, [1], GREEDY),
-        scheduled("b", 0, 1, [7], 1, [2], GREEDY),
+        scheduled(key_of("prompt"), 0, 1, [4, 5, 6], 3, [0], GREEDY),
+        scheduled(A, 0, 1, [9], 1, [1], GREEDY),
+        scheduled(B, 0, 1, [7], 1, [2], GREEDY),
     ]
     expected = make_runner(decoder, HostDevice(), make_kv(decoder)).launch(Step(tuple(shares))).result()
-    assert expected.keys() == {"a", "b"}
+    assert expected.keys() == {A, B}
     assert recorded.launch(Step(tuple(shares))).result() == expected
     assert recorded.launch(Step(tuple(shares[:1]))).result() == {}
 
@@ -205,7 +206,7 @@ def test_a_host_needs_no_warming_up(decoder: Decoder) -> None:
 def test_every_layer_of_a_watched_step_is_told_of(num_tokens: int, decoder: Decoder, recorded: ModelRunner) -> None:
     """By the device: a host that issues a step knows of no layer that it is stored."""
     calls: list[int] = []
-    share = scheduled("a", 0, num_tokens, [3] * (num_tokens + 1), 9, [0, 1], GREEDY)
+    share = scheduled(A, 0, num_tokens, [3] * (num_tokens + 1), 9, [0, 1], GREEDY)
     running = recorded.launch(Step((share,)), lambda: calls.append(threading.get_ident()))
     assert running.result() == {}
     recorded._device.settle()
@@ -228,7 +229,7 @@ def test_nobody_hears_of_a_step_after_it_has_failed(decoder: Decoder) -> None:
     sampler = Sampler(frozenset(), decoder.config.vocab_size)
     runner = ModelRunner(decoder, BreakingAttention(make_kv(decoder)), sampler, device, LIMITS)
     calls: list[int] = []
-    share = scheduled("a", 0, 2, [3, 4], 2, [0], GREEDY)
+    share = scheduled(A, 0, 2, [3, 4], 2, [0], GREEDY)
     with pytest.raises(MemoryError):
         runner.launch(Step((share,)), lambda: calls.append(1))
     assert calls == [1]
@@ -248,7 +249,7 @@ def test_a_step_that_failed_has_ended_when_its_launch_has(decoder: Decoder) -> N
     sampler = Sampler(frozenset(), decoder.config.vocab_size)
     runner = ModelRunner(decoder, BreakingAttention(make_kv(decoder)), sampler, device, LIMITS)
     with mock.patch.object(device, "fetch", return_value=Pending()), pytest.raises(MemoryError):
-        runner.launch(Step((scheduled("a", 0, 2, [3, 4], 2, [0], GREEDY),)))
+        runner.launch(Step((scheduled(A, 0, 2, [3, 4], 2, [0], GREEDY),)))
     assert order == ["waited"]
 
 
@@ -276,7 +277,7 @@ def test_inputs_of_a_graph_that_moved_are_refused(decoder: Decoder) -> None:
     runner = ModelRunner(decoder, WanderingAttention(make_kv(decoder)), sampler, EmulatedDevice(), LIMITS)
     runner.record_graphs()
     with pytest.raises(RuntimeError, match="not where they were"):
-        runner.launch(Step((scheduled("a", 0, 1, [3], 1, [0], GREEDY),)))
+        runner.launch(Step((scheduled(A, 0, 1, [3], 1, [0], GREEDY),)))
 
 
 def test_graphs_are_recorded_largest_first_where_that_is_possible(decoder: Decoder) -> None:

@@ -15,6 +15,7 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler
 from engine.scheduler.request import ScheduledRequest, Step
 from tests.engine.runner.relay import BLOCK_SIZE, MAX_BLOCKS, load_decoder, scheduled
+from tests.request_keys import key_of
 from wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, DecodingParams
 
 
@@ -97,7 +98,7 @@ def test_no_step_overflows_the_staging_memory(
             row = len(shares)
             start = longest - count
             shares.append(
-                scheduled(row, start, count, token_ids, 1, list(range(MAX_BLOCKS)), params[row % len(params)])
+                scheduled(key_of(row), start, count, token_ids, 1, list(range(MAX_BLOCKS)), params[row % len(params)])
             )
             left -= count
         assert runner.launch(Step(tuple(shares))).result().keys() == {share.key for share in shares}

@@ -11,6 +11,7 @@ from engine.runner.kv_memory import KvMemory, allocate_private
 from engine.scheduler.request import Step
 from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
+from tests.request_keys import A
 from wire.sampling import DecodingParams
 
 
@@ -23,7 +24,7 @@ def engine(tmp_path: Path) -> tuple[EngineCore, KvMemory]:
 
 def test_a_layer_is_told_of_when_its_kv_will_not_change_any_more(engine: tuple[EngineCore, KvMemory]) -> None:
     core, memory = engine
-    core.add("a", list(range(3, 30)), DecodingParams(temperature=0.0, max_tokens=1), first_token_only=True)
+    core.add(A, list(range(3, 30)), DecodingParams(temperature=0.0, max_tokens=1), first_token_only=True)
     seen: list[torch.Tensor] = []
     tables: list[list[int]] = []
 
@@ -42,5 +43,5 @@ def test_a_layer_is_told_of_when_its_kv_will_not_change_any_more(engine: tuple[E
 
 def test_nobody_has_to_watch(engine: tuple[EngineCore, KvMemory]) -> None:
     core, _ = engine
-    core.add("a", [5, 6, 7], DecodingParams(temperature=0.0, max_tokens=2))
+    core.add(A, [5, 6, 7], DecodingParams(temperature=0.0, max_tokens=2))
     assert core.step()[0].token is not None

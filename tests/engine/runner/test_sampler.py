@@ -18,6 +18,7 @@ from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import uniform_noise
 from engine.scheduler.request import SampledToken, ScheduledRequest
 from tests.engine.runner.relay import scheduled
+from tests.request_keys import A
 from wire.sampling import DecodingParams
 
 VOCAB_SIZE = 40
@@ -31,7 +32,7 @@ def random_logits(seed: int = 0, rows: int = 1, vocab_size: int = VOCAB_SIZE) ->
 
 def request(prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **params: Any) -> ScheduledRequest:
     token_ids = [*prompt, *output]
-    return scheduled("key", len(token_ids) - 1, 1, token_ids, len(prompt), [0], DecodingParams(**params))
+    return scheduled(A, len(token_ids) - 1, 1, token_ids, len(prompt), [0], DecodingParams(**params))
 
 
 def draw(logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[SampledToken | None]:

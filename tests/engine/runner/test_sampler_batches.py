@@ -21,6 +21,7 @@ from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import sampling_bytes, uniform_noise
 from engine.scheduler.request import PENDING_TOKEN, SampledToken, ScheduledRequest
 from tests.engine.runner.relay import scheduled
+from tests.request_keys import A, key_of
 from wire.messages import TokenLogprobs
 from wire.sampling import DecodingParams
 
@@ -57,7 +58,8 @@ def choose_params(choose: random.Random) -> DecodingParams:
 def choose_request(choose: random.Random) -> ScheduledRequest:
     prompt, output = choose.randint(1, 6), choose.randint(0, 7)
     token_ids = [choose.randrange(VOCAB_SIZE) for _ in range(prompt + output)]
-    return scheduled(choose.random(), len(token_ids) - 1, 1, token_ids, prompt, [0], choose_params(choose))
+    key = key_of(str(choose.random()))
+    return scheduled(key, len(token_ids) - 1, 1, token_ids, prompt, [0], choose_params(choose))
 
 
 def choose_logits(choose: random.Random, num_rows: int) -> Tensor:
@@ -169,8 +171,9 @@ def test_equal_logits_stand_in_the_order_of_their_ids() -> None:
         for width in range(1, VOCAB_SIZE, 7):
             logits = torch.zeros(40, VOCAB_SIZE)
             logits[:, width : width + 6] = 1.0
-            requests = [scheduled(seed, 0, 1, [1], 1, [0], DecodingParams(top_k=2, seed=seed)) for seed in range(39)]
-            requests.append(scheduled(39, 0, 1, [1], 1, [0], DecodingParams(seed=1, **neighbour)))
+            params = [DecodingParams(top_k=2, seed=seed) for seed in range(39)]
+            requests = [scheduled(key_of(row), 0, 1, [1], 1, [0], one) for row, one in enumerate(params)]
+            requests.append(scheduled(key_of(39), 0, 1, [1], 1, [0], DecodingParams(seed=1, **neighbour)))
             drawn = {token.token_id for token in draw(logits, requests, HostDevice())[:39] if token is not None}
             assert drawn == {width, width + 1}
 
@@ -178,7 +181,7 @@ def test_equal_logits_stand_in_the_order_of_their_ids() -> None:
 def test_minus_zero_equals_zero() -> None:
     logits = torch.full((30, VOCAB_SIZE), -50.0)
     logits[:, 4], logits[:, 7] = -0.0, 0.0
-    requests = [scheduled(seed, 0, 1, [1], 1, [0], DecodingParams(top_k=1, seed=seed)) for seed in range(30)]
+    requests = [scheduled(key_of(seed), 0, 1, [1], 1, [0], DecodingParams(top_k=1, seed=seed)) for seed in range(30)]
     assert {token.token_id for token in draw(logits, requests, HostDevice()) if token is not None} == {4}
 
 
@@ -216,7 +219,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def operations(params: Sequence[DecodingParams]) -> list[str]:
     """What is issued for a batch of rows with these parameters."""
     sampler = Sampler(frozenset({EOS}), VOCAB_SIZE)
-    requests = [scheduled(row, 2, 1, [1, 2, 3], 1, [0], item) for row, item in enumerate(params)]
+    requests = [scheduled(key_of(row), 2, 1, [1, 2, 3], 1, [0], item) for row, item in enumerate(params)]
     logits = torch.randn(len(params), VOCAB_SIZE)
     plan = sampler.plan(requests, HostDevice().staging(0))
     with Counting() as counting:
@@ -230,7 +233,7 @@ def test_greedy_rows_cost_three_operations_and_no_staging() -> None:
     device = EmulatedDevice()
     staging = device.staging(0)
     staging.begin()
-    plan = Sampler(frozenset({EOS}), VOCAB_SIZE).plan([scheduled("a", 0, 1, [1], 1, [0], greedy)], staging)
+    plan = Sampler(frozenset({EOS}), VOCAB_SIZE).plan([scheduled(A, 0, 1, [1], 1, [0], greedy)], staging)
     assert plan.stage_changes(staging) is plan
 
 
@@ -265,14 +268,14 @@ def test_changes_that_find_no_room_are_made_all_the_same(num_bytes: int, monkeyp
 
 def test_a_penalty_needs_every_token() -> None:
     params = DecodingParams(temperature=0.0, frequency_penalty=0.1)
-    request = scheduled("a", 2, 1, [1, 2, PENDING_TOKEN], 2, [0], params)
-    with pytest.raises(ValueError, match="'a' has a penalty"):
+    request = scheduled(A, 2, 1, [1, 2, PENDING_TOKEN], 2, [0], params)
+    with pytest.raises(ValueError, match=r"-a'.* has a penalty"):
         draw(torch.zeros(1, VOCAB_SIZE), [request], HostDevice())
 
 
 def test_a_token_that_is_still_being_drawn_counts_as_output() -> None:
     """Position and minimum length are those of the token after it."""
-    known = scheduled("a", 2, 1, [1, 2, 3], 1, [0], DecodingParams(seed=7, min_tokens=2))
+    known = scheduled(A, 2, 1, [1, 2, 3], 1, [0], DecodingParams(seed=7, min_tokens=2))
     for num_known in (1, 2):
         logits = torch.zeros(1, VOCAB_SIZE)
         logits[0, EOS] = 50.0

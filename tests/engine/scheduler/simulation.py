@@ -15,13 +15,19 @@ import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore, Reservation, StepFailed
-from engine.scheduler.request import PENDING_TOKEN, Request, RequestKey, RequestOutput, SampledToken, Step
+from engine.scheduler.request import PENDING_TOKEN, Request, RequestOutput, SampledToken, ScheduledRequest, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from tests.request_keys import key_of
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
+
+Name: TypeAlias = str | int
+"""What a test calls a request."""
 
 VOCAB_SIZE = 50
 EOS = 0
@@ -181,58 +187,68 @@ class Simulation:
         self.scheduler = Scheduler(self.pool, self.limits, frozenset({EOS}))
         self.device = device or Device(block_size)
         self.core = EngineCore(self.pool, self.scheduler, self.device, "model")
-        self.outputs: dict[object, list[int]] = {}
-        self.finished: dict[object, str] = {}
-        self.cached: dict[object, int] = {}
+        self.outputs: dict[Name, list[int]] = {}
+        self.finished: dict[Name, str] = {}
+        self.cached: dict[Name, int] = {}
         self.num_failures = 0
         self.num_steps_ahead = 0
         self.num_rows_wasted = 0
         self.num_just_ended = 0
-        self._reserved: dict[object, tuple[Reservation, list[int]]] = {}
+        self._reserved: dict[Name, tuple[Reservation, list[int]]] = {}
         self._launched: list[Step] = []
         self._under_way: deque[Step] = deque()
-        self._holders: set[object] = set()
+        self._holders: set[RequestKey] = set()
         self._num_preemptions = 0
+        self._names: dict[RequestKey, Name] = {}
 
-    def request(self, key: object, prompt: Sequence[int], params: DecodingParams) -> Request:
-        return Request(key, list(prompt), len(prompt), params, b"root", self.limits.max_request_tokens)
+    def _key(self, name: Name) -> RequestKey:
+        key = key_of(name)
+        self._names[key] = name
+        return key
 
-    def add(self, key: object, prompt: Sequence[int], params: DecodingParams | None = None) -> None:
-        self.core.add(key, prompt, params or DecodingParams(max_tokens=4, ignore_eos=True))
-        self.outputs[key] = []
+    def name(self, share: ScheduledRequest) -> Name:
+        """What the test calls the request that has this share."""
+        return self._names[share.key]
 
-    def reserve(self, key: object, prompt: Sequence[int]) -> bool:
+    def request(self, name: Name, prompt: Sequence[int], params: DecodingParams) -> Request:
+        return Request(self._key(name), list(prompt), len(prompt), params, b"root", self.limits.max_request_tokens)
+
+    def add(self, name: Name, prompt: Sequence[int], params: DecodingParams | None = None) -> None:
+        self.core.add(self._key(name), prompt, params or DecodingParams(max_tokens=4, ignore_eos=True))
+        self.outputs[name] = []
+
+    def reserve(self, name: Name, prompt: Sequence[int]) -> bool:
         """As for a handoff: blocks for a prompt, whose KV somebody else writes into them. False without room."""
-        reservation = self.core.reserve(key, prompt)
+        reservation = self.core.reserve(self._key(name), prompt)
         if reservation is None:
             return False
-        self._reserved[key] = (reservation, list(prompt))
+        self._reserved[name] = (reservation, list(prompt))
         self.device.write(prompt, reservation.block_table, reservation.num_cached_tokens, len(prompt))
         return True
 
-    def deliver(self, key: object, params: DecodingParams) -> None:
+    def deliver(self, name: Name, params: DecodingParams) -> None:
         """As after a handoff: the request goes on here, unless its first token ended it."""
-        reservation, prompt = self._reserved.pop(key)
+        reservation, prompt = self._reserved.pop(name)
         first = next_token(prompt)
-        self.outputs[key] = [first]
+        self.outputs[name] = [first]
         expected, reason = continuation(prompt, params, self.limits.max_request_tokens)
         if len(expected) == 1:
-            self.finished[key] = reason
-            self.core.release(key)
+            self.finished[name] = reason
+            self.core.release(self._key(name))
             return
         self.core.add_reserved(
             reservation, [*prompt, first], params, num_prompt_tokens=len(prompt), num_computed_tokens=len(prompt)
         )
 
-    def add_computed(self, key: object, prompt: Sequence[int], params: DecodingParams) -> bool:
+    def add_computed(self, name: Name, prompt: Sequence[int], params: DecodingParams) -> bool:
         """`reserve` and `deliver`. False without room."""
-        has_room = self.reserve(key, prompt)
+        has_room = self.reserve(name, prompt)
         if has_room:
-            self.deliver(key, params)
+            self.deliver(name, params)
         return has_room
 
-    def abort(self, key: object) -> None:
-        self.core.abort(key)
+    def abort(self, name: Name) -> None:
+        self.core.abort(self._key(name))
 
     def step(self) -> Step:
         """One call of `EngineCore.step`; the first step that it launched."""
@@ -306,13 +322,14 @@ class Simulation:
             assert oldest.block_table
 
     def _note(self, output: RequestOutput) -> None:
-        assert output.output_index == len(self.outputs[output.key])
+        name = self._names[output.key]
+        assert output.output_index == len(self.outputs[name])
         if output.token is not None:
-            self.outputs[output.key].append(output.token.token_id)
-        self.cached[output.key] = output.num_cached_tokens
+            self.outputs[name].append(output.token.token_id)
+        self.cached[name] = output.num_cached_tokens
         if output.has_left:
             self.num_just_ended += 1
-            self.finished[output.key] = output.finish_reason
+            self.finished[name] = output.finish_reason
 
     def _note_failure(self) -> None:
         self.num_failures += 1
@@ -320,4 +337,4 @@ class Simulation:
         assert not self.core.is_step_under_way
         for request in self.live():
             assert PENDING_TOKEN not in request.token_ids
-            assert request.token_ids[request.num_prompt_tokens :] == self.outputs[request.key]
+            assert request.token_ids[request.num_prompt_tokens :] == self.outputs[self._names[request.key]]

@@ -12,7 +12,9 @@ import pytest
 from engine.cache.block_pool import BlockPool
 from engine.scheduler.request import PENDING_TOKEN, Request, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
-from tests.engine.scheduler.simulation import EOS, Device, Simulation, continuation
+from tests.engine.scheduler.simulation import EOS, Device, Name, Simulation, continuation
+from tests.request_keys import A, B, key_of
+from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 TOKEN = SampledToken(7, None)
@@ -27,7 +29,7 @@ def new_scheduler(num_blocks: int = 16, budget: int = 16) -> tuple[Scheduler, Bl
     return Scheduler(pool, SchedulerLimits(4, 8, budget, num_blocks * 4), frozenset({EOS})), pool
 
 
-def request(key: str, num_tokens: int = 5, params: DecodingParams | None = None, *, first: int = 100) -> Request:
+def request(key: RequestKey, num_tokens: int = 5, params: DecodingParams | None = None, *, first: int = 100) -> Request:
     token_ids = list(range(first, first + num_tokens))
     return Request(key, token_ids, num_tokens, params or endless(), b"root", 64)
 
@@ -55,79 +57,79 @@ def shares(step: Step | None) -> list[tuple[object, int, int]]:
 
 def test_the_step_ahead_computes_the_token_that_is_being_drawn() -> None:
     scheduler, _ = new_scheduler()
-    one = request("a")
+    one = request(A)
     scheduler.add(one)
     first = launched(scheduler)
     assert one.token_ids[-1] == PENDING_TOKEN
     second = ahead(scheduler)
-    assert shares(second) == [("a", 5, 1)]
-    scheduler.apply(first, {"a": TOKEN})
+    assert shares(second) == [(A, 5, 1)]
+    scheduler.apply(first, {A: TOKEN})
     assert one.token_ids[5:] == [7, PENDING_TOKEN]
-    (output,) = scheduler.apply(second, {"a": SampledToken(9, None)})
+    (output,) = scheduler.apply(second, {A: SampledToken(9, None)})
     assert one.token_ids[5:] == [7, 9]
     assert (output.output_index, output.num_computed_tokens, output.num_step_tokens) == (1, 6, 1)
 
 
 def test_chunks_of_a_prompt_follow_each_other_ahead() -> None:
     scheduler, _ = new_scheduler(budget=4)
-    scheduler.add(request("a", 10))
+    scheduler.add(request(A, 10))
     steps = [launched(scheduler), ahead(scheduler)]
-    assert [shares(step) for step in steps] == [[("a", 0, 4)], [("a", 4, 4)]]
+    assert [shares(step) for step in steps] == [[(A, 0, 4)], [(A, 4, 4)]]
     (output,) = scheduler.apply(steps[0], {})
     assert (output.num_computed_tokens, output.output_index, output.token) == (4, 0, None)
-    assert shares(ahead(scheduler)) == [("a", 8, 2)]
+    assert shares(ahead(scheduler)) == [(A, 8, 2)]
 
 
 def test_a_chunk_is_told_with_the_index_of_the_next_token_also_when_that_is_under_way() -> None:
     scheduler, _ = new_scheduler(budget=4)
-    scheduler.add(request("a", 6))
+    scheduler.add(request(A, 6))
     chunk, rest = launched(scheduler), ahead(scheduler)
     assert [output.output_index for output in scheduler.apply(chunk, {})] == [0]
-    assert [output.output_index for output in scheduler.apply(rest, {"a": TOKEN})] == [0]
+    assert [output.output_index for output in scheduler.apply(rest, {A: TOKEN})] == [0]
 
 
 @pytest.mark.parametrize("is_first_token_only", [False, True])
 def test_a_request_whose_pending_token_is_its_last_is_not_in_the_step_ahead(is_first_token_only: bool) -> None:
     scheduler, _ = new_scheduler()
-    last = request("last", params=endless(9 if is_first_token_only else 1))
+    last = request(key_of("last"), params=endless(9 if is_first_token_only else 1))
     last.first_token_only = is_first_token_only
     scheduler.add(last)
     first = launched(scheduler)
     assert scheduler.schedule_ahead() is None
-    scheduler.add(request("other", first=200))
-    assert shares(scheduler.schedule_ahead()) == [("other", 0, 5)]
-    (output,) = scheduler.apply(first, {"last": TOKEN})
+    scheduler.add(request(key_of("other"), first=200))
+    assert shares(scheduler.schedule_ahead()) == [(key_of("other"), 0, 5)]
+    (output,) = scheduler.apply(first, {key_of("last"): TOKEN})
     assert output.has_left
 
 
 def test_a_request_at_the_end_of_its_context_is_not_in_the_step_ahead() -> None:
     scheduler, _ = new_scheduler()
-    full = request("full", params=DecodingParams(ignore_eos=True))
+    full = request(key_of("full"), params=DecodingParams(ignore_eos=True))
     full.max_total_tokens = 6
     scheduler.add(full)
     first = launched(scheduler)
     assert scheduler.schedule_ahead() is None
-    (output,) = scheduler.apply(first, {"full": TOKEN})
+    (output,) = scheduler.apply(first, {key_of("full"): TOKEN})
     assert output.finish_reason == "length"
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
 def test_drawing_with_penalties_waits_for_the_values(name: str) -> None:
     scheduler, _ = new_scheduler()
-    scheduler.add(request("a", params=endless(4, **{name: 0.5})))
-    scheduler.add(request("b", first=200))
+    scheduler.add(request(A, params=endless(4, **{name: 0.5})))
+    scheduler.add(request(B, first=200))
     first = launched(scheduler)
     assert scheduler.schedule_ahead() is None
-    scheduler.apply(first, {"a": TOKEN, "b": TOKEN})
-    assert shares(scheduler.schedule()) == [("a", 5, 1), ("b", 5, 1)]
+    scheduler.apply(first, {A: TOKEN, B: TOKEN})
+    assert shares(scheduler.schedule()) == [(A, 5, 1), (B, 5, 1)]
 
 
 def test_a_last_token_with_penalties_keeps_nobody_waiting() -> None:
     scheduler, _ = new_scheduler()
-    scheduler.add(request("a", params=endless(1, presence_penalty=0.5)))
-    scheduler.add(request("b", first=200))
+    scheduler.add(request(A, params=endless(1, presence_penalty=0.5)))
+    scheduler.add(request(B, first=200))
     launched(scheduler)
-    assert shares(scheduler.schedule_ahead()) == [("b", 5, 1)]
+    assert shares(scheduler.schedule_ahead()) == [(B, 5, 1)]
 
 
 def test_what_needs_only_the_number_of_tokens_goes_ahead() -> None:
@@ -141,30 +143,30 @@ def test_what_needs_only_the_number_of_tokens_goes_ahead() -> None:
         seed=1,
     )
     scheduler, _ = new_scheduler()
-    scheduler.add(request("a", params=params))
+    scheduler.add(request(A, params=params))
     launched(scheduler)
-    assert shares(scheduler.schedule_ahead()) == [("a", 5, 1)]
+    assert shares(scheduler.schedule_ahead()) == [(A, 5, 1)]
 
 
 def test_room_that_needs_a_preemption_is_not_made_ahead() -> None:
     scheduler, pool = new_scheduler(num_blocks=4)
-    old, young = request("old", 7, endless(9)), request("young", 7, endless(9), first=200)
+    old, young = request(key_of("old"), 7, endless(9)), request(key_of("young"), 7, endless(9), first=200)
     for one in (old, young):
         scheduler.add(one)
     first = launched(scheduler)  # 7 tokens and the one that is drawn: two full blocks each
     second = ahead(scheduler)
-    scheduler.apply(first, {"old": TOKEN, "young": TOKEN})
+    scheduler.apply(first, {key_of("old"): TOKEN, key_of("young"): TOKEN})
     assert pool.num_available == 0
     assert scheduler.schedule_ahead() is None
     assert scheduler.num_preemptions == 0
-    scheduler.apply(second, {"old": TOKEN, "young": TOKEN})
-    assert shares(scheduler.schedule()) == [("old", 8, 1)]
+    scheduler.apply(second, {key_of("old"): TOKEN, key_of("young"): TOKEN})
+    assert shares(scheduler.schedule()) == [(key_of("old"), 8, 1)]
     assert scheduler.num_preemptions == 1
 
 
 def test_a_request_in_a_step_under_way_cannot_be_preempted() -> None:
     scheduler, _ = new_scheduler(num_blocks=2)
-    scheduler.add(request("a", 7, endless(9)))
+    scheduler.add(request(A, 7, endless(9)))
     launched(scheduler)
     step = ahead(scheduler)
     assert step.requests
@@ -177,67 +179,67 @@ def test_a_request_in_a_step_under_way_cannot_be_preempted() -> None:
 
 def test_a_stop_token_makes_the_share_ahead_nobodys() -> None:
     scheduler, _ = new_scheduler()
-    one = request("a", params=DecodingParams(max_tokens=9))
+    one = request(A, params=DecodingParams(max_tokens=9))
     scheduler.add(one)
     first, second = launched(scheduler), ahead(scheduler)
-    (output,) = scheduler.apply(first, {"a": SampledToken(EOS, None)})
+    (output,) = scheduler.apply(first, {A: SampledToken(EOS, None)})
     assert (output.finish_reason, output.has_left) == ("stop", True)
-    assert scheduler.remove("a") is one
-    assert scheduler.apply(second, {"a": TOKEN}) == []
+    assert scheduler.remove(A) is one
+    assert scheduler.apply(second, {A: TOKEN}) == []
 
 
 def test_a_row_without_a_number_leaves_though_a_step_was_launched_on_top() -> None:
     scheduler, _ = new_scheduler()
-    scheduler.add(request("a"))
+    scheduler.add(request(A))
     first, second = launched(scheduler), ahead(scheduler)
     (output,) = scheduler.apply(first, {})
     assert (output.has_failed, output.has_left, output.token) == (True, True, None)
-    scheduler.remove("a")
-    assert scheduler.apply(second, {"a": TOKEN}) == []
+    scheduler.remove(A)
+    assert scheduler.apply(second, {A: TOKEN}) == []
 
 
 def test_the_result_of_an_old_step_does_not_reach_a_new_request_of_that_key() -> None:
     scheduler, _ = new_scheduler()
-    scheduler.add(request("a"))
+    scheduler.add(request(A))
     old = launched(scheduler)
-    scheduler.remove("a")
-    new = request("a", 3, first=300)
+    scheduler.remove(A)
+    new = request(A, 3, first=300)
     scheduler.add(new)
     step = launched(scheduler)
-    assert scheduler.apply(old, {"a": TOKEN}) == []
+    assert scheduler.apply(old, {A: TOKEN}) == []
     assert new.token_ids[3:] == [PENDING_TOKEN]
-    (output,) = scheduler.apply(step, {"a": SampledToken(9, None)})
+    (output,) = scheduler.apply(step, {A: SampledToken(9, None)})
     assert (output.output_index, output.token) == (0, SampledToken(9, None))
     assert new.token_ids == [300, 301, 302, 9]
 
 
 def test_blocks_are_published_when_their_step_is_applied_and_not_before() -> None:
     scheduler, pool = new_scheduler()
-    scheduler.add(request("a", 7, endless(9)))
+    scheduler.add(request(A, 7, endless(9)))
     steps = [launched(scheduler), ahead(scheduler)]
     assert pool.published_hashes() == []
-    scheduler.apply(steps[0], {"a": TOKEN})
+    scheduler.apply(steps[0], {A: TOKEN})
     assert len(pool.published_hashes()) == 1, "the eighth token is known, its KV is not computed"
-    scheduler.apply(steps[1], {"a": TOKEN})
+    scheduler.apply(steps[1], {A: TOKEN})
     assert len(pool.published_hashes()) == 2
 
 
 def test_rewinding_leaves_requests_where_they_were() -> None:
     scheduler, _ = new_scheduler()
-    scheduler.add(request("a", params=endless(9)))
+    scheduler.add(request(A, params=endless(9)))
     first = launched(scheduler)
-    scheduler.apply(first, {"a": TOKEN})
-    scheduler.add(request("b", 6, first=200))
+    scheduler.apply(first, {A: TOKEN})
+    scheduler.add(request(B, 6, first=200))
     steps = [launched(scheduler), ahead(scheduler)]
-    scheduler.remove("b")
+    scheduler.remove(B)
     for step in reversed(steps):
         scheduler.rewind(step)
-    one = scheduler.get("a")
+    one = scheduler.get(A)
     assert one is not None
     assert (one.token_ids[5:], one.num_computed_tokens, one.num_pending_tokens) == ([7], 5, 0)
     assert one.num_steps_under_way == 0
-    assert scheduler.keys_of(steps[0]) == ["a"]
-    assert shares(scheduler.schedule()) == [("a", 5, 1)]
+    assert scheduler.keys_of(steps[0]) == [A]
+    assert shares(scheduler.schedule()) == [(A, 5, 1)]
 
 
 # --- random traffic
@@ -291,10 +293,10 @@ class Run:
     """One simulation of a traffic."""
 
     simulation: Simulation
-    expected: dict[object, tuple[list[int], str]] = field(default_factory=dict)
+    expected: dict[Name, tuple[list[int], str]] = field(default_factory=dict)
     num_delivered: int = 0
 
-    def serve(self, traffic: Traffic) -> dict[object, tuple[list[int], str]]:
+    def serve(self, traffic: Traffic) -> dict[Name, tuple[list[int], str]]:
         limit = self.simulation.limits.max_request_tokens
         granted: list[tuple[int, list[int], DecodingParams]] = []
         for (key, token_ids, params), num_steps in zip(traffic.requests, traffic.num_steps, strict=True):

@@ -8,7 +8,8 @@ import pytest
 
 from engine.cache.block_pool import BlockPool
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
-from tests.engine.scheduler.simulation import EOS, Simulation, continuation, next_token
+from tests.engine.scheduler.simulation import EOS, Name, Simulation, continuation, next_token
+from tests.request_keys import key_of
 from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from wire.sampling import DecodingParams
 
@@ -40,7 +41,7 @@ def test_streams_do_not_wait_for_a_long_prompt() -> None:
     simulation.step()
     simulation.add("long", prompt(40, 200))
     for _ in range(5):
-        shares = {share.key: share.num_tokens for share in simulation.step().requests}
+        shares = {simulation.name(share): share.num_tokens for share in simulation.step().requests}
         assert shares == {"stream": 1, "long": 7}
 
 
@@ -48,7 +49,7 @@ def test_prompts_share_the_rest_of_the_budget_oldest_first() -> None:
     simulation = Simulation(budget=8)
     for number in range(3):
         simulation.add(number, prompt(5, 100 * number))
-    assert [(share.key, share.num_tokens) for share in simulation.step().requests] == [(0, 5), (1, 3)]
+    assert [(simulation.name(share), share.num_tokens) for share in simulation.step().requests] == [(0, 5), (1, 3)]
 
 
 def test_at_most_max_num_seqs_run_together() -> None:
@@ -123,7 +124,7 @@ def test_two_prompts_of_one_beginning_share_its_blocks_while_both_run() -> None:
     simulation.add("a", [*prompt(8), 1], endless(20))
     simulation.step()
     simulation.add("b", [*prompt(8), 2], endless(20))
-    tables = {share.key: list(share.block_table) for share in simulation.step().requests}
+    tables = {simulation.name(share): list(share.block_table) for share in simulation.step().requests}
     assert tables["a"][:2] == tables["b"][:2]
     assert not set(tables["a"][2:]) & set(tables["b"][2:])
 
@@ -252,7 +253,7 @@ def test_kv_that_came_with_a_waiting_request_is_given_up_before_a_runner_is_pree
     simulation.step()
     assert simulation.add_computed("idle", prompt(9, 200), endless(5))
     for _ in range(10):
-        assert simulation.step().requests[0].key == "runner"
+        assert simulation.name(simulation.step().requests[0]) == "runner"
     simulation.run()
     assert simulation.outputs["idle"] == continuation(prompt(9, 200), endless(5), 24)[0]
 
@@ -291,7 +292,7 @@ def test_an_abort_at_any_time_returns_every_block(num_steps: int) -> None:
 
 
 def test_aborting_what_is_unknown_is_harmless() -> None:
-    assert Simulation().scheduler.remove("nobody") is None
+    assert Simulation().scheduler.remove(key_of("nobody")) is None
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -305,7 +306,7 @@ def test_random_traffic_ends_with_exactly_the_right_tokens(seed: int) -> None:
         prefix_caching=draw.random() < 0.8,
     )
     limit = simulation.limits.max_request_tokens
-    expected: dict[object, tuple[list[int], str]] = {}
+    expected: dict[Name, tuple[list[int], str]] = {}
     bases = [[draw.randrange(50) for _ in range(limit)] for _ in range(3)]
     for key in range(150):
         token_ids = draw.choice(bases)[: draw.randrange(1, limit)] + [draw.randrange(50)] * draw.randrange(2)

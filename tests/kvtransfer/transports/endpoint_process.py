@@ -24,7 +24,7 @@ import numpy as np
 import xxhash
 import zmq
 
-from kvtransfer.messages import Endpoint, HandoffKey
+from kvtransfer.messages import Endpoint
 from kvtransfer.pool import HostPool, Pool
 from kvtransfer.transports.base import Blocks, Move, Receiver, Sender
 from kvtransfer.transports.segment import Segment
@@ -35,6 +35,7 @@ from program.process import start_authenticator
 from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackReceiver, LoopbackSender
 from wire.errors import BatonError
 from wire.links import ClusterKey, LinkSettings
+from wire.request_key import RequestKey
 
 GUARD = 0xA5
 """What every byte of a receiver's pool is before a test."""
@@ -62,9 +63,9 @@ NIXL_THREAD = "nixl on a thread"
 THREADED = (NIXL_THREAD,) if NIXL in TRANSPORTS else ()
 
 
-def key_of(number: int) -> HandoffKey:
+def key_of(number: int) -> RequestKey:
     """A handoff key that is easy to read in failures."""
-    return (number.to_bytes(16, "big"), 1)
+    return RequestKey.numbered(number)
 
 
 def source_bytes(seed: int, num_blocks: int, block_bytes: int) -> Blocks:
@@ -162,7 +163,7 @@ class SenderEnd:
     def __init__(self, spec: Spec, stack: contextlib.ExitStack, network: LoopbackNetwork | None) -> None:
         self._opener = _Opener(spec, stack, network)
         self._sender: Sender | None = None
-        self._left: deque[tuple[HandoffKey, list[Move]]] = deque()
+        self._left: deque[tuple[RequestKey, list[Move]]] = deque()
         self._failure = ""
         stack.callback(self.close)
 

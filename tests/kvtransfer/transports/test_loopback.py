@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kvtransfer.messages import Endpoint, HandoffKey
+from kvtransfer.messages import Endpoint
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.loopback import Fault, LoopbackNetwork, LoopbackReceiver, LoopbackSender
 from tests.kvtransfer.transports.endpoint_process import key_of
 from wire.errors import TransferFailed
+from wire.request_key import RequestKey
 
 _NUM_BLOCKS, _BLOCK_BYTES = 4, 16
 _MOVES = [Move(index, index, index, 1) for index in range(_NUM_BLOCKS)]
@@ -20,7 +21,7 @@ class Channel:
     """Four blocks on their way; `faults` by block number."""
 
     def __init__(self, faults: dict[int, Fault], *, peers_write: bool = False, can_fence: bool = False) -> None:
-        def plan(number: int, key: HandoffKey, move: Move) -> Fault:
+        def plan(number: int, key: RequestKey, move: Move) -> Fault:
             return faults.get(number, Fault())
 
         self.source = np.arange(64, dtype=np.uint8).reshape(_NUM_BLOCKS, _BLOCK_BYTES)

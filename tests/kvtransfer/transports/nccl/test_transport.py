@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import zmq
 
-from kvtransfer.messages import Endpoint, HandoffKey, HandoffName
+from kvtransfer.messages import Endpoint, HandoffName
 from kvtransfer.transports.base import Blocks, Move
 from kvtransfer.transports.nccl import pair_blocks, pair_group, pair_threads
 from kvtransfer.transports.nccl import transport as nccl
@@ -30,6 +30,7 @@ from kvtransfer.transports.nccl.transport import NcclReceiver, NcclSender
 from wire.codec import Codec
 from wire.errors import InvalidSetting, TransferFailed
 from wire.links import ClusterKey, LinkSettings
+from wire.request_key import RequestKey
 
 _ROOT = Path(__file__).parents[3]
 _BLOCK_BYTES, _NUM_BLOCKS = 4096, 32
@@ -69,8 +70,8 @@ while True:
 """
 
 
-def key_of(number: int) -> HandoffKey:
-    return (number.to_bytes(16, "big"), 1)
+def key_of(number: int) -> RequestKey:
+    return RequestKey.numbered(number)
 
 
 def moves_of(sources: Sequence[int], targets: Sequence[int], first_index: int = 0) -> list[Move]:

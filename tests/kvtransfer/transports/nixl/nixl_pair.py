@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvtransfer.messages import HandoffKey
 from kvtransfer.transports.base import Move
 from kvtransfer.transports.nixl.transport import NixlReceiver, NixlSender, NixlSenders
 from kvtransfer.transports.segment import Segment
 from wire.errors import TransferFailed
+from wire.request_key import RequestKey
 
 GENERATION = 7
 _keys = itertools.count(1)
@@ -55,13 +55,13 @@ class NixlPair:
         self.wait_until(lambda: bool(self.receiver.endpoint.details) and self.senders.process is not None)
         return self.senders.open(self.receiver.endpoint, self.num_blocks)
 
-    def expect(self, moves: Sequence[Move]) -> HandoffKey:
+    def expect(self, moves: Sequence[Move]) -> RequestKey:
         """A new handoff whose grant is these moves' targets."""
-        key = (next(_keys).to_bytes(16, "big"), 1)
+        key = RequestKey.numbered(next(_keys))
         self.receiver.expect(key, [move.target for move in moves], [move.generation for move in moves])
         return key
 
-    def push(self, sender: NixlSender, key: HandoffKey, moves: Sequence[Move]) -> int:
+    def push(self, sender: NixlSender, key: RequestKey, moves: Sequence[Move]) -> int:
         """Push, and wait until it is over on both sides; how many blocks arrived."""
         assert sender.push(key, moves)
         num_arrived = 0

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvtransfer.host import is_gone
-from kvtransfer.messages import Endpoint, HandoffKey
+from kvtransfer.messages import Endpoint
 from kvtransfer.transports.base import Arrival, Move
 from kvtransfer.transports.nixl.memory import DRAM
 from kvtransfer.transports.nixl.transport import NixlReceiver, NixlSender
@@ -22,6 +22,7 @@ from kvtransfer.transports.nixl.wire import DETAILS, PoolDetails
 from kvtransfer.transports.segment import Segment
 from tests.kvtransfer.transports.nixl.nixl_pair import GENERATION, NixlPair, moves_of
 from wire.errors import InvalidSetting, TransferFailed
+from wire.request_key import RequestKey
 
 _NUM_BLOCKS, _BLOCK_BYTES = 64, 2**17
 
@@ -58,7 +59,7 @@ def sender(pair: NixlPair) -> Iterator[NixlSender]:
     sender.close()
 
 
-def wait_until_written(pair: NixlPair, sender: NixlSender, key: HandoffKey) -> None:
+def wait_until_written(pair: NixlPair, sender: NixlSender, key: RequestKey) -> None:
     pair.wait_until(lambda: not sender.is_reading(key))
 
 
@@ -99,7 +100,7 @@ def test_what_was_not_announced_is_refused(pair: NixlPair, sender: NixlSender) -
     granted = pair.expect(moves)
     other_generation = [Move(0, 0, 0, GENERATION + 1), moves[1]]
     refused_before = pair.receiver.num_refused
-    for key, pushed in ((granted, other_generation), ((b"never granted!!!", 1), moves)):
+    for key, pushed in ((granted, other_generation), (RequestKey(b"never granted!!!", 1), moves)):
         assert sender.push(key, pushed)
     pair.wait_until(lambda: pair.receiver.num_refused == refused_before + 2)
     assert not pair.receiver.take_arrivals()
