@@ -15,7 +15,7 @@ import time
 from bench.child import ROOT
 from wire.errors import RequestFailed
 
-_TETHER = ROOT / "launch" / "tether.py"
+_TETHER = ROOT / "program" / "tether.py"
 _READY_S = 30.0
 _LEAVE_S = 5.0
 _CPUCLOCK_SCHED = 2
