@@ -11,9 +11,10 @@ import pytest
 from device.base import DeviceFailed
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore, StepFailed
+from engine.core import EngineCore
 from engine.scheduler.request import PENDING_TOKEN, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.steps_in_flight import StepFailed
 from tests.engine.test_core import note, num_held, run
 from tests.request_keys import A, B, key_of
 from wire.request_key import RequestKey
@@ -105,11 +106,11 @@ def test_two_steps_are_under_way_at_most_and_one_between_calls() -> None:
     core.add(A, prompt(5), ENDLESS)
     for number in range(1, 12):
         core.step()
-        assert core.is_step_under_way
+        assert core.has_step_in_flight
         assert len(runner.under_way) == 1
         assert runner.num_launched == number + 1
     core.step()
-    assert not core.is_step_under_way
+    assert not core.has_step_in_flight
     assert not core.has_work
     assert runner.num_launched == 12
 
@@ -119,7 +120,7 @@ def test_a_runner_that_does_not_overlap_has_nothing_under_way_between_calls() ->
     core.add(A, prompt(5), ENDLESS)
     for number in range(1, 13):
         core.step()
-        assert not core.is_step_under_way
+        assert not core.has_step_in_flight
         assert runner.num_launched == number
     assert not core.has_work
 
@@ -314,7 +315,7 @@ def test_a_step_that_fails_can_be_tried_again_wherever_it_lay(number: int, is_at
         try:
             note(core.step(), tokens)
         except StepFailed as error:
-            failures.append((error.keys, core.is_step_under_way or bool(runner.under_way)))
+            failures.append((error.keys, core.has_step_in_flight or bool(runner.under_way)))
         core.check()
     assert failures == [([A, B], False)]
     assert tokens == {A: positions(5), B: positions(5)}
@@ -329,7 +330,7 @@ def test_a_step_on_top_that_cannot_be_launched_costs_the_one_before_nothing() ->
     core.add(B, prompt(5, 200), ENDLESS)
     (first, _) = core.step()
     assert (first.key, first.token) == (A, SampledToken(5, None))
-    assert core.is_step_under_way
+    assert core.has_step_in_flight
     with pytest.raises(StepFailed) as caught:
         core.step()
     assert runner.num_launched == 2, "nothing is launched on top of what failed"

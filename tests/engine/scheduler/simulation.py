@@ -19,9 +19,10 @@ from typing import TypeAlias
 
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore, Reservation, StepFailed
+from engine.core import EngineCore, Reservation
 from engine.scheduler.request import PENDING_TOKEN, Request, RequestOutput, SampledToken, ScheduledRequest, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.steps_in_flight import StepFailed
 from tests.request_keys import key_of
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
@@ -276,11 +277,10 @@ class Simulation:
             if not self.core.has_work:
                 return
             self.step()
-        raise AssertionError(f"{self.scheduler.live_keys()} did not finish")
+        raise AssertionError(f"{self.core.request_keys()} did not finish")
 
     def live(self) -> list[Request]:
-        found = [self.scheduler.get(key) for key in self.scheduler.live_keys()]
-        return [request for request in found if request is not None]
+        return list(self.scheduler.requests)
 
     def check_blocks(self) -> None:
         """Blocks with an owner are exactly the held ones."""
@@ -288,7 +288,7 @@ class Simulation:
         assert self.pool.num_free + self.pool.num_cached + self.pool.num_held == self.pool.num_blocks
 
     def _watch(self, step: Step) -> None:
-        if self.core.is_step_under_way:
+        if self.core.has_step_in_flight:
             self.num_steps_ahead += 1
             assert self.scheduler.num_preemptions == self._num_preemptions, "nothing is preempted ahead"
         self._num_preemptions = self.scheduler.num_preemptions
@@ -300,14 +300,14 @@ class Simulation:
     def _check_step(self, step: Step) -> None:
         assert step.num_tokens <= self.limits.max_num_batched_tokens
         assert len({share.key for share in step.requests}) == len(step.requests) <= self.limits.max_num_seqs
-        assert self.scheduler.num_running <= self.limits.max_num_seqs
+        assert self.scheduler.requests.num_running <= self.limits.max_num_seqs
         for share in step.requests:
             assert share.num_tokens >= 1
             assert len(share.block_table) * self.limits.block_size >= share.start + share.num_tokens
         sizes = [share.num_tokens for share in step.requests]
         if max(sizes, default=0) > 1:
             scheduled = {share.key for share in step.requests}
-            running = self.live()[: self.scheduler.num_running]
+            running = self.live()[: self.scheduler.requests.num_running]
             streams = {request.key for request in running if request.num_uncomputed_tokens == 1}
             assert streams - {request.key for request in running if self._is_drawing_its_last(request)} <= scheduled
 
@@ -334,7 +334,7 @@ class Simulation:
     def _note_failure(self) -> None:
         self.num_failures += 1
         self._under_way.clear()
-        assert not self.core.is_step_under_way
+        assert not self.core.has_step_in_flight
         for request in self.live():
             assert PENDING_TOKEN not in request.token_ids
             assert request.token_ids[request.num_prompt_tokens :] == self.outputs[self._names[request.key]]

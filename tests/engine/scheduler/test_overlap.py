@@ -170,7 +170,7 @@ def test_a_request_in_a_step_under_way_cannot_be_preempted() -> None:
     launched(scheduler)
     step = ahead(scheduler)
     assert step.requests
-    with pytest.raises(RuntimeError, match="under way"):
+    with pytest.raises(RuntimeError, match="in flight"):
         scheduler.schedule()
 
 
@@ -184,7 +184,7 @@ def test_a_stop_token_makes_the_share_ahead_nobodys() -> None:
     first, second = launched(scheduler), ahead(scheduler)
     (output,) = scheduler.apply(first, {A: SampledToken(EOS, None)})
     assert (output.finish_reason, output.has_left) == ("stop", True)
-    assert scheduler.remove(A) is one
+    assert scheduler.requests.remove(A) is one
     assert scheduler.apply(second, {A: TOKEN}) == []
 
 
@@ -194,7 +194,7 @@ def test_a_row_without_a_number_leaves_though_a_step_was_launched_on_top() -> No
     first, second = launched(scheduler), ahead(scheduler)
     (output,) = scheduler.apply(first, {})
     assert (output.has_failed, output.has_left, output.token) == (True, True, None)
-    scheduler.remove(A)
+    scheduler.requests.remove(A)
     assert scheduler.apply(second, {A: TOKEN}) == []
 
 
@@ -202,7 +202,7 @@ def test_the_result_of_an_old_step_does_not_reach_a_new_request_of_that_key() ->
     scheduler, _ = new_scheduler()
     scheduler.add(request(A))
     old = launched(scheduler)
-    scheduler.remove(A)
+    scheduler.requests.remove(A)
     new = request(A, 3, first=300)
     scheduler.add(new)
     step = launched(scheduler)
@@ -231,13 +231,13 @@ def test_rewinding_leaves_requests_where_they_were() -> None:
     scheduler.apply(first, {A: TOKEN})
     scheduler.add(request(B, 6, first=200))
     steps = [launched(scheduler), ahead(scheduler)]
-    scheduler.remove(B)
+    scheduler.requests.remove(B)
     for step in reversed(steps):
         scheduler.rewind(step)
-    one = scheduler.get(A)
+    one = scheduler.requests.get(A)
     assert one is not None
     assert (one.token_ids[5:], one.num_computed_tokens, one.num_pending_tokens) == ([7], 5, 0)
-    assert one.num_steps_under_way == 0
+    assert one.num_steps_in_flight == 0
     assert scheduler.keys_of(steps[0]) == [A]
     assert shares(scheduler.schedule()) == [(A, 5, 1)]
 
