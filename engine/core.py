@@ -204,9 +204,10 @@ class EngineCore:
         """
         in_flight = self._in_flight
         if not in_flight:
-            in_flight.launch(self._scheduler.schedule(), watch)
-        if not in_flight:
-            return []
+            first = self._scheduler.schedule()
+            if not first.requests:
+                return []
+            in_flight.launch(first, watch)
         if in_flight.takes_another and (ahead := self._scheduler.schedule_ahead()) is not None:
             in_flight.launch(ahead, watch)
         outputs = in_flight.collect()

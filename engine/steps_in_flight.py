@@ -78,13 +78,11 @@ class StepsInFlight:
 
     @property
     def takes_another(self) -> bool:
-        """Whether the next step may be launched before the oldest one is collected."""
-        return self._runner.overlaps and len(self._steps) == 1 and not isinstance(self._steps[0].running, _NotLaunched)
+        """Whether the next step may be launched before the only one in flight is collected."""
+        return self._runner.overlaps and not isinstance(self._steps[0].running, _NotLaunched)
 
     def launch(self, step: Step, watch: StepWatch) -> None:
-        """Begin to compute a step that was just scheduled, unless it is empty. Raises `DeviceFailed` only."""
-        if not step.requests:
-            return
+        """Begin to compute a step that was just scheduled. Raises `DeviceFailed` only."""
         layer_stored = watch(step)
         try:
             running: RunningStep = self._runner.launch(step, layer_stored)
@@ -105,7 +103,8 @@ class StepsInFlight:
         except Exception as error:
             raise self._void() from error
         self._steps.popleft()
-        self._release_tables(oldest)
+        if oldest.tables:
+            self._release_tables(oldest)
         return self._scheduler.apply(oldest.step, sampled)
 
     def release(self, request: Request) -> None:

@@ -204,11 +204,11 @@ class Scheduler:
 
     def _fill(self, decoding: Sequence[Request], prompts: Sequence[Request]) -> Step:
         """One token for each of `decoding` while the budget lasts, and prompts with the rest of it."""
-        running = self.requests.running
+        running, has_room = self.requests.running, self.blocks.has_room
         budget = self.limits.max_num_batched_tokens
         shares: dict[RequestKey, ScheduledRequest] = {}
         for request in decoding:
-            if budget > 0 and request.key in running and self._make_room(request, shares):
+            if budget > 0 and request.key in running and (has_room(request) or self._make_room(request, shares)):
                 shares[request.key] = _scheduled(request, 1)
                 budget -= 1
         budget = self.limits.max_num_batched_tokens - len(shares)
@@ -226,9 +226,7 @@ class Scheduler:
         return count
 
     def _make_room(self, request: Request, shares: dict[RequestKey, ScheduledRequest]) -> bool:
-        """A slot for each token of a running request. False when `request` itself had to be preempted."""
-        if self.blocks.has_room(request):
-            return True
+        """Blocks for the tokens of a running request. False when `request` itself had to be preempted."""
         while self.blocks.num_available < self.blocks.num_missing(request):
             victim = self._newest()
             self._preempt(victim)
