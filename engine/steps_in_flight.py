@@ -79,7 +79,7 @@ class StepsInFlight:
     @property
     def takes_another(self) -> bool:
         """Whether the next step may be launched before the only one in flight is collected."""
-        return self._runner.overlaps and not isinstance(self._steps[0].running, _NotLaunched)
+        return self._runner.is_asynchronous and not isinstance(self._steps[0].running, _NotLaunched)
 
     def launch(self, step: Step, watch: StepWatch) -> None:
         """Begin to compute a step that was just scheduled. Raises `DeviceFailed` only."""
