@@ -130,7 +130,7 @@ class DecodeLeg:
         if not isinstance(request, Decode):
             raise InvalidMessage(f"a decode node cannot serve {type(request).__name__}")
         key = RequestKey(request.handoff_id, request.attempt)
-        if key in self._awaited or key in self._core.request_keys():
+        if key in self._awaited or self._core.is_live(key):
             raise InvalidMessage("this attempt of the request exists already")
         if request.prefill_peer is None:
             self._core.add(

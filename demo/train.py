@@ -19,39 +19,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from demo import sums
-from demo.corpus import Text, refreshers, texts
+from demo.batches import (
+    BATCH_TOKENS,
+    END_OF_TEXT,
+    ROW_TOKENS,
+    TURN_END,
+    VOCAB_SIZE,
+    batches,
+    token_id,
+    train_tokenizer,
+)
 
-END_OF_TEXT: Final = "<|endoftext|>"
-TURN_START: Final = "<|im_start|>"
-TURN_END: Final = "<|im_end|>"
-VOCAB_SIZE: Final = 1792
-NUM_SPECIAL_TOKENS: Final = 3
-ROW_TOKENS: Final = 512
-LONG_ROW_TOKENS: Final = 2048
-BATCH_TOKENS: Final = 2048  # one long row or four short ones
-POOL_TEXTS: Final = 48
-LONG_EVERY: Final = 10
-COPYING_STEPS: Final = range(996, 1246)
-COPYING_REPEATS: Final = 6
-SUMS_STEPS: Final = range(1694, 2194)
-FIRST_REFRESHER_STEP: Final = 4600
-NUM_TOKENIZER_TEXTS: Final = 30_000
 WARMUP_STEPS: Final = 100
 PEAK_RATE: Final = 3e-3
 DECAY_SHARE: Final = 0.35
@@ -80,137 +71,6 @@ class Plan:
         return min(1.0, step / self.steps if self.steps else elapsed_s / (60 * self.minutes))
 
 
-def train_tokenizer(seed: int) -> Tokenizer:
-    """Train the tokenizer on the first texts of the corpus."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    lines = (line for text in islice(texts(seed), NUM_TOKENIZER_TEXTS) for line in _lines(text))
-    tokenizer.train_from_iterator(lines, trainer)
-    return tokenizer
-
-
-def _lines(text: Text) -> list[str]:
-    return [text.plain] if text.plain else [f"{message['role']}\n{message['content']}" for message in text.messages]
-
-
-def _id(tokenizer: Tokenizer, token: str) -> int:
-    found = tokenizer.token_to_id(token)
-    if found is None:
-        raise ValueError(f"the tokenizer has no token {token!r}")
-    return found
-
-
-def encode(tokenizer: Tokenizer, text: Text) -> tuple[list[int], list[bool]]:
-    """Return the token ids of a text with its end, and for each whether the model has to predict it."""
-    end = _id(tokenizer, END_OF_TEXT)
-    ids: list[int] = []
-    counted: list[bool] = []
-    if text.plain:
-        ids = tokenizer.encode(text.plain).ids
-        return [*ids, end], [True] * (len(ids) + 1)
-    for message in text.messages:
-        by_model = message["role"] == "assistant"
-        head = tokenizer.encode(f"{TURN_START}{message['role']}\n").ids
-        body = tokenizer.encode(f"{message['content']}{TURN_END}").ids
-        tail = tokenizer.encode("\n").ids
-        ids += head + body + tail
-        counted += [False] * len(head) + [by_model] * len(body) + [False] * len(tail)
-    return [*ids, end], [*counted, False]
-
-
-def rows(tokenizer: Tokenizer, source: Iterator[Text], size: int) -> Iterator[tuple[list[int], list[bool]]]:
-    """Yield rows of `size` tokens made of whole texts, from a small pool the longest that fits first.
-
-    The end of a row is filled with uncounted end-of-text tokens; a text longer than a row loses its end.
-    """
-    end = _id(tokenizer, END_OF_TEXT)
-    encoded = (encode(tokenizer, text) for text in source)
-    pool = list(islice(encoded, POOL_TEXTS))
-    while True:
-        # The oldest text opens the row, so that none waits for ever.
-        ids, counted = pool.pop(0)
-        ids, counted = ids[:size], counted[:size]
-        pool.append(next(encoded))
-        while fitting := [item for item in pool if len(item[0]) <= size - len(ids)]:
-            longest = max(fitting, key=lambda item: len(item[0]))
-            pool.remove(longest)
-            pool.append(next(encoded))
-            ids, counted = ids + longest[0], counted + longest[1]
-        fill = size - len(ids)
-        yield ids + [end] * fill, counted + [False] * fill
-
-
-def copying_drills(end: int, seed: int) -> Iterator[tuple[list[int], list[bool]]]:
-    """Yield short rows of a few random tokens said again and again; what is not the first saying counts.
-
-    Nothing here can be guessed, only copied: some hundred such rows teach attention to fetch a name or a number from
-    the question, which the texts alone teach very slowly.
-    """
-    rng = random.Random(seed)
-    while True:
-        ids: list[int] = []
-        counted: list[bool] = []
-        while len(ids) < ROW_TOKENS:
-            said = [rng.randrange(NUM_SPECIAL_TOKENS, VOCAB_SIZE) for _ in range(rng.randrange(3, 10))]
-            ids += [*(said * COPYING_REPEATS), end]
-            counted += [False] * (len(said) + 1) + [True] * (len(said) * (COPYING_REPEATS - 1) - 1) + [False]
-        yield ids[:ROW_TOKENS], counted[:ROW_TOKENS]
-
-
-def sums_drills(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[list[int], list[bool]]]:
-    """Yield short rows of bare sums, of which the results count."""
-    rng = random.Random(seed)
-    end = _id(tokenizer, END_OF_TEXT)
-    while True:
-        ids: list[int] = []
-        counted: list[bool] = []
-        while len(ids) < ROW_TOKENS:
-            first, sign, second = sums.numbers(rng)
-            asked = tokenizer.encode(f"{first} {sign} {second} =").ids
-            found = tokenizer.encode(f" {sums.result(first, sign, second)}.").ids
-            ids += [*asked, *found, end]
-            counted += [False] * len(asked) + [True] * (len(found) + 1)
-        yield ids[:ROW_TOKENS], counted[:ROW_TOKENS]
-
-
-def batches(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield token ids and counted flags, both [num_rows, row_tokens], BATCH_TOKENS together.
-
-    Every tenth batch is a long row, so that the model has seen the far ends of its context. Two stretches of steps
-    are drills in place of texts, copying and then sums; from then on every fourth short row stays a drill in sums,
-    and in the end half of the rows are refreshers.
-    """
-    short = rows(tokenizer, texts(seed), ROW_TOKENS)
-    long = rows(tokenizer, texts(seed + 1), LONG_ROW_TOKENS)
-    copying = copying_drills(_id(tokenizer, END_OF_TEXT), seed + 2)
-    adding = sums_drills(tokenizer, seed + 3)
-    refreshing = rows(tokenizer, refreshers(seed + 4), ROW_TOKENS)
-    num_rows = BATCH_TOKENS // ROW_TOKENS
-    for step in count():
-        if step % LONG_EVERY == LONG_EVERY - 1:
-            packed = [next(long)]
-        elif step in COPYING_STEPS:
-            packed = list(islice(copying, num_rows))
-        elif step in SUMS_STEPS:
-            packed = list(islice(adding, num_rows))
-        elif step < SUMS_STEPS.start:
-            packed = list(islice(short, num_rows))
-        elif step < FIRST_REFRESHER_STEP:
-            packed = [*islice(short, num_rows - 1), next(adding)]
-        else:
-            packed = [next(short), next(adding), *islice(refreshing, num_rows - 2)]
-        yield torch.tensor([ids for ids, _ in packed]), torch.tensor([counted for _, counted in packed])
-
-
 def build_model(tokenizer: Tokenizer) -> Qwen3ForCausalLM:
     """Build the model with fresh weights: about 3.4 million parameters."""
     config = Qwen3Config(
@@ -226,8 +86,8 @@ def build_model(tokenizer: Tokenizer) -> Qwen3ForCausalLM:
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
         bos_token_id=None,
-        eos_token_id=_id(tokenizer, TURN_END),
-        pad_token_id=_id(tokenizer, END_OF_TEXT),
+        eos_token_id=token_id(tokenizer, TURN_END),
+        pad_token_id=token_id(tokenizer, END_OF_TEXT),
         attn_implementation="sdpa",
     )
     return Qwen3ForCausalLM(config)
@@ -318,7 +178,7 @@ def export(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     save_file(weights, temporary, metadata={"format": "pt"})
     temporary.chmod(0o644)  # the writer of safetensors makes it private
     temporary.replace(out / "model.safetensors")
-    turn_end, end = _id(tokenizer, TURN_END), _id(tokenizer, END_OF_TEXT)
+    turn_end, end = token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)
     _write(out / "config.json", published_config(model.config))
     _write(
         out / "generation_config.json",
@@ -390,7 +250,7 @@ def train(out: Path, state: Path, plan: Plan, seed: int) -> None:
         state.mkdir(parents=True, exist_ok=True)
         tokenizer.save(str(saved_tokenizer))
     model = build_model(tokenizer)
-    end = _id(tokenizer, END_OF_TEXT)
+    end = token_id(tokenizer, END_OF_TEXT)
     optimizers = optimizers_for(model)
     step, before_s = load_state(state, model, optimizers)
     started = saved = reported = time.monotonic()

@@ -74,13 +74,14 @@ class Graph(Protocol):
 class Device(Protocol):
     """One device, as the engine's thread uses it.
 
-    `torch_device`: where tensors go. `has_own_memory`: transports of the host cannot read tensors in place. `overlaps`:
-    the host may prepare a step while the last one runs. `records`: `record` works and gains something.
+    `torch_device`: where tensors go. `has_own_memory`: transports of the host cannot read tensors in place.
+    `is_asynchronous`: the host may prepare a step while the last one runs. `records`: `record` works and gains
+    something.
     """
 
     torch_device: torch.device
     has_own_memory: bool
-    overlaps: bool
+    is_asynchronous: bool
     records: bool
 
     def staging(self, num_bytes: int) -> Staging:

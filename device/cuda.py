@@ -80,7 +80,7 @@ class CudaDevice:
     """See `Device`, and the module. Made and used by one thread; `index` counts among the visible devices."""
 
     has_own_memory = True
-    overlaps = True
+    is_asynchronous = True
     records = True
 
     def __init__(self, index: int) -> None:

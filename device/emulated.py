@@ -116,7 +116,7 @@ class EmulatedDevice:
 
     torch_device = torch.device("cpu")
     has_own_memory = True
-    overlaps = True
+    is_asynchronous = True
     records = True
 
     def __init__(self) -> None:

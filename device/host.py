@@ -46,7 +46,7 @@ class HostDevice:
 
     torch_device = torch.device("cpu")
     has_own_memory = False
-    overlaps = False
+    is_asynchronous = False
     records = False
 
     def staging(self, num_bytes: int) -> HostStaging:

@@ -1,11 +1,6 @@
-"""How large the KV pool may be on a device, from readings of its memory before and after a profiling run.
+"""A GPU's memory: readings of it, and what its lack means while an engine is built.
 
-Owns the arithmetic. Readings are plain numbers, so that it can be tested without a device.
-
-A device's memory is shared by: other processes; this process outside torch (libraries, kernels); weights and what
-else stays allocated; what the largest step needs on top (the peak); recorded graphs; and the pool, which gets what is
-left of this process's share. The share is `utilization` of the device's whole memory, as in other servers, so two nodes
-of one device take 0.45 each.
+Owns the readings, which are plain numbers. What they mean for the KV pool is `engine.pool_size`'s to say.
 """
 
 from __future__ import annotations
@@ -17,12 +12,6 @@ from dataclasses import dataclass
 import torch
 
 from wire.errors import InvalidSetting
-
-_MARGIN_BYTES = 64 * 2**20
-"""Left free whatever was asked for: fragments, and allocations by libraries at their first call."""
-_MAX_OUTSIDE_BYTES = 2 * 2**30
-"""More than a context and its libraries take: what is missing beyond that went to another process meanwhile."""
-_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +34,6 @@ def read_memory(device: torch.device) -> MemoryReading:
 def reset_peak(device: torch.device) -> None:
     """Count the peak from here on."""
     torch.cuda.reset_peak_memory_stats(device)
-
-
-def kv_budget(before: MemoryReading, after: MemoryReading, graph_bytes: int, utilization: float) -> int:
-    """Bytes for the KV pool, not negative.
-
-    `before`: read when nothing of this process was on the device but its context, which no reading can be without and
-    which comes on top of the share; `after`: after weights were loaded and the largest step was computed, with torch's
-    cache given back. `graph_bytes`: what recorded graphs are going to take.
-    Raises `InvalidSetting` for a utilization that is no share.
-    """
-    if not 0.0 < utilization <= 1.0:
-        raise InvalidSetting(f"--gpu-memory-utilization must be above 0 and at most 1, got {utilization:g}")
-    outside_torch = min(max(0, before.free - after.free - after.reserved), _MAX_OUTSIDE_BYTES)
-    ours = outside_torch + max(after.peak, after.reserved) + graph_bytes
-    of_share = int(after.total * utilization) - ours
-    on_top_of_reserved = max(0, after.peak - after.reserved)
-    really_free = after.free - on_top_of_reserved - graph_bytes
-    return max(0, min(of_share, really_free) - _MARGIN_BYTES)
-
-
-def too_small(budget: int, needed: int, after: MemoryReading, utilization: float) -> InvalidSetting:
-    """The error of a pool that cannot hold one request."""
-    return InvalidSetting(
-        f"--gpu-memory-utilization {utilization:g} leaves {budget / _GIB:.2f} GiB for KV on a device of "
-        f"{after.total / _GIB:.1f} GiB ({after.free / _GIB:.1f} GiB free after loading), one request of "
-        f"--max-model-len needs {needed / _GIB:.2f} GiB: raise the first, lower the second, or free the device"
-    )
 
 
 @contextmanager

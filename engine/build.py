@@ -6,20 +6,20 @@ and graphs are recorded last. Everything it makes is handed out; it keeps nothin
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
 from device.base import Device
 from device.choose import open_device
-from device.memory import MemoryReading, enough_memory, kv_budget, read_memory, reset_peak, too_small
+from device.memory import MemoryReading, enough_memory, read_memory
 from engine.attention.choose import AttentionChoice, AttentionShape, choose_attention
 from engine.cache.block_pool import BlockPool
-from engine.capacity import Capacity, chosen_num_blocks, device_num_blocks, find_capacity, host_num_blocks
+from engine.capacity import Capacity, find_capacity
 from engine.core import EngineCore
 from engine.models.checkpoint import choose_dtype
 from engine.models.config import ModelConfig, load_config
@@ -27,19 +27,19 @@ from engine.models.decoder import TORCH_DTYPES, Decoder
 from engine.models.dummy import dummy_fingerprint, fill_with_noise
 from engine.models.identity import find_checkpoint, model_fingerprint
 from engine.models.weights import load_weights
+from engine.pool_size import chosen_num_blocks, gpu_num_blocks, host_num_blocks, measure_needs
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory
-from engine.runner.limits import RunnerLimits, graph_sizes
+from engine.runner.limits import RunnerLimits
 from engine.runner.model_runner import ModelRunner
-from engine.runner.profiling import profile
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.settings import EngineSettings
 from wire.layout import KvLayout
 
-_BYTES_PER_GRAPH = 16 * 2**20
 _DUMMY = "dummy"
-Progress = Callable[[int, int], None]
-_log = logging.getLogger(__name__)
+
+OnProgress: TypeAlias = Callable[[int, int], None]
+"""Called with (done, total)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,55 +69,45 @@ class _Model:
 def build_engine(
     settings: EngineSettings,
     allocate: KvAllocator,
-    progress: Progress | None = None,
-    graph_progress: Progress | None = None,
+    on_weights: OnProgress | None = None,
+    on_graphs: OnProgress | None = None,
 ) -> Engine:
     """Load the checkpoint and build an engine around it.
 
-    `allocate` gives the memory of a KV pool in host memory; `progress(done, total)` counts bytes of weights,
-    `graph_progress(done, total)` recorded graphs. Sets the number of torch threads of this process. Raises
-    `ModelLoadError` and `InvalidSetting`.
+    `allocate` gives the memory of a KV pool in host memory. `on_weights` hears of loaded bytes, `on_graphs` of recorded
+    graphs. Sets the number of torch threads of this process. Raises `ModelLoadError` and `InvalidSetting`.
     """
     device = open_device(settings.device)
     torch.set_num_threads(settings.num_threads or len(os.sched_getaffinity(0)))
     with enough_memory():
-        return _build(settings, device, allocate, progress, graph_progress)
-
-
-def _build(
-    settings: EngineSettings,
-    device: Device,
-    allocate: KvAllocator,
-    progress: Progress | None,
-    graph_progress: Progress | None,
-) -> Engine:
-    folder = find_checkpoint(settings.model, weights=settings.load_format != _DUMMY)
-    config = load_config(folder)
-    capacity = find_capacity(settings, config, is_gpu=device.torch_device.type == "cuda")
-    model = _load(settings, folder, config, device, progress)
-    limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
-    choice = _choose_attention(settings, model, limits, device)
-    num_blocks = chosen_num_blocks(settings, model.layout)
-    if num_blocks is None:
-        num_blocks = _num_blocks(settings, capacity, model, limits, choice, device)
-    memory = _kv_memory(model.layout, num_blocks, allocate, device)
-    runner = _runner(settings, model, limits, choice, memory, device, graph_progress)
-    core = _core(settings, capacity, model, num_blocks, runner)
+        folder = find_checkpoint(settings.model, weights=settings.load_format != _DUMMY)
+        config = load_config(folder)
+        capacity = find_capacity(settings, config, is_gpu=_is_gpu(device))
+        limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
+        model = _load(settings, folder, config, device, on_weights)
+        attention = _choose_attention(settings, model, limits, device)
+        num_blocks = _num_blocks(settings, capacity, model, limits, attention, device)
+        memory = _kv_memory(model.layout, num_blocks, allocate, device)
+        runner = _runner(settings, model, limits, attention, memory, device, on_graphs)
+        core = _core(settings, capacity, model, num_blocks, runner)
     return Engine(core, memory, config, model.fingerprint, num_blocks, core.max_request_tokens, device)
 
 
+def _is_gpu(device: Device) -> bool:
+    return device.torch_device.type == "cuda"
+
+
 def _load(
-    settings: EngineSettings, folder: Path, config: ModelConfig, device: Device, progress: Progress | None
+    settings: EngineSettings, folder: Path, config: ModelConfig, device: Device, on_weights: OnProgress | None
 ) -> _Model:
     dtype = choose_dtype(settings.dtype, config)
-    is_gpu = device.torch_device.type == "cuda"
-    before = read_memory(device.torch_device) if is_gpu else None
+    before = read_memory(device.torch_device) if _is_gpu(device) else None
     decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device)
     if settings.load_format == _DUMMY:
         fill_with_noise(decoder)
         fingerprint = dummy_fingerprint(config, device.torch_device.type)
     else:
-        load_weights(folder, decoder, progress)
+        load_weights(folder, decoder, on_weights)
         fingerprint = model_fingerprint(folder, config)
     sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size)
     layout = KvLayout(dtype, config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size)
@@ -143,28 +133,19 @@ def _num_blocks(
     capacity: Capacity,
     model: _Model,
     limits: RunnerLimits,
-    choice: AttentionChoice,
+    attention: AttentionChoice,
     device: Device,
 ) -> int:
-    """The size of the pool where the settings leave it open. Raises `InvalidSetting`."""
+    """The size of the pool (see `engine.pool_size`). Raises `InvalidSetting`."""
+    chosen = chosen_num_blocks(settings, model.layout)
+    if chosen is not None:
+        return chosen
     if model.before is None:
         return host_num_blocks(settings, model.layout, capacity)
-    reset_peak(device.torch_device)
-    profile(model.decoder, model.sampler, device, limits)
-    after = read_memory(device.torch_device)
-    reserved = choice.workspace_bytes
-    if not settings.enforce_eager:
-        logits_bytes = 4 * limits.max_decodes * model.decoder.config.vocab_size
-        reserved += logits_bytes + len(graph_sizes(limits.max_decodes)) * _BYTES_PER_GRAPH
-    budget = kv_budget(model.before, after, reserved, settings.gpu_memory_utilization)
-    num_blocks = device_num_blocks(budget, settings, model.layout, capacity)
-    needed = capacity.blocks_per_request * model.layout.block_bytes
-    if num_blocks is None:
-        raise too_small(budget, needed, after, settings.gpu_memory_utilization)
-    _log.info("KV pool: %d blocks, %.2f GiB", num_blocks, num_blocks * model.layout.block_bytes / 2**30)
-    if num_blocks < capacity.blocks_per_request:
-        _log.warning("the KV pool limits requests to %d tokens", num_blocks * settings.block_size)
-    return num_blocks
+    needs = measure_needs(
+        settings, model.before, model.decoder, model.sampler, device, limits, attention.workspace_bytes
+    )
+    return gpu_num_blocks(settings, model.layout, capacity, needs)
 
 
 def _kv_memory(layout: KvLayout, num_blocks: int, allocate: KvAllocator, device: Device) -> KvMemory:
@@ -180,13 +161,13 @@ def _runner(
     choice: AttentionChoice,
     memory: KvMemory,
     device: Device,
-    progress: Progress | None,
+    on_graphs: OnProgress | None,
 ) -> ModelRunner:
     attention = choice.build(memory.tensor)
     with_spare = replace(limits, spare_block=memory.spare_block)
     runner = ModelRunner(model.decoder, attention, model.sampler, device, with_spare)
     if not settings.enforce_eager:
-        runner.record_graphs(progress)
+        runner.record_graphs(on_graphs)
     runner.warm_up()
     return runner
 

@@ -16,8 +16,9 @@ import zmq
 from prometheus_client.core import Metric
 
 from engine.attention.base import LayerStored
-from engine.core import EngineCore, StepFailed
+from engine.core import EngineCore
 from engine.scheduler.request import RequestOutput, Step
+from engine.steps_in_flight import StepFailed
 from node.events import failure_of
 from node.heartbeat import HeartbeatThread
 from node.router_link import RouterLink
@@ -163,7 +164,7 @@ class EngineLoop:
         self._could_step = False
         if not self._core.has_work:
             return
-        was_under_way = self._core.is_step_under_way
+        was_in_flight = self._core.has_step_in_flight
         try:
             outputs = self._core.step(self._leg.watch)
         except StepFailed as error:
@@ -173,7 +174,7 @@ class EngineLoop:
                 self._leg.fail(key, error, now_s)
             return
         # a step whose requests were all aborted has no outputs, but there may be room now
-        self._could_step = was_under_way or bool(outputs)
+        self._could_step = was_in_flight or bool(outputs)
         done_s = time.monotonic()
         for output in outputs:
             if output.has_failed:

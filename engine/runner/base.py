@@ -29,11 +29,11 @@ class RunningStep(Protocol):
 class Runner(Protocol):
     """Computes steps.
 
-    `overlaps`: a step may be launched while the one before it runs. The token that the one before draws is then
+    `is_asynchronous`: a step may be launched while the one before it runs. The token that the one before draws is then
     `PENDING_TOKEN` in the shares of the later one, and the runner puts the drawn one in its place.
     """
 
-    overlaps: bool
+    is_asynchronous: bool
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         """Begin to store the KV of the step's tokens and to draw the tokens that are due.

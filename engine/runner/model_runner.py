@@ -54,7 +54,7 @@ class ModelRunner:
     def __init__(
         self, decoder: Decoder, attention: AttentionBackend, sampler: Sampler, device: Device, limits: RunnerLimits
     ) -> None:
-        self.overlaps = device.overlaps
+        self.is_asynchronous = device.is_asynchronous
         self._decoder = decoder
         self._attention = attention
         self._sampler = sampler
@@ -162,6 +162,6 @@ class ModelRunner:
 
     def _keep(self, requests: list[ScheduledRequest], token_ids: torch.Tensor) -> None:
         """Have the drawn tokens at hand for the next step, also when one between cannot be launched. token_ids: [N]."""
-        if self.overlaps:
+        if self.is_asynchronous:
             self._drawn[: len(requests)].copy_(token_ids)
             self._drawn_rows = {request.key: row for row, request in enumerate(requests)}

@@ -16,7 +16,7 @@ from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 PENDING_TOKEN = -1
-"""In `token_ids`: a token that the step under way is drawing."""
+"""In `token_ids`: a token that the step in flight is going to sample."""
 
 
 @dataclass(slots=True)
@@ -27,8 +27,8 @@ class Request:
     `first_token_only`: the request leaves after one token, and its blocks pass to a lease.
     `num_cached_tokens` is set at the first admission: prompt tokens that somebody else had computed.
 
-    While steps are under way, their tokens count as computed, and the last `num_pending_tokens` of `token_ids` are
-    `PENDING_TOKEN`. `num_steps_under_way` of them write into `block_table`.
+    While steps are in flight, their tokens count as computed, and the last `num_pending_tokens` of `token_ids` are
+    `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`.
     """
 
     key: RequestKey
@@ -45,7 +45,7 @@ class Request:
     num_cached_tokens: int | None = None
     num_published_blocks: int = 0
     num_pending_tokens: int = 0
-    num_steps_under_way: int = 0
+    num_steps_in_flight: int = 0
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -57,13 +57,27 @@ class Request:
         """Tokens whose values are known."""
         return len(self.token_ids) - self.num_pending_tokens
 
+    @property
+    def awaits_last_token(self) -> bool:
+        """Whether the token that is being sampled for it, whatever it is, will be its last."""
+        if not self.num_pending_tokens:
+            return False
+        return self.first_token_only or self.is_full(len(self.token_ids))
+
+    def is_full(self, num_tokens: int) -> bool:
+        """Whether so many tokens are as many as it may have."""
+        max_tokens = self.params.max_tokens
+        if max_tokens is not None and num_tokens - self.num_prompt_tokens >= max_tokens:
+            return True
+        return num_tokens >= self.max_total_tokens
+
 
 class ScheduledRequest(NamedTuple):
     """One request's share of a step. Written by the scheduler, read by the runner while it launches the step.
 
     Tokens start .. start + num_tokens - 1 of `token_ids` are computed and stored in the slots of `block_table`. Both
     lists are the request's own: they must not be changed, and they grow once the step was launched.
-    `needs_sample`: this reaches the last token there is, so that the next one can be drawn. `arrival`: which of the
+    `needs_sample`: this reaches the last token there is, so that the next one can be sampled. `arrival`: which of the
     requests that ever had this key.
     """
 
@@ -91,7 +105,7 @@ class Step:
 
 
 class SampledToken(NamedTuple):
-    """A token drawn by the sampler. `logprobs` is None unless the request asked for them."""
+    """A token chosen by the sampler. `logprobs` is None unless the request asked for them."""
 
     token_id: int
     logprobs: TokenLogprobs | None
@@ -100,7 +114,7 @@ class SampledToken(NamedTuple):
 class RequestOutput(NamedTuple):
     """What a step did for one request.
 
-    `token` is the token drawn, if any, the `output_index`-th of the output. `finish_reason` is "" unless it ended the
+    `token` is the token sampled, if any, the `output_index`-th of the output. `finish_reason` is "" unless it ended the
     request; `has_left` also when it leaves because only its first token was wanted, or because it `has_failed`: a token
     was due and the model computed no number. Its KV reaches over `num_computed_tokens`, `num_step_tokens` of them
     computed in this step.

@@ -9,23 +9,18 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from demo.batches import BATCH_TOKENS, END_OF_TEXT, LONG_EVERY, batches, encode, sums_drills
 from demo.corpus import Text
 from demo.location import checkpoint_path
 from demo.train import (
-    BATCH_TOKENS,
-    END_OF_TEXT,
-    LONG_EVERY,
     Plan,
-    batches,
     build_model,
-    encode,
     export,
     load_state,
     loss_of,
     optimizers_for,
     rate,
     save_state,
-    sums_drills,
     text_borders,
 )
 

@@ -11,12 +11,13 @@ from transformers import AutoModelForCausalLM
 from engine.attention.base import LayerStored
 from engine.build import Engine, build_engine
 from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore, StepFailed
+from engine.core import EngineCore
 from engine.runner.base import ComputedStep, RunningStep
 from engine.runner.kv_memory import allocate_private
 from engine.scheduler.request import RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.settings import EngineSettings
+from engine.steps_in_flight import StepFailed
 from tests.checkpoints import make_checkpoint
 from tests.request_keys import A, B, C, key_of
 from wire.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting
@@ -220,10 +221,12 @@ def test_another_salt_does_not_see_the_cache(checkpoint: Path) -> None:
         assert reservation.num_cached_tokens == cached
 
 
-def test_first_token_only_keeps_the_blocks_until_release(checkpoint: Path) -> None:
+def test_blocks_of_a_first_token_only_are_held_until_release(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
     core.add(A, prompt(20), GREEDY, first_token_only=True)
+    assert core.is_live(A)
     assert core.step()[0].has_left
+    assert not core.is_live(A)
     assert not core.has_work
     assert len(core.block_table(A)) == num_held(core) == 3
     assert not core.abort(A)
@@ -233,7 +236,7 @@ def test_first_token_only_keeps_the_blocks_until_release(checkpoint: Path) -> No
     assert num_held(core) == 0
 
 
-def test_blocks_are_kept_also_when_the_first_token_ends_the_request(checkpoint: Path) -> None:
+def test_blocks_are_held_also_when_the_first_token_ends_the_request(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
     core.add(A, prompt(9), DecodingParams(temperature=0, max_tokens=1), first_token_only=True)
     assert core.step()[0].finish_reason == "length"
@@ -242,7 +245,7 @@ def test_blocks_are_kept_also_when_the_first_token_ends_the_request(checkpoint: 
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
-def test_an_abort_in_each_state_returns_all_blocks(checkpoint: Path, num_steps: int) -> None:
+def test_an_abort_in_each_state_releases_all_blocks(checkpoint: Path, num_steps: int) -> None:
     core = new_engine(checkpoint, max_num_batched_tokens=BLOCK_SIZE, num_blocks=10).core
     for number in range(3):
         core.add(key_of(number), prompt(20, seed=number), GREEDY)
@@ -255,7 +258,7 @@ def test_an_abort_in_each_state_returns_all_blocks(checkpoint: Path, num_steps: 
     assert num_held(core) == 0
 
 
-def test_aborting_a_request_that_came_with_its_kv_returns_its_blocks(checkpoint: Path) -> None:
+def test_aborting_a_request_that_came_with_its_kv_releases_its_blocks(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
     reservation = core.reserve(A, prompt(16))
     assert reservation is not None
@@ -269,7 +272,7 @@ def test_aborting_a_request_that_came_with_its_kv_returns_its_blocks(checkpoint:
 class FlakyRunner:
     """Raises as long as it is broken."""
 
-    overlaps = False
+    is_asynchronous = False
 
     def __init__(self) -> None:
         self.is_broken = True

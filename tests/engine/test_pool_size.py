@@ -1,10 +1,8 @@
-"""The pool of a GPU follows from readings around the largest step. The readings are given here; the order is ours."""
+"""The size of the KV pool follows from the settings, or from readings of a GPU's memory, which are given here."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,89 +12,146 @@ import torch
 
 from device.host import HostDevice
 from device.memory import MemoryReading
-from engine import build
-from engine.attention.choose import AttentionChoice
-from engine.capacity import find_capacity
+from engine import pool_size
+from engine.capacity import Capacity
 from engine.models.config import load_config
+from engine.models.decoder import Decoder
+from engine.pool_size import GpuNeeds, chosen_num_blocks, gpu_num_blocks, host_num_blocks, measure_needs
 from engine.runner.limits import RunnerLimits, graph_sizes
 from engine.runner.profiling import profile
+from engine.runner.sampler import Sampler
 from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
 from wire.errors import InvalidSetting
+from wire.layout import KvLayout
 
 MIB = 2**20
-SETTINGS = EngineSettings(block_size=16, max_num_seqs=64, max_num_batched_tokens=64, gpu_memory_utilization=0.5)
-BEFORE = MemoryReading(total=80_000 * MIB, free=79_000 * MIB, reserved=0, peak=0)
-AFTER = MemoryReading(total=80_000 * MIB, free=78_900 * MIB, reserved=100 * MIB, peak=300 * MIB)
-WORKSPACE_BYTES = 50 * MIB
+MARGIN = 64
+LAYOUT = KvLayout("float32", num_layers=2, num_kv_heads=2, head_dim=16, block_size=16)
 
 
-class Sizing:
-    """Sizes the pool of one model, with what happened in which order."""
-
-    def __init__(self, folder: Path) -> None:
-        self.order: list[str] = []
-        self.after = AFTER
-        self._folder = folder
-
-    def num_blocks(self, settings: EngineSettings) -> tuple[int, int]:
-        """(blocks, bytes of a block)."""
-        model = build._load(settings, self._folder, load_config(self._folder), HostDevice(), None)
-        model = replace(model, before=BEFORE)
-        capacity = find_capacity(settings, model.decoder.config, is_gpu=True)
-        limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
-        choice = AttentionChoice("flashinfer", WORKSPACE_BYTES, mock.Mock())
-        found = build._num_blocks(settings, capacity, model, limits, choice, HostDevice())
-        return found, model.layout.block_bytes
-
-    def reset(self, device: torch.device) -> None:
-        self.order.append("count from here")
-
-    def read(self, device: torch.device) -> MemoryReading:
-        self.order.append("read")
-        return self.after
+# --- from the settings
 
 
-@pytest.fixture
-def sizing(tmp_path: Path) -> Iterator[Sizing]:
-    sizing = Sizing(make_checkpoint(tmp_path / "model", "qwen3"))
+def test_the_number_of_blocks_beats_the_number_of_bytes() -> None:
+    given = 10 * LAYOUT.block_bytes + 1
+    assert chosen_num_blocks(EngineSettings(kv_cache_memory_bytes=given), LAYOUT) == 10
+    assert chosen_num_blocks(EngineSettings(kv_cache_memory_bytes=given, num_blocks=5), LAYOUT) == 5
+    assert chosen_num_blocks(EngineSettings(), LAYOUT) is None
+
+
+def test_a_pool_in_host_memory_holds_what_can_be_used_within_a_gibibyte() -> None:
+    settings = EngineSettings(max_num_seqs=4)
+    assert host_num_blocks(settings, LAYOUT, Capacity(512, 32, 512)) == 4 * 32
+    in_a_gibibyte = 2**30 // LAYOUT.block_bytes
+    half = in_a_gibibyte // 2
+    assert host_num_blocks(settings, LAYOUT, Capacity(16 * half, half, 512)) == in_a_gibibyte
+    assert host_num_blocks(settings, LAYOUT, Capacity(0, in_a_gibibyte + 7, 512)) == in_a_gibibyte + 7
+    assert host_num_blocks(EngineSettings(max_num_seqs=1), LAYOUT, Capacity(5, 1, 512)) == 2
+
+
+# --- what is left of a GPU, in MiB
+
+
+def reading(total: int, free: int, reserved: int = 0, peak: int = 0) -> MemoryReading:
+    return MemoryReading(total * MIB, free * MIB, reserved * MIB, peak * MIB)
+
+
+def budget(before: MemoryReading, after: MemoryReading, utilization: float, later: int = 0) -> float:
+    return GpuNeeds(before, after, later * MIB).budget(utilization) / MIB
+
+
+def test_a_share_pays_for_context_weights_peak_and_graphs() -> None:
+    # 500 MiB outside torch, 15,000 of weights, 2,000 more at the peak, 300 of graphs
+    after = reading(80_000, 79_000 - 500 - 15_000, reserved=15_000, peak=17_000)
+    found = budget(reading(80_000, 79_000), after, 0.9, later=300)
+    assert found == 72_000 - 500 - 17_000 - 300 - MARGIN
+
+
+def test_two_nodes_of_one_device_fit_beside_each_other() -> None:
+    # the other node has taken all of its share already
+    before = reading(80_000, 80_000 - 36_000)
+    after = reading(80_000, before.free // MIB - 500 - 15_000, reserved=15_000, peak=17_000)
+    assert budget(before, after, 0.45) == 36_000 - 500 - 17_000 - MARGIN
+
+
+def test_what_another_process_took_meanwhile_is_not_counted_as_ours() -> None:
+    after = reading(80_000, 79_000 - 500 - 15_000 - 20_000, reserved=15_000, peak=17_000)
+    assert budget(reading(80_000, 79_000), after, 0.45) == 36_000 - 2_048 - 17_000 - MARGIN
+
+
+def test_no_more_than_is_free_is_promised() -> None:
+    before = reading(80_000, 30_000)
+    after = reading(80_000, 30_000 - 500 - 15_000, reserved=15_000, peak=17_000)
+    assert budget(before, after, 0.9, later=100) == 14_500 - 2_000 - 100 - MARGIN
+
+
+def test_a_share_that_is_used_up_leaves_nothing() -> None:
+    after = reading(80_000, 60_000, reserved=15_000, peak=17_000)
+    assert budget(reading(80_000, 79_000), after, 0.2) == 0
+
+
+@pytest.mark.parametrize("utilization", [0.0, -0.1, 1.01, float("nan")])
+def test_only_a_share_is_a_utilization(utilization: float) -> None:
+    with pytest.raises(InvalidSetting, match="--gpu-memory-utilization"):
+        budget(reading(8, 8), reading(8, 8), utilization)
+
+
+# --- the blocks of a GPU
+
+
+def blocks_within(num_bytes: int, max_model_len: int = 0) -> int:
+    """With so many bytes to spend; a request of the limit takes 8 blocks of 16 tokens."""
+    total = num_bytes + MARGIN * MIB
+    empty = MemoryReading(total, total, 0, 0)
+    settings = EngineSettings(block_size=16, max_model_len=max_model_len, gpu_memory_utilization=1.0)
+    return gpu_num_blocks(settings, LAYOUT, Capacity(16 * 8, 8, 512), GpuNeeds(empty, empty, 0))
+
+
+def test_the_pool_of_a_gpu_takes_the_budget_but_for_the_spare_block() -> None:
+    assert blocks_within(21 * LAYOUT.block_bytes - 1) == 19
+
+
+def test_a_longest_request_that_was_asked_for_has_to_fit() -> None:
+    assert blocks_within(9 * LAYOUT.block_bytes, max_model_len=128) == 8
+    with pytest.raises(InvalidSetting, match=r"--gpu-memory-utilization 1 leaves 0\.00 GiB for KV on a device of 0\.1"):
+        blocks_within(8 * LAYOUT.block_bytes, max_model_len=128)
+
+
+def test_a_longest_request_of_the_models_limit_need_not_fit(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert blocks_within(8 * LAYOUT.block_bytes) == 7
+    assert "limits requests to 112 tokens" in caplog.text
+    with pytest.raises(InvalidSetting, match="one request of --max-model-len needs"):
+        blocks_within(2 * LAYOUT.block_bytes)
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_needs_are_the_largest_step_the_workspace_and_graphs(tmp_path: Path, enforce_eager: bool) -> None:
+    config = load_config(make_checkpoint(tmp_path / "model", "qwen3"))
+    decoder, device = Decoder(config, torch.float32, torch.device("cpu")), HostDevice()
+    limits = RunnerLimits(max_num_seqs=64, max_num_batched_tokens=48, max_blocks_per_request=4)
+    before, after, order = reading(10, 9), reading(10, 8), list[str]()
+
+    def noted_reset(where: torch.device) -> None:
+        order.append("count from here")
 
     def noted_profile(*arguments: Any) -> None:
-        sizing.order.append("largest step")
+        order.append("largest step")
         profile(*arguments)
 
+    def noted_reading(where: torch.device) -> MemoryReading:
+        order.append("read")
+        return after
+
     with (
-        mock.patch.object(build, "reset_peak", sizing.reset),
-        mock.patch.object(build, "profile", noted_profile),
-        mock.patch.object(build, "read_memory", sizing.read),
+        mock.patch.object(pool_size, "reset_peak", noted_reset),
+        mock.patch.object(pool_size, "profile", noted_profile),
+        mock.patch.object(pool_size, "read_memory", noted_reading),
     ):
-        yield sizing
-
-
-def test_the_pool_gets_what_the_largest_step_the_workspace_and_graphs_leave(sizing: Sizing) -> None:
-    num_blocks, block_bytes = sizing.num_blocks(SETTINGS)
-    assert sizing.order == ["count from here", "largest step", "read"]
-    # a vocabulary of 320: logits of 64 sequences in float32
-    graphs = len(graph_sizes(64)) * 16 * MIB + 64 * 320 * 4
-    budget = 40_000 * MIB - 300 * MIB - WORKSPACE_BYTES - graphs - 64 * MIB
-    assert num_blocks == budget // block_bytes - 1
-
-
-def test_without_graphs_nothing_is_set_aside_for_them(sizing: Sizing) -> None:
-    num_blocks, block_bytes = sizing.num_blocks(replace(SETTINGS, enforce_eager=True))
-    assert num_blocks == (40_000 * MIB - 300 * MIB - WORKSPACE_BYTES - 64 * MIB) // block_bytes - 1
-
-
-def test_a_pool_that_cannot_hold_a_request_is_an_error_or_a_shorter_limit(
-    sizing: Sizing, caplog: pytest.LogCaptureFixture
-) -> None:
-    eager = replace(SETTINGS, enforce_eager=True)
-    _, block_bytes = sizing.num_blocks(eager)
-    # room for ten blocks and the spare one; a request of the model's limit needs 32
-    missing = 40_000 * MIB - 300 * MIB - WORKSPACE_BYTES - 64 * MIB - 11 * block_bytes
-    sizing.after = replace(AFTER, peak=AFTER.peak + missing)
-    with caplog.at_level(logging.WARNING):
-        assert sizing.num_blocks(eager)[0] == 10
-    assert "limits requests to 160 tokens" in caplog.text
-    with pytest.raises(InvalidSetting, match=r"--gpu-memory-utilization 0\.5 leaves"):
-        sizing.num_blocks(replace(eager, max_model_len=400))
+        sampler, settings = Sampler(frozenset(), config.vocab_size), EngineSettings(enforce_eager=enforce_eager)
+        needs = measure_needs(settings, before, decoder, sampler, device, limits, 50 * MIB)
+    assert order == ["count from here", "largest step", "read"]
+    # logits of 48 sequences in float32, over a vocabulary of 320
+    graph_bytes = 0 if enforce_eager else 16 * MIB * len(graph_sizes(48)) + 48 * 320 * 4
+    assert needs == GpuNeeds(before, after, 50 * MIB + graph_bytes)

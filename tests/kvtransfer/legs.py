@@ -12,7 +12,8 @@ import zmq
 
 from decode_node.leg import DecodeLeg, ReceivingNotices
 from decode_node.leg import Notice as ReceivingNotice
-from engine.core import EngineCore, StepFailed
+from engine.core import EngineCore
+from engine.steps_in_flight import StepFailed
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.pool import HostPool
 from kvtransfer.pusher import Pusher

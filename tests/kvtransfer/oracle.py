@@ -40,11 +40,11 @@ class OracleRunner:
     """Writes real bytes as KV. `error` is raised instead while it is set; `forced_token` is drawn while it is set.
     The launch of number `failing_launch`, counted from 1, fails.
 
-    With `overlaps`, a step touches its blocks as late as it may: when its result is asked for.
+    With `is_asynchronous`, a step touches its blocks as late as it may: when its result is asked for.
     """
 
     blocks: Blocks
-    overlaps: bool = False
+    is_asynchronous: bool = False
     error: Exception | None = None
     failing_launch: int | None = None
     forced_token: int | None = None
@@ -63,7 +63,7 @@ class OracleRunner:
             for s in step.requests
         ]
         late = _LateStep(self, rows, layer_stored)
-        return late if self.overlaps else ComputedStep(late.result())
+        return late if self.is_asynchronous else ComputedStep(late.result())
 
     def compute(self, rows: Sequence[_Row], layer_stored: LayerStored | None) -> Mapping[RequestKey, SampledToken]:
         """One step, right after the one before it."""

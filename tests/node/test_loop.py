@@ -31,7 +31,7 @@ FOUR_TOKENS = DecodingParams(max_tokens=4, ignore_eos=True)
 class Runner:
     """Draws token 1. `errors`: by number of the launch, raised as its result."""
 
-    overlaps: bool = True
+    is_asynchronous: bool = True
     errors: dict[int, Exception] = field(default_factory=dict)
     num_launched: int = 0
 

@@ -154,7 +154,7 @@ def test_a_pending_token_may_end_a_longer_share(decoder: Decoder) -> None:
     for device in (HostDevice(), EmulatedDevice()):
         runner = make_runner(decoder, device, make_kv(decoder))
         first = runner.launch(Step((scheduled(A, 0, 3, [5, 6, 7], 3, [0], GREEDY),)))
-        last = first.result()[A].token_id if not device.overlaps else PENDING_TOKEN
+        last = first.result()[A].token_id if not device.is_asynchronous else PENDING_TOKEN
         again = runner.launch(Step((scheduled(A, 0, 4, [5, 6, 7, last], 3, [4], GREEDY),)))
         tokens.append((first.result()[A].token_id, again.result()[A].token_id))
     assert tokens[0] == tokens[1]
@@ -300,4 +300,4 @@ def test_graphs_are_recorded_largest_first_where_that_is_possible(decoder: Decod
 
 @pytest.mark.parametrize("device", [HostDevice(), EmulatedDevice()], ids=["host", "emulated"])
 def test_a_runner_overlaps_as_its_device_does(device: Device, decoder: Decoder) -> None:
-    assert make_runner(decoder, device, make_kv(decoder)).overlaps == device.overlaps
+    assert make_runner(decoder, device, make_kv(decoder)).is_asynchronous == device.is_asynchronous

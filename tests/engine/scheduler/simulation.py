@@ -4,9 +4,9 @@ The device "computes" a token by writing the hash of the whole sequence up to it
 when a slot before it holds anything else: KV that was lost, overwritten or of a wrong prefix is noticed at once.
 The next token is a function of all tokens before it, so outputs can be compared with `continuation`.
 
-An overlapping device computes a step at any moment between its launch and its result, by what it read at the launch. It
-takes pending tokens from its own last draw. What another node writes into reserved blocks (`reserve`) is there at once,
-in no order with the device: a step that still writes into blocks given away destroys it.
+An asynchronous device computes a step at any moment between its launch and its result, by what it read at the launch.
+It takes pending tokens from what it sampled last. What another node writes into reserved blocks (`reserve`) is there at
+once, in no order with the device: a step that still writes into released blocks destroys it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import TypeAlias
 
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore, Reservation, StepFailed
+from engine.core import EngineCore, Reservation
 from engine.scheduler.request import PENDING_TOKEN, Request, RequestOutput, SampledToken, ScheduledRequest, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.steps_in_flight import StepFailed
 from tests.request_keys import key_of
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
@@ -88,13 +89,13 @@ class Device:
     """KV as (block, slot) -> hash of the sequence up to that token. See `Runner`."""
 
     block_size: int
-    overlaps: bool = False
+    is_asynchronous: bool = False
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     failure_rate: float = 0.0
     slots: dict[tuple[int, int], int | None] = field(default_factory=dict)
     num_computed_tokens: int = 0
     _launched: deque[LaunchedStep] = field(default_factory=deque)
-    _drawn: dict[RequestKey, SampledToken] = field(default_factory=dict)
+    _sampled: dict[RequestKey, SampledToken] = field(default_factory=dict)
 
     def write(self, token_ids: Sequence[int], block_table: Sequence[int], start: int, stop: int) -> None:
         for position in range(start, stop):
@@ -117,7 +118,7 @@ class Device:
         is_void = any(before.has_failed for before in self._launched)
         launched = LaunchedStep(self, rows, has_failed=is_void or self.chance.random() < self.failure_rate)
         self._launched.append(launched)
-        assert len(self._launched) <= (2 if self.overlaps else 1)
+        assert len(self._launched) <= (2 if self.is_asynchronous else 1)
         if self.chance.random() < 0.5:
             for one in self._launched:
                 self._compute(one)
@@ -132,28 +133,28 @@ class Device:
         if launched.is_computed:
             return
         launched.is_computed = True
-        drawn: dict[RequestKey, SampledToken] = {}
+        sampled: dict[RequestKey, SampledToken] = {}
         for row in launched.rows:
             if launched.has_failed:
-                self._spoil(row)
+                self._overwrite(row)
                 continue
             token_ids = self._known(row)
             self._check_context(row, token_ids)
             self.write(token_ids, row.block_table, row.start, row.start + row.num_tokens)
             self.num_computed_tokens += row.num_tokens
             if row.needs_sample:
-                drawn[row.key] = SampledToken(next_token(token_ids), None)
+                sampled[row.key] = SampledToken(next_token(token_ids), None)
         if launched.has_failed:
             for later in self._launched:
                 later.has_failed = later.has_failed or not later.is_computed
-        launched.tokens, self._drawn = drawn, drawn
+        launched.tokens, self._sampled = sampled, sampled
 
     def _known(self, row: Row) -> tuple[int, ...]:
         if row.token_ids[-1] != PENDING_TOKEN:
             return row.token_ids
-        return (*row.token_ids[:-1], self._drawn[row.key].token_id)
+        return (*row.token_ids[:-1], self._sampled[row.key].token_id)
 
-    def _spoil(self, row: Row) -> None:
+    def _overwrite(self, row: Row) -> None:
         for position in range(row.start, row.start + row.num_tokens):
             self.slots[self._slot(row.block_table, position)] = None
 
@@ -196,7 +197,7 @@ class Simulation:
         self.num_just_ended = 0
         self._reserved: dict[Name, tuple[Reservation, list[int]]] = {}
         self._launched: list[Step] = []
-        self._under_way: deque[Step] = deque()
+        self._in_flight: deque[Step] = deque()
         self._holders: set[RequestKey] = set()
         self._num_preemptions = 0
         self._names: dict[RequestKey, Name] = {}
@@ -263,8 +264,8 @@ class Simulation:
                 raise
             self._note_failure()
         else:
-            if self._under_way:
-                self.num_rows_wasted += len(self._under_way.popleft().requests) - len(outputs)
+            if self._in_flight:
+                self.num_rows_wasted += len(self._in_flight.popleft().requests) - len(outputs)
             for output in outputs:
                 self._note(output)
         self.check_blocks()
@@ -276,11 +277,10 @@ class Simulation:
             if not self.core.has_work:
                 return
             self.step()
-        raise AssertionError(f"{self.scheduler.live_keys()} did not finish")
+        raise AssertionError(f"{self.core.request_keys()} did not finish")
 
     def live(self) -> list[Request]:
-        found = [self.scheduler.get(key) for key in self.scheduler.live_keys()]
-        return [request for request in found if request is not None]
+        return list(self.scheduler.requests)
 
     def check_blocks(self) -> None:
         """Blocks with an owner are exactly the held ones."""
@@ -288,30 +288,30 @@ class Simulation:
         assert self.pool.num_free + self.pool.num_cached + self.pool.num_held == self.pool.num_blocks
 
     def _watch(self, step: Step) -> None:
-        if self.core.is_step_under_way:
+        if self.core.has_step_in_flight:
             self.num_steps_ahead += 1
             assert self.scheduler.num_preemptions == self._num_preemptions, "nothing is preempted ahead"
         self._num_preemptions = self.scheduler.num_preemptions
         self._launched.append(step)
-        self._under_way.append(step)
+        self._in_flight.append(step)
         self._check_step(step)
         self._check_oldest_keeps_its_blocks()
 
     def _check_step(self, step: Step) -> None:
         assert step.num_tokens <= self.limits.max_num_batched_tokens
         assert len({share.key for share in step.requests}) == len(step.requests) <= self.limits.max_num_seqs
-        assert self.scheduler.num_running <= self.limits.max_num_seqs
+        assert self.scheduler.requests.num_running <= self.limits.max_num_seqs
         for share in step.requests:
             assert share.num_tokens >= 1
             assert len(share.block_table) * self.limits.block_size >= share.start + share.num_tokens
         sizes = [share.num_tokens for share in step.requests]
         if max(sizes, default=0) > 1:
             scheduled = {share.key for share in step.requests}
-            running = self.live()[: self.scheduler.num_running]
+            running = self.live()[: self.scheduler.requests.num_running]
             streams = {request.key for request in running if request.num_uncomputed_tokens == 1}
-            assert streams - {request.key for request in running if self._is_drawing_its_last(request)} <= scheduled
+            assert streams - {request.key for request in running if self._awaits_its_last(request)} <= scheduled
 
-    def _is_drawing_its_last(self, request: Request) -> bool:
+    def _awaits_its_last(self, request: Request) -> bool:
         num_tokens = len(request.token_ids)
         is_full = num_tokens - request.num_prompt_tokens == request.params.max_tokens
         return request.token_ids[-1] == PENDING_TOKEN and (is_full or num_tokens == self.limits.max_request_tokens)
@@ -333,8 +333,8 @@ class Simulation:
 
     def _note_failure(self) -> None:
         self.num_failures += 1
-        self._under_way.clear()
-        assert not self.core.is_step_under_way
+        self._in_flight.clear()
+        assert not self.core.has_step_in_flight
         for request in self.live():
             assert PENDING_TOKEN not in request.token_ids
             assert request.token_ids[request.num_prompt_tokens :] == self.outputs[self._names[request.key]]

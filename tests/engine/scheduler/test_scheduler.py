@@ -57,7 +57,7 @@ def test_at_most_max_num_seqs_run_together() -> None:
     for number in range(5):
         simulation.add(number, prompt(2, 10 * number))
     assert len(simulation.step().requests) == 2
-    assert (simulation.scheduler.num_running, simulation.scheduler.num_waiting) == (2, 3)
+    assert (simulation.scheduler.requests.num_running, simulation.scheduler.requests.num_waiting) == (2, 3)
     simulation.run()
     assert len(simulation.finished) == 5
 
@@ -292,10 +292,10 @@ def test_an_abort_at_any_time_returns_every_block(num_steps: int) -> None:
 
 
 def test_aborting_what_is_unknown_is_harmless() -> None:
-    assert Simulation().scheduler.remove(key_of("nobody")) is None
+    assert Simulation().scheduler.requests.remove(key_of("nobody")) is None
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_traffic_ends_with_exactly_the_right_tokens(seed: int) -> None:
     draw = random.Random(seed)
     simulation = Simulation(

@@ -1,4 +1,4 @@
-"""What EngineCore promises while steps are under way: who owns which block, whose result is whose, and failures."""
+"""What EngineCore promises while steps are in flight: who owns which block, whose result is whose, and failures."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 from device.base import DeviceFailed
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore, StepFailed
+from engine.core import EngineCore
 from engine.scheduler.request import PENDING_TOKEN, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.steps_in_flight import StepFailed
 from tests.engine.test_core import note, num_held, run
 from tests.request_keys import A, B, key_of
 from wire.request_key import RequestKey
@@ -44,19 +45,19 @@ class LateStep:
 
 @dataclass
 class LateRunner:
-    """Draws `draw(key, position)`. Fails where the two tables of errors, by number of the launch, say so.
+    """Samples `sample(key, position)`. Fails where the two tables of errors, by number of the launch, say so.
 
-    `is_disturbed`: a step wrote into a block that had been given back, or to somebody else, since its launch.
+    `is_disturbed`: a step wrote into a block that had been released, or allocated again, since its launch.
     """
 
     pool: BlockPool
-    overlaps: bool = True
-    draw: Callable[[RequestKey, int], int] = lambda key, position: position
+    is_asynchronous: bool = True
+    sample: Callable[[RequestKey, int], int] = lambda key, position: position
     launch_errors: dict[int, Exception] = field(default_factory=dict)
     result_errors: dict[int, Exception] = field(default_factory=dict)
     is_disturbed: bool = False
     num_launched: int = 0
-    under_way: deque[LateStep] = field(default_factory=deque)
+    in_flight: deque[LateStep] = field(default_factory=deque)
     steps: list[list[RequestKey]] = field(default_factory=list)
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> LateStep:
@@ -65,28 +66,30 @@ class LateRunner:
         self.steps.append(keys)
         if self.num_launched in self.launch_errors:
             raise self.launch_errors.pop(self.num_launched)
-        assert len(self.under_way) < 2
+        assert len(self.in_flight) < 2
         blocks = {block: self.pool.generation(block) for share in step.requests for block in share.block_table}
         tokens = {
-            share.key: SampledToken(self.draw(share.key, len(share.token_ids)), None)
+            share.key: SampledToken(self.sample(share.key, len(share.token_ids)), None)
             for share in step.requests
             if share.needs_sample
         }
         late = LateStep(self, self.num_launched, keys, blocks, tokens)
-        self.under_way.append(late)
+        self.in_flight.append(late)
         return late
 
     def write(self, step: LateStep) -> None:
-        if step in self.under_way:
-            assert self.under_way.popleft() is step
-        free = self.pool._free
+        if step in self.in_flight:
+            assert self.in_flight.popleft() is step
         for block, generation in step.blocks.items():
-            self.is_disturbed |= self.pool.generation(block) != generation or block in free
+            self.is_disturbed |= self.pool.generation(block) != generation or self._is_free(block)
+
+    def _is_free(self, block: int) -> bool:
+        return self.pool.num_available_beside([block]) < self.pool.num_available
 
 
-def new_core(num_blocks: int = 16, *, overlaps: bool = True, budget: int = 16) -> tuple[EngineCore, LateRunner]:
+def new_core(num_blocks: int = 16, *, is_asynchronous: bool = True, budget: int = 16) -> tuple[EngineCore, LateRunner]:
     pool = BlockPool(num_blocks)
-    runner = LateRunner(pool, overlaps)
+    runner = LateRunner(pool, is_asynchronous)
     limits = SchedulerLimits(4, 4, budget, num_blocks * 4)
     return EngineCore(pool, Scheduler(pool, limits, frozenset({EOS})), runner, "f"), runner
 
@@ -96,30 +99,30 @@ def prompt(num_tokens: int, first: int = 100) -> list[int]:
 
 
 def positions(num_prompt_tokens: int, num_tokens: int = 12) -> list[int]:
-    """What `LateRunner` draws."""
+    """What `LateRunner` samples."""
     return list(range(num_prompt_tokens, num_prompt_tokens + num_tokens))
 
 
-def test_two_steps_are_under_way_at_most_and_one_between_calls() -> None:
+def test_two_steps_are_in_flight_at_most_and_one_between_calls() -> None:
     core, runner = new_core()
     core.add(A, prompt(5), ENDLESS)
     for number in range(1, 12):
         core.step()
-        assert core.is_step_under_way
-        assert len(runner.under_way) == 1
+        assert core.has_step_in_flight
+        assert len(runner.in_flight) == 1
         assert runner.num_launched == number + 1
     core.step()
-    assert not core.is_step_under_way
+    assert not core.has_step_in_flight
     assert not core.has_work
     assert runner.num_launched == 12
 
 
-def test_a_runner_that_does_not_overlap_has_nothing_under_way_between_calls() -> None:
-    core, runner = new_core(overlaps=False)
+def test_a_runner_that_is_not_asynchronous_has_nothing_in_flight_between_calls() -> None:
+    core, runner = new_core(is_asynchronous=False)
     core.add(A, prompt(5), ENDLESS)
     for number in range(1, 13):
         core.step()
-        assert not core.is_step_under_way
+        assert not core.has_step_in_flight
         assert runner.num_launched == number
     assert not core.has_work
 
@@ -127,9 +130,9 @@ def test_a_runner_that_does_not_overlap_has_nothing_under_way_between_calls() ->
 # --- blocks
 
 
-def test_blocks_of_a_request_that_ends_stay_until_the_step_on_top_is_collected() -> None:
+def test_blocks_of_a_request_that_ends_stay_until_the_next_step_is_collected() -> None:
     core, runner = new_core(num_blocks=4)
-    runner.draw = lambda key, position: EOS if position == 6 else 9
+    runner.sample = lambda key, position: EOS if position == 6 else 9
     core.add(A, prompt(5), UNTIL_EOS)
     core.step()
     (output,) = core.step()
@@ -163,7 +166,7 @@ def test_blocks_of_an_aborted_request_stay_until_its_step_is_collected() -> None
     assert core.release(key_of("remote"))
 
 
-def test_blocks_of_a_request_that_is_in_no_step_go_back_at_once() -> None:
+def test_blocks_of_a_request_that_is_in_no_step_are_released_at_once() -> None:
     core, runner = new_core(num_blocks=8)
     core.add(A, prompt(5), ENDLESS)
     core.step()
@@ -176,7 +179,7 @@ def test_blocks_of_a_request_that_is_in_no_step_go_back_at_once() -> None:
     assert runner.num_launched == 2
 
 
-def test_blocks_of_requests_of_a_failed_step_can_go_back_at_once() -> None:
+def test_blocks_of_requests_of_a_failed_step_can_be_released_at_once() -> None:
     core, runner = new_core()
     runner.result_errors[2] = OSError("lost")
     core.add(A, prompt(5), ENDLESS)
@@ -184,7 +187,7 @@ def test_blocks_of_requests_of_a_failed_step_can_go_back_at_once() -> None:
     with pytest.raises(StepFailed) as caught:
         core.step()
     assert runner.num_launched == 3
-    assert not runner.under_way, "the step on top was waited for"
+    assert not runner.in_flight, "the next step was waited for"
     for key in caught.value.keys:
         core.abort(key)
     core.check()
@@ -192,7 +195,7 @@ def test_blocks_of_requests_of_a_failed_step_can_go_back_at_once() -> None:
     assert not runner.is_disturbed
 
 
-def test_an_aborted_request_of_a_step_that_fails_gives_its_blocks_back_once() -> None:
+def test_an_aborted_request_of_a_step_that_fails_releases_its_blocks_once() -> None:
     core, runner = new_core()
     runner.result_errors[2] = OSError("lost")
     for number, key in enumerate((A, B)):
@@ -221,7 +224,7 @@ def test_the_next_request_gets_the_room_when_the_step_is_collected() -> None:
     assert not runner.is_disturbed
 
 
-def test_a_prompt_whose_first_token_was_wanted_is_in_no_step_on_top_and_keeps_its_blocks() -> None:
+def test_a_prompt_whose_first_token_was_wanted_is_not_in_the_next_step_and_its_blocks_are_held() -> None:
     core, runner = new_core()
     core.add(A, prompt(5), ENDLESS, first_token_only=True)
     core.add(B, prompt(5, 300), ENDLESS)
@@ -251,7 +254,7 @@ def test_a_prompt_that_is_aborted_in_the_middle_leaves_nothing_to_release() -> N
 # --- whose result
 
 
-def test_a_key_can_be_used_again_while_its_old_step_is_under_way() -> None:
+def test_a_key_can_be_used_again_while_its_old_step_is_in_flight() -> None:
     core, runner = new_core()
     core.add(A, prompt(5), ENDLESS)
     core.step()
@@ -269,11 +272,11 @@ def test_a_key_that_is_reused_next_to_others_gets_its_own_tokens() -> None:
     core.step()
     core.abort(A)
     core.add(A, prompt(7, 300), DecodingParams(max_tokens=3, ignore_eos=True))
-    assert [output.key for output in core.step()] == [B], "the old step; the new one is launched on top of it"
+    assert [output.key for output in core.step()] == [B], "the old step; the new one is in flight"
     assert run(core) == {A: positions(7, 3), B: positions(9, 5)[2:]}
 
 
-def test_requests_with_kv_join_while_a_step_is_under_way() -> None:
+def test_requests_with_kv_join_while_a_step_is_in_flight() -> None:
     core, runner = new_core()
     core.add(A, prompt(5), ENDLESS)
     core.step()
@@ -286,7 +289,7 @@ def test_requests_with_kv_join_while_a_step_is_under_way() -> None:
     assert not runner.is_disturbed
 
 
-def test_penalties_are_drawn_with_nothing_pending() -> None:
+def test_penalties_are_sampled_with_nothing_pending() -> None:
     core, runner = new_core()
     seen: list[list[int]] = []
     core.add(A, prompt(5), DecodingParams(max_tokens=4, ignore_eos=True, frequency_penalty=0.5))
@@ -314,7 +317,7 @@ def test_a_step_that_fails_can_be_tried_again_wherever_it_lay(number: int, is_at
         try:
             note(core.step(), tokens)
         except StepFailed as error:
-            failures.append((error.keys, core.is_step_under_way or bool(runner.under_way)))
+            failures.append((error.keys, core.has_step_in_flight or bool(runner.in_flight)))
         core.check()
     assert failures == [([A, B], False)]
     assert tokens == {A: positions(5), B: positions(5)}
@@ -322,23 +325,23 @@ def test_a_step_that_fails_can_be_tried_again_wherever_it_lay(number: int, is_at
     assert not runner.is_disturbed
 
 
-def test_a_step_on_top_that_cannot_be_launched_costs_the_one_before_nothing() -> None:
+def test_a_next_step_that_cannot_be_launched_costs_the_one_before_nothing() -> None:
     core, runner = new_core(budget=6)
     runner.launch_errors[2] = OSError("no memory")
     core.add(A, prompt(5), ENDLESS)
     core.add(B, prompt(5, 200), ENDLESS)
     (first, _) = core.step()
     assert (first.key, first.token) == (A, SampledToken(5, None))
-    assert core.is_step_under_way
+    assert core.has_step_in_flight
     with pytest.raises(StepFailed) as caught:
         core.step()
-    assert runner.num_launched == 2, "nothing is launched on top of what failed"
+    assert runner.num_launched == 2, "nothing is launched after what failed"
     assert caught.value.keys == runner.steps[1]
     core.check()
     assert run(core) == {A: positions(6, 11), B: positions(5)}
 
 
-def test_what_was_launched_on_top_of_a_failed_step_is_void_and_its_own_requests_are_not_named() -> None:
+def test_what_was_launched_after_a_failed_step_is_void_and_its_own_requests_are_not_named() -> None:
     core, runner = new_core()
     runner.result_errors[2] = OSError("lost")
     core.add(A, prompt(5), ENDLESS)
@@ -366,7 +369,7 @@ def test_both_failing_are_one_failure() -> None:
 def test_a_failed_launch_does_not_name_who_left_meanwhile() -> None:
     core, runner = new_core()
     runner.launch_errors[2] = OSError("no memory")
-    runner.draw = lambda key, position: EOS if key == key_of("ends") else position
+    runner.sample = lambda key, position: EOS if key == key_of("ends") else position
     core.add(key_of("ends"), prompt(5), UNTIL_EOS)
     core.add(key_of("aborted"), prompt(5, 200), ENDLESS)
     core.add(key_of("stays"), prompt(5, 300), ENDLESS)
@@ -397,7 +400,7 @@ def test_a_device_that_is_lost_at_a_launch_is_not_waited_for() -> None:
     core.add(A, prompt(5), ENDLESS)
     with pytest.raises(DeviceFailed, match="gone"):
         core.step()
-    assert len(runner.under_way) == 1
+    assert len(runner.in_flight) == 1
 
 
 def test_a_device_that_is_lost_beside_a_failed_step_is_not_hidden_by_it() -> None:

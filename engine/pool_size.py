@@ -1,0 +1,136 @@
+"""How many blocks the KV pool of a node gets, and why.
+
+Owns the whole rule; the first line that applies decides:
+
+1. `--num-blocks`: so many.
+2. `--kv-cache-memory-bytes`: as many as these bytes hold.
+3. In host memory: what `--max-num-seqs` of the longest requests can use, within 1 GiB; one such request at least.
+4. On a GPU: what is left of the node's share of it. The share is `--gpu-memory-utilization` of the GPU's whole
+   memory, as in other servers, so two nodes of one GPU take 0.45 each. What the node needs beside the pool comes out
+   of the share: weights, the largest step, and what its process allocates outside torch, which are measured;
+   attention's workspace and recorded graphs, which come after the pool and are computed; and a margin. Where less is
+   free than that leaves, what is free decides. One block of it is the spare one of `KvMemory`.
+
+Knows nothing of who owns which block. Readings are plain numbers, so that the arithmetic can be tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from device.base import Device
+from device.memory import MemoryReading, read_memory, reset_peak
+from engine.capacity import Capacity
+from engine.models.decoder import Decoder
+from engine.runner.limits import RunnerLimits, graph_sizes
+from engine.runner.profiling import profile
+from engine.runner.sampler import Sampler
+from engine.settings import EngineSettings
+from wire.errors import InvalidSetting
+from wire.layout import KvLayout
+
+_FEWEST_BLOCKS = 2
+_HOST_KV_BYTES = 2**30
+_BYTES_PER_GRAPH = 16 * 2**20
+_MARGIN_BYTES = 64 * 2**20
+"""Left free whatever was asked for: fragments, and allocations by libraries at their first call."""
+_MAX_OUTSIDE_BYTES = 2 * 2**30
+"""More than a context and its libraries take: what is missing beyond that went to another process meanwhile."""
+_GIB = 2**30
+_log = logging.getLogger(__name__)
+
+
+def chosen_num_blocks(settings: EngineSettings, layout: KvLayout) -> int | None:
+    """The size of the pool where the settings say it, None where it is to be found. Raises `InvalidSetting`."""
+    if settings.num_blocks:
+        if settings.num_blocks < _FEWEST_BLOCKS:
+            raise InvalidSetting(f"--num-blocks must be at least {_FEWEST_BLOCKS}, got {settings.num_blocks}")
+        return settings.num_blocks
+    if settings.kv_cache_memory_bytes:
+        num_blocks = settings.kv_cache_memory_bytes // layout.block_bytes
+        if num_blocks < _FEWEST_BLOCKS:
+            raise InvalidSetting(
+                f"--kv-cache-memory-bytes {settings.kv_cache_memory_bytes} holds {num_blocks} blocks of "
+                f"{layout.block_bytes} bytes: at least {_FEWEST_BLOCKS} are needed"
+            )
+        return num_blocks
+    return None
+
+
+def host_num_blocks(settings: EngineSettings, layout: KvLayout, capacity: Capacity) -> int:
+    """The pool of a node in host memory when nobody said."""
+    usable = capacity.blocks_per_request * settings.max_num_seqs
+    affordable = max(_HOST_KV_BYTES // layout.block_bytes, capacity.blocks_per_request)
+    return max(_FEWEST_BLOCKS, min(usable, affordable))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNeeds:
+    """What a node needs of a GPU beside its pool.
+
+    `before`: read when nothing of this process was on the GPU but its context, which no reading can be without and
+    which is not part of the share; `after`: read when weights were loaded and the largest step was computed, with
+    torch's cache given back. `later_bytes`: what is allocated when the pool is there.
+    """
+
+    before: MemoryReading
+    after: MemoryReading
+    later_bytes: int
+
+    def budget(self, utilization: float) -> int:
+        """Bytes for the pool, not negative. Raises `InvalidSetting` for a utilization that is no share."""
+        if not 0.0 < utilization <= 1.0:
+            raise InvalidSetting(f"--gpu-memory-utilization must be above 0 and at most 1, got {utilization:g}")
+        after = self.after
+        outside_torch = min(max(0, self.before.free - after.free - after.reserved), _MAX_OUTSIDE_BYTES)
+        ours = outside_torch + max(after.peak, after.reserved) + self.later_bytes
+        left_of_share = int(after.total * utilization) - ours
+        peak_beyond_reserved = max(0, after.peak - after.reserved)
+        really_free = after.free - peak_beyond_reserved - self.later_bytes
+        return max(0, min(left_of_share, really_free) - _MARGIN_BYTES)
+
+
+def measure_needs(
+    settings: EngineSettings,
+    before: MemoryReading,
+    decoder: Decoder,
+    sampler: Sampler,
+    device: Device,
+    limits: RunnerLimits,
+    workspace_bytes: int,
+) -> GpuNeeds:
+    """Compute the largest step that `limits` allow, and read what it took. `workspace_bytes`: of attention."""
+    reset_peak(device.torch_device)
+    profile(decoder, sampler, device, limits)
+    after = read_memory(device.torch_device)
+    if settings.enforce_eager:
+        return GpuNeeds(before, after, workspace_bytes)
+    # recorded graphs, and the logits that they write
+    graph_bytes = len(graph_sizes(limits.max_decodes)) * _BYTES_PER_GRAPH
+    logits_bytes = 4 * limits.max_decodes * decoder.config.vocab_size
+    return GpuNeeds(before, after, workspace_bytes + graph_bytes + logits_bytes)
+
+
+def gpu_num_blocks(settings: EngineSettings, layout: KvLayout, capacity: Capacity, needs: GpuNeeds) -> int:
+    """The pool of a GPU when nobody said. Raises `InvalidSetting` when it is too small.
+
+    A `--max-model-len` that was asked for has to fit. The model's own limit does not: requests are shorter then.
+    """
+    budget = needs.budget(settings.gpu_memory_utilization)
+    num_blocks = budget // layout.block_bytes - 1
+    fewest = capacity.blocks_per_request if settings.max_model_len else _FEWEST_BLOCKS
+    if num_blocks < max(_FEWEST_BLOCKS, fewest):
+        raise _too_small(budget, capacity.blocks_per_request * layout.block_bytes, needs.after, settings)
+    _log.info("KV pool: %d blocks, %.2f GiB", num_blocks, num_blocks * layout.block_bytes / _GIB)
+    if num_blocks < capacity.blocks_per_request:
+        _log.warning("the KV pool limits requests to %d tokens", num_blocks * settings.block_size)
+    return num_blocks
+
+
+def _too_small(budget: int, needed: int, after: MemoryReading, settings: EngineSettings) -> InvalidSetting:
+    return InvalidSetting(
+        f"--gpu-memory-utilization {settings.gpu_memory_utilization:g} leaves {budget / _GIB:.2f} GiB for KV on a "
+        f"device of {after.total / _GIB:.1f} GiB ({after.free / _GIB:.1f} GiB free after loading), one request of "
+        f"--max-model-len needs {needed / _GIB:.2f} GiB: raise the first, lower the second, or free the device"
+    )

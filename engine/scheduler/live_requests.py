@@ -1,0 +1,107 @@
+"""The requests that have not left: those that run, and those that wait, each in their order.
+
+Owns the two lists and who comes first. Changes no request but for its place here, and knows neither blocks nor steps,
+beyond whether a request holds any.
+
+The waiting ones stand in the order in which they are admitted: those that came with their KV in the order of their
+arrival, then those that lost their blocks while they ran, then all others as they came.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from operator import attrgetter
+
+from engine.scheduler.request import Request, ScheduledRequest
+from wire.request_key import RequestKey
+
+_ARRIVAL = attrgetter("arrival")
+
+
+class LiveRequests:
+    """`running`: by key, in the order of their admission. A key is that of one live request at most."""
+
+    def __init__(self) -> None:
+        self.running: dict[RequestKey, Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._num_arrivals = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks and are served each step."""
+        return len(self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are not in the running batch."""
+        return len(self._waiting)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request is left."""
+        return not (self.running or self._waiting)
+
+    @property
+    def first_waiting(self) -> Request | None:
+        """The request to admit next."""
+        return self._waiting[0] if self._waiting else None
+
+    @property
+    def is_short_of_blocks(self) -> bool:
+        """Whether a request waits that holds no blocks yet: it comes before anything new."""
+        return bool(self._waiting) and not self._waiting[-1].block_table
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self.running.values()
+        yield from self._waiting
+
+    def get(self, key: RequestKey) -> Request | None:
+        """The request of that key."""
+        return self.running.get(key) or next((request for request in self._waiting if request.key == key), None)
+
+    def owner(self, share: ScheduledRequest) -> Request | None:
+        """The request that has this share of a step, unless it was removed; its key may be another's by now."""
+        request = self.running.get(share.key)
+        return request if request is not None and request.arrival == share.arrival else None
+
+    def add(self, request: Request) -> None:
+        """Let a new request wait. One that holds blocks already comes before all that hold none."""
+        self._num_arrivals += 1
+        request.arrival = self._num_arrivals
+        place = len(self._waiting)
+        if request.block_table:
+            place = next((i for i, waiting in enumerate(self._waiting) if not waiting.block_table), place)
+        self._waiting.insert(place, request)
+
+    def remove(self, key: RequestKey) -> Request | None:
+        """Forget a request, wherever it is."""
+        request = self.running.pop(key, None)
+        if request is None and (request := self.get(key)) is not None:
+            self._waiting.remove(request)
+        return request
+
+    def admit_first(self) -> Request:
+        """Let the first waiting request run."""
+        request = self._waiting.popleft()
+        self.running[request.key] = request
+        return request
+
+    def preempt(self, request: Request) -> None:
+        """Let a running request wait again, ahead of all others; one that waits keeps its place."""
+        if self.running.pop(request.key, None) is not None:
+            self._waiting.appendleft(request)
+
+    def waiting_holders(self) -> list[Request]:
+        """Those that wait and hold blocks already."""
+        return [request for request in self._waiting if request.block_table]
+
+    def by_age(self) -> tuple[list[Request], list[Request]]:
+        """Running requests that decode, and those with more to compute, the oldest first; without those whose last
+        token is being sampled."""
+        decoding: list[Request] = []
+        prompts: list[Request] = []
+        for request in sorted(self.running.values(), key=_ARRIVAL):
+            if not request.awaits_last_token:
+                (decoding if request.num_uncomputed_tokens == 1 else prompts).append(request)
+        return decoding, prompts

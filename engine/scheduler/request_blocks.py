@@ -1,0 +1,87 @@
+"""The blocks of a request: how many it needs, where they come from, and when others may find what is in them.
+
+Owns the step from tokens to blocks, on both sides: taking them from the block pool, and publishing those that are full.
+It is the only place that decides where the KV of a prompt's beginning comes from, which today is this node's prefix
+cache. Knows nothing of batches, budgets or the order of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.cache.block_pool import BlockPool, BlockTable, pack_blocks
+from engine.cache.hashing import extend_hashes
+from engine.scheduler.request import Request
+
+
+class RequestBlocks:
+    """Takes blocks of `block_size` tokens from `pool` for requests, and releases them."""
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self._pool = pool
+        self._block_size = block_size
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken now."""
+        return self._pool.num_available
+
+    def take(self, hashes: Sequence[bytes], max_cached_tokens: int, num_tokens: int) -> tuple[BlockTable, int] | None:
+        """Blocks for `num_tokens` tokens: (block table, tokens whose KV is already in it), or None when out of blocks.
+
+        `hashes`: of the full blocks, as far as they are known. At most `max_cached_tokens` tokens come from the prefix
+        cache (whoever needs logits computes one at least).
+        """
+        cached = self._pool.lookup(hashes[: max_cached_tokens // self._block_size])
+        num_missing = self._num_blocks(num_tokens) - len(cached)
+        if self._pool.num_available_beside(cached) < num_missing:
+            return None
+        self._pool.share(cached)
+        return pack_blocks(cached + self._pool.allocate(num_missing)), len(cached) * self._block_size
+
+    def take_for(self, request: Request) -> bool:
+        """Give a request without blocks those for all its tokens. False when they do not fit now."""
+        extend_hashes(request.block_hashes, request.token_ids, self._block_size, request.hash_root)
+        taken = self.take(request.block_hashes, len(request.token_ids) - 1, len(request.token_ids))
+        if taken is None:
+            return False
+        request.block_table, num_cached_tokens = taken
+        request.num_computed_tokens = num_cached_tokens
+        request.num_published_blocks = num_cached_tokens // self._block_size
+        # what is found again after a preemption was computed by this request itself
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
+        return True
+
+    def has_room(self, request: Request) -> bool:
+        """Whether the blocks of `request` have a slot for each of its tokens."""
+        return len(request.block_table) * self._block_size >= len(request.token_ids)
+
+    def num_missing(self, request: Request) -> int:
+        """Blocks that `request` lacks for its tokens."""
+        return self._num_blocks(len(request.token_ids)) - len(request.block_table)
+
+    def extend(self, request: Request) -> None:
+        """Give `request` the blocks that it lacks. Raises `NoFreeBlocks`."""
+        request.block_table.extend(self._pool.allocate(self.num_missing(request)))
+
+    def publish(self, request: Request, num_computed_tokens: int) -> None:
+        """Let others find the blocks that so many computed tokens fill."""
+        num_full = num_computed_tokens // self._block_size
+        if num_full == request.num_published_blocks:
+            return
+        if num_full > len(request.block_hashes):
+            known = request.token_ids[: num_full * self._block_size]
+            extend_hashes(request.block_hashes, known, self._block_size, request.hash_root)
+        for index in range(request.num_published_blocks, num_full):
+            self._pool.publish(request.block_table[index], request.block_hashes[index])
+        request.num_published_blocks = num_full
+
+    def take_away(self, request: Request) -> None:
+        """Release the blocks of `request`; it has nothing computed any more."""
+        self._pool.release(request.block_table)
+        request.block_table = pack_blocks(())
+        request.num_computed_tokens = request.num_published_blocks = 0
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)

@@ -1,0 +1,146 @@
+"""The steps that were launched and not collected yet: at most two, so that the device need not wait for the host.
+
+Owns their order, what becomes of them when one fails, and the blocks that wait for them. A request can end, or be
+aborted, while the device still writes into its blocks. They are released when that step was collected, not earlier: the
+next owner may be another node, whose writes are not ordered with those of this device.
+
+Does not know why a step is launched, or who wants its results.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from device.base import DeviceFailed
+from engine.attention.base import LayerStored
+from engine.cache.block_pool import BlockPool, BlockTable
+from engine.runner.base import Runner, RunningStep
+from engine.scheduler.request import Request, RequestOutput, SampledToken, Step
+from engine.scheduler.scheduler import Scheduler
+from wire.errors import BatonError
+from wire.request_key import RequestKey
+
+_log = logging.getLogger(__name__)
+
+StepWatch: TypeAlias = Callable[[Step], LayerStored | None]
+"""Called with a step before it is launched; what it returns is called after each layer whose KV is stored."""
+
+
+class StepFailed(BatonError):
+    """The runner could not compute a step; its cause is the runner's error.
+
+    `keys`: the requests in it that are still live, as they were before it. Nothing is in flight any more: a step that
+    was launched after it is void as well, and its requests, others among them, are where they were before both.
+    """
+
+    code = "internal_error"
+
+    def __init__(self, keys: list[RequestKey]) -> None:
+        super().__init__(f"a step with {len(keys)} requests could not be computed")
+        self.keys = keys
+
+
+@dataclass(frozen=True, slots=True)
+class _NotLaunched:
+    """What stands for a step whose launch failed, until its turn to be collected."""
+
+    error: Exception
+
+    def result(self) -> Mapping[RequestKey, SampledToken]:
+        """See `RunningStep.result`."""
+        raise self.error
+
+
+@dataclass(slots=True)
+class _StepInFlight:
+    """`tables`: blocks that the step may still write into, and that nobody else holds."""
+
+    step: Step
+    running: RunningStep
+    tables: list[BlockTable] = field(default_factory=list)
+
+
+class StepsInFlight:
+    """Launches steps on `runner` and collects them in the order of their launch."""
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, pool: BlockPool) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._pool = pool
+        self._steps: deque[_StepInFlight] = deque()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def takes_another(self) -> bool:
+        """Whether the next step may be launched before the only one in flight is collected."""
+        return self._runner.is_asynchronous and not isinstance(self._steps[0].running, _NotLaunched)
+
+    def launch(self, step: Step, watch: StepWatch) -> None:
+        """Begin to compute a step that was just scheduled. Raises `DeviceFailed` only."""
+        layer_stored = watch(step)
+        try:
+            running: RunningStep = self._runner.launch(step, layer_stored)
+        except DeviceFailed:
+            raise
+        except Exception as error:  # the step before it, if any, is collected first
+            running = _NotLaunched(error)
+        self._scheduler.advance(step)
+        self._steps.append(_StepInFlight(step, running))
+
+    def collect(self) -> list[RequestOutput]:
+        """Wait for the oldest step, and apply what it sampled. Raises `StepFailed` and `DeviceFailed`."""
+        oldest = self._steps[0]
+        try:
+            sampled = oldest.running.result()
+        except DeviceFailed:
+            raise
+        except Exception as error:
+            raise self._void() from error
+        self._steps.popleft()
+        if oldest.tables:
+            self._release_tables(oldest)
+        return self._scheduler.apply(oldest.step, sampled)
+
+    def release(self, request: Request) -> None:
+        """Release the blocks of a request that has left, once no step writes into them."""
+        if request.num_steps_in_flight:
+            self._steps[-1].tables.append(request.block_table)
+        else:
+            self._pool.release(request.block_table)
+
+    def held_tables(self) -> Iterator[BlockTable]:
+        """The blocks that are held for steps, and for nobody else."""
+        for in_flight in self._steps:
+            yield from in_flight.tables
+
+    def _void(self) -> StepFailed:
+        """Forget every step: the oldest failed. The one after it is waited for: it must not write any more into blocks
+        that can be released from here on."""
+        failed, *others = self._steps
+        for in_flight in others:
+            _wait_out(in_flight.running)
+        for in_flight in (*reversed(others), failed):
+            self._scheduler.rewind(in_flight.step)
+            self._release_tables(in_flight)
+        self._steps.clear()
+        return StepFailed(self._scheduler.keys_of(failed.step))
+
+    def _release_tables(self, collected: _StepInFlight) -> None:
+        for block_table in collected.tables:
+            self._pool.release(block_table)
+
+
+def _wait_out(running: RunningStep) -> None:
+    """Until a step is over whose result is of no use. Raises `DeviceFailed`."""
+    try:
+        running.result()
+    except DeviceFailed:
+        raise
+    except Exception as error:  # the failure that made it useless is reported
+        _log.warning("a step beside one that failed has failed too: %s", error)
