@@ -177,25 +177,25 @@ def test_every_truncation_is_rejected() -> None:
 
 
 def test_a_damaged_frame_never_passes_for_another_message() -> None:
-    draw = random.Random(0)
+    chance = random.Random(0)
     frames = [(codec, message, codec.encode(message)) for codec, message in SAMPLES]
     for _ in range(20_000):
-        codec, message, frame = draw.choice(frames)
+        codec, message, frame = chance.choice(frames)
         try:
-            found = codec.decode(mutated(frame, draw))
+            found = codec.decode(mutated(frame, chance))
         except (InvalidMessage, Refused):
             continue
         assert found == message
 
 
 def test_a_mutated_body_in_a_correct_envelope_raises_nothing_but_invalid_message() -> None:
-    draw = random.Random(1)
+    chance = random.Random(1)
     frames = [(codec, codec.encode(message)[HEADER.size :]) for codec, message in SAMPLES]
     num_rejected = 0
     for _ in range(20_000):
-        codec, body = draw.choice(frames)
+        codec, body = chance.choice(frames)
         try:
-            found = codec.decode(sealed(mutated(body, draw)))
+            found = codec.decode(sealed(mutated(body, chance)))
         except InvalidMessage:
             num_rejected += 1
             continue
@@ -262,21 +262,21 @@ def test_a_vocabulary_with_a_field_that_cannot_be_validated_is_not_built(kind: t
         Codec(kind)
 
 
-def mutated(data: bytes, draw: random.Random) -> bytes:
+def mutated(data: bytes, chance: random.Random) -> bytes:
     changed = bytearray(data)
-    for _ in range(draw.choice((1, 1, 2, 5))):
-        place = draw.randrange(len(changed)) if changed else 0
-        action = draw.randrange(5)
+    for _ in range(chance.choice((1, 1, 2, 5))):
+        place = chance.randrange(len(changed)) if changed else 0
+        action = chance.randrange(5)
         if action == 0 and changed:
-            changed[place] ^= 1 << draw.randrange(8)
+            changed[place] ^= 1 << chance.randrange(8)
         elif action == 1 and changed:
-            changed[place] = draw.randrange(256)
+            changed[place] = chance.randrange(256)
         elif action == 2:
-            del changed[place : place + draw.randrange(1, 4)]
+            del changed[place : place + chance.randrange(1, 4)]
         elif action == 3:
-            changed[place:place] = draw.randbytes(draw.randrange(1, 4))
+            changed[place:place] = chance.randbytes(chance.randrange(1, 4))
         else:
-            changed = changed[: draw.randrange(len(changed) + 1)]
+            changed = changed[: chance.randrange(len(changed) + 1)]
     return bytes(changed)
 
 
