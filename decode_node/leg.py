@@ -24,8 +24,9 @@ from engine.scheduler.request import RequestOutput, Step
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.receiving import Incoming, ReceivingSide
 from kvtransfer.thread import TransferThread
-from node.events import HandoffTimes, StepCounters, counters_as_metrics, token_event
+from node.events import token_event
 from node.first_steps import FirstSteps
+from node.metrics import HandoffTimes, StepCounters, counters_as_metrics
 from program.clock import now_us
 from wire.errors import BatonError, InvalidMessage, RequestFailed, TransferFailed
 from wire.messages import Decode, HandoffFigures, PrefillPeer, TokenEvent
@@ -219,8 +220,7 @@ class DecodeLeg:
             self._core.release(notice.key)
             return
         request, reservation = awaited.request, awaited.reservation
-        self._counters.num_transferred_tokens += len(request.token_ids) - reservation.num_cached_tokens
-        self._counters.num_cached_tokens += reservation.num_cached_tokens
+        self._counters.count_delivered(len(request.token_ids), reservation.num_cached_tokens)
         self._exposed.count(notice.figures)
         try:
             self._core.add_reserved(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from decode_node.leg import DecodeLeg, Notice, ReceivingNotices
 from engine.runner.kv_memory import ByteArray, allocate_private
 from kvtransfer.host import this_process
@@ -9,18 +11,18 @@ from kvtransfer.integrity import resolve
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.receiving import ReceivingFacts, ReceivingSide
 from kvtransfer.thread import TransferThread
-from kvtransfer.transports.base import Receiver
 from kvtransfer.transports.registry import PoolMemory, TransportSettings, open_pool, open_receivers
 from node.loop import Leg
 from node.process import Context, NodeParts
 from node.settings import NodeSettings
 from wire import links
+from wire.messages import DECODE
 
 
 class DecodeRole:
     """See `node.process.Role`."""
 
-    name = "decode"
+    name = DECODE
 
     def __init__(self, settings: NodeSettings, context: Context, link_settings: links.LinkSettings) -> None:
         self._settings = settings
@@ -30,7 +32,8 @@ class DecodeRole:
             settings.kv_transport, context, settings.host, link_settings, this_process()
         )
         self._memory = PoolMemory(self._transports, "receiver", allocate_private)
-        self._receivers: list[Receiver] = []
+        self._opened = ExitStack()
+        self._opened.callback(self._memory.close)
 
     def allocate(self, num_bytes: int) -> ByteArray:
         """Where peers can reach it, if the transport writes into memory."""
@@ -49,16 +52,16 @@ class DecodeRole:
             lease_s=self._settings.lease_s,
             checksum=resolve(self._settings.kv_checksum, in_device_memory=pool.is_device),
         )
-        self._receivers = open_receivers(self._transports, self._memory, pool)
+        receivers = open_receivers(self._transports, self._memory, pool)
+        for receiver in receivers:
+            self._opened.callback(receiver.close)
         notices: Mailbox[Notice] = Mailbox()
         owner = ReceivingNotices(notices)
-        receiving = ReceivingSide(facts, self._context, self._links, self._receivers, pool, owner)
+        receiving = ReceivingSide(facts, self._context, self._links, receivers, pool, owner)
         thread = TransferThread(receiving, "kv-receiving", pool.enter)
         thread.start()
         return DecodeLeg(parts.engine.core, receiving, thread, notices), ""
 
     def close(self) -> None:
-        """Remove shared segments, data sockets and processes."""
-        for receiver in self._receivers:
-            receiver.close()
-        self._memory.close()
+        """Remove data sockets and processes, then shared segments."""
+        self._opened.close()

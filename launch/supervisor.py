@@ -19,7 +19,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 
 from launch.console import Console
@@ -52,24 +52,36 @@ Event = ChildReport | Signalled
 
 @dataclass(slots=True)
 class _Place:
-    """One child over its restarts. `process` is None between an exit and the next start, due at `restart_at`."""
+    """One child over its restarts. `process` is None between an exit and the next start, due at `restart_at`; `delay_s`
+    comes before the start after that.
+    """
 
     spec: ChildSpec
+    delay_s: float
     process: SupervisedChild | None = None
     is_ready: bool = False
     address: str = ""
     started_at: float = 0.0
     restart_at: float | None = None
-    delay_s: float = field(default=FIRST_RESTART_DELAY_S)
 
 
 class Supervisor:
-    """Runs `specs`. `start_timeout_s` bounds the starting phase, `stop_timeout_s` the time to drain."""
+    """Runs `specs`. `start_timeout_s` bounds the starting phase, `stop_timeout_s` the time to drain.
+
+    `restart_delay_s`: from the end of a child to its next start, the first time; doubled each time after that.
+    """
 
     def __init__(
-        self, specs: Sequence[ChildSpec], console: Console, *, start_timeout_s: float, stop_timeout_s: float
+        self,
+        specs: Sequence[ChildSpec],
+        console: Console,
+        *,
+        start_timeout_s: float,
+        stop_timeout_s: float,
+        restart_delay_s: float = FIRST_RESTART_DELAY_S,
     ) -> None:
-        self._places = {spec.name: _Place(spec) for spec in specs}
+        self._places = {spec.name: _Place(spec, restart_delay_s) for spec in specs}
+        self._restart_delay_s = restart_delay_s
         self._console = console
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
@@ -155,7 +167,7 @@ class Supervisor:
 
     def _schedule_restart(self, place: _Place, reason: str) -> None:
         if time.monotonic() - place.started_at >= STABLE_AFTER_S:
-            place.delay_s = FIRST_RESTART_DELAY_S
+            place.delay_s = self._restart_delay_s
         self._console.log(OWN_NAME, f"{place.spec.name} stopped: {reason}; starting it again in {place.delay_s:g} s")
         place.restart_at = time.monotonic() + place.delay_s
         place.delay_s = min(2 * place.delay_s, MAX_RESTART_DELAY_S)

@@ -57,7 +57,7 @@ class FirstSteps:
         self._launched_us.append(self._clock())
 
     def step_ends(self) -> None:
-        """The tokens of the oldest step are drawn. Harmless when there is none."""
+        """The tokens of the oldest step are sampled. Harmless when there is none."""
         if self._launched_us:
             self._begun_us = max(self._launched_us.popleft(), self._ended_us)
             self._ended_us = self._clock()
@@ -67,7 +67,10 @@ class FirstSteps:
         self._launched_us.clear()
 
     def times_of(self, output: RequestOutput) -> StepTimes | None:
-        """The times of the token that the last step to end drew for a watched request. To be asked of every output."""
+        """The times of the token that the step which ended last sampled, None when its request is not watched.
+
+        To be asked of every output.
+        """
         watched = self._watched.get(output.key)
         if watched is None:
             return None

@@ -5,57 +5,48 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from wire.errors import InvalidSetting
-from wire.messages import NodeStatus
 
 _REQUEST_TIMEOUT_S = 10
-
-
-class NodeCollector(Collector):
-    """Asks the engine and the leg for their figures when somebody scrapes."""
-
-    def __init__(self, status: Callable[[], NodeStatus], extra: Callable[[], Iterable[Metric]]) -> None:
-        self._status = status
-        self._extra = extra
-
-    def collect(self) -> Iterable[Metric]:
-        """All metrics of this node."""
-        status = self._status()
-        yield GaugeMetricFamily("baton:num_requests_running", "Requests in the running batch", status.num_running)
-        yield GaugeMetricFamily("baton:num_requests_waiting", "Requests waiting for a step", status.num_waiting)
-        blocks = GaugeMetricFamily("baton:kv_blocks", "KV blocks by state; the sum is constant", labels=["state"])
-        blocks.add_metric(["free"], status.num_free_blocks)
-        blocks.add_metric(["cached"], status.num_cached_blocks)
-        blocks.add_metric(["held"], status.num_held_blocks)
-        yield blocks
-        total = status.num_free_blocks + status.num_cached_blocks + status.num_held_blocks
-        usage = status.num_held_blocks / total if total else 0.0
-        yield GaugeMetricFamily("baton:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", usage)
-        yield from self._extra()
+_NOTICES_CLOSE_S = 0.1
 
 
 class HealthServer:
-    """Listens on a port until closed. `is_ready` decides between 200 and 503 on `/health`."""
+    """Listens on a port until closed. `/health` answers 200 while `is_ready`, which its owner sets, and 503 before.
 
-    def __init__(self, host: str, port: int, collector: NodeCollector, is_ready: Callable[[], bool]) -> None:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(collector)
+    Raises `InvalidSetting` when it cannot listen there.
+    """
+
+    def __init__(self, host: str, port: int, collector: Collector) -> None:
+        self.is_ready = False
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(collector)
+        self._started_s = time.monotonic()
         try:
-            self._server = ThreadingHTTPServer((host, port), _handler(registry, is_ready))
+            self._server = _Server((host, port), self)
         except OSError as error:
             raise InvalidSetting(f"--http-port: cannot listen on {host}:{port}: {error.strerror}") from None
-        self._server.daemon_threads = True
         self.address = f"http://{host}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_NOTICES_CLOSE_S,), name="health", daemon=True
+        )
         self._thread.start()
+
+    def answer(self, path: str) -> tuple[int, str, bytes]:
+        """(status, content type, body) of a GET."""
+        if path == "/metrics":
+            return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+        if path == "/health":
+            is_ready = self.is_ready
+            body = {"status": "ok" if is_ready else "not registered", "uptime_s": time.monotonic() - self._started_s}
+            return 200 if is_ready else 503, "application/json", json.dumps(body).encode()
+        return 404, "application/json", b'{"error": {"message": "not found"}}'
 
     def close(self) -> None:
         """Stop listening."""
@@ -64,30 +55,25 @@ class HealthServer:
         self._thread.join()
 
 
-def _handler(registry: CollectorRegistry, is_ready: Callable[[], bool]) -> type[BaseHTTPRequestHandler]:
-    started_s = time.monotonic()
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = _REQUEST_TIMEOUT_S
+    def __init__(self, address: tuple[str, int], health: HealthServer) -> None:
+        self.health = health
+        super().__init__(address, _Handler)
 
-        def do_GET(self) -> None:
-            if self.path == "/metrics":
-                self._answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
-            elif self.path == "/health":
-                ready = is_ready()
-                body = {"status": "ok" if ready else "not registered", "uptime_s": time.monotonic() - started_s}
-                self._answer(200 if ready else 503, "application/json", json.dumps(body).encode())
-            else:
-                self._answer(404, "application/json", b'{"error": {"message": "not found"}}')
 
-        def _answer(self, status: int, content_type: str, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _REQUEST_TIMEOUT_S
+    server: _Server
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Health probes are not news."""
+    def do_GET(self) -> None:
+        status, content_type, body = self.server.health.answer(self.path)
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
-    return Handler
+    def log_message(self, format: str, *args: object) -> None:
+        """Health probes are not news."""

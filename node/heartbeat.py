@@ -19,7 +19,7 @@ INTERVAL_S = 1.0
 
 
 class HeartbeatThread:
-    """Sends `Heartbeat` until stopped. `publish` is called by the engine loop."""
+    """Sends a `Heartbeat` every `interval_s` until stopped. `publish` is called by the engine loop."""
 
     def __init__(
         self,
@@ -28,17 +28,16 @@ class HeartbeatThread:
         settings: links.LinkSettings,
         epoch: int,
         status: NodeStatus,
+        interval_s: float = INTERVAL_S,
     ) -> None:
         self._context = context
         self._address = address
         self._settings = settings
         self._epoch = epoch
+        self._interval_s = interval_s
         self._published = (time.monotonic(), status)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-
-    def start(self) -> None:
-        """Begin sending."""
         self._thread.start()
 
     def publish(self, now_s: float, status: NodeStatus) -> None:
@@ -46,16 +45,15 @@ class HeartbeatThread:
         self._published = (now_s, status)
 
     def stop(self) -> None:
-        """End the thread if it was started; returns when its socket is closed."""
+        """End the thread; returns when its socket is closed."""
         self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
 
     def _run(self) -> None:
         link = links.open_socket(self._context, zmq.DEALER, self._settings)
         link.setsockopt(zmq.IMMEDIATE, 1)  # beats are news: none is queued for a router that comes back later
         links.connect(link, self._address, self._settings)
-        while not self._stop.wait(INTERVAL_S):
+        while not self._stop.wait(self._interval_s):
             published_s, status = self._published
             beat = Heartbeat(self._epoch, replace(status, loop_age_s=max(0.0, time.monotonic() - published_s)))
             try:

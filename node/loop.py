@@ -41,7 +41,7 @@ class Leg(Protocol):
         ...
 
     def wait_on(self) -> Sequence[Any]:
-        """Sockets (ZMQ or with a file descriptor) that `poll` should be called for."""
+        """Sockets (ZMQ or with a file descriptor) that `poll` should be called for. Asked once: they stay the same."""
         ...
 
     def begin(self, request: Any, now_s: float) -> None:
@@ -114,6 +114,9 @@ class EngineLoop:
         self._heartbeat = heartbeat
         self._stopper = stopper
         self._could_step = False
+        self._poller = zmq.Poller()
+        for source in (router.socket, stopper.wakeup, *leg.wait_on()):
+            self._poller.register(source, zmq.POLLIN)
 
     def run(self, each_round: Callable[[], None]) -> None:
         """Serve, calling `each_round` once a round. Raises `Refused` when the router does not take this node, and
@@ -137,12 +140,7 @@ class EngineLoop:
                 return
 
     def _wait(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._router.socket, zmq.POLLIN)
-        poller.register(self._stopper.wakeup, zmq.POLLIN)
-        for source in self._leg.wait_on():
-            poller.register(source, zmq.POLLIN)
-        poller.poll(0 if self._could_step else int(_TICK_S * 1000))
+        self._poller.poll(0 if self._could_step else int(_TICK_S * 1000))
         self._stopper.drain()
 
     def _serve_router(self, now_s: float, is_leaving: bool) -> None:

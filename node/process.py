@@ -1,10 +1,10 @@
 """One node process from its command line to its exit: settings, memory, engine, link, loop, cleanup.
 
-Owns the order of start and stop. What a role adds comes in as a `LegFactory`; nothing here asks which role it is.
+Owns the order of start and stop. What a role adds comes in as a `RoleFactory`; nothing here asks which role it is.
 
 Start: read settings, pin, allocate, load, listen, register. Stop: leave, drain to a deadline, close everything.
-Prints one JSON object per line on stdout for whoever started it: "loading" while weights load and graphs are recorded,
-"ready" once registered. Errors that end the process are one line "error: ..." on stderr and exit status 1.
+Says on stdout (`program.events`) how far weights and graphs are, and that it is ready once it is registered. An error
+that ends the process is one line "error: ..." on stderr and exit status 1.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import zmq
-from prometheus_client.core import Metric
 
 from engine.build import Engine, build_engine
 from engine.runner.kv_memory import ByteArray
-from node.health import HealthServer, NodeCollector
+from node.health import HealthServer
 from node.heartbeat import HeartbeatThread
 from node.loop import EngineLoop, Leg
+from node.metrics import NodeCollector
 from node.router_link import RouterLink
 from node.settings import NodeSettings
 from node.stopper import Stopper
@@ -33,7 +34,7 @@ from program.events import GRAPHS, WEIGHTS, Loading, Ready, emit
 from program.process import configure_logging, keep_freed_memory, spare_what_lasts, start_authenticator
 from wire import links
 from wire.errors import InvalidSetting
-from wire.messages import Hello, NodeStatus
+from wire.messages import Hello
 
 _EVENT_INTERVAL_S = 0.2
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -41,31 +42,33 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """What a role builds its leg from."""
+    """What a role builds its leg from: the engine that was built for it, and what this node is called in this life."""
 
-    settings: NodeSettings
-    context: Context
-    links: links.LinkSettings
     engine: Engine
     node_id: str
     epoch: int
 
 
 class Role(Protocol):
-    """A role: where the KV pool lives, the address other nodes dial, and the leg."""
+    """What makes a node a prefill node or a decode node: where its KV pool lies and what its leg is.
+
+    It is asked for the memory of the pool first, because the engine is built around it, and for the leg once there is
+    an engine.
+    """
 
     name: str
+    """`wire.messages.PREFILL` or `DECODE`."""
 
     def allocate(self, num_bytes: int) -> ByteArray:
-        """Memory for the KV pool."""
+        """Memory for a KV pool of the host, where the transports reach it."""
         ...
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
-        """The leg and its peer address ("" where nobody dials)."""
+        """The leg and its peer address ("" where nobody dials). Raises `BatonError`."""
         ...
 
     def close(self) -> None:
-        """Give up what `allocate` and `build_leg` opened; called in every case."""
+        """Give up what `allocate` and `build_leg` opened; called in every case, after the leg was closed."""
         ...
 
 
@@ -75,99 +78,74 @@ RoleFactory = Callable[[NodeSettings, Context, links.LinkSettings], Role]
 def run_node(settings: NodeSettings, make_role: RoleFactory) -> None:
     """Serve until told to stop. Raises `BatonError` when the node cannot start or is refused."""
     _prepare_process(settings)
-    stopper = Stopper(settings.shutdown_timeout_s)
-    stopper.install()
     key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
     links.require_key_beyond_loopback(settings.host, key)
     link_settings = links.LinkSettings(cluster_key=key)
-    context: Context = zmq.Context()
-    authenticator = start_authenticator(context, key)
-    role = make_role(settings, context, link_settings)
-    try:
-        _serve(settings, context, link_settings, role, stopper)
-    finally:
-        role.close()
+    with Stopper(settings.shutdown_timeout_s) as stopper, ExitStack() as stack:
+        context: Context = zmq.Context()
+        stack.callback(context.destroy, linger=0)
+        authenticator = start_authenticator(context, key)
         if authenticator is not None:
-            authenticator.stop()
-        context.destroy(linger=0)
+            stack.callback(authenticator.stop)
+        role = make_role(settings, context, link_settings)
+        stack.callback(role.close)
+        _serve(settings, context, link_settings, role, stopper)
 
 
 def _serve(
     settings: NodeSettings, context: Context, link_settings: links.LinkSettings, role: Role, stopper: Stopper
 ) -> None:
     node_id = settings.node_id or f"{role.name}-{secrets.token_hex(3)}"
-    epoch = secrets.randbits(63)
-    engine = build_engine(settings, role.allocate, _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS))
-    leg, peer_address = role.build_leg(NodeParts(settings, context, link_settings, engine, node_id, epoch))
-    core = engine.core
-
-    def metrics() -> Iterable[Metric]:
-        return leg.metrics()
-
-    health: HealthServer | None = None
     router_address = links.parse_address(settings.router, "--router")
-    heartbeat = HeartbeatThread(context, router_address, link_settings, epoch, core.status())
-    try:
-        health = HealthServer(
-            settings.host, settings.http_port, NodeCollector(core.status, metrics), lambda: router.is_registered
-        )
-
-        def hello() -> Hello:
-            return _hello(role.name, node_id, epoch, engine, peer_address, health.address, core.status(), settings)
-
-        router = RouterLink(context, router_address, link_settings, hello, epoch, time.monotonic())
+    with ExitStack() as stack:
+        engine = build_engine(settings, role.allocate, _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS))
+        stack.callback(engine.device.close)
+        parts = NodeParts(engine, node_id, epoch=secrets.randbits(63))
+        leg, peer_address = role.build_leg(parts)
+        stack.callback(leg.close)
+        core = engine.core
+        health = HealthServer(settings.host, settings.http_port, NodeCollector(core.status, leg.metrics))
+        stack.callback(health.close)
+        hello = _hello(role.name, parts, settings.max_num_seqs, peer_address, health.address)
+        router = RouterLink(context, router_address, link_settings, hello, core.status, time.monotonic())
+        stack.callback(router.close)
         router.send_cache_events(core.cached_hashes(), [], is_snapshot=True)
-        heartbeat.start()
-        announce = _Announcer(role.name, health.address, peer_address, router)
-        loop = EngineLoop(core, leg, router, heartbeat, stopper)
+        heartbeat = HeartbeatThread(context, router_address, link_settings, parts.epoch, core.status())
+        stack.callback(heartbeat.stop)
         spare_what_lasts()
-        loop.run(announce)
-    finally:
-        heartbeat.stop()
-        leg.close()
-        engine.device.close()
-        if health is not None:
-            health.close()
+        EngineLoop(core, leg, router, heartbeat, stopper).run(_Announcer(hello, router, health))
 
 
 @dataclass(slots=True)
 class _Announcer:
-    """Prints the ready line, once the router has welcomed this node."""
+    """Called every round: shows on `/health` whether the node is registered, and says so on stdout the first time."""
 
-    role: str
-    address: str
-    peer_address: str
+    hello: Hello
     router: RouterLink
+    health: HealthServer
     is_done: bool = False
 
     def __call__(self) -> None:
-        if not self.is_done and self.router.is_registered:
+        self.health.is_ready = self.router.is_registered
+        if self.router.is_registered and not self.is_done:
             self.is_done = True
-            emit(Ready(self.role, self.address, peer_address=self.peer_address))
+            emit(Ready(self.hello.role, self.hello.http_address, peer_address=self.hello.peer_address))
 
 
-def _hello(
-    role: str,
-    node_id: str,
-    epoch: int,
-    engine: Engine,
-    peer_address: str,
-    http_address: str,
-    status: NodeStatus,
-    settings: NodeSettings,
-) -> Hello:
+def _hello(role: str, parts: NodeParts, max_num_seqs: int, peer_address: str, http_address: str) -> Hello:
+    engine = parts.engine
     return Hello(
         role=role,
-        node_id=node_id,
-        epoch=epoch,
+        node_id=parts.node_id,
+        epoch=parts.epoch,
         fingerprint=engine.fingerprint,
         layout=engine.memory.layout,
         peer_address=peer_address,
         http_address=http_address,
         num_blocks=engine.num_blocks,
         max_request_tokens=engine.max_request_tokens,
-        max_num_seqs=settings.max_num_seqs,
-        status=status,
+        max_num_seqs=max_num_seqs,
+        status=engine.core.status(),
         clock=host_clock(),
     )
 
@@ -187,7 +165,7 @@ def _pin(cores: str) -> None:
 
 
 class _Progress:
-    """Prints "loading" events, a few a second."""
+    """Says how far a stage of the start is, a few times a second."""
 
     def __init__(self, role: str, stage: str) -> None:
         self._role = role

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import zmq
 
 from wire import links
-from wire.codec import Codec
 from wire.errors import BatonError, InvalidMessage, Refused
 from wire.messages import (
     NODE_TO_ROUTER,
@@ -25,6 +25,7 @@ from wire.messages import (
     Hello,
     Introduce,
     Leaving,
+    NodeStatus,
     Ping,
     Refusal,
     TokenEvent,
@@ -34,33 +35,35 @@ from wire.messages import (
 )
 
 ROUTER_TIMEOUT_S = 10.0
+_LAST_WORDS_MS = 500
 _MAX_HASHES = 2**16
 _HASH_BYTES = 16
 _log = logging.getLogger(__name__)
 
 
 class RouterLink:
-    """Registered with one router at a time. Driven by the engine loop."""
+    """Registered with one router at a time, to which it says `hello` with a fresh status. Driven by the engine loop."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         address: str,
         settings: links.LinkSettings,
-        make_hello: Callable[[], Hello],
-        epoch: int,
+        hello: Hello,
+        status: Callable[[], NodeStatus],
         now_s: float,
     ) -> None:
         self.socket = links.open_socket(context, zmq.DEALER, settings)
-        self.socket.setsockopt(zmq.IDENTITY, control_identity(epoch))
+        self.socket.setsockopt(zmq.IDENTITY, control_identity(hello.epoch))
         links.connect(self.socket, address, settings)
         self.is_registered = False
         self.num_rejected_messages = 0
-        self._make_hello = make_hello
-        self._epoch = epoch
+        self._hello = hello
+        self._status = status
+        self._epoch = hello.epoch
         self._router_epoch: int | None = None
         self._heard_s = now_s
-        self.send(make_hello())
+        self._introduce()
 
     def receive(self, now_s: float) -> tuple[list[Any], bool]:
         """(requests of the router in order, whether everything asked before them is void now). Raises `Refused`."""
@@ -72,7 +75,7 @@ class RouterLink:
             except zmq.Again:
                 return requests, self._is_silent(now_s) or is_void
             try:
-                message = self._decode(frame)
+                message = ROUTER_TO_NODE.decode(frame)
             except InvalidMessage as error:
                 self.num_rejected_messages += 1
                 _log.warning("message from the router rejected: %s", error)
@@ -121,18 +124,18 @@ class RouterLink:
         self.send(Leaving(self._epoch))
 
     def close(self) -> None:
-        """Hang up."""
-        self.socket.close()
+        """Hang up, once the router has what was sent; it gets a moment for that."""
+        self.socket.close(linger=_LAST_WORDS_MS)
 
-    def _decode(self, frame: bytes, codec: Codec = ROUTER_TO_NODE) -> Any:
-        return codec.decode(frame)
+    def _introduce(self) -> None:
+        self.send(replace(self._hello, status=self._status()))
 
     def _meet(self, message: Welcome | Ping | Introduce) -> bool:
         """Take note of a router; True when it is another one than before."""
         is_new = self._router_epoch is not None and message.router_epoch != self._router_epoch
         self._router_epoch = message.router_epoch
         if isinstance(message, Introduce):
-            self.send(self._make_hello())
+            self._introduce()
         else:  # only nodes that are registered hear a Ping
             self.is_registered = True
         return is_new

@@ -7,9 +7,14 @@ import socket
 import time
 from types import FrameType
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 class Stopper:
-    """Turns signals into a flag, a deadline and a readable socket. Install it on the main thread."""
+    """Turns signals into a flag, a deadline and a readable socket.
+
+    A context manager, to be entered on the main thread: within it, SIGTERM and SIGINT of this process come here.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self.is_asked = False
@@ -19,16 +24,17 @@ class Stopper:
         self._timeout_s = timeout_s
         self._deadline_s = 0.0
 
-    def install(self) -> None:
-        """Take over SIGTERM and SIGINT of this process."""
-        signal.set_wakeup_fd(self._signal.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
+    def __enter__(self) -> Stopper:
+        self._wakeup_before = signal.set_wakeup_fd(self._signal.fileno(), warn_on_full_buffer=False)
+        self._handlers_before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        return self
 
-    def ask(self) -> None:
-        """As one signal does."""
-        self._deadline_s = 0.0 if self.is_asked else time.monotonic() + self._timeout_s
-        self.is_asked = True
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers_before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self.wakeup.close()
+        self._signal.close()
 
     def is_overdue(self, now_s: float) -> bool:
         """Whether the time to finish is over."""
@@ -43,4 +49,5 @@ class Stopper:
             return
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.ask()
+        self._deadline_s = 0.0 if self.is_asked else time.monotonic() + self._timeout_s
+        self.is_asked = True

@@ -26,8 +26,9 @@ from kvtransfer.layers import LayerProgress
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.sending import SendingSide
 from kvtransfer.thread import TransferThread
-from node.events import StepCounters, counters_as_metrics, token_event
+from node.events import token_event
 from node.first_steps import FirstSteps
+from node.metrics import StepCounters, counters_as_metrics
 from wire.errors import BatonError, InvalidMessage, RequestFailed
 from wire.messages import Prefill, TokenEvent
 from wire.request_key import RequestKey

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from engine.runner.kv_memory import ByteArray, allocate_private
 from kvtransfer.host import this_process
 from kvtransfer.integrity import resolve
@@ -15,12 +17,13 @@ from node.process import Context, NodeParts
 from node.settings import NodeSettings
 from prefill_node.leg import Notice, PrefillLeg, SendingNotices
 from wire import links
+from wire.messages import PREFILL
 
 
 class PrefillRole:
     """See `node.process.Role`."""
 
-    name = "prefill"
+    name = PREFILL
 
     def __init__(self, settings: NodeSettings, context: Context, link_settings: links.LinkSettings) -> None:
         self._settings = settings
@@ -30,7 +33,8 @@ class PrefillRole:
             settings.kv_transport, context, settings.host, link_settings, this_process()
         )
         self._memory = PoolMemory(self._transports, "sender", allocate_private)
-        self._senders: SenderFactory | None = None
+        self._opened = ExitStack()
+        self._opened.callback(self._memory.close)
 
     def allocate(self, num_bytes: int) -> ByteArray:
         """Where the transport reads it from."""
@@ -48,17 +52,16 @@ class PrefillRole:
             lease_s=self._settings.lease_s,
             checksum=resolve(self._settings.kv_checksum, in_device_memory=pool.is_device),
         )
-        self._senders = SenderFactory(self._transports, self._memory, pool)
+        senders = SenderFactory(self._transports, self._memory, pool)
+        self._opened.callback(senders.close)
         link, address = open_listener(self._context, self._settings.host, self._settings.port, self._links)
         notices: Mailbox[Notice] = Mailbox()
         pusher = Pusher(pool, facts.checksum)
-        sending = SendingSide(facts, link, self._senders, pusher, SendingNotices(notices))
+        sending = SendingSide(facts, link, senders, pusher, SendingNotices(notices))
         thread = TransferThread(sending, "kv-sending", pool.enter)
         thread.start()
         return PrefillLeg(parts.engine.core, sending, thread, notices, layout.num_layers), address
 
     def close(self) -> None:
-        """End what the transports share."""
-        if self._senders is not None:
-            self._senders.close()
-        self._memory.close()
+        """End what the transports share, then the pool's memory."""
+        self._opened.close()

@@ -1,30 +1,32 @@
 """Control messages on the wire: frozen dataclasses <-> bytes, validated field by field, checksummed.
 
-Owns the envelope and the validation of types, ranges and sizes. Does not know any message: a `Codec` is built from the
-message classes that one connection may carry, so whatever is not in its vocabulary does not decode.
+Owns the envelope and what the annotations of a message class mean on the wire; msgspec reads and checks the values.
+Does not know any message: a `Codec` is built from the message classes that one connection may carry, so whatever is not
+in its vocabulary does not decode.
 
 Envelope, little endian:  magic b"BT" | u16 protocol version | u32 body length | u64 xxh3_64 of the body | body
 Body: a msgpack map {"t": tag, field: value, ...}; the tag is the class name. All fields must be present, none may be
 unknown. A flipped bit fails the checksum, so a damaged message is never taken for another valid one.
 
-Invariant: `decode` raises `InvalidMessage` and nothing else, whatever bytes it is given, and what it builds on the way
-is bounded: the bytes of a frame, and at most `_MAX_VALUES` objects.
+Invariants: `decode` raises `InvalidMessage` or `Refused` and nothing else, whatever bytes it is given. It builds
+nothing that the message class does not have and nothing beyond a field's bounds, so the memory it takes is a small
+multiple of the frame's bytes, whatever lengths the frame announces.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import struct
 import sys
 import types
 import typing
-from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Protocol, Union, get_args, get_origin, get_type_hints
 
-import msgpack
+import msgspec
 import xxhash
 
 from wire.errors import InvalidMessage, Refused
@@ -46,9 +48,8 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 _MAX_STRING = 4096
 _MAX_BYTES = 64 * 1024
 _MAX_ITEMS = 65_536
-_MAX_VALUES = 2**18
-_MAX_LONG_LISTS = 32
-"""Lists of more than 15 items that a body may have before it is looked at closely: their length is only announced."""
+_MAX_REASON = 200
+_TAG = "t"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A tuple of numbers sent as one little-endian byte string; `typecode` as in the array module."""
+    """A tuple of numbers sent as one little-endian byte string; `typecode` as in the struct module."""
 
     typecode: str
     max_items: int
@@ -81,56 +82,39 @@ TokenIds = Annotated[tuple[int, ...], Packed("I", 2**20)]
 BlockIds = Annotated[tuple[int, ...], Packed("I", 2**18)]
 U64s = Annotated[tuple[int, ...], Packed("Q", 2**18)]
 
-_Coder = Callable[[Any], Any]
-
 
 class Codec:
-    """Encodes and decodes the messages of one vocabulary.
+    """Encodes and decodes the messages of one vocabulary, `message_types`.
 
-    Raises `TypeError` at construction for a field type it cannot validate, `InvalidMessage` from `decode`.
+    Raises `TypeError` at construction for a field type that it cannot validate.
     """
 
     def __init__(self, *message_types: type[Any]) -> None:
-        self._encoders: dict[type[Any], _Coder] = {}
-        self._decoders: dict[str, _Coder] = {}
-        for message_type in message_types:
-            self._encoders[message_type] = _record_encoder(message_type)
-            self._decoders[message_type.__name__] = _record_decoder(message_type)
+        self.message_types = message_types
+        records = [_Record(message_type, is_message=True) for message_type in message_types]
+        self._by_type = {record.kind: record for record in records}
+        self._by_wire_type = {record.wire_type: record for record in records}
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Union[tuple(self._by_wire_type)])  # noqa: UP007 - any number of them
 
     def encode(self, message: object) -> bytes:
         """One envelope holding `message`. Raises `InvalidMessage` when it is larger than any peer would accept."""
-        encoder = self._encoders.get(type(message))
-        if encoder is None:
+        record = self._by_type.get(type(message))
+        if record is None:
             raise InvalidMessage(f"{type(message).__name__} does not belong on this connection")
-        body: bytes = msgpack.packb({"t": type(message).__name__, **encoder(message)})
+        body = self._encoder.encode(record.to_wire(message))
         if len(body) > MAX_MESSAGE_BYTES:
             raise InvalidMessage(f"{type(message).__name__} of {len(body)} bytes is larger than {MAX_MESSAGE_BYTES}")
-        _check_values(body)
         return _HEADER.pack(_MAGIC, PROTOCOL_VERSION, len(body), xxhash.xxh3_64_intdigest(body)) + body
 
     def decode(self, frame: bytes) -> Any:
         """The message in `frame`. Raises `InvalidMessage`, or `Refused` when the peer speaks another version."""
         body = _open_envelope(frame)
-        _check_values(body)
         try:
-            fields = msgpack.unpackb(
-                body,
-                strict_map_key=True,
-                max_str_len=_MAX_STRING,
-                max_bin_len=MAX_MESSAGE_BYTES,
-                max_array_len=_MAX_ITEMS,
-                max_map_len=256,
-                max_ext_len=0,
-            )
-        # msgpack raises many kinds for hostile bytes (UnicodeDecodeError, RecursionError, ...): all mean one thing
-        except Exception as error:
-            raise InvalidMessage(f"body is not msgpack ({type(error).__name__})") from None
-        if not isinstance(fields, dict) or not isinstance(tag := fields.pop("t", None), str):
-            raise InvalidMessage("body is not a map with a tag")
-        decoder = self._decoders.get(tag)
-        if decoder is None:
-            raise InvalidMessage(f"unknown message {tag[:40]!r}")
-        return decoder(fields)
+            found = self._decoder.decode(body)
+        except Exception as error:  # hostile bytes cause errors of several kinds, which all mean the same
+            raise InvalidMessage(f"body is not a message: {error}"[:_MAX_REASON]) from None
+        return self._by_wire_type[type(found)].from_wire(found)
 
 
 def _open_envelope(frame: bytes) -> bytes:
@@ -147,254 +131,185 @@ def _open_envelope(frame: bytes) -> bytes:
     return body
 
 
-def _check_values(body: bytes) -> None:
-    """Refuse a body whose values would take far more memory than its bytes: empty lists are 64 times as large.
+class _Field(Protocol):
+    """How values of one type travel. `wire_type` is what msgspec encodes, and validates when it decodes."""
 
-    No value is shorter than a byte, so in a small body only what is announced and not there can be harmful. The walk
-    over all heads takes time for each value; it is kept for large bodies.
-    """
-    if len(body) > _MAX_VALUES:
-        _count_values(body)
-    elif body.count(b"\xdc") + body.count(b"\xdd") > _MAX_LONG_LISTS:
-        _require_whole(body)
+    @property
+    def wire_type(self) -> Any: ...
 
+    def to_wire(self, value: Any) -> Any:
+        """The value that is encoded. Raises `InvalidMessage` when it has more items than a peer accepts."""
+        ...
 
-def _require_whole(body: bytes) -> None:
-    """Refuse a body that announces more than it has, building nothing of it."""
-    unpacker = msgpack.Unpacker(max_buffer_size=len(body))
-    unpacker.feed(body)
-    try:
-        unpacker.skip()
-    except Exception as error:  # as many kinds as `unpackb` has
-        raise InvalidMessage(f"body is not msgpack ({type(error).__name__})") from None
-
-
-def _count_values(body: bytes) -> None:
-    num_values = num_announced = place = 0
-    while place < len(body):
-        head = _HEADS[body[place]]
-        length = int.from_bytes(body[place + 1 : place + 1 + head.num_length_bytes], "big")
-        place += head.size + length * head.has_payload
-        num_announced += head.num_children + length * head.children_per_length
-        num_values += 1
-        if num_values > _MAX_VALUES or num_announced > _MAX_VALUES:
-            raise InvalidMessage(f"body of {len(body)} bytes has more than {_MAX_VALUES} values")
+    def from_wire(self, value: Any) -> Any:
+        """The value of the message, made of a valid `wire_type`. Raises `InvalidMessage` for what no type can say."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
-    """What the first byte of a msgpack value says: `size` bytes up to where a payload of a written length begins."""
+class _Scalar:
+    """Travels as it is."""
 
-    size: int
-    num_length_bytes: int = 0
-    has_payload: bool = False
-    num_children: int = 0
-    children_per_length: int = 0
+    wire_type: Any
 
+    def to_wire(self, value: Any) -> Any:
+        return value
 
-def _msgpack_heads() -> tuple[_Head, ...]:
-    """Of all 256 first bytes, see https://github.com/msgpack/msgpack/blob/master/spec.md."""
-    heads = [_Head(1)] * 256
-    for count in range(16):
-        heads[0x80 + count] = _Head(1, num_children=2 * count)
-        heads[0x90 + count] = _Head(1, num_children=count)
-    for length in range(32):
-        heads[0xA0 + length] = _Head(1 + length)
-    for first, num_fixed, widths in ((0xC4, 1, (1, 2, 4)), (0xC7, 2, (1, 2, 4)), (0xD9, 1, (1, 2, 4))):  # bin, ext, str
-        for place, width in enumerate(widths):
-            heads[first + place] = _Head(num_fixed + width, width, has_payload=True)
-    numbers_and_fixed_ext = {0xCA: (5, 9, 2, 3, 5, 9, 2, 3, 5, 9), 0xD4: (3, 4, 6, 10, 18)}
-    for first, sizes in numbers_and_fixed_ext.items():
-        heads[first : first + len(sizes)] = [_Head(size) for size in sizes]
-    for first, per_length in ((0xDC, 1), (0xDE, 2)):  # array, map
-        for place, width in enumerate((2, 4)):
-            heads[first + place] = _Head(1 + width, width, children_per_length=per_length)
-    return tuple(heads)
+    def from_wire(self, value: Any) -> Any:
+        return value
 
 
-_HEADS = _msgpack_heads()
+class _PackedNumbers:
+    """See `Packed`."""
+
+    def __init__(self, packed: Packed) -> None:
+        self._typecode = packed.typecode
+        self._max_items = packed.max_items
+        self._one = struct.Struct(f"<{packed.typecode}")
+        self._item_bytes = self._one.size
+        self._is_float = packed.typecode in "fd"
+        self.wire_type = Annotated[bytes, msgspec.Meta(max_length=packed.max_items * self._item_bytes)]
+
+    def to_wire(self, value: tuple[Any, ...]) -> bytes:
+        if len(value) == 1:  # the tokens of a step are: parsing a format would take most of the time
+            return self._one.pack(*value)
+        _require_short(value, self._max_items)
+        return struct.pack(f"<{len(value)}{self._typecode}", *value)
+
+    def from_wire(self, value: bytes) -> tuple[Any, ...]:
+        if len(value) == self._item_bytes and not self._is_float:
+            return self._one.unpack(value)
+        num_items, num_odd_bytes = divmod(len(value), self._item_bytes)
+        if num_odd_bytes:
+            raise InvalidMessage(f"{len(value)} bytes are no list of numbers of {self._item_bytes} bytes")
+        numbers = struct.unpack(f"<{num_items}{self._typecode}", value)
+        if self._is_float and not all(map(math.isfinite, numbers)):
+            raise InvalidMessage("a list of numbers has one that is not finite")
+        return numbers
 
 
-def _record_encoder(record: type[Any]) -> _Coder:
-    coders = [(field.name, _encoder(hint)) for field, hint in _fields(record)]
+class _Optional:
+    """`X | None`."""
 
-    def encode(message: Any) -> dict[str, Any]:
-        return {name: coder(getattr(message, name)) for name, coder in coders}
+    def __init__(self, inner: _Field) -> None:
+        self._inner = inner
+        self.wire_type = inner.wire_type | None
 
-    return encode
+    def to_wire(self, value: Any) -> Any:
+        return None if value is None else self._inner.to_wire(value)
+
+    def from_wire(self, value: Any) -> Any:
+        return None if value is None else self._inner.from_wire(value)
 
 
-def _record_decoder(record: type[Any]) -> _Coder:
-    coders = {field.name: _decoder(f"{record.__name__}.{field.name}", hint) for field, hint in _fields(record)}
+class _Items:
+    """`tuple[X, ...]`."""
 
-    def decode(fields: Any) -> Any:
-        if not isinstance(fields, dict) or fields.keys() != coders.keys():
-            raise InvalidMessage(f"{record.__name__} has missing or unknown fields")
-        values = {name: coders[name](value) for name, value in fields.items()}
+    def __init__(self, item: _Field, max_items: int) -> None:
+        self._item = item
+        self._max_items = max_items
+        items = types.GenericAlias(tuple, (item.wire_type, ...))
+        self.wire_type = Annotated[items, msgspec.Meta(max_length=max_items)]
+
+    def to_wire(self, value: tuple[Any, ...]) -> list[Any]:
+        _require_short(value, self._max_items)
+        return [self._item.to_wire(item) for item in value]
+
+    def from_wire(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple([self._item.from_wire(item) for item in value])  # a list first is faster than a generator
+
+
+class _Record:
+    """A dataclass. It travels as a struct of msgspec with the same fields, all of them required.
+
+    The struct of a message, unlike that of a record inside another one, carries the tag.
+    """
+
+    def __init__(self, kind: type[Any], *, is_message: bool = False) -> None:
+        if not dataclasses.is_dataclass(kind):
+            raise TypeError(f"{kind.__name__} is not a dataclass")
+        hints = get_type_hints(kind, include_extras=True)
+        self.kind: type[Any] = kind
+        names = [field.name for field in dataclasses.fields(kind)]
+        fields = [_field(f"{kind.__name__}.{name}", hints[name]) for name in names]
+        self._values = _values_getter(names)
+        self._converted = [(place, field) for place, field in enumerate(fields) if not isinstance(field, _Scalar)]
+        self.wire_type: Any = msgspec.defstruct(
+            kind.__name__,
+            [(name, field.wire_type) for name, field in zip(names, fields, strict=True)],
+            tag_field=_TAG if is_message else None,
+            forbid_unknown_fields=True,
+            gc=False,
+        )
+
+    def to_wire(self, value: Any) -> Any:
+        values = list(self._values(value))
+        for place, field in self._converted:
+            values[place] = field.to_wire(values[place])
+        return self.wire_type(*values)
+
+    def from_wire(self, value: Any) -> Any:
+        values: list[Any] = list(msgspec.structs.astuple(value))
+        for place, field in self._converted:
+            values[place] = field.from_wire(values[place])
         try:
-            return record(**values)
-        except InvalidMessage:
-            raise
+            return self.kind(*values)
         except Exception as error:  # a record may validate itself; whatever it finds is this message's error
-            raise InvalidMessage(f"{record.__name__}: {error}") from None
-
-    return decode
+            raise InvalidMessage(f"{self.kind.__name__}: {error}"[:_MAX_REASON]) from None
 
 
-def _fields(record: type[Any]) -> list[tuple[dataclasses.Field[Any], Any]]:
-    if not dataclasses.is_dataclass(record):
-        raise TypeError(f"{record.__name__} is not a dataclass")
-    hints = get_type_hints(record, include_extras=True)
-    return [(field, hints[field.name]) for field in dataclasses.fields(record)]
+def _values_getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:  # of one name it makes no tuple
+        return operator.attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)
 
 
-def _split(hint: Any) -> tuple[Any, Any]:
-    """(type, the constraint it is annotated with or None)."""
-    if get_origin(hint) is Annotated:
-        inner, *extras = get_args(hint)
-        constraints = [extra for extra in extras if isinstance(extra, Bounds | Length | Packed)]
-        return inner, constraints[0] if constraints else None
-    return hint, None
+def _require_short(value: tuple[Any, ...], max_items: int) -> None:
+    if len(value) > max_items:
+        raise InvalidMessage(f"a list of {len(value)} items is larger than {max_items}")
 
 
-def _optional(hint: Any) -> Any | None:
-    """X of `X | None`, else None."""
-    if get_origin(hint) in (types.UnionType, typing.Union):
+def _field(path: str, hint: Any) -> _Field:
+    """How a field with this annotation travels. Raises `TypeError` for what is not part of the wire format."""
+    hint, constraint = _split(hint)
+    if get_origin(hint) in (types.UnionType, Union):
         members = [member for member in get_args(hint) if member is not type(None)]
-        if len(members) == 1 and len(get_args(hint)) == 2:
-            return members[0]
-        raise TypeError(f"unions other than 'X | None' are not part of the wire format: {hint}")
-    return None
-
-
-def _encoder(hint: Any) -> _Coder:
-    hint, constraint = _split(hint)
-    if (inner := _optional(hint)) is not None:
-        coder = _encoder(inner)
-        return lambda value: None if value is None else coder(value)
+        if len(members) != 1 or len(get_args(hint)) != 2:
+            raise TypeError(f"{path}: unions other than 'X | None' are not part of the wire format")
+        return _Optional(_field(path, members[0]))
     if isinstance(constraint, Packed):
-        return lambda values: _pack(constraint.typecode, values)
+        return _PackedNumbers(constraint)
     if get_origin(hint) is tuple:
-        item = _encoder(get_args(hint)[0])
-        return lambda values: [item(value) for value in values]
+        if len(get_args(hint)) != 2 or get_args(hint)[1] is not Ellipsis:
+            raise TypeError(f"{path}: only tuple[X, ...] is part of the wire format")
+        max_items = constraint.max_length if isinstance(constraint, Length) else _MAX_ITEMS
+        return _Items(_field(f"{path}[]", get_args(hint)[0]), max_items)
     if dataclasses.is_dataclass(hint):
-        return _record_encoder(typing.cast(type[Any], hint))
-    return lambda value: value
+        return _Record(typing.cast(type[Any], hint))
+    return _Scalar(_scalar(path, hint, constraint))
 
 
-def _decoder(path: str, hint: Any) -> _Coder:
-    hint, constraint = _split(hint)
-    if (inner := _optional(hint)) is not None:
-        coder = _decoder(path, inner)
-        return lambda value: None if value is None else coder(value)
-    if isinstance(constraint, Packed):
-        return _packed_decoder(path, constraint)
-    if get_origin(hint) is tuple:
-        return _tuple_decoder(path, get_args(hint), constraint)
-    if dataclasses.is_dataclass(hint):
-        return _record_decoder(typing.cast(type[Any], hint))
-    return _scalar_decoder(path, hint, constraint)
+def _split(hint: Any) -> tuple[Any, Bounds | Length | Packed | None]:
+    """(type, the constraint it is annotated with or None)."""
+    if get_origin(hint) is not Annotated:
+        return hint, None
+    inner, *extras = get_args(hint)
+    return inner, next((extra for extra in extras if isinstance(extra, Bounds | Length | Packed)), None)
 
 
-def _scalar_decoder(path: str, hint: Any, constraint: Any) -> _Coder:
-    scalars: Mapping[Any, Callable[[str, Any], _Coder]] = {
-        bool: _bool_decoder,
-        int: _int_decoder,
-        float: _float_decoder,
-        str: _str_decoder,
-        bytes: _bytes_decoder,
-    }
-    if hint not in scalars:
+def _scalar(path: str, hint: Any, constraint: Any) -> Any:
+    """The type of a scalar with its bounds, in msgspec's words."""
+    if hint is bool:
+        return bool
+    if hint is int:
+        bounds = constraint or Bounds(0, 2**63 - 1)
+        # msgpack has no integers beyond u64, and msgspec compares with 64 signed bits
+        limit = None if bounds.high == 2**64 - 1 else int(bounds.high)
+        return Annotated[int, msgspec.Meta(ge=int(bounds.low), le=limit)]
+    if hint is float:
+        low, high = (constraint.low, constraint.high) if constraint else (-sys.float_info.max, sys.float_info.max)
+        return Annotated[float, msgspec.Meta(ge=low, le=high)]  # what is not a number is outside of every range
+    longest = {str: _MAX_STRING, bytes: _MAX_BYTES}
+    if hint not in longest:
         raise TypeError(f"{path}: {hint} is not part of the wire format")
-    return scalars[hint](path, constraint)
-
-
-def _bool_decoder(path: str, constraint: Any) -> _Coder:
-    def decode(value: Any) -> bool:
-        if type(value) is not bool:
-            raise InvalidMessage(f"{path} is not a boolean")
-        return value
-
-    return decode
-
-
-def _int_decoder(path: str, constraint: Any) -> _Coder:
-    bounds = constraint or Bounds(0, 2**63 - 1)
-
-    def decode(value: Any) -> int:
-        if type(value) is not int or not bounds.low <= value <= bounds.high:
-            raise InvalidMessage(f"{path} is not an integer in range")
-        return value
-
-    return decode
-
-
-def _float_decoder(path: str, constraint: Any) -> _Coder:
-    bounds = constraint or Bounds(-math.inf, math.inf)
-
-    def decode(value: Any) -> float:
-        if type(value) not in (float, int) or not math.isfinite(value) or not bounds.low <= value <= bounds.high:
-            raise InvalidMessage(f"{path} is not a finite number in range")
-        return float(value)
-
-    return decode
-
-
-def _str_decoder(path: str, constraint: Any) -> _Coder:
-    max_length = constraint.max_length if constraint else _MAX_STRING
-
-    def decode(value: Any) -> str:
-        if type(value) is not str or len(value) > max_length:
-            raise InvalidMessage(f"{path} is not a string of at most {max_length} characters")
-        return value
-
-    return decode
-
-
-def _bytes_decoder(path: str, constraint: Any) -> _Coder:
-    max_length = constraint.max_length if constraint else _MAX_BYTES
-
-    def decode(value: Any) -> bytes:
-        if type(value) is not bytes or len(value) > max_length:
-            raise InvalidMessage(f"{path} is not a byte string of at most {max_length} bytes")
-        return value
-
-    return decode
-
-
-def _tuple_decoder(path: str, arguments: tuple[Any, ...], constraint: Any) -> _Coder:
-    if len(arguments) != 2 or arguments[1] is not Ellipsis:
-        raise TypeError(f"{path}: only tuple[X, ...] is part of the wire format")
-    item = _decoder(f"{path}[]", arguments[0])
-    max_items = constraint.max_length if constraint else _MAX_ITEMS
-
-    def decode(values: Any) -> tuple[Any, ...]:
-        if type(values) is not list or len(values) > max_items:
-            raise InvalidMessage(f"{path} is not a list of at most {max_items} items")
-        return tuple(item(value) for value in values)
-
-    return decode
-
-
-def _packed_decoder(path: str, packed: Packed) -> _Coder:
-    item_bytes = array(packed.typecode).itemsize
-
-    def decode(value: Any) -> tuple[Any, ...]:
-        if type(value) is not bytes or len(value) % item_bytes or len(value) > packed.max_items * item_bytes:
-            raise InvalidMessage(f"{path} is not a packed list of at most {packed.max_items} numbers")
-        numbers = array(packed.typecode)
-        numbers.frombytes(value)
-        if sys.byteorder == "big":
-            numbers.byteswap()
-        if not all(map(math.isfinite, numbers) if packed.typecode in "fd" else ()):
-            raise InvalidMessage(f"{path} holds a number that is not finite")
-        return tuple(numbers)
-
-    return decode
-
-
-def _pack(typecode: str, values: tuple[Any, ...]) -> bytes:
-    numbers = array(typecode, values)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
+    return Annotated[hint, msgspec.Meta(max_length=constraint.max_length if constraint else longest[hint])]

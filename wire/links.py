@@ -1,8 +1,8 @@
-"""ZMQ sockets as every link of Baton opens them: bounded, without lingering, encrypted when a cluster key is set.
+"""ZMQ sockets as every link of Baton opens them: bounded, encrypted when a cluster key is set.
 
 Owns the socket options. Does not know messages.
-Invariants: no socket accepts a frame larger than its limit, none keeps a process alive at exit, and none listens
-beyond loopback without a cluster key.
+Invariants: no socket accepts a frame larger than its limit, none keeps a process alive at exit unless its owner
+gives it time to send the rest when it closes it, and none listens beyond loopback without a cluster key.
 """
 
 from __future__ import annotations

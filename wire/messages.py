@@ -1,7 +1,7 @@
 """Messages between the router and the nodes. `docs/protocol.md` says when each is sent and what answers it.
 
 One connection per node: the node dials the router's control address and stays connected. A request is named by its
-`handoff_id` (128 random bits drawn by the router) and `attempt`; whatever carries an older attempt is dropped.
+`handoff_id` (128 random bits, chosen by the router) and `attempt`; whatever carries an older attempt is dropped.
 Prompts are token ids: text lives at the router only.
 """
 
@@ -106,7 +106,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Router -> prefill node: the first leg.
+    """Router -> prefill node: the prefill leg.
 
     `token_ids` is the prompt and, in later attempts, what was already emitted; the prompt is its first
     `num_prompt_tokens`. The next token's output index is len(token_ids) - num_prompt_tokens.
@@ -134,7 +134,7 @@ class PrefillPeer:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Router -> decode node: the last leg; both legs when `prefill_peer` is None. Fields as in `Prefill`."""
+    """Router -> decode node: the decode leg; the prompt too when `prefill_peer` is None. Fields as in `Prefill`."""
 
     handoff_id: Id128
     attempt: _Attempt
@@ -147,7 +147,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Router -> node: stop working on this attempt and give its blocks back. Harmless when unknown."""
+    """Router -> node: stop working on this attempt and release its blocks. Harmless when unknown."""
 
     handoff_id: Id128
     attempt: _Attempt

@@ -80,9 +80,8 @@ class Emitter:
             clock=host_clock(),
         )
         heart = HeartbeatThread(self._context, address, settings, epoch, _STATUS)
-        link = RouterLink(self._context, address, settings, lambda: hello, epoch, time.monotonic())
+        link = RouterLink(self._context, address, settings, hello, lambda: _STATUS, time.monotonic())
         self._hearts.append(heart)
-        heart.start()
         self._links[end] = link
         deadline_s = time.monotonic() + _WAIT_S
         while not link.is_registered:

@@ -57,7 +57,7 @@ class Forge:
     def __init__(self, codec: Codec, chance: random.Random) -> None:
         self.codec = codec
         self._chance = chance
-        kinds = list(codec._encoders)
+        kinds = list(codec.message_types)
         self.sent = [made(kind, chance) for kind in kinds for _ in range(_NUM_SAMPLES)]
         self._frames = [codec.encode(message) for message in self.sent]
 

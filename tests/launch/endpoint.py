@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
-GIVE_UP_S = 10.0
+GIVE_UP_S = 60.0
 
 
 class FakeEndpoint(ThreadingHTTPServer):

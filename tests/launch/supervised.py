@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 FAKE_CHILD = """
 import json, os, signal, subprocess, sys, time
@@ -27,7 +27,7 @@ def stop(*_):
 signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else stop)
 log(f"{name} has pid {os.getpid()}")
 if behaviour == "parent":
-    sleeper = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    sleeper = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(100)"])
     log(f"sleeper has pid {sleeper.pid}")
 if behaviour == "broken" or (behaviour == "breaks" and os.path.exists(rest[0])):
     log("error: no such model: llama-17")
@@ -39,7 +39,7 @@ if behaviour in ("mayfly", "breaks"):
     while not os.path.exists(rest[0]):  # made by the test: a death before all are ready would end the start
         time.sleep(0.01)
     sys.exit(3)
-time.sleep(60)
+time.sleep(100)
 """
 
 DRIVER = """
@@ -55,7 +55,13 @@ specs = [
     ChildSpec(name, "fake_child", (name, *arguments), dict(os.environ), stops_last=name == "router")
     for name, *arguments in children
 ]
-supervisor = Supervisor(specs, Console(sys.stderr), start_timeout_s=start_timeout_s, stop_timeout_s=stop_timeout_s)
+supervisor = Supervisor(
+    specs,
+    Console(sys.stderr),
+    start_timeout_s=start_timeout_s,
+    stop_timeout_s=stop_timeout_s,
+    restart_delay_s=0.05,
+)
 try:
     status = supervisor.run(lambda addresses: print("all ready", json.dumps(addresses), flush=True))
 except BatonError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ import zmq
 from node.router_link import RouterLink
 from wire import links
 from wire.layout import KvLayout
-from wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Hello, NodeStatus, control_identity
+from wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Cancel, Hello, NodeStatus, control_identity
 
 EPOCH = 77
 STATUS = NodeStatus(1, 2, 3, 4, 5, 0.0)
@@ -21,6 +20,10 @@ LAYOUT = KvLayout("float32", num_layers=1, num_kv_heads=1, head_dim=8, block_siz
 HELLO = Hello("decode", "d", EPOCH, "fingerprint", LAYOUT, "", "http://127.0.0.1:1", 8, 32, 4, STATUS, "")
 SETTINGS = links.LinkSettings()
 WAIT_MS = 5000
+
+
+MARKER = Cancel(b"marker", 1)
+"""The last message of every `FakeRouter.send`: whoever has got it has got all before it."""
 
 
 class FakeRouter:
@@ -39,8 +42,8 @@ class FakeRouter:
         return NODE_TO_ROUTER.decode(frame)
 
     def send(self, *messages: object) -> None:
-        """To the node heard last."""
-        for message in messages:
+        """To the node heard last, and a marker behind it."""
+        for message in (*messages, MARKER):
             self.send_raw(ROUTER_TO_NODE.encode(message))
 
     def send_raw(self, frame: bytes) -> None:
@@ -53,17 +56,22 @@ class Node:
     def __init__(self, router: FakeRouter) -> None:
         self.num_hellos = 0
         self.now_s = 0.0
-        self.link = RouterLink(router.context, router.address, SETTINGS, self._hello, EPOCH, self.now_s)
+        self.link = RouterLink(router.context, router.address, SETTINGS, HELLO, self._status, self.now_s)
 
     def receive(self) -> tuple[list[Any], bool]:
-        """What came within a moment of the first message."""
-        assert self.link.socket.poll(WAIT_MS), "no message came"
-        time.sleep(0.05)
-        return self.link.receive(self.now_s)
+        """What the router sent at once."""
+        requests: list[Any] = []
+        is_void = False
+        while not requests or requests[-1] != MARKER:
+            assert self.link.socket.poll(WAIT_MS), "no message came"
+            more, is_more_void = self.link.receive(self.now_s)
+            requests = more if is_more_void else requests + more
+            is_void = is_void or is_more_void
+        return requests[:-1], is_void
 
-    def _hello(self) -> Hello:
+    def _status(self) -> NodeStatus:
         self.num_hellos += 1
-        return replace(HELLO, status=replace(STATUS, num_running=self.num_hellos))
+        return replace(STATUS, num_running=self.num_hellos)
 
 
 @pytest.fixture

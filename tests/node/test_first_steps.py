@@ -26,8 +26,8 @@ def steps(clock: Iterator[int]) -> FirstSteps:
 
 
 def output(*, token: bool = True, key: RequestKey = KEY, has_left: bool = False) -> RequestOutput:
-    drawn = SampledToken(5, None) if token else None
-    return RequestOutput(key, 1, 1, 0, 0, drawn, "", has_left, has_failed=False)
+    sampled = SampledToken(5, None) if token else None
+    return RequestOutput(key, 1, 1, 0, 0, sampled, "", has_left, has_failed=False)
 
 
 def run(steps: FirstSteps, *outputs: RequestOutput) -> list[StepTimes | None]:

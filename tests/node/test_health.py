@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from node.health import HealthServer, NodeCollector
+from node.health import HealthServer
+from node.metrics import NodeCollector
 from wire.errors import InvalidSetting
 from wire.messages import NodeStatus
 
@@ -17,7 +18,6 @@ from wire.messages import NodeStatus
 @dataclass
 class Node:
     status: NodeStatus = field(default_factory=lambda: NodeStatus(1, 2, 5, 3, 2, 0.0))
-    is_ready: bool = True
 
     def extra(self) -> Iterable[Metric]:
         yield CounterMetricFamily("baton:steps", "Steps", 7)
@@ -30,7 +30,7 @@ def node() -> Node:
 
 @pytest.fixture
 def server(node: Node) -> Iterator[HealthServer]:
-    server = HealthServer("127.0.0.1", 0, NodeCollector(lambda: node.status, node.extra), lambda: node.is_ready)
+    server = HealthServer("127.0.0.1", 0, NodeCollector(lambda: node.status, node.extra))
     yield server
     server.close()
 
@@ -44,12 +44,12 @@ def get(server: HealthServer, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_health_says_whether_the_node_is_registered(server: HealthServer, node: Node) -> None:
-    status, body = get(server, "/health")
-    assert (status, json.loads(body)["status"]) == (200, "ok")
-    node.is_ready = False
+def test_health_says_whether_the_node_is_registered(server: HealthServer) -> None:
     status, body = get(server, "/health")
     assert (status, json.loads(body)["status"]) == (503, "not registered")
+    server.is_ready = True
+    status, body = get(server, "/health")
+    assert (status, json.loads(body)["status"]) == (200, "ok")
 
 
 def test_metrics_show_the_status_at_the_time_of_asking(server: HealthServer, node: Node) -> None:
@@ -76,4 +76,4 @@ def test_other_paths_are_not_found(server: HealthServer) -> None:
 def test_a_taken_port_is_an_invalid_setting(server: HealthServer, node: Node) -> None:
     port = int(server.address.rsplit(":", 1)[1])
     with pytest.raises(InvalidSetting, match=f"--http-port.*{port}"):
-        HealthServer("127.0.0.1", port, NodeCollector(lambda: node.status, node.extra), lambda: True)
+        HealthServer("127.0.0.1", port, NodeCollector(lambda: node.status, node.extra))

@@ -29,7 +29,7 @@ FOUR_TOKENS = DecodingParams(max_tokens=4, ignore_eos=True)
 
 @dataclass
 class Runner:
-    """Draws token 1. `errors`: by number of the launch, raised as its result."""
+    """Samples token 1. `errors`: by number of the launch, raised as its result."""
 
     is_asynchronous: bool = True
     errors: dict[int, Exception] = field(default_factory=dict)

@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from node.router_link import ROUTER_TIMEOUT_S
-from tests.node.conftest import EPOCH, FakeRouter, Node
+from tests.node.conftest import EPOCH, WAIT_MS, FakeRouter, Node
 from wire.codec import PROTOCOL_VERSION
 from wire.errors import Overloaded, Refused
 from wire.messages import (
@@ -147,3 +147,16 @@ def test_an_empty_snapshot_is_sent_too(node: Node, router: FakeRouter) -> None:
     registered(node, router)
     node.link.send_cache_events([], [], is_snapshot=True)
     assert router.receive() == CacheEvents(EPOCH, True, b"", b"")
+
+
+def test_what_was_said_last_arrives(node: Node, router: FakeRouter) -> None:
+    registered(node, router)
+    frame = bytes(2**22)  # so much that it cannot have left when the link is closed
+    for _ in range(4):
+        node.link.socket.send(frame, copy=False)
+    node.link.leave()
+    node.link.close()
+    for _ in range(4):
+        assert router.socket.poll(WAIT_MS), "no message came"
+        router.socket.recv_multipart()
+    assert router.receive() == Leaving(EPOCH)

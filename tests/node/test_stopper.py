@@ -13,15 +13,8 @@ from node.stopper import Stopper
 
 @pytest.fixture
 def stopper() -> Iterator[Stopper]:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    stopper = Stopper(timeout_s=30.0)
-    stopper.install()
-    yield stopper
-    signal.set_wakeup_fd(-1)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    stopper.wakeup.close()
-    stopper._signal.close()
+    with Stopper(timeout_s=30.0) as stopper:
+        yield stopper
 
 
 def is_readable(stopper: Stopper) -> bool:
@@ -55,3 +48,11 @@ def test_draining_empties_the_wake_up_socket(stopper: Stopper) -> None:
 
 def test_nothing_is_overdue_before_anybody_asked(stopper: Stopper) -> None:
     assert not stopper.is_overdue(float("inf"))
+
+
+def test_what_handled_signals_before_handles_them_again() -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with Stopper(timeout_s=30.0):
+        assert signal.getsignal(signal.SIGTERM) != handlers[0]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert signal.set_wakeup_fd(-1) == -1

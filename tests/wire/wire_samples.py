@@ -166,7 +166,7 @@ def _decoding_params() -> st.SearchStrategy[DecodingParams]:
         logprobs=st.none() | st.integers(0, 20),
     )
     return st.tuples(params, bias).map(
-        lambda drawn: dataclasses.replace(
-            drawn[0], logit_bias_ids=tuple(drawn[1]), logit_bias_values=tuple(drawn[1].values())
+        lambda made: dataclasses.replace(
+            made[0], logit_bias_ids=tuple(made[1]), logit_bias_values=tuple(made[1].values())
         )
     )

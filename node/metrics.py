@@ -1,0 +1,106 @@
+"""What a node counts, and its figures for `/metrics`.
+
+Owns the metrics that every node has and those of handoffs that it received. The figures of single legs come from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.scheduler.request import RequestOutput
+from wire.messages import HandoffFigures, NodeStatus
+
+_LOCAL_CACHE, _TRANSFER = "local_cache_hit", "external_kv_transfer"
+_HANDOFF_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+class NodeCollector(Collector):
+    """Asks the engine and the leg for their figures when somebody scrapes."""
+
+    def __init__(self, status: Callable[[], NodeStatus], leg_metrics: Callable[[], Iterable[Metric]]) -> None:
+        self._status = status
+        self._leg_metrics = leg_metrics
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics of this node."""
+        status = self._status()
+        yield GaugeMetricFamily("baton:num_requests_running", "Requests in the running batch", status.num_running)
+        yield GaugeMetricFamily("baton:num_requests_waiting", "Requests waiting for a step", status.num_waiting)
+        blocks = GaugeMetricFamily("baton:kv_blocks", "KV blocks by state; the sum is constant", labels=["state"])
+        blocks.add_metric(["free"], status.num_free_blocks)
+        blocks.add_metric(["cached"], status.num_cached_blocks)
+        blocks.add_metric(["held"], status.num_held_blocks)
+        yield blocks
+        total = status.num_free_blocks + status.num_cached_blocks + status.num_held_blocks
+        usage = status.num_held_blocks / total if total else 0.0
+        yield GaugeMetricFamily("baton:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", usage)
+        yield from self._leg_metrics()
+
+
+class StepCounters:
+    """Steps, and tokens by where their KV came from, each prompt token once."""
+
+    def __init__(self) -> None:
+        self._prompt = Counter(
+            "baton:prompt_tokens_by_source", "Prompt tokens by origin of their KV", ["source"], registry=None
+        )
+        self._cached, self._transferred = self._prompt.labels(_LOCAL_CACHE), self._prompt.labels(_TRANSFER)
+        self._computed = Counter("baton:computed_tokens", "Tokens computed in steps", registry=None)
+        self._generated = Counter("baton:generation_tokens", "Tokens sampled", registry=None)
+        self._steps = Counter("baton:steps", "Steps computed", registry=None)
+
+    def count(self, outputs: Sequence[RequestOutput]) -> None:
+        """Add one step."""
+        self._steps.inc()
+        self._computed.inc(sum(output.num_step_tokens for output in outputs))
+        sampled = [output for output in outputs if output.token is not None]
+        self._generated.inc(len(sampled))
+        self._cached.inc(sum(output.num_cached_tokens for output in sampled if output.output_index == 0))
+
+    def count_delivered(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """Add the prompt of a handoff: all of its tokens were transferred, except those that were cached here."""
+        self._transferred.inc(num_tokens - num_cached_tokens)
+        self._cached.inc(num_cached_tokens)
+
+    def metrics(self) -> Iterable[Metric]:
+        """As Prometheus counters."""
+        for counter in (self._prompt, self._computed, self._generated, self._steps):
+            yield from counter.collect()
+
+
+class HandoffTimes:
+    """How long handoffs took: the whole, and the part after the prompt was computed."""
+
+    def __init__(self) -> None:
+        self._transfer = Histogram(
+            "baton:kv_transfer_seconds",
+            "Time of a handoff from its grant to verified blocks",
+            buckets=_HANDOFF_BUCKETS_S,
+            registry=None,
+        )
+        self._exposed = Histogram(
+            "baton:kv_exposed_seconds",
+            "Part of a handoff that came after the prompt was computed",
+            buckets=_HANDOFF_BUCKETS_S,
+            registry=None,
+        )
+
+    def count(self, figures: HandoffFigures) -> None:
+        """Add one handoff."""
+        self._transfer.observe(figures.transfer_us / 1e6)
+        self._exposed.observe(figures.exposed_us / 1e6)
+
+    def metrics(self) -> Iterable[Metric]:
+        """Both histograms, in seconds."""
+        yield from self._transfer.collect()
+        yield from self._exposed.collect()
+
+
+def counters_as_metrics(prefix: str, help_text: str, counters: dict[str, int]) -> Iterable[Metric]:
+    """One Prometheus counter per entry; a leading "num_" is dropped from names."""
+    for name, value in counters.items():
+        yield CounterMetricFamily(f"{prefix}{name.removeprefix('num_')}", help_text, value)

@@ -1,0 +1,67 @@
+"""What is in the distribution, read from what would build it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_house import PACKAGES
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS: dict[str, Any] = PROJECT["tool"]["setuptools"]
+STAYS_HERE = ("bench/results/*", "bench/traces/.gitattributes")
+"""Only a checkout needs these: measurements from which documentation is made."""
+
+
+def test_every_package_is_in_it_and_nothing_else() -> None:
+    patterns = SETUPTOOLS["packages"]["find"]["include"]
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    included = {folder for folder in folders if any(fnmatch(folder, pattern) for pattern in patterns)}
+    assert included == set(PACKAGES) == {path.parent.name for path in ROOT.glob("*/__init__.py")}
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+def test_the_makefile_checks_the_same_packages() -> None:
+    line = re.search(r"^PACKAGES = (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert line is not None
+    assert set(line[1].split()) == set(PACKAGES)
+
+
+def files_beside_modules() -> Iterator[Path]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*")):
+            if path.is_file() and path.suffix not in (".py", ".pyc"):
+                yield path.relative_to(ROOT)
+
+
+def is_packaged(path: Path) -> bool:
+    """Whether a pattern of `package-data` matches: those of a package count from its folder."""
+    patterns: dict[str, list[str]] = SETUPTOOLS["package-data"]
+    return any(
+        fnmatch(path.name, pattern) if package == "*" else fnmatch(str(path), f"{package.replace('.', '/')}/{pattern}")
+        for package, globs in patterns.items()
+        for pattern in globs
+    )
+
+
+def test_every_file_beside_the_modules_is_in_it() -> None:
+    stays = {path for path in files_beside_modules() if any(fnmatch(str(path), pattern) for pattern in STAYS_HERE)}
+    assert [path for path in files_beside_modules() if path not in stays and not is_packaged(path)] == []
+
+
+@pytest.mark.parametrize("command", PROJECT["project"]["scripts"].values())
+def test_a_script_names_a_function_that_is_there(command: str) -> None:
+    module, function = command.split(":")
+    source = (ROOT / Path(*module.split("."))).with_suffix(".py").read_text()
+    assert f"def {function}(" in source

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from prometheus_client.core import Metric
+
+from engine.scheduler.request import RequestOutput, SampledToken
+from node.metrics import HandoffTimes, StepCounters
+from wire.messages import HandoffFigures
+
+KEY = (b"h" * 16, 1)
+
+
+def values(metrics: Iterable[Metric]) -> dict[str, float]:
+    """`{"name label": value}` of all samples."""
+    return {
+        " ".join([sample.name.removeprefix("baton:"), *sample.labels.values()]): sample.value
+        for metric in metrics
+        for sample in metric.samples
+    }
+
+
+def output(index: int, *, num_step_tokens: int, num_cached_tokens: int = 0, sampled: bool = True) -> RequestOutput:
+    token = SampledToken(5, None) if sampled else None
+    return RequestOutput(KEY, num_step_tokens, 0, num_cached_tokens, index, token, "", False, has_failed=False)
+
+
+def test_tokens_are_counted_by_where_their_kv_came_from_each_once() -> None:
+    counters = StepCounters()
+    counters.count([output(0, num_step_tokens=30, num_cached_tokens=16, sampled=False)])
+    counters.count([output(0, num_step_tokens=4, num_cached_tokens=16), output(7, num_step_tokens=1)])
+    counters.count([output(1, num_step_tokens=1, num_cached_tokens=16)])
+    counters.count_delivered(num_tokens=100, num_cached_tokens=32)
+    counted = values(counters.metrics())
+    assert counted["prompt_tokens_by_source_total local_cache_hit"] == 16 + 32
+    assert counted["prompt_tokens_by_source_total external_kv_transfer"] == 100 - 32
+    assert counted["computed_tokens_total"] == 30 + 4 + 1 + 1
+    assert counted["generation_tokens_total"] == 3
+    assert counted["steps_total"] == 3
+
+
+def test_a_node_that_has_done_nothing_shows_zeros() -> None:
+    counted = values(StepCounters().metrics())
+    assert counted["prompt_tokens_by_source_total local_cache_hit"] == counted["steps_total"] == 0
+
+
+def test_handoffs_are_counted_by_how_long_they_took() -> None:
+    times = HandoffTimes()
+    times.count(HandoffFigures(num_blocks=1, num_bytes=1, transfer_us=50_000, exposed_us=200))
+    times.count(HandoffFigures(num_blocks=1, num_bytes=1, transfer_us=100_000, exposed_us=20_000_000))
+    counted = values(times.metrics())
+    assert [counted[f"kv_transfer_seconds_bucket {edge}"] for edge in ("0.03", "0.1", "+Inf")] == [0, 2, 2]
+    assert [counted[f"kv_exposed_seconds_bucket {edge}"] for edge in ("0.0001", "0.0003", "10.0", "+Inf")] == [
+        0,
+        1,
+        1,
+        2,
+    ]
+    assert counted["kv_transfer_seconds_sum"] == pytest.approx(0.15)
+    assert counted["kv_exposed_seconds_count"] == 2

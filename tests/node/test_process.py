@@ -1,0 +1,151 @@
+"""A node process around an engine and a leg that do nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from engine.cache.block_pool import BlockPool
+from engine.core import EngineCore
+from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from node import process
+from node.loop import Leg
+from node.process import NodeParts, run_node
+from node.router_link import RouterLink
+from node.settings import NodeSettings
+from program.events import Ready, parse_event
+from tests.node.conftest import LAYOUT, FakeRouter
+from wire.errors import InvalidSetting, Refused
+from wire.messages import DECODE, Hello, Leaving, Refusal, Welcome
+
+WAIT_S = 30.0
+
+
+@dataclass
+class Idle:
+    """A role, and the leg it builds. `closed`: what was closed, in order."""
+
+    name: str = DECODE
+    closed: list[str] = field(default_factory=list)
+
+    def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
+        leg = SimpleNamespace(
+            num_live=0,
+            wait_on=list,
+            take_failures=list,
+            metrics=list,
+            poll=lambda now_s: None,
+            cancel=lambda key, now_s: None,
+            close=lambda: self.closed.append("leg"),
+        )
+        return cast(Leg, leg), "tcp://127.0.0.1:3"
+
+    def allocate(self, num_bytes: int) -> Any:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.closed.append("role")
+
+
+@pytest.fixture
+def role(monkeypatch: pytest.MonkeyPatch) -> Idle:
+    """What nodes of this process get, besides an engine without a model."""
+    role = Idle()
+    device = SimpleNamespace(close=lambda: role.closed.append("device"))
+    pool = BlockPool(16)
+    core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 64), frozenset()), cast(Any, None), "f")
+    memory = SimpleNamespace(layout=LAYOUT)
+    engine = SimpleNamespace(
+        core=core, device=device, memory=memory, fingerprint="f", num_blocks=16, max_request_tokens=64
+    )
+    monkeypatch.setattr(process, "build_engine", lambda *arguments: engine)
+    for name in ("configure_logging", "keep_freed_memory", "spare_what_lasts"):  # they change the whole process
+        monkeypatch.setattr(process, name, lambda *arguments: None)
+    return role
+
+
+@pytest.fixture
+def meanwhile() -> Iterator[Callable[[Callable[[], Any]], Future[Any]]]:
+    """Runs a function beside a node, which needs the main thread for its signals."""
+    with ThreadPoolExecutor(1) as beside:
+        yield beside.submit
+
+
+def health_of(address: str) -> int:
+    """The status of `/health`."""
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=WAIT_S) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def serve(router: FakeRouter, role: Idle, **settings: Any) -> None:
+    run_node(NodeSettings(router=router.address, **settings), lambda *arguments: role)
+
+
+def test_a_node_is_ready_once_the_router_has_welcomed_it_and_leaves_when_asked(
+    role: Idle,
+    router: FakeRouter,
+    meanwhile: Callable[[Callable[[], Any]], Future[Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def welcome() -> Hello:
+        hello = router.receive()
+        router.receive()  # what is in the prefix cache
+        assert health_of(hello.http_address) == 503
+        router.send(Welcome(1))
+        while health_of(hello.http_address) != 200:
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not isinstance(router.receive(), Leaving):
+            pass
+        return cast(Hello, hello)
+
+    welcomed = meanwhile(welcome)
+    serve(router, role)
+    hello = welcomed.result(WAIT_S)
+    said = capsys.readouterr().out.splitlines()
+    assert list(map(parse_event, said)) == [Ready(DECODE, hello.http_address, peer_address="tcp://127.0.0.1:3")]
+    assert role.closed == ["leg", "device", "role"]
+
+
+def test_health_may_be_asked_before_there_is_a_link_to_the_router(
+    role: Idle,
+    router: FakeRouter,
+    meanwhile: Callable[[Callable[[], Any]], Future[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def refuse() -> None:
+        router.receive()
+        router.send(Refusal("enough"))
+
+    def ask_first(context: Any, address: str, settings: Any, hello: Hello, *others: Any) -> RouterLink:
+        asked.append(health_of(hello.http_address))
+        return RouterLink(context, address, settings, hello, *others)
+
+    monkeypatch.setattr(process, "RouterLink", ask_first)
+    meanwhile(refuse)
+    with pytest.raises(Refused, match="enough"):
+        serve(router, role)
+    assert asked == [503]
+    assert role.closed == ["leg", "device", "role"]
+
+
+def test_a_node_that_cannot_start_closes_what_it_has_opened(role: Idle, router: FakeRouter) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InvalidSetting, match="--http-port"):
+        serve(router, role, http_port=taken.getsockname()[1])
+    assert role.closed == ["leg", "device", "role"]
