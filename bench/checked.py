@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,7 +22,7 @@ def checked(kind: type[_T], value: Any, where: str) -> _T:
     Raises `InvalidSetting`, which begins with `where` and the way to the member.
     """
     try:
-        found: _T = _adapter(kind).validate_python(value)
+        found: _T = _adapter(cast("Hashable", kind)).validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
         way = ".".join(map(str, first["loc"])).replace(".function-after", "")
@@ -47,5 +48,5 @@ def parse_json(text: str, where: str) -> Any:
 
 
 @functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _adapter(kind: Hashable) -> TypeAdapter[Any]:
     return TypeAdapter(kind)

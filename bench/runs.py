@@ -110,7 +110,7 @@ class Run:
     @property
     def is_disturbed(self) -> bool:
         """Whether the other targets used more than 5 % of a core meanwhile."""
-        return (self.others_cpu_s or 0.0) > _MAX_OTHERS_SHARE * self.result["duration"]
+        return bool((self.others_cpu_s or 0.0) > _MAX_OTHERS_SHARE * self.result["duration"])
 
     def part(self, name: str) -> Mapping[str, Any]:
         """A member that is a map, {} where there is none."""
@@ -144,12 +144,12 @@ class Point:
     @property
     def num_failed(self) -> int:
         """Of all runs together."""
-        return sum(run.result["failed"] for run in self.runs)
+        return sum(int(run.result["failed"]) for run in self.runs)
 
     @property
     def num_requests(self) -> int:
         """All that were sent."""
-        return self.num_failed + sum(run.result["completed"] for run in self.runs)
+        return self.num_failed + sum(int(run.result["completed"]) for run in self.runs)
 
     def values(self, name: str) -> list[float]:
         """A figure of each run that has it."""
@@ -208,9 +208,7 @@ def as_json(document: Any) -> dict[str, Any]:
     """A dataclass of results as a JSON object."""
     return dataclasses.asdict(
         document,
-        dict_factory=lambda items: {
-            name: rate_as_json(value) if name == "rate" else value for name, value in items
-        },
+        dict_factory=lambda items: {name: rate_as_json(value) if name == "rate" else value for name, value in items},
     )
 
 

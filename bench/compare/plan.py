@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from bench.targets.session import SESSION_STEP
+
 _ROUND_STEP = 1000
 _CONTROL_STEP = 500
 _START_STEP = 250
-_SESSION_STEP = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +111,4 @@ def _order(schedule: Schedule, turn: int) -> list[tuple[str, bool]]:
 
 
 def _seed(schedule: Schedule, number: int, place: int) -> int:
-    return schedule.seed + _SESSION_STEP * schedule.session + _ROUND_STEP * number + place
+    return schedule.seed + SESSION_STEP * schedule.session + _ROUND_STEP * number + place

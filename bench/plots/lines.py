@@ -57,7 +57,9 @@ def rate_ticks(rates: Iterable[float]) -> dict[float, str]:
     return {rate: f"{rate:g}" for rate in sorted(set(rates))}
 
 
-def draw_lines(title: str, panels: Sequence[Panel], num_columns: int = 1, height: float = HEIGHT, **grid: Any) -> Figure:
+def draw_lines(
+    title: str, panels: Sequence[Panel], num_columns: int = 1, height: float = HEIGHT, **grid: Any
+) -> Figure:
     """The panels row by row, with one legend for all. `grid` is for `Figure.subplots`."""
     num_rows = -(-len(panels) // num_columns)
     with styled():

@@ -117,7 +117,7 @@ def _runs(entry: dict[str, Any], where: str) -> list[Run]:
     if served.repeats:
         results = [entry if _is_alike(repeat, entry) else repeat for repeat in served.repeats]
     return [
-        Run(name, number, served.request_rate, checked(Result, result, where))  # type: ignore[arg-type]
+        Run(name, number, served.request_rate, checked(Result, result, where))
         for number, result in enumerate(results, start=1)
     ]
 

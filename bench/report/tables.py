@@ -89,9 +89,7 @@ def breakdown_tables(points: Sequence[Point]) -> list[Table]:
         first, second = parts_of(point, "ttft"), parts_of(point, "ttst")
         if first:
             parts = [Cell(number(second.get(name, first.get(name)))) for name in PARTS]
-            totals = [
-                Cell(number(point.middle(f"breakdown.{token}.measured_mean_ms"))) for token in ("ttft", "ttst")
-            ]
+            totals = [Cell(number(point.middle(f"breakdown.{token}.measured_mean_ms"))) for token in ("ttft", "ttst")]
             errors = [point.worst(f"breakdown.{token}.largest_error") for token in ("ttft", "ttst")]
             error = max((error for error in errors if error is not None), default=None)
             rows.append((words(point.label), *parts, *totals, Cell(NONE if error is None else f"{100 * error:.2g} %")))
