@@ -49,4 +49,4 @@ def parse_json(text: str, where: str) -> Any:
 
 @functools.cache
 def _adapter(kind: Hashable) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    return TypeAdapter(cast("type[Any]", kind))

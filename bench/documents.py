@@ -97,8 +97,7 @@ _DocumentT = TypeVar("_DocumentT", CompareDocument, SweepDocument)
 def begun(path: Path | None, fresh: _DocumentT, arguments: Sequence[str], *, is_resumed: bool) -> _DocumentT:
     """What the file holds so far, else `fresh`; this session is the last of its `sessions`.
 
-    `arguments` say what is measured. Raises `InvalidSetting` for a file that holds something else, and for a folder that
-    is not there.
+    `arguments` say what is measured. Raises `InvalidSetting` for a file that holds something else or has no folder.
     """
     document = fresh
     document.arguments = list(arguments)

@@ -76,7 +76,7 @@ COMPARED = tuple(metric for metric in METRICS if metric.short)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`round` counts from 1. `cpu_s` is the target's CPU time during the run, `others_cpu_s` that of the other targets."""
+    """`round` counts from 1. `cpu_s` is the target's CPU time during the run, `others_cpu_s` that of the others."""
 
     target: str
     round: int

@@ -39,7 +39,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes. `x_ticks` and `y_ticks` are labels by value; `x_log` is the base of a logarithmic x, 0 for none."""
+    """One pair of axes. `x_ticks` and `y_ticks` are labels by value; `x_log` is the base of a logarithmic x, else 0."""
 
     lines: Sequence[Line]
     x_label: str

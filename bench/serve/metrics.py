@@ -151,7 +151,7 @@ def _kv_transfer(completed: Sequence[Outcome]) -> dict[str, Any] | None:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    found = np.mean(values), np.median(values), np.percentile(values, 99), max(values)
+    found = (float(np.mean(values)), float(np.median(values)), float(np.percentile(values, 99)), max(values))
     return dict(zip(("mean", "median", "p99", "max"), map(_rounded, found), strict=True))
 
 

@@ -16,25 +16,8 @@ from bench.serve.settings import ServeBenchSettings, without_secrets
 from bench.workload.dataset_settings import DatasetSettings
 from program.settings import as_flags
 
-_CHOSEN = frozenset(
-    [
-        "base_url",
-        "host",
-        "port",
-        "request_rate",
-        "ramp_up_strategy",
-        "ramp_up_start_rps",
-        "ramp_up_end_rps",
-        "repeat",
-        "save_result",
-        "save_detailed",
-        "append_result",
-        "result_dir",
-        "result_filename",
-        "label",
-        "ready_check_timeout_sec",
-    ]
-)
+_CHOSEN = ("base_url", "host", "port", "request_rate", "repeat", "label", "ready_check_timeout_sec")
+_CHOSEN_BEGINNINGS = ("ramp_up_", "save_", "append_", "result_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +41,7 @@ def serve_flags() -> type[Any]:
     fields = [
         (field.name, hints[field.name], dataclasses.field(default=field.default, metadata=field.metadata))
         for field in dataclasses.fields(ServeBenchSettings)
-        if field.name not in _CHOSEN
+        if field.name not in _CHOSEN and not field.name.startswith(_CHOSEN_BEGINNINGS)
     ]
     return dataclasses.make_dataclass(ServeBenchSettings.__name__, fields, frozen=True)
 

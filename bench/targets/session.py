@@ -1,4 +1,4 @@
-"""What `compare` and `sweep` do alike: read their settings, begin or go on with a file, keep the targets, and measure."""
+"""What `compare` and `sweep` do alike: read their settings, begin or go on with a file, start targets, and measure."""
 
 from __future__ import annotations
 
@@ -87,4 +87,4 @@ def read_session(
 
 def say(text: str) -> None:
     """Tell people what happens next."""
-    print(text, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{text}\n")
