@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.compare.plan import Schedule, steps_of
+from bench.compare.plan import Schedule
 from bench.compare.report import report
 from bench.compare.run import carry_out, conclude, keep_whole_groups
 from bench.compare.settings import CompareSettings, check, rates_of
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     )
     schedule = schedule_of(session, len(document.sessions) - 1)
-    if steps := steps_of(schedule, keep_whole_groups(document, schedule)):
+    if steps := schedule.steps(keep_whole_groups(document, schedule)):
         with line_up:
             carry_out(document, steps, session, line_up, session.measure())
     else:

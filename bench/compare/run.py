@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bench.compare.figures import medians_of, ratios_of
-from bench.compare.plan import Schedule, Step, groups_of
+from bench.compare.plan import Schedule, Step
 from bench.compare.settings import ALL, LAST, CompareSettings
 from bench.documents import CompareDocument
 from bench.runs import Run
@@ -24,11 +24,11 @@ def keep_whole_groups(document: CompareDocument, schedule: Schedule) -> set[int]
     """
     have = {_key(run, is_control=False) for run in document.runs}
     have |= {_key(run, is_control=True) for run in document.control_runs}
-    done = {group: needed for group, needed in groups_of(schedule).items() if needed <= have}
-    kept = set().union(*done.values())
+    torn = {step.group for step in schedule.counted() if step.key not in have}
+    kept = {step.key for step in schedule.counted() if step.group not in torn}
     document.runs = [run for run in document.runs if _key(run, is_control=False) in kept]
     document.control_runs = [run for run in document.control_runs if _key(run, is_control=True) in kept]
-    return set(done)
+    return {step.group for step in schedule.counted()} - torn
 
 
 def carry_out(

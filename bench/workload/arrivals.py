@@ -7,7 +7,7 @@ are those of `vllm bench serve`: the first request waits for one gap, too, so th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby, pairwise
 from typing import Literal
 
@@ -27,7 +27,7 @@ def poisson_or_gamma(num: int, rate: float, burstiness: float, seed: int) -> tup
     Scaled so that the last is `num / rate`, as `vllm bench serve` does it. A `rate` of infinity puts all at 0, a
     `burstiness` of infinity makes the gaps equal. Raises `InvalidSetting`.
     """
-    _check(num, **{"--request-rate": rate})
+    _check(num, {"--request-rate": rate})
     if rate == math.inf:
         return (0.0,) * num
     offsets = np.cumsum(_gaps(np.full(num, rate), burstiness, seed))
@@ -40,7 +40,7 @@ def poisson_or_gamma(num: int, rate: float, burstiness: float, seed: int) -> tup
 
 def constant(num: int, rate: float) -> tuple[float, ...]:
     """Equal gaps of `1 / rate`. Raises `InvalidSetting`."""
-    _check(num, **{"--request-rate": rate})
+    _check(num, {"--request-rate": rate})
     return tuple((index + 1) / rate for index in range(num))
 
 
@@ -48,7 +48,7 @@ def ramp(
     num: int, start_rate: float, end_rate: float, strategy: RampStrategy, burstiness: float, seed: int
 ) -> tuple[float, ...]:
     """A rate that goes from `start_rate` to `end_rate` over the requests, by their index. Raises `InvalidSetting`."""
-    _check(num, is_finite=True, **{"--ramp-up-start-rps": start_rate, "--ramp-up-end-rps": end_rate})
+    _check(num, {"--ramp-up-start-rps": start_rate, "--ramp-up-end-rps": end_rate}, is_finite=True)
     progress = np.arange(num) / max(num - 1, 1)
     if strategy == "linear":
         rates = start_rate + (end_rate - start_rate) * progress
@@ -68,7 +68,7 @@ def from_trace(
 
     Raises `InvalidSetting`: no stamps, stamps out of order, or a scale that is not above 0.
     """
-    _check(1, is_finite=True, **{"--time-scale": time_scale})
+    _check(1, {"--time-scale": time_scale}, is_finite=True)
     stamps = _stamps(conversations)
     random = generator(seed, "trace stamps")
     groups = [(stamp, len(list(same))) for stamp, same in groupby(stamps)]
@@ -93,13 +93,13 @@ def _stamps(conversations: Sequence[Conversation]) -> list[float]:
 
 def _gaps(rates: NDArray[np.float64], burstiness: float, seed: int) -> NDArray[np.float64]:
     """One gap in seconds for each rate; mean `1 / rate`, variance `1 / (burstiness * rate^2)`."""
-    _check(1, **{"--burstiness": burstiness})
+    _check(1, {"--burstiness": burstiness})
     if burstiness == math.inf:
         return 1.0 / rates
     return generator(seed, "arrivals").gamma(burstiness, 1.0 / (rates * burstiness))
 
 
-def _check(num: int, *, is_finite: bool = False, **positive: float) -> None:
+def _check(num: int, positive: Mapping[str, float], *, is_finite: bool = False) -> None:
     if num < 1:
         raise InvalidSetting(f"--num-prompts {num} is not at least 1")
     for flag, value in positive.items():
