@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from bench.mock_server.question import Question, read_question
+
 from wire.errors import InvalidRequest
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from bench.mock_server.settings import MockServerSettings, options_of, schedule_of
 
 from bench.mock_server.schedule import Fault, FaultKind, Steady
 from bench.mock_server.server import MockOptions
-from bench.mock_server.settings import MockServerSettings, options_of, schedule_of
 from wire.errors import InvalidSetting
 
 

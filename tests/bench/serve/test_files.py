@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from bench.serve.files import prepare_folder, result_path, write_result
+
 from bench.serve.settings import ServeBenchSettings
 from wire.errors import InvalidSetting
 

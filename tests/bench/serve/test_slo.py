@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-
 from bench.serve.slo import meets, parse_slo
+
 from bench.serve.timing import timing_of
 from tests.bench.serve.outcomes import answered
 from wire.errors import InvalidSetting

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from bench.workload.custom import make
+from bench.workload.workload import Workload
+
 from bench.workload.dataset_settings import DatasetSettings
 from bench.workload.vocabulary import Vocabulary
-from bench.workload.workload import Workload
 from wire.errors import InvalidSetting
 
 ROWS = '{"prompt": "the old house", "output_tokens": 10}\n\n{"prompt": "a dog\u2028ran", "output_tokens": 20}\r\n'

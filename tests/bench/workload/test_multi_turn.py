@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from bench.workload.multi_turn import make
 
 from bench.workload.dataset_settings import DatasetSettings
-from bench.workload.multi_turn import make
 from bench.workload.turns import Conversation
 from bench.workload.vocabulary import Vocabulary, bare_vocabulary
 from wire.errors import InvalidSetting

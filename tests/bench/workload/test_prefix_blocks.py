@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-
 from bench.workload.prefix_blocks import prompt_ids, reuse_share, runs_of_blocks
+
 from bench.workload.vocabulary import bare_vocabulary
 from wire.errors import InvalidSetting
 

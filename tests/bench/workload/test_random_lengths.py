@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from bench.workload.random_lengths import make
 
 from bench.workload.dataset_settings import DatasetSettings
-from bench.workload.random_lengths import make
 from bench.workload.turns import Turn
 from bench.workload.vocabulary import Vocabulary, bare_vocabulary
 from wire.errors import InvalidSetting

@@ -4,9 +4,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from bench.workload.shared_prefix import make
 
 from bench.workload.dataset_settings import DatasetSettings
-from bench.workload.shared_prefix import make
 from bench.workload.vocabulary import Vocabulary, bare_vocabulary
 from wire.errors import InvalidSetting
 

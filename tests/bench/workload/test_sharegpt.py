@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.workload.sharegpt import make
+from bench.workload.workload import Workload
 
 from bench.workload.dataset_settings import DatasetSettings
-from bench.workload.sharegpt import make
 from bench.workload.vocabulary import Vocabulary
-from bench.workload.workload import Workload
 from wire.errors import InvalidSetting
 
 WORD = " dog"
