@@ -155,7 +155,10 @@ def parse_slo(words: Sequence[str]) -> dict[str, float]:
 def urls(settings: ServeBenchSettings) -> tuple[str, ...]:
     """The servers, without a slash at the end. Raises `InvalidSetting`."""
     found = settings.base_url or (f"http://{settings.host}:{settings.port}",)
-    return tuple(map(checked_base_url, found))
+    try:
+        return tuple(map(checked_base_url, found))
+    except InvalidSetting as error:
+        raise InvalidSetting(f"--base-url: {error}") from None
 
 
 def headers(settings: ServeBenchSettings, environment: Mapping[str, str] | None = None) -> dict[str, str]:
