@@ -1,4 +1,4 @@
-"""The command line of a benchmark: its settings from flags and from the file of `--config`.
+"""The command line of a benchmark: its settings from flags and from the file of `--config`, and the limits of numbers.
 
 Not from the environment: the command that stands beside a result has to say it all.
 """
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from program.settings import add_flags, check_file_keys, resolve
+from wire.errors import InvalidSetting
 
 _SettingsT = TypeVar("_SettingsT")
 
@@ -29,3 +30,23 @@ def parse_settings(parser: argparse.ArgumentParser, arguments: Sequence[str], *c
     if flags.config:
         check_file_keys(flags.config, *classes)
     return tuple(resolve(settings_class, flags, {}) for settings_class in classes)
+
+
+def require_at_least(settings: Any, **lowest: float) -> None:
+    """Raise `InvalidSetting` for a setting below its `lowest` value; None is no value."""
+    for name, limit in lowest.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= limit:
+            raise InvalidSetting(f"{_flag(name)} {value} is not at least {limit}")
+
+
+def require_above_zero(settings: Any, *names: str) -> None:
+    """Raise `InvalidSetting` for a setting of `names` that is not above 0; None is no value."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not value > 0:
+            raise InvalidSetting(f"{_flag(name)} {value} is not above 0")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -6,14 +6,14 @@ Baton router, asked with `"return_timings": true`, said in `usage.timings`.
     client             sent until the router's handler runs, and written by the router until read: HTTP and the network
     router             until the legs go out: body, template, tokens, choice of nodes
     queue_prefill      until the step with the first chunk of the prompt begins
-    prefill            until token 1 is drawn
+    prefill            until token 1 is sampled
     return             until the router writes token 1
 
 To the second token it goes on after `prefill`:
 
     exposed_transfer   until the KV is on the decode node and verified; 0 where one node does both
-    queue_decode       until the step that draws token 2 begins
-    first_decode_step  until token 2 is drawn
+    queue_decode       until the step that samples token 2 begins
+    first_decode_step  until token 2 is sampled
     return_second      until the router writes token 2
 
 Stations follow each other, so a part below zero means that stamps do not belong together; one of less than
@@ -38,19 +38,11 @@ from bench.stats import median, percentile
 from program.clock import host_clock
 
 TOLERANCE_MS = 0.2
-TTFT_PARTS = ("client", "router", "queue_prefill", "prefill", "return")
-TTST_PARTS = (
-    "client",
-    "router",
-    "queue_prefill",
-    "prefill",
-    "exposed_transfer",
-    "queue_decode",
-    "first_decode_step",
-    "return_second",
-)
-_TO_FIRST_DRAWN = ("received_us", "sent_us", "prefill_begun_us", "first_sampled_us")
-_AFTER_READY = ("decode_begun_us", "second_sampled_us", "second_written_us")
+_TO_FIRST_SAMPLED = ("client", "router", "queue_prefill", "prefill")
+TTFT_PARTS = (*_TO_FIRST_SAMPLED, "return")
+TTST_PARTS = (*_TO_FIRST_SAMPLED, "exposed_transfer", "queue_decode", "first_decode_step", "return_second")
+_FIRST_STAMPS = ("received_us", "sent_us", "prefill_begun_us", "first_sampled_us")
+_SECOND_STAMPS = ("kv_ready_us", "decode_begun_us", "second_sampled_us", "second_written_us")
 
 
 class LeftOut(enum.StrEnum):
@@ -61,12 +53,6 @@ class LeftOut(enum.StrEnum):
     MISSING_STAMP = "a stamp is missing"
     SHARED_EVENT = "the first tokens did not come one by one"
     INCONSISTENT = "stamps in the wrong order"
-
-
-class _Unusable(Exception):
-    def __init__(self, reason: LeftOut) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,71 +135,45 @@ def _request(item: Breakdown) -> dict[str, Any]:
 
 
 def _examine(outcome: Outcome, clock: str) -> Breakdown | LeftOut:
-    try:
-        return _take_apart(outcome, clock)
-    except _Unusable as error:
-        return error.reason
-
-
-def _take_apart(outcome: Outcome, clock: str) -> Breakdown:
-    """Raises `_Unusable`."""
     timings = outcome.timings
     if outcome.failure is not None or not timings:
-        raise _Unusable(LeftOut.NO_TIMINGS)
+        return LeftOut.NO_TIMINGS
     if timings.get("attempts") != 1:
-        raise _Unusable(LeftOut.TRIED_AGAIN)
-    num_tokens = min(2, outcome.num_output_tokens)
-    arrivals_us = _arrivals_us(outcome, num_tokens)
-    client = _ClientEnds(outcome.sent_s * 1e6, bool(clock) and timings.get("clock") == clock)
-    to_first = _stations(timings, _TO_FIRST_DRAWN)
+        return LeftOut.TRIED_AGAIN
+    # events that bring no token, such as a chat's role, are passed over
+    came = [(at_s, num) for at_s, num in zip(outcome.chunk_s, outcome.chunk_tokens, strict=True) if num > 0]
+    came = came[: min(2, outcome.num_output_tokens)]
+    if len(came) < max(1, min(2, outcome.num_output_tokens)) or any(num != 1 for _, num in came):
+        return LeftOut.SHARED_EVENT
+    firsts = [timings.get(name) for name in _FIRST_STAMPS]
+    seconds = [timings.get(name) for name in _SECOND_STAMPS] if len(came) > 1 else []
+    if seconds and seconds[0] is None:  # one node did both: nothing was transferred
+        seconds[0] = firsts[-1]
+    first_written = timings.get("first_written_us")
+    if not all(isinstance(stamp, int) for stamp in (*firsts, first_written, *seconds)):
+        return LeftOut.MISSING_STAMP
+    is_our_clock = bool(clock) and timings.get("clock") == clock
     # measured as everywhere: an event that only opens the answer counts, though its token may be in the next
-    ttft_us = outcome.chunk_s[0] * 1e6 - client.sent_us
-    ttft = _stack(ttft_us, client.spans_us(arrivals_us[0], [*to_first, *_stations(timings, ("first_written_us",))]))
-    if num_tokens < 2:
-        return Breakdown(outcome.index, ttft, None)
-    ready_us = to_first[-1] if timings.get("kv_ready_us") is None else _stations(timings, ("kv_ready_us",))[0]
-    stations = [*to_first, ready_us, *_stations(timings, _AFTER_READY)]
-    ttst_us = arrivals_us[1] - client.sent_us
-    return Breakdown(outcome.index, ttft, _stack(ttst_us, client.spans_us(arrivals_us[1], stations)))
+    ttft = _stack(outcome, outcome.chunk_s[0], came[0][0], [*firsts, first_written], is_our_clock)
+    ttst = _stack(outcome, came[1][0], came[1][0], [*firsts, *seconds], is_our_clock) if seconds else None
+    if ttft is None or (seconds and ttst is None):
+        return LeftOut.INCONSISTENT
+    return Breakdown(outcome.index, ttft, ttst)
 
 
-@dataclass(frozen=True, slots=True)
-class _ClientEnds:
-    """Joins the client's own stamps to the router's."""
-
-    sent_us: float
-    is_our_clock: bool
-
-    def spans_us(self, arrival_us: float, stations: Sequence[float]) -> list[float]:
-        """Time before and after the router, then between `stations`: the router's receiving to its writing."""
-        between_us = [later - earlier for earlier, later in pairwise(stations)]
-        if self.is_our_clock:
-            return [stations[0] - self.sent_us, arrival_us - stations[-1], *between_us]
-        return [0.0, arrival_us - self.sent_us - sum(between_us), *between_us]
-
-
-def _stack(measured_us: float, spans_us: Sequence[float]) -> Stack:
-    """Raises `_Unusable` for a span that cannot be."""
-    if measured_us <= 0 or min(spans_us) < -TOLERANCE_MS * 1e3:
-        raise _Unusable(LeftOut.INCONSISTENT)
-    before_ms, after_ms, *between_ms = (max(0.0, span_us) / 1e3 for span_us in spans_us)
+def _stack(
+    outcome: Outcome, measured_s: float, came_s: float, stations_us: Sequence[Any], is_our_clock: bool
+) -> Stack | None:
+    """`stations_us`: the router's receiving to its writing. None for a span that cannot be."""
+    sent_us, came_us, measured_us = outcome.sent_s * 1e6, came_s * 1e6, (measured_s - outcome.sent_s) * 1e6
+    between_us = [later - earlier for earlier, later in pairwise(stations_us)]
+    ends_us = [0.0, came_us - sent_us - sum(between_us)]
+    if is_our_clock:
+        ends_us = [stations_us[0] - sent_us, came_us - stations_us[-1]]
+    if measured_us <= 0 or min(*ends_us, *between_us) < -TOLERANCE_MS * 1e3:
+        return None
+    before_ms, after_ms, *between_ms = (max(0.0, span_us) / 1e3 for span_us in (*ends_us, *between_us))
     return Stack(measured_us / 1e3, (before_ms + after_ms, *between_ms))
-
-
-def _arrivals_us(outcome: Outcome, num_tokens: int) -> list[float]:
-    """When the first tokens came. Events that bring no token, such as a chat's role, are passed over."""
-    events = [(at_s, count) for at_s, count in zip(outcome.chunk_s, outcome.chunk_tokens, strict=True) if count > 0]
-    firsts = events[:num_tokens]
-    if not firsts or len(firsts) < num_tokens or any(count != 1 for _, count in firsts):
-        raise _Unusable(LeftOut.SHARED_EVENT)
-    return [at_s * 1e6 for at_s, _ in firsts]
-
-
-def _stations(timings: dict[str, Any], names: Sequence[str]) -> list[float]:
-    found = [timings.get(name) for name in names]
-    if not all(isinstance(stamp, int) for stamp in found):
-        raise _Unusable(LeftOut.MISSING_STAMP)
-    return [float(stamp) for stamp in found if isinstance(stamp, int)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -15,7 +15,15 @@ def require_folder(path: str | Path, flag: str = "--json") -> None:
 
 def write_text(path: str, text: str, flag: str = "--json") -> None:
     """Write the file that `flag` names. Raises `InvalidSetting` when that does not work."""
+    write_file(Path(path), text, f"{flag} ")
+
+
+def write_file(path: Path, content: str | bytes, origin: str = "", *, makes_folder: bool = False) -> Path:
+    """Write `path`; `origin` stands before it in an error. Raises `InvalidSetting` when that does not work."""
     try:
-        Path(path).write_text(text)
+        if makes_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
-        raise InvalidSetting(f"{flag} {path}: {error.strerror}") from None
+        raise InvalidSetting(f"{origin}{path}: {error.strerror}") from None
+    return path

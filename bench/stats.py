@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 NOISY_SPREAD = 0.15
 """Above this spread of the yardstick a run is called noisy."""
 
@@ -17,11 +19,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """Linear between the two nearest. Raises `ValueError` without values."""
     if not values:
         raise ValueError("a percentile needs values")
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return float(np.percentile(values, percent))
 
 
 def median(values: Sequence[float]) -> float:

@@ -46,22 +46,16 @@ class Comparison:
     verdict: str
 
 
-@dataclass(frozen=True, slots=True)
-class Wording:
-    """What a target is called that has more of something, and one that has less; whether more is better is not said."""
-
-    higher: str
-    lower: str
-
-
 def compare(
     subject: Sequence[float],
     reference: Sequence[float],
     control: Sequence[float],
-    wording: Wording,
+    wording: tuple[str, str],
     obstacle: str = "",
 ) -> Comparison:
     """Values above 0, one per round; `control` is () without one. `obstacle`: why there can be no verdict anyway.
+
+    `wording`: what a target is called that has more of something, and one that has less.
 
     Raises `ValueError` for different numbers of values.
     """
@@ -95,7 +89,7 @@ def distance(ratio: float) -> float:
     return max(ratio, 1 / ratio) - 1
 
 
-def _clear(pairs: PairedRatio, wording: Wording) -> str:
+def _clear(pairs: PairedRatio, wording: tuple[str, str]) -> str:
     if pairs.of_medians > 1:
-        return f"{pairs.of_medians:.2f}x ({pairs.low:.2f} - {pairs.high:.2f}) {wording.higher}"
-    return f"{1 / pairs.of_medians:.2f}x ({1 / pairs.high:.2f} - {1 / pairs.low:.2f}) {wording.lower}"
+        return f"{pairs.of_medians:.2f}x ({pairs.low:.2f} - {pairs.high:.2f}) {wording[0]}"
+    return f"{1 / pairs.of_medians:.2f}x ({1 / pairs.high:.2f} - {1 / pairs.low:.2f}) {wording[1]}"

@@ -1,7 +1,5 @@
 """Starts the mock server from its command line."""
 
-from __future__ import annotations
-
 import sys
 
 from bench.mock_server.command import main

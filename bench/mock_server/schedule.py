@@ -1,7 +1,6 @@
 """When the mock server answers what, and how it fails: a plan that is data.
 
 Owns answers, faults and the rules that give request n its answer. Knows no HTTP and no clock.
-
 Invariant: an answer depends on the schedule, the request's number and how many tokens it asks for, on nothing else.
 """
 
@@ -16,7 +15,7 @@ from typing import Protocol
 
 
 class FaultKind(enum.StrEnum):
-    """What a request may meet. Those of a stream that is under way come after `Fault.after_chunks` chunks."""
+    """What a request may meet. Those from `RESET` on break a stream after `Fault.after_chunks` chunks."""
 
     HTTP_ERROR = "http-error"
     NOT_EVENTS = "not-events"
@@ -34,12 +33,8 @@ class FaultKind(enum.StrEnum):
     @property
     def breaks_stream(self) -> bool:
         """Whether nothing of the answer follows it."""
-        return self in _BREAKS_STREAM
-
-
-_BREAKS_STREAM = frozenset(
-    (FaultKind.RESET, FaultKind.CUT, FaultKind.STALL, FaultKind.NO_DONE, FaultKind.ERROR_EVENT, FaultKind.BAD_JSON)
-)
+        kinds = list(FaultKind)
+        return kinds.index(self) >= kinds.index(FaultKind.RESET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +107,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """As many tokens as were asked for, evenly; each time is drawn within `jitter` (a share) around its value.
+    """As many tokens as were asked for, evenly; each time is random within `jitter` (a share) around its value.
 
     `fault` befalls a share of the requests.
     """
@@ -130,16 +125,14 @@ class Steady:
         """See `Schedule`."""
         chance = random.Random(f"{self.seed}/{number}")
         has_fault = self.fault is not None and chance.random() < self.fault_share
-        num_chunks = max(1, math.ceil(num_output_tokens / self.tokens_per_chunk))
-        last = num_output_tokens - (num_chunks - 1) * self.tokens_per_chunk
-        times_s = [base_s * (1 + self.jitter * chance.uniform(-1, 1)) for base_s in self._bases_s(num_chunks)]
+        num_more = max(1, math.ceil(num_output_tokens / self.tokens_per_chunk)) - 1
+        bases_s = [self.ttft_s] + [self.itl_s * self.tokens_per_chunk] * num_more
+        times_s = [base_s * (1 + self.jitter * chance.uniform(-1, 1)) for base_s in bases_s]
+        last = num_output_tokens - num_more * self.tokens_per_chunk
         return Answer(
             ttft_s=times_s[0],
             gaps_s=tuple(times_s[1:]),
-            tokens_per_chunk=(self.tokens_per_chunk,) * (num_chunks - 1) + (last,),
+            tokens_per_chunk=(self.tokens_per_chunk,) * num_more + (last,),
             texts=(self.text,),
             fault=self.fault if has_fault else None,
         )
-
-    def _bases_s(self, num_chunks: int) -> list[float]:
-        return [self.ttft_s] + [self.itl_s * self.tokens_per_chunk] * (num_chunks - 1)

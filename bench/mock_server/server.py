@@ -20,11 +20,11 @@ from typing import Any
 
 from aiohttp import web
 
+from bench.checked import checked
 from bench.client.clock import sleep_until
-from bench.mock_server.question import read_question
-from bench.mock_server.reply import Reply, sse_event
-from bench.mock_server.schedule import Answer, Fault, FaultKind, Schedule
-from wire.errors import InvalidRequest, InvalidSetting
+from bench.mock_server.reply import ChatQuestion, CompletionQuestion, Question, Reply, sse_event
+from bench.mock_server.schedule import Fault, FaultKind, Schedule
+from wire.errors import InvalidSetting
 
 _CLOSE_TIMEOUT_S = 0.1
 _MAX_BODY_BYTES = 64 * 2**20
@@ -96,9 +96,8 @@ class MockServer:
     async def start(self) -> None:
         """Listen; `url` is then known. Raises `InvalidSetting`."""
         await self._runner.setup()
-        self._site = web.TCPSite(self._runner, self._options.host, self._options.port)
         try:
-            await self._site.start()
+            await web.TCPSite(self._runner, self._options.host, self._options.port).start()
         except OSError as error:
             await self._runner.cleanup()
             address = f"{self._options.host}:{self._options.port}"
@@ -124,80 +123,72 @@ class MockServer:
         return web.json_response({"object": "list", "data": [model | {"owned_by": self._options.owned_by}]})
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
-        record = self._enter(http)
+        peer = http.transport.get_extra_info("peername") if http.transport is not None else None
+        record = Record(self._num_requests, http.path, peer[1] if peer else 0, time.monotonic(), http.headers)
+        self.records.append(record)
+        self._num_requests += 1
+        self._num_in_flight += 1
+        self._idle.clear()
         try:
-            record.body = await http.json()
-            question = read_question(record.body, http.path.endswith("/chat/completions"))
-            answer = self._schedule.answer(record.number, question.num_output_tokens)
-            reply = Reply(question, answer, record.number, self._created)
-            if question.is_stream and not answer.has(FaultKind.HTTP_ERROR) and not answer.has(FaultKind.NOT_EVENTS):
-                return await _Stream(http, record, reply, answer).run()
-            return await self._answer_whole(record, reply, answer)
+            return await self._answer(http, record)
         except ValueError:
             return _error(400, "the body is not JSON")
-        except InvalidRequest as error:
+        except InvalidSetting as error:
             return _error(400, str(error))
         except (asyncio.CancelledError, ConnectionError):
             if not self._is_closing:
                 record.left_s = time.monotonic()
             raise
         finally:
-            self._leave()
+            self._num_in_flight -= 1
+            if not self._num_in_flight:
+                self._idle.set()
 
-    async def _answer_whole(self, record: Record, reply: Reply, answer: Answer) -> web.Response:
+    async def _answer(self, http: web.Request, record: Record) -> web.StreamResponse:
+        record.body = await http.json()
+        kind: type[Question] = ChatQuestion if http.path.endswith("/chat/completions") else CompletionQuestion
+        question = checked(kind, record.body, "")
+        answer = self._schedule.answer(record.number, question.num_output_tokens)
+        reply = Reply(question, answer, record.number, self._created)
         if answer.fault is not None and answer.fault.kind is FaultKind.HTTP_ERROR:
             return _error(answer.fault.status, answer.fault.message)
+        if question.stream and not answer.has(FaultKind.NOT_EVENTS):
+            return await _Stream(http, record, reply).run()
         await sleep_until(record.received_s + answer.writes()[-1][0])
         record.written_s.append(time.monotonic())
         return web.json_response(reply.whole(record.received_s, record.written_s))
-
-    def _enter(self, http: web.Request) -> Record:
-        peer = http.transport.get_extra_info("peername") if http.transport is not None else None
-        record = Record(self._num_requests, http.path, peer[1] if peer else 0, time.monotonic(), http.headers)
-        self._num_requests += 1
-        self._num_in_flight += 1
-        self._idle.clear()
-        self.records.append(record)
-        return record
-
-    def _leave(self) -> None:
-        self._num_in_flight -= 1
-        if not self._num_in_flight:
-            self._idle.set()
 
 
 class _Stream:
     """One answer as events."""
 
-    def __init__(self, http: web.Request, record: Record, reply: Reply, answer: Answer) -> None:
+    def __init__(self, http: web.Request, record: Record, reply: Reply) -> None:
         self._http = http
         self._record = record
         self._reply = reply
-        self._answer = answer
         self._response = web.StreamResponse(headers=_EVENTS)
 
     async def run(self) -> web.StreamResponse:
-        fault = self._answer.fault
+        answer, fault = self._reply.answer, self._reply.answer.fault
         if fault is not None and fault.kind.breaks_stream:
-            await self._write_chunks(min(fault.after_chunks, self._answer.num_chunks))
+            await self._write_chunks(min(fault.after_chunks, answer.num_chunks))
             await self._break(fault)
             return self._response
-        if not self._answer.has(FaultKind.NO_CHOICES):
-            await self._write_chunks(self._answer.num_chunks)
+        if not answer.has(FaultKind.NO_CHOICES):
+            await self._write_chunks(answer.num_chunks)
         await self._write(self._reply.ending(self._record.received_s, self._record.written_s))
         await self._response.write_eof()
         return self._response
 
     async def _write_chunks(self, limit: int) -> None:
         begin = 0
-        for offset_s, end in self._answer.writes():
+        for offset_s, end in self._reply.answer.writes():
             end = min(end, limit)
             if begin >= end:
                 return
             events = b"".join(self._reply.chunk(place) for place in range(begin, end))
-            opening = b"" if begin else self._reply.opening()
             await sleep_until(self._record.received_s + offset_s)
-            written_s = await self._write(opening + events)
+            written_s = await self._write((b"" if begin else self._reply.opening()) + events)
             self._record.written_s.extend([written_s] * (end - begin))
             begin = end
 
@@ -210,26 +201,23 @@ class _Stream:
         return now_s
 
     async def _break(self, fault: Fault) -> None:
-        if fault.kind is FaultKind.STALL:
-            await asyncio.sleep(_STALL_S)
-        elif fault.kind is FaultKind.NO_DONE:
-            await self._write(b": no [DONE] follows\n\n")
-            await self._response.write_eof()
-            return
-        elif fault.kind is FaultKind.ERROR_EVENT:
-            await self._write(sse_event({"error": {"message": fault.message, "type": "server_error", "code": None}}))
-        elif fault.kind is FaultKind.BAD_JSON:
-            await self._write(b'data: {"choices":[{\n\n')
-        self._hang_up(fault.kind)
-
-    def _hang_up(self, kind: FaultKind) -> None:
         transport = self._http.transport
-        if transport is None:
-            return
-        if kind is FaultKind.RESET:
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESETS)
-            transport.abort()
-        else:
+        match fault.kind:
+            case FaultKind.STALL:
+                await asyncio.sleep(_STALL_S)
+            case FaultKind.NO_DONE:
+                await self._write(b": no [DONE] follows\n\n")
+                await self._response.write_eof()
+                return
+            case FaultKind.ERROR_EVENT:
+                error = {"message": fault.message, "type": "server_error", "code": None}
+                await self._write(sse_event({"error": error}))
+            case FaultKind.BAD_JSON:
+                await self._write(b'data: {"choices":[{\n\n')
+            case FaultKind.RESET if transport is not None:
+                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESETS)
+                transport.abort()
+        if transport is not None:
             transport.close()
 
 

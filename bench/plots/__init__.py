@@ -1,1 +1,1 @@
-"""Pictures and the HTML report, drawn from result files alone."""
+"""Pictures of results, drawn from result files alone."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bench.plots.style import ON_COLOR, PALETTE, new_figure, styled
-from bench.report.results import Point
+from bench.runs import Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,13 +26,13 @@ PARTS = {
 """Parts in the order of time: what they are called, and their colour."""
 
 AFTER_FIRST = ("exposed_transfer", "queue_decode", "first_decode_step", "return_second")
-"""What comes after token 1 is drawn: the handoff, as the second token sees it."""
+"""What comes after token 1 is sampled: the handoff, as the second token sees it."""
 
 _WIDE_ENOUGH = 0.13
 _DARK_TEXT_ON = (PALETTE[3], PALETTE[4], PALETTE[5], PALETTE[8])
 
 
-def drawable(points: Sequence[Point]) -> bool:
+def has_breakdown(points: Sequence[Point]) -> bool:
     """Whether some run has a breakdown."""
     return any(parts_of(point, "ttft") for point in points)
 
@@ -47,10 +47,10 @@ def parts_of(point: Point, token: str) -> dict[str, float]:
     return found
 
 
-def draw(points: Sequence[Point]) -> Figure:
+def draw_stack(points: Sequence[Point]) -> Figure:
     """A bar for each rate and target that has a breakdown, lowest rate on top; parts in ms where there is room.
 
-    The part of the second token's time that comes after token 1 is drawn has a panel and a scale of its own.
+    The part of the second token's time that comes after token 1 is sampled has a panel and a scale of its own.
     """
     from matplotlib.patches import Patch
 
@@ -60,7 +60,7 @@ def draw(points: Sequence[Point]) -> Figure:
     panels_of = {
         "to token 1": firsts,
         "to token 2": seconds,
-        "to token 2, after token 1 was drawn": rests,
+        "to token 2, after token 1 was sampled": rests,
     }
     with styled():
         figure = new_figure("Where the time goes: means over all requests", height=2.3 + 0.4 * len(shown))

@@ -1,4 +1,4 @@
-"""How every picture looks: one palette, one size, one place for the legend; and how a figure becomes PNG or SVG.
+"""How every picture looks: one palette, one size; and how a figure becomes PNG or SVG.
 
 The palette is Okabe and Ito's (https://jfly.uni-koeln.de/color/), which people with any kind of colour blindness can
 tell apart; markers and dashes say the same again. A target keeps its look in all pictures of a file, because it comes
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 10.0, 4.8
@@ -115,31 +114,6 @@ def new_figure(title: str, height: float = HEIGHT) -> Figure:
     figure = Figure(figsize=(WIDTH, height), facecolor=PAPER)
     figure.suptitle(title, x=0.012, ha="left")
     return figure
-
-
-def legend_outside(figure: Figure, axes: Iterable[Axes]) -> None:
-    """One legend right of all axes, each label once in the order drawn, lines of reference last."""
-    found: dict[str, Any] = {}
-    for each in axes:
-        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
-            found.setdefault(str(label), handle)
-    labels = sorted(found, key=lambda label: getattr(found[label], "get_color", str)() == REFERENCE)
-    if labels:
-        figure.legend([found[label] for label in labels], labels, loc="outside right upper", alignment="left")
-
-
-def reference_line(axes: Axes, value: float, label: str, *, upright: bool = False) -> None:
-    """A thin dashed line at a value that is not measured but wanted."""
-    draw = axes.axvline if upright else axes.axhline
-    draw(value, color=REFERENCE, linewidth=1.2, linestyle=(0, (4, 3)), label=label)
-
-
-def rate_axis(axes: Axes, rates: Iterable[float]) -> None:
-    """x: the requests/s that were measured, from 0."""
-    finite = sorted(set(rates))
-    axes.set_xlim(0, max(finite) * 1.05)
-    axes.set_xticks(finite, [f"{rate:g}" for rate in finite])
-    axes.set_xlabel("offered load (requests/s)")
 
 
 def as_png(figure: Figure) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.plots.style import HEIGHT, REFERENCE, SOFT, new_figure, styled
-from bench.report.results import Run
+from bench.runs import Run
 from bench.stats import percentile
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ _MAX_ROWS = 300
 _CALM, _LATE = ("#b9d7ea", "#4f9ccb", "#155f96"), ("#f0a500", "#cf4a0a", "#7a0b2e")
 
 
-def drawable(runs: Sequence[Run]) -> bool:
-    """Whether there is a run with the times of each request (`--save-detailed`)."""
-    return any(_rows(run) for run in runs)
+def has_times(run: Run) -> bool:
+    """Whether it has the times of each request (`--save-detailed`)."""
+    return bool(_rows(run))
 
 
-def draw(runs: Sequence[Run], limit_ms: float | None) -> Figure:
+def draw_timeline(runs: Sequence[Run], limit_ms: float | None) -> Figure:
     """A panel for each run, all with one time axis and one scale of colours: blue within the SLO of a gap, else warm.
 
     Without an SLO (`limit_ms` None) the middle of the scale takes its place. The first 300 requests are shown.

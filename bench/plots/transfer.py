@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.plots.style import INK, PALETTE, SOFT, legend_outside, new_figure, styled
+from bench.plots.lines import Line, Panel, draw_lines
+from bench.plots.style import INK, PALETTE, SOFT, Look
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _COLORS = {"shm": PALETTE[0], "zmq": PALETTE[4], "nixl": PALETTE[2], "nccl": PALETTE[3]}
@@ -29,46 +29,38 @@ class Handoffs:
 
 def draw(handoffs: Sequence[Handoffs], caption: str = "") -> Figure:
     """Every line has copies of its own: the band is between the slowest and the fastest of them."""
-    sizes = sorted({each.num_bytes for each in handoffs})
-    with styled():
-        figure = new_figure("Rate of KV handoffs between two processes")
-        axes = figure.subplots()
-        for transport, is_checked in dict.fromkeys((each.transport, each.is_checked) for each in handoffs):
-            own = _own(handoffs, transport, is_checked)
-            axes.plot(
-                [each.num_bytes for each in own],
-                [each.gb_per_s for each in own],
-                "-" if is_checked else "--",
-                marker="o" if is_checked else "s",
-                color=_COLORS.get(transport, PALETTE[1]),
-                label=f"{transport}, {'checksums' if is_checked else 'no checksums'}",
-            )
-        _copies(axes, handoffs, sizes)
-        bare = [each for each in _own(handoffs, "nixl", handoffs[0].is_checked) if each.bare_gb_per_s is not None]
-        if bare:
-            rates = [each.bare_gb_per_s or 0.0 for each in bare]
-            axes.plot([each.num_bytes for each in bare], rates, ":", marker="x", color=INK, label="bare NIXL write")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [size_in_words(size) for size in sizes])
-        axes.minorticks_off()
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("KV of one handoff")
-        axes.set_ylabel("GB/s, until the decode node has it")
-        if caption:
-            axes.set_xlabel(f"KV of one handoff\n{caption}")
-        legend_outside(figure, [axes])
-    return figure
+    ordered = sorted(handoffs, key=lambda each: each.num_bytes)
+    lines = []
+    for transport, is_checked in dict.fromkeys((each.transport, each.is_checked) for each in handoffs):
+        own = [each for each in ordered if (each.transport, each.is_checked) == (transport, is_checked)]
+        look = Look(_COLORS.get(transport, PALETTE[1]), "o" if is_checked else "s", "-" if is_checked else "--")
+        label = f"{transport}, {'checksums' if is_checked else 'no checksums'}"
+        lines.append(Line(label, look, [each.num_bytes for each in own], [each.gb_per_s for each in own]))
+    lines.append(_copies(ordered))
+    bare = {
+        each.num_bytes: each.bare_gb_per_s
+        for each in ordered
+        if each.bare_gb_per_s is not None and each.is_checked == handoffs[0].is_checked
+    }
+    if bare:
+        lines.append(Line("bare NIXL write", Look(INK, "x", ":"), list(bare), list(bare.values())))
+    panel = Panel(
+        lines,
+        "\n".join(filter(None, ("KV of one handoff", caption))),
+        "GB/s, until the decode node has it",
+        x_ticks={each.num_bytes: size_in_words(each.num_bytes) for each in ordered},
+        x_log=2,
+    )
+    return draw_lines("Rate of KV handoffs between two processes", [panel])
 
 
-def _own(handoffs: Sequence[Handoffs], transport: str, is_checked: bool) -> list[Handoffs]:
-    found = [each for each in handoffs if (each.transport, each.is_checked) == (transport, is_checked)]
-    return sorted(found, key=lambda each: each.num_bytes)
-
-
-def _copies(axes: Axes, handoffs: Sequence[Handoffs], sizes: Sequence[int]) -> None:
-    copies = [[each.memcpy_gb_per_s for each in handoffs if each.num_bytes == size] for size in sizes]
-    axes.fill_between(sizes, [min(rates) for rates in copies], [max(rates) for rates in copies], color=SOFT, alpha=0.2)
-    axes.plot(sizes, [sum(rates) / len(rates) for rates in copies], color=SOFT, label="copy (memcpy)")
+def _copies(ordered: Sequence[Handoffs]) -> Line:
+    rates: dict[float, list[float]] = {}
+    for each in ordered:
+        rates.setdefault(each.num_bytes, []).append(each.memcpy_gb_per_s)
+    means = [sum(found) / len(found) for found in rates.values()]
+    ends = [(min(found), max(found)) for found in rates.values()]
+    return Line("copy (memcpy)", Look(SOFT, "", "-"), list(rates), means, ends)
 
 
 def size_in_words(num_bytes: int) -> str:

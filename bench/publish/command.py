@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.facts import ROOT
+from bench.output_file import write_file
 from bench.plots.style import as_png
-from bench.publish.contents import read_contents
-from bench.publish.page import Part, page_of, parts_of, picture_path
-from bench.report.command import write
+from bench.publish.page import Page, read_page, text_of
 from bench.report.page import page_of as report_of
 
 PAGE = "benchmarks.md"
@@ -26,35 +25,31 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--results", default=ROOT / "bench/results", type=Path, help="folder with contents.yaml")
     parser.add_argument("--docs", default=ROOT / "docs", type=Path, help="folder of the page")
     flags = parser.parse_args(arguments)
-    parts = parts_of(read_contents(flags.results / "contents.yaml"), flags.results)
-    text = page_of(parts, flags.results)
+    page = read_page(flags.results)
     if flags.check:
-        wrong = wrong_files(parts, text, flags.docs)
+        wrong = wrong_files(page, flags.docs)
         for path in wrong:
             print(f"{path} is not what the results say: run python -m bench.publish")
         return 1 if wrong else 0
-    for path in publish(parts, text, flags.docs):
+    for path in publish(page, flags.docs):
         print(path)
     return 0
 
 
-def wrong_files(parts: Sequence[Part], text: str, docs: Path) -> list[Path]:
+def wrong_files(page: Page, docs: Path) -> list[Path]:
     """The page where it differs, and what it links to that is not there."""
-    page = docs / PAGE
-    is_right = page.is_file() and page.read_text(encoding="utf-8") == text
-    linked = [docs / picture_path(part, picture) for part in parts for picture in part.pictures]
-    linked += [docs / part.entry.html for part in parts if part.entry.html]
-    return ([] if is_right else [page]) + [path for path in linked if not path.is_file()]
+    path = docs / PAGE
+    is_right = path.is_file() and path.read_text(encoding="utf-8") == text_of(page)
+    linked = [docs / part.picture_path(picture) for part in page.parts for picture in part.pictures]
+    linked += [docs / part.entry.html for part in page.parts if part.entry.html]
+    return ([] if is_right else [path]) + [path for path in linked if not path.is_file()]
 
 
-def publish(parts: Sequence[Part], text: str, docs: Path) -> list[Path]:
+def publish(page: Page, docs: Path) -> list[Path]:
     """Write everything; returns the paths. Raises `InvalidSetting`."""
-    files = {docs / PAGE: text.encode()}
-    for part in parts:
-        files |= {docs / picture_path(part, picture): as_png(picture.draw()) for picture in part.pictures}
+    files: dict[Path, str | bytes] = {docs / PAGE: text_of(page)}
+    for part in page.parts:
+        files |= {docs / part.picture_path(picture): as_png(picture.draw()) for picture in part.pictures}
         if part.entry.html and part.section:
-            files[docs / part.entry.html] = report_of(part.entry.title, [part.section]).encode()
-    for path, content in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, content)
-    return list(files)
+            files[docs / part.entry.html] = report_of(part.entry.title, [part.section])
+    return [write_file(path, content, makes_folder=True) for path, content in files.items()]

@@ -1,5 +1,7 @@
 """The list of what is published: `contents.yaml` beside the results. Knows no result and no markup.
 
+opening: opening.md                  # prose for whoever decides whether to use this, before everything else
+sections:
 - title: Against vLLM on the same cores
   file: pd.json                    # a result file; a section may also be prose alone
   intro: pd-intro.md               # prose before the tables
@@ -12,16 +14,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 
+from bench.checked import checked, read_text
 from wire.errors import InvalidSetting
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Entry:
     """One section. `tables` and `blocks` are None for all; texts are "" where there is none."""
 
@@ -35,33 +39,22 @@ class Entry:
     blocks: tuple[int, ...] | None = None
 
 
-_TEXTS = ("title", "file", "intro", "notes", "html")
-_LISTS: dict[str, type] = {"tables": str, "pictures": str, "blocks": int}
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Contents:
+    """The page: what stands before the sections, and these in their order."""
+
+    sections: tuple[Entry, ...]
+    opening: str = ""
 
 
-def read_contents(path: Path) -> list[Entry]:
-    """Entries in the order of the page. Raises `InvalidSetting`."""
+def read_contents(path: Path) -> Contents:
+    """Raises `InvalidSetting`."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content: Any = yaml.safe_load(read_text(path, str(path)))
+    except yaml.YAMLError as error:
         raise InvalidSetting(f"{path}: {error}") from None
-    if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
-        raise InvalidSetting(f"{path}: expected a list of sections")
-    return [_entry(path, number, entry) for number, entry in enumerate(content, start=1)]
-
-
-def _entry(path: Path, number: int, found: dict[Any, Any]) -> Entry:
-    place = f"{path}, section {number}"
-    for key, value in found.items():
-        if key in _TEXTS:
-            is_right = isinstance(value, str)
-        elif key in _LISTS:
-            is_right = isinstance(value, list) and all(isinstance(item, _LISTS[key]) for item in value)
-        else:
-            raise InvalidSetting(f"{place}: unknown key {key!r}")
-        if not is_right:
-            raise InvalidSetting(f"{place}: {key} is not {'text' if key in _TEXTS else 'a list'}")
-    if not found.get("title") or not (found.get("file") or found.get("notes")):
-        raise InvalidSetting(f"{place}: a section needs a title, and a file or notes")
-    values: dict[str, Any] = {key: tuple(value) if key in _LISTS else value for key, value in found.items()}
-    return Entry(**values)
+    contents = checked(Contents, content, str(path))
+    for entry in contents.sections:
+        if not entry.title or not (entry.file or entry.notes):
+            raise InvalidSetting(f"{path}: {entry.title!r}: a section needs a title, and a file or notes")
+    return contents

@@ -9,12 +9,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.output_file import write_file
 from bench.plots.style import as_png
-from bench.report.document import Picture, Section
 from bench.report.load import load_result
 from bench.report.page import page_of
 from bench.report.sections import section_of
-from wire.errors import InvalidSetting
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,33 +33,10 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("nothing to write: give --html OUT, --png FOLDER or both")
     sections = [section_of(load_result(Path(file))) for file in flags.files]
     if flags.html:
-        write(Path(flags.html), page_of(flags.title, sections).encode())
-        print(flags.html)
+        print(write_file(Path(flags.html), page_of(flags.title, sections)))
     if flags.png:
-        for path in write_pictures(sections, Path(flags.png)):
-            print(path)
+        for section in sections:
+            for name, picture in section.pictures.items():
+                path = Path(flags.png) / f"{section.name}-{name}.png"
+                print(write_file(path, as_png(picture.draw()), makes_folder=True))
     return 0
-
-
-def write_pictures(sections: Sequence[Section], folder: Path) -> list[Path]:
-    """`SECTION-PICTURE.png` for each; returns the paths. Raises `InvalidSetting`."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidSetting(f"{folder}: {error.strerror}") from None
-    found = []
-    for section in sections:
-        for block in section.blocks:
-            if isinstance(block, Picture):
-                path = folder / f"{section.name}-{block.name}.png"
-                write(path, as_png(block.draw()))
-                found.append(path)
-    return found
-
-
-def write(path: Path, content: bytes) -> None:
-    """Raises `InvalidSetting` when the file cannot be written."""
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise InvalidSetting(f"{path}: {error.strerror}") from None

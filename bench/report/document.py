@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from bench.facts import Facts
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Tone = Literal["plain", "good", "bad", "muted", "head"]
 """What a cell says at a glance: a verdict for or against, something that says little, the name of its row."""
+_RowT = TypeVar("_RowT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +69,38 @@ class Section:
     cards: tuple[Card, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def tables(self) -> dict[str, list[Table]]:
+        """By name; tables of several rates share one."""
+        found: dict[str, list[Table]] = {}
+        for block in self.blocks:
+            if isinstance(block, Table):
+                found.setdefault(block.name, []).append(block)
+        return found
+
+    @property
+    def pictures(self) -> dict[str, Picture]:
+        """By name."""
+        return {block.name: block for block in self.blocks if isinstance(block, Picture)}
+
 
 def words(text: str, detail: str = "") -> Cell:
     """The name of a row."""
     return Cell(text, detail, "head")
 
 
-def plain(*texts: str) -> tuple[Cell, ...]:
-    """Cells that only have a text."""
-    return tuple(Cell(text) for text in texts)
+def table_of(
+    name: str,
+    title: str,
+    columns: Mapping[str, Callable[[_RowT], Cell | str]],
+    rows: Iterable[_RowT],
+    left: Iterable[str] = (),
+    note: str = "",
+) -> Table:
+    """A table of one row for each of `rows`; the first of `columns` (head: what stands there) names the row."""
+
+    def cells(row: _RowT) -> tuple[Cell, ...]:
+        found = [cell if isinstance(cell := column(row), Cell) else Cell(cell) for column in columns.values()]
+        return (words(found[0].text, found[0].detail), *found[1:])
+
+    return Table(name, title, tuple(columns), tuple(map(cells, rows)), frozenset(left), note)

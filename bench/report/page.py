@@ -1,18 +1,18 @@
-"""Sections as one HTML page that needs nothing else: no script, no font, no file beside it.
+"""Sections as one HTML page that needs nothing else, made by `page.html.j2`; and the templates of this repository.
 
-Everything that comes from a file is escaped here and nowhere else; pictures are SVG in data URIs, where they cannot
-reach the page.
+What comes from a file is escaped by jinja2. Pictures are SVG in data URIs, where they cannot reach the page.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
 
 from bench.plots.style import PALETTE, as_svg
-from bench.report.document import Cell, Picture, Section, Table
-from bench.report.look import STYLE
+from bench.report.document import Picture, Section
 
 HOW_TO_READ = (
     "Ratios have both halves from the same sitting, measured in turns on the same cores: the ratio of the medians, and "
@@ -24,86 +24,23 @@ HOW_TO_READ = (
 """Paragraphs for the head of every report."""
 
 
+def templates(folder: Path, *, is_html: bool) -> jinja2.Environment:
+    """The templates in `folder`; a name that a template does not know is an error. HTML is escaped."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=is_html,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+
+
 def page_of(title: str, sections: Sequence[Section]) -> str:
     """The whole page. Figures are drawn here."""
-    return "".join(
-        (
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width,initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>",
-            f"<header><h1>{escape(title)}</h1>",
-            *(f'<p class="lead">{escape(text)}</p>' for text in HOW_TO_READ),
-            "</header>\n",
-            _contents(sections),
-            "<main>\n",
-            *(part for number, section in enumerate(sections, start=1) for part in _section(number, section)),
-            "</main>\n<footer><p>Made by <code>baton bench report</code> from the result files alone.</p></footer>",
-            "</body></html>\n",
-        )
-    )
+    environment = templates(Path(__file__).parent, is_html=True)
+    environment.filters["as_data"] = _as_data
+    page = environment.get_template("page.html.j2")
+    return page.render(title=title, sections=sections, how_to_read=HOW_TO_READ, palette=PALETTE)
 
 
-def _contents(sections: Sequence[Section]) -> str:
-    if len(sections) < 2:
-        return ""
-    lines = (f'<li><a href="#s{n}">{escape(section.name)}</a></li>' for n, section in enumerate(sections, start=1))
-    return f"<nav><ul>{''.join(lines)}</ul></nav>\n"
-
-
-def _section(number: int, section: Section) -> Iterator[str]:
-    yield f'<section id="s{number}"><p class="kind">{escape(section.kind)} · {escape(section.name)}</p>'
-    yield f"<h2>{escape(section.title)}</h2>"
-    facts = section.facts
-    commit = facts.commit or "unknown commit"
-    yield f'<p class="small">{escape(facts.time)} · {escape(facts.cpu_model)} · commit {escape(commit)}</p>'
-    yield f'<code class="command">{escape(facts.command)}</code>\n'
-    if section.cards:
-        yield f'<div class="cards">{"".join(_cards(section))}</div>\n'
-    if section.notes:
-        notes = "".join(f"<li>{escape(note)}</li>" for note in section.notes)
-        yield f'<div class="notes"><strong>To be known beside the figures</strong><ul>{notes}</ul></div>\n'
-    for block in section.blocks:
-        yield _picture(block) if isinstance(block, Picture) else _table(block)
-    terms = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in section.conditions)
-    yield f"<details open><summary>Conditions</summary><dl>{terms}</dl></details></section>\n"
-
-
-def _cards(section: Section) -> Iterator[str]:
-    for card, color in zip(section.cards, PALETTE * len(section.cards), strict=False):
-        lines = "".join(f"<li>{escape(line)}</li>" for line in card.lines)
-        yield f'<div class="card" style="--mark:{color}"><h4>{escape(card.name)}</h4>'
-        yield f"<strong>{escape(card.value)}</strong><p>{escape(card.unit)}</p><ul>{lines}</ul></div>"
-
-
-def _picture(picture: Picture) -> str:
-    data = base64.b64encode(as_svg(picture.draw()).encode()).decode()
-    source = f"data:image/svg+xml;base64,{data}"
-    return f'<figure><div class="picture"><img alt="{escape(picture.title)}" src="{source}"></div></figure>\n'
-
-
-def _table(table: Table) -> str:
-    is_left = [head in table.words for head in table.heads]
-    heads = "".join(
-        f"<th{_class(['left'] if left or not place else [])}>{escape(head)}</th>"
-        for place, (head, left) in enumerate(zip(table.heads, is_left, strict=True))
-    )
-    rows = "".join(
-        f"<tr>{''.join(_cell(cell, left) for cell, left in zip(row, is_left, strict=True))}</tr>\n"
-        for row in table.rows
-    )
-    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
-    head = f"<thead><tr>{heads}</tr></thead>"
-    return f'<h3>{escape(table.title)}</h3><div class="wide"><table>{head}<tbody>{rows}</tbody></table></div>{note}\n'
-
-
-def _cell(cell: Cell, is_left: bool) -> str:
-    detail = f"<small>{escape(cell.detail)}</small>" if cell.detail else ""
-    if cell.tone == "head":
-        return f'<th scope="row">{escape(cell.text)}{detail}</th>'
-    classes = (["left"] if is_left else []) + ([cell.tone] if cell.tone != "plain" else [])
-    return f"<td{_class(classes)}>{escape(cell.text)}{detail}</td>"
-
-
-def _class(names: Sequence[str]) -> str:
-    return f' class="{" ".join(names)}"' if names else ""
+def _as_data(picture: Picture) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(as_svg(picture.draw()).encode()).decode()}"

@@ -10,17 +10,22 @@ import sys
 from collections.abc import Sequence
 
 from bench.arguments import parse_settings
-from bench.serve.files import prepare_folder, result_path, write_result
 from bench.serve.measure import run_serve_benchmark
 from bench.serve.report import report
-from bench.serve.result import as_json
+from bench.serve.result import as_json, prepare_folder, result_path, write_result
 from bench.serve.settings import ServeBenchSettings, shown_families, shown_percentiles
 from bench.workload.dataset_settings import DatasetSettings
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, and write the file that is asked for; 1 when every request failed. Raises `BatonError`."""
-    settings, dataset = parse(arguments)
+    parser = argparse.ArgumentParser(
+        prog="baton bench serve",
+        usage="baton bench serve [options]",
+        description="Benchmark a running server: latency, throughput and goodput under load.",
+        allow_abbrev=False,
+    )
+    settings, dataset = parse_settings(parser, arguments, ServeBenchSettings, DatasetSettings)
     prepare_folder(settings)
     result = run_serve_benchmark(settings, dataset, say=_say)
     print(report(result.summary, shown_families(settings), shown_percentiles(settings)))
@@ -29,18 +34,6 @@ def main(arguments: Sequence[str]) -> int:
         write_result(path, as_json(result, settings.save_detailed), is_appended=settings.append_result)
         _say(f"result in {path}")
     return 0 if result.summary["completed"] else 1
-
-
-def parse(arguments: Sequence[str]) -> tuple[ServeBenchSettings, DatasetSettings]:
-    """Settings from flags and the file of `--config`. Raises `InvalidSetting`; exits on unknown flags."""
-    parser = argparse.ArgumentParser(
-        prog="baton bench serve",
-        usage="baton bench serve [options]",
-        description="Benchmark a running server: latency, throughput and goodput under load.",
-        allow_abbrev=False,
-    )
-    settings, dataset = parse_settings(parser, arguments, ServeBenchSettings, DatasetSettings)
-    return settings, dataset
 
 
 def _say(text: str) -> None:

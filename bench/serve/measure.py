@@ -9,45 +9,53 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, cast
 
 from bench.breakdown import summarise_breakdowns
 from bench.client.asking import client_runner
 from bench.client.driver import LoadPlan, LoadRun, run_load
-from bench.client.endpoint import Endpoint
 from bench.client.outcome import Outcome
 from bench.client.request import PromptForm, RequestOptions
 from bench.facts import collect_facts
-from bench.serve.arrival import Arrivals, arrivals_of, process_of
+from bench.runs import rate_as_json
+from bench.serve.arrival import arrivals_of, process_of
 from bench.serve.metrics import summarise
 from bench.serve.model import tokenizer_folder, vocabulary_for
 from bench.serve.notes import notes_of
 from bench.serve.progress import Progress, progress_bar
-from bench.serve.readiness import Deadline, find_server, other_prompts, until_answered, warm_up
-from bench.serve.result import RunResult, as_json, middle_of
-from bench.serve.settings import CHAT, ServeBenchSettings, check, extra_body, headers, metadata, shown_percentiles, urls
-from bench.serve.slo import parse_slo
+from bench.serve.readiness import Deadline, find_server, get_ready, other_prompts
+from bench.serve.result import RunResult, middle_of
+from bench.serve.settings import (
+    CHAT,
+    ServeBenchSettings,
+    check,
+    extra_body,
+    headers,
+    metadata,
+    parse_slo,
+    shown_percentiles,
+    urls,
+    without_secrets,
+)
 from bench.workload.dataset_settings import DatasetSettings
 from bench.workload.registry import make_workload
-from bench.workload.turns import Conversation
-from bench.workload.workload import Workload
 from program.settings import as_flags
 
-__all__ = ["RunResult", "as_json", "command_of", "measure", "run_serve_benchmark"]
-
+PACKAGES = ("baton-serve", "aiohttp", "uvloop", "numpy", "tokenizers", "torch")
+"""Their versions stand beside a result."""
 Say = Callable[[str], None]
 """Told what happens next, for people."""
-
-_PACKAGES = ("baton-serve", "aiohttp", "uvloop", "numpy", "tokenizers", "torch")
 
 
 def run_serve_benchmark(settings: ServeBenchSettings, dataset: DatasetSettings, *, say: Say) -> RunResult:
     """Measure as often as `--repeat` says. Raises `BatonError` when there is nothing to measure."""
     check(settings)
     process_of(settings, dataset)
-    command = command_of(settings, dataset)
+    # values of headers are left out, because they may be secrets
+    flags = [*as_flags(without_secrets(settings)), *as_flags(dataset)]
+    command = shlex.join(["baton", "bench", "serve", *flags])
     results = []
     for repeat in range(settings.repeat):
         if settings.repeat > 1:
@@ -70,7 +78,7 @@ async def measure(
     arrivals = arrivals_of(settings, dataset, workload.conversations)
     options = _options(settings)
     extra = other_prompts(1 + settings.num_warmups, dataset, workload.conversations, vocabulary)
-    await _get_ready(settings, endpoints, extra, options, deadline, say)
+    await get_ready(settings, endpoints, extra, options, deadline, say)
 
     num_requests = sum(len(conversation.turns) for conversation in workload.conversations)
     say(f"sending {num_requests} requests to {served}, {arrivals.facts['process']}")
@@ -82,36 +90,20 @@ async def measure(
         num_done += 1
         on_progress(num_done, num_requests)
 
-    plan = _plan(settings, workload.conversations, arrivals.offsets_s)
+    plan = LoadPlan(workload.conversations, arrivals.offsets_s, settings.max_concurrency, settings.timeout_s)
     load = await run_load(endpoints, plan, options, count)
-    return _result(settings, dataset, command, served, workload, arrivals, load)
-
-
-async def _get_ready(
-    settings: ServeBenchSettings,
-    endpoints: Sequence[Endpoint],
-    prompts: Sequence[Conversation],
-    options: RequestOptions,
-    deadline: Deadline,
-    say: Say,
-) -> None:
-    """Send what comes before the measured requests: the first of `prompts` as a check, the others to warm up."""
-    check_prompt, *warmups = prompts
-    if settings.ready_check_timeout_sec:
-        for endpoint in endpoints:
-            await until_answered(endpoint, check_prompt, options, settings.timeout_s, deadline)
-    if warmups:
-        say(f"warming up with {len(warmups)} requests")
-        num_failed = await warm_up(endpoints, warmups, options, settings.max_concurrency, settings.timeout_s)
-        if num_failed:
-            say(f"{num_failed} of them failed")
-
-
-def command_of(settings: ServeBenchSettings, dataset: DatasetSettings) -> str:
-    """The command that measures this again. Values of headers are left out, because they may be secrets."""
-    hidden = tuple(f"{header.partition('=')[0]}=..." for header in settings.header)
-    flags = [*as_flags(dataclasses.replace(settings, header=hidden)), *as_flags(dataset)]
-    return shlex.join(["baton", "bench", "serve", *flags])
+    summary = {
+        **_identity(settings, dataset, served),
+        **_figures(settings, dataset, load),
+        "dataset": workload.facts,
+        "arrival": arrivals.facts,
+        "seed": dataset.seed,
+        "facts": dataclasses.asdict(collect_facts(command, PACKAGES)),
+    }
+    given = metadata(settings)
+    if taken := sorted(given.keys() & summary.keys()):
+        summary["notes"].append(f"metadata {', '.join(taken)} is left out: the result has its own")
+    return RunResult({**given, **summary}, load.outcomes)
 
 
 def _options(settings: ServeBenchSettings) -> RequestOptions:
@@ -125,45 +117,16 @@ def _options(settings: ServeBenchSettings) -> RequestOptions:
     )
 
 
-def _plan(
-    settings: ServeBenchSettings, conversations: Sequence[Conversation], offsets_s: tuple[float, ...] | None
-) -> LoadPlan:
-    return LoadPlan(
-        conversations=tuple(conversations),
-        arrivals_s=offsets_s,
-        max_concurrency=settings.max_concurrency,
-        timeout_s=settings.timeout_s,
-    )
-
-
-def _result(
-    settings: ServeBenchSettings,
-    dataset: DatasetSettings,
-    command: str,
-    served: str,
-    workload: Workload,
-    arrivals: Arrivals,
-    load: LoadRun,
-) -> RunResult:
-    outcomes = sorted(load.outcomes, key=lambda outcome: (outcome.index, outcome.turn))
-    percentiles = shown_percentiles(settings)
-    figures = summarise(outcomes, load.end_s - load.begin_s, parse_slo(settings.goodput), percentiles)
-    known = {
-        **_identity(settings, dataset, served),
+def _figures(settings: ServeBenchSettings, dataset: DatasetSettings, load: LoadRun) -> dict[str, Any]:
+    slo, percentiles = parse_slo(settings.goodput), shown_percentiles(settings)
+    figures = summarise(load.outcomes, load.end_s - load.begin_s, slo, percentiles)
+    return {
         **figures,
         "num_unsent": load.num_unsent,
         "client": dataclasses.asdict(load.client),
-        "breakdown": summarise_breakdowns(outcomes),
-        "dataset": workload.facts,
-        "arrival": arrivals.facts,
-        "seed": dataset.seed,
-        "facts": dataclasses.asdict(collect_facts(command, _PACKAGES)),
+        "breakdown": summarise_breakdowns(load.outcomes),
         "notes": list(notes_of(figures, load, dataset)),
     }
-    given = metadata(settings)
-    if taken := sorted(given.keys() & known.keys()):
-        known["notes"].append(f"metadata {', '.join(taken)} is left out: the result has its own")
-    return RunResult({**given, **known}, outcomes, workload.facts)
 
 
 def _identity(settings: ServeBenchSettings, dataset: DatasetSettings, served: str) -> dict[str, Any]:
@@ -176,7 +139,7 @@ def _identity(settings: ServeBenchSettings, dataset: DatasetSettings, served: st
         "model_id": served,
         "tokenizer_id": str(tokenizer_folder(settings, served) or ""),
         "num_prompts": dataset.num_prompts,
-        "request_rate": settings.request_rate if settings.request_rate < float("inf") else "inf",
+        "request_rate": rate_as_json(settings.request_rate),
         "burstiness": settings.burstiness,
         "max_concurrency": settings.max_concurrency,
         **{name: getattr(settings, name) for name in ramp},

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bench.client.outcome import Outcome
-from bench.serve.slo import meets
+from bench.runs import FAMILIES
 from bench.serve.timing import Timing, arrivals_s, num_cached_tokens, num_output_tokens, num_prompt_tokens, timing_of
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
@@ -32,9 +32,11 @@ def summarise(
     """The figures of a run that took `duration_s`. `slo` is {metric: ms}, empty for none."""
     completed = [outcome for outcome in outcomes if outcome.failure is None]
     timings = [timing_of(outcome) for outcome in completed]
+    gaps_s = [gap_s for timing in timings for gap_s in timing.gaps_s]
     num_input = sum(num_prompt_tokens(outcome) for outcome in completed)
     num_output = sum(num_output_tokens(outcome) for outcome in completed)
     num_good = sum(meets(timing, slo) for timing in timings)
+    cached = [num for outcome in completed if (num := num_cached_tokens(outcome)) is not None]
     return {
         "duration": round(duration_s, 6),
         "completed": len(completed),
@@ -52,10 +54,25 @@ def summarise(
         "schedule_delay": _schedule_delay(outcomes),
         **_failures(outcomes),
         "chunks_per_token": sum(len(arrivals_s(outcome)) for outcome in completed) / num_output if num_output else None,
-        "zero_gap_share": _zero_gap_share(timings),
-        "cached_tokens": _cached_tokens(completed),
+        # of all gaps, those between chunks that the client read in one piece
+        "zero_gap_share": round(gaps_s.count(0) / len(gaps_s), 6) if gaps_s else None,
+        "cached_tokens": sum(cached) if cached else None,
         "kv_transfer": _kv_transfer(completed),
     }
+
+
+def meets(timing: Timing, slo: Mapping[str, float]) -> bool:
+    """Whether a complete request keeps every limit of `slo` (ms). Limits are inclusive, as in `vllm bench serve`.
+
+    An answer of one token has no TPOT and no gap, which counts as 0: it can only miss TTFT and E2E.
+    """
+    values_s = {
+        "ttft": timing.ttft_s,
+        "tpot": timing.tpot_s or 0.0,
+        "itl": timing.max_gap_s or 0.0,
+        "e2el": timing.e2el_s,
+    }
+    return all(values_s[name] <= limit_ms / 1000 for name, limit_ms in slo.items())
 
 
 def percentile_name(percent: float) -> str:
@@ -64,23 +81,24 @@ def percentile_name(percent: float) -> str:
 
 
 def _families(timings: Sequence[Timing], percentiles: Sequence[float]) -> dict[str, float]:
-    values_s: dict[str, list[float]] = {
-        "ttft": [timing.ttft_s for timing in timings],
-        "tpot": [timing.tpot_s for timing in timings if timing.tpot_s is not None],
-        "itl": [gap_s for timing in timings for gap_s in timing.gaps_s],
-        "e2el": [timing.e2el_s for timing in timings],
-        "max_itl": [timing.max_gap_s for timing in timings if timing.max_gap_s is not None],
-        "ttst": [timing.ttst_s for timing in timings if timing.ttst_s is not None],
-    }
+    columns: Sequence[Sequence[float | None]] = (
+        [timing.ttft_s for timing in timings],
+        [timing.tpot_s for timing in timings],
+        [gap_s for timing in timings for gap_s in timing.gaps_s],
+        [timing.e2el_s for timing in timings],
+        [timing.max_gap_s for timing in timings],
+        [timing.ttst_s for timing in timings],
+    )
     found: dict[str, float] = {}
-    for name, values in values_s.items():
-        values_ms = _milliseconds(values)
+    for name, column in zip(FAMILIES, columns, strict=True):
+        values_ms = _milliseconds([value for value in column if value is not None])
         found[f"mean_{name}_ms"] = _rounded(values_ms.mean())
         found[f"median_{name}_ms"] = _rounded(np.median(values_ms))
         found[f"std_{name}_ms"] = _rounded(values_ms.std())
         for percent in percentiles:
             found[f"p{percentile_name(percent)}_{name}_ms"] = _rounded(np.percentile(values_ms, percent))
-    found["max_max_itl_ms"] = _rounded(_milliseconds(values_s["max_itl"]).max())
+    largest = [timing.max_gap_s for timing in timings if timing.max_gap_s is not None]
+    found["max_max_itl_ms"] = _rounded(_milliseconds(largest).max())
     return found
 
 
@@ -102,11 +120,8 @@ def _peaks(completed: Sequence[Outcome]) -> dict[str, float | int]:
 def _schedule_delay(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """How much later than planned requests were sent, over all that were sent."""
     values_ms = _milliseconds([outcome.sent_s - outcome.scheduled_s for outcome in outcomes if outcome.sent_s])
-    return {
-        "mean_ms": _rounded(values_ms.mean()),
-        "p99_ms": _rounded(np.percentile(values_ms, 99)),
-        "max_ms": _rounded(values_ms.max()),
-    }
+    found = {"mean_ms": values_ms.mean(), "p99_ms": np.percentile(values_ms, 99), "max_ms": values_ms.max()}
+    return {name: _rounded(value) for name, value in found.items()}
 
 
 def _failures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -118,21 +133,14 @@ def _failures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _zero_gap_share(timings: Sequence[Timing]) -> float | None:
-    """Of all gaps, those between chunks that the client read in one piece; None without gaps."""
-    gaps_s = [gap_s for timing in timings for gap_s in timing.gaps_s]
-    return round(sum(gap_s == 0 for gap_s in gaps_s) / len(gaps_s), 6) if gaps_s else None
-
-
-def _cached_tokens(completed: Sequence[Outcome]) -> int | None:
-    reported = [num for outcome in completed if (num := num_cached_tokens(outcome)) is not None]
-    return sum(reported) if reported else None
-
-
 def _kv_transfer(completed: Sequence[Outcome]) -> dict[str, Any] | None:
     """What Baton says about the handoffs of its requests; None where there were none."""
-    reported = [outcome.usage.get("kv_transfer") for outcome in completed]
-    handoffs = [found for found in reported if _is_handoff(found)]
+    found = [outcome.usage.get("kv_transfer") for outcome in completed]
+    handoffs = [
+        handoff
+        for handoff in found
+        if isinstance(handoff, dict) and all(isinstance(handoff.get(name), int | float) for name in _HANDOFF_MEMBERS)
+    ]
     if not handoffs:
         return None
     return {
@@ -142,17 +150,9 @@ def _kv_transfer(completed: Sequence[Outcome]) -> dict[str, Any] | None:
     }
 
 
-def _is_handoff(found: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(found, dict) and all(isinstance(found.get(name), int | float) for name in _HANDOFF_MEMBERS)
-
-
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {
-        "mean": _rounded(np.mean(values)),
-        "median": _rounded(np.median(values)),
-        "p99": _rounded(np.percentile(values, 99)),
-        "max": _rounded(max(values)),
-    }
+    found = (float(np.mean(values)), float(np.median(values)), float(np.percentile(values, 99)), max(values))
+    return dict(zip(("mean", "median", "p99", "max"), map(_rounded, found), strict=True))
 
 
 def _milliseconds(values_s: Sequence[float]) -> _Floats:

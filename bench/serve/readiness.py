@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from bench.client.driver import LoadPlan, run_load
@@ -55,36 +55,39 @@ async def find_server(settings: ServeBenchSettings, url: str, deadline: Deadline
             return dataclasses.replace(endpoint, path=settings.endpoint) if settings.endpoint else endpoint
 
 
-async def until_answered(
-    endpoint: Endpoint, prompt: Conversation, options: RequestOptions, timeout_s: float, deadline: Deadline
-) -> None:
-    """Send `prompt` until it is answered: servers list their model before they can compute. Raises `RequestFailed`."""
-    while failed := await _failures([endpoint], [prompt], options, 1, timeout_s):
-        if not deadline.allows_another_try:
-            raise RequestFailed(f"{endpoint.url} does not get ready: {failed[0].failure}: {failed[0].message}")
-        await asyncio.sleep(_PAUSE_S)
-
-
-async def warm_up(
+async def get_ready(
+    settings: ServeBenchSettings,
     endpoints: Sequence[Endpoint],
     prompts: Sequence[Conversation],
     options: RequestOptions,
-    max_concurrency: int | None,
-    timeout_s: float,
-) -> int:
-    """Send `prompts` and forget the answers; how many failed. Raises `RequestFailed` when all did."""
-    failed = await _failures(endpoints, prompts, options, max_concurrency, timeout_s)
-    if prompts and len(failed) == len(prompts):
-        raise RequestFailed(f"every warm-up request failed, the first one: {failed[0].failure}: {failed[0].message}")
-    return len(failed)
+    deadline: Deadline,
+    say: Callable[[str], None],
+) -> None:
+    """Send what comes before the measured requests: the first of `prompts` as a check, the others to warm up.
+
+    Servers list their model before they can compute, so the check is repeated until it is answered. Raises
+    `RequestFailed` when that is not in time, and when every warm-up failed.
+    """
+    check, *warmups = prompts
+    for endpoint in endpoints if settings.ready_check_timeout_sec else ():
+        while failed := await _failures([endpoint], [check], options, 1, settings.timeout_s):
+            if not deadline.allows_another_try:
+                raise RequestFailed(f"{endpoint.url} does not get ready: {failed[0].failure}: {failed[0].message}")
+            await asyncio.sleep(_PAUSE_S)
+    if warmups:
+        say(f"warming up with {len(warmups)} requests")
+        failed = await _failures(endpoints, warmups, options, settings.max_concurrency, settings.timeout_s)
+        if len(failed) == len(warmups):
+            first = failed[0]
+            raise RequestFailed(f"every warm-up request failed, the first one: {first.failure}: {first.message}")
+        if failed:
+            say(f"{len(failed)} of them failed")
 
 
 def other_prompts(
     num: int, dataset: DatasetSettings, measured: Sequence[Conversation], vocabulary: Vocabulary
 ) -> tuple[Conversation, ...]:
     """`num` prompts that are not among `measured`, which `dataset` made."""
-    if not num:
-        return ()
     turns = [turn for conversation in measured for turn in conversation.turns]
     alike = DatasetSettings(
         dataset_name=RANDOM,

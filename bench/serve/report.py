@@ -12,6 +12,22 @@ from typing import Any
 from bench.serve.metrics import percentile_name
 
 WIDTH = 50
+_TOTALS = (
+    ("Successful requests:", "completed", "d"),
+    ("Failed requests:", "failed", "d"),
+    ("Maximum request concurrency:", "max_concurrency", "d"),
+    ("Request rate configured (RPS):", "request_rate", ".2f"),
+    ("Benchmark duration (s):", "duration", ".2f"),
+    ("Total input tokens:", "total_input_tokens", "d"),
+    ("Total generated tokens:", "total_output_tokens", "d"),
+    ("Request throughput (req/s):", "request_throughput", ".2f"),
+    ("Request goodput (req/s):", "request_goodput", ".2f"),
+    ("Output token throughput (tok/s):", "output_throughput", ".2f"),
+    ("Peak output token throughput (tok/s):", "max_output_tokens_per_s", ".2f"),
+    ("Peak concurrent requests:", "max_concurrent_requests", ".2f"),
+    ("Total token throughput (tok/s):", "total_token_throughput", ".2f"),
+)
+"""What is None (or an infinite rate) has no line."""
 _FAMILIES = {
     "ttft": ("TTFT", "Time to First Token"),
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
@@ -33,10 +49,10 @@ _RANGES = {
 def report(result: Mapping[str, Any], families: Sequence[str], percentiles: Sequence[float]) -> str:
     """The whole block. `families` and `percentiles` are those to print."""
     lines = [
-        _title("Serving Benchmark Result", "="),
+        " Serving Benchmark Result ".center(WIDTH, "="),
         *_totals(result),
         *(line for name in _FAMILIES if name in families for line in _family(result, name, percentiles)),
-        *_schedule(result),
+        *_load(result),
         *_failures(result),
         *_handoffs(result),
         *_breakdown(result),
@@ -49,103 +65,82 @@ def report(result: Mapping[str, Any], families: Sequence[str], percentiles: Sequ
 
 
 def _totals(result: Mapping[str, Any]) -> Iterator[str]:
-    yield _whole("Successful requests:", result["completed"])
-    yield _whole("Failed requests:", result["failed"])
-    if result["max_concurrency"] is not None:
-        yield _whole("Maximum request concurrency:", result["max_concurrency"])
-    if result["request_rate"] != "inf":
-        yield _decimal("Request rate configured (RPS):", result["request_rate"])
-    yield _decimal("Benchmark duration (s):", result["duration"])
-    yield _whole("Total input tokens:", result["total_input_tokens"])
-    yield _whole("Total generated tokens:", result["total_output_tokens"])
-    yield _decimal("Request throughput (req/s):", result["request_throughput"])
-    if result["request_goodput"] is not None:
-        yield _decimal("Request goodput (req/s):", result["request_goodput"])
-    yield _decimal("Output token throughput (tok/s):", result["output_throughput"])
-    yield _decimal("Peak output token throughput (tok/s):", result["max_output_tokens_per_s"])
-    yield _decimal("Peak concurrent requests:", result["max_concurrent_requests"])
-    yield _decimal("Total token throughput (tok/s):", result["total_token_throughput"])
+    for label, name, form in _TOTALS:
+        if result[name] not in (None, "inf"):
+            yield _line(label, result[name], form)
     if result["slo_attainment"] is not None:
         goals = ", ".join(f"{name} {limit:g} ms" for name, limit in result["slo"].items())
-        yield _decimal("SLO attainment (% of all requests):", 100 * result["slo_attainment"]) + f"({goals})"
+        yield _line("SLO attainment (% of all requests):", 100 * result["slo_attainment"]) + f"({goals})"
 
 
 def _family(result: Mapping[str, Any], name: str, percentiles: Sequence[float]) -> Iterator[str]:
     short, long = _FAMILIES[name]
-    yield _title(long, "-")
-    yield _decimal(f"Mean {short} (ms):", result[f"mean_{name}_ms"])
-    yield _decimal(f"Median {short} (ms):", result[f"median_{name}_ms"])
+    yield _title(long)
+    yield _line(f"Mean {short} (ms):", result[f"mean_{name}_ms"])
+    yield _line(f"Median {short} (ms):", result[f"median_{name}_ms"])
     for percent in map(percentile_name, percentiles):
-        yield _decimal(f"P{percent} {short} (ms):", result[f"p{percent}_{name}_ms"])
+        yield _line(f"P{percent} {short} (ms):", result[f"p{percent}_{name}_ms"])
     if name == "max_itl":
-        yield _decimal("Largest gap of all (ms):", result["max_max_itl_ms"])
+        yield _line("Largest gap of all (ms):", result["max_max_itl_ms"])
 
 
-def _schedule(result: Mapping[str, Any]) -> Iterator[str]:
+def _load(result: Mapping[str, Any]) -> Iterator[str]:
     """What the load and the client were like: how far the figures above can be trusted."""
     delay, client = result["schedule_delay"], result["client"]
-    yield _title("Load and Client", "-")
-    yield _decimal("Mean schedule delay (ms):", delay["mean_ms"])
-    yield _decimal("P99 schedule delay (ms):", delay["p99_ms"])
+    yield _title("Load and Client")
+    yield _line("Mean schedule delay (ms):", delay["mean_ms"])
+    yield _line("P99 schedule delay (ms):", delay["p99_ms"])
     if result["chunks_per_token"] is not None:
-        yield _decimal("Chunks per token:", result["chunks_per_token"])
+        yield _line("Chunks per token:", result["chunks_per_token"])
     if result["cached_tokens"] is not None:
-        yield _whole("Cached input tokens:", result["cached_tokens"])
-    yield _decimal("Client P99 event loop lag (ms):", client["loop_lag_p99_ms"])
-    yield _decimal("Client CPU (% of one core):", 100 * client["cpu_share"])
+        yield _line("Cached input tokens:", result["cached_tokens"], "d")
+    yield _line("Client P99 event loop lag (ms):", client["loop_lag_p99_ms"])
+    yield _line("Client CPU (% of one core):", 100 * client["cpu_share"])
 
 
 def _failures(result: Mapping[str, Any]) -> Iterator[str]:
     if result["failures"]:
-        yield _title("Failures", "-")
-        for reason, num in result["failures"].items():
-            yield _whole(f"{reason}:", num)
-        for message in result["failure_messages"]:
-            yield f"  e.g. {message:.200}"
+        yield _title("Failures")
+        yield from (_line(f"{reason}:", num, "d") for reason, num in result["failures"].items())
+        yield from (f"  e.g. {message:.200}" for message in result["failure_messages"])
 
 
 def _handoffs(result: Mapping[str, Any]) -> Iterator[str]:
     handoffs = result["kv_transfer"]
     if handoffs:
-        yield _title("KV Handoffs", "-")
-        yield _whole("Handoffs:", handoffs["num_handoffs"])
-        yield _decimal("Transferred (MiB):", handoffs["num_bytes"] / 2**20)
+        yield _title("KV Handoffs")
+        yield _line("Handoffs:", handoffs["num_handoffs"], "d")
+        yield _line("Transferred (MiB):", handoffs["num_bytes"] / 2**20)
         for name, label in (("transfer_ms", "transfer"), ("exposed_ms", "exposed transfer")):
-            yield _decimal(f"Median {label} (ms):", handoffs[name]["median"])
-            yield _decimal(f"P99 {label} (ms):", handoffs[name]["p99"])
+            yield _line(f"Median {label} (ms):", handoffs[name]["median"])
+            yield _line(f"P99 {label} (ms):", handoffs[name]["p99"])
 
 
 def _breakdown(result: Mapping[str, Any]) -> Iterator[str]:
-    breakdown = result["breakdown"]
-    if not breakdown:
-        return
+    breakdown = result["breakdown"] or {}
     for name in ("ttft", "ttst"):
         if not (stack := breakdown.get(name)):
             continue
-        yield _title(f"Where {name.upper()} Goes (mean, median, P99 ms)", "-")
+        yield _title(f"Where {name.upper()} Goes (mean, median, P99 ms)")
         for part, values in stack["parts"].items():
             label = part.replace("_", " ") + ":"
             yield f"{label:<24} {values['mean_ms']:>9.2f} {values['median_ms']:>9.2f} {values['p99_ms']:>9.2f}"
         yield f"{'sum, measured:':<24} {stack['sum_mean_ms']:>9.2f} {stack['measured_mean_ms']:>9.2f}"
-    if breakdown["num_left_out"]:
-        yield _whole("Requests left out:", breakdown["num_left_out"])
+    if breakdown.get("num_left_out"):
+        yield _line("Requests left out:", breakdown["num_left_out"], "d")
 
 
 def _repeats(result: Mapping[str, Any]) -> Iterator[str]:
     if "repeats" in result:
-        yield _title(f"{len(result['repeats'])} Repeats", "-")
+        yield _title(f"{len(result['repeats'])} Repeats")
         for name, label in _RANGES.items():
             if (found := result["range"].get(name)) is not None:
                 yield f"{label + ':':<40} {found['low']:.2f} to {found['high']:.2f}"
 
 
-def _title(text: str, fill: str) -> str:
-    return f" {text} ".center(WIDTH, fill) if fill == "=" else text.center(WIDTH, fill)
+def _title(text: str) -> str:
+    return text.center(WIDTH, "-")
 
 
-def _whole(label: str, value: int) -> str:
-    return f"{label:<40} {value:<10}"
-
-
-def _decimal(label: str, value: float) -> str:
-    return f"{label:<40} {value:<10.2f}"
+def _line(label: str, value: float, form: str = ".2f") -> str:
+    return f"{label:<40} {value:<10{form}}"

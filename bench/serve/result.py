@@ -1,18 +1,23 @@
 """The result of a run: its figures, its requests, and both as the JSON object that goes into a file.
 
-Owns the names of per-request lists, as `vllm bench serve --save-detailed` has them, and what several runs become.
+Owns the names of per-request lists and of files, and the line format, as `vllm bench serve` has them; and what several
+runs become.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from bench.client.outcome import Outcome
+from bench.serve.settings import ServeBenchSettings
 from bench.serve.timing import arrivals_s, num_output_tokens, num_prompt_tokens
+from wire.errors import InvalidSetting
 
 _ORDERED_BY = "mean_e2el_ms"
 _NESTED_OF_REPEAT = ("facts", "dataset", "breakdown", "client")
@@ -20,11 +25,10 @@ _NESTED_OF_REPEAT = ("facts", "dataset", "breakdown", "client")
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """`summary` is what the file says without details; `workload` are the facts of the dataset."""
+    """`summary` is what the file says without details."""
 
     summary: dict[str, Any]
     outcomes: list[Outcome]
-    workload: dict[str, Any]
 
 
 def as_json(result: RunResult, detailed: bool) -> dict[str, Any]:
@@ -61,13 +65,52 @@ def middle_of(results: Sequence[RunResult]) -> RunResult:
     middle = ordered[(len(ordered) - 1) // 2]
     place = results.index(middle) + 1
     note = f"these are the figures of repeat {place} of {len(results)}, the middle one by mean E2E"
+    repeats = [
+        {name: value for name, value in result.summary.items() if name not in _NESTED_OF_REPEAT} for result in results
+    ]
     summary = {
         **middle.summary,
-        "repeats": [_without_nested(result.summary) for result in results],
+        "repeats": repeats,
         "range": _range([result.summary for result in results if result.summary["completed"]]),
         "notes": [note, *dict.fromkeys(note for result in results for note in result.summary["notes"])],
     }
     return dataclasses.replace(middle, summary=summary)
+
+
+def prepare_folder(settings: ServeBenchSettings) -> None:
+    """Make the folder of the result, so that a run does not end without a place for it. Raises `InvalidSetting`."""
+    if settings.result_dir and (settings.save_result or settings.append_result):
+        try:
+            Path(settings.result_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidSetting(f"--result-dir {settings.result_dir}: {error.strerror}") from None
+
+
+def result_path(settings: ServeBenchSettings, result: Mapping[str, Any]) -> Path | None:
+    """The file of `result`; None when none is to be written."""
+    if not (settings.save_result or settings.append_result):
+        return None
+    concurrency = "" if settings.max_concurrency is None else f"-concurrency{settings.max_concurrency}"
+    rate = f"{settings.request_rate}qps"
+    if settings.ramp_up_strategy is not None:
+        rate = f"ramp-up-{settings.ramp_up_strategy}-{settings.ramp_up_start_rps}qps-{settings.ramp_up_end_rps}qps"
+    model = str(result["model_id"]).rstrip("/").rsplit("/", 1)[-1]
+    name = f"{result['label']}-{rate}{concurrency}-{model}-{result['date']}.json".replace("/", "_")
+    return Path(settings.result_dir) / (settings.result_filename or name)
+
+
+def write_result(path: Path, result: Mapping[str, Any], *, is_appended: bool) -> None:
+    """Write `result` to `path`, or append it as one more line. Raises `InvalidSetting`."""
+    line = json.dumps(result)
+    try:
+        if not is_appended:
+            path.write_text(line + "\n")
+            return
+        with path.open("a") as file:
+            # a file that vllm has begun ends without a line break
+            file.write(line if file.tell() == 0 else "\n" + line)
+    except OSError as error:
+        raise InvalidSetting(f"--result-filename {path}: {error.strerror}") from None
 
 
 def _since_sent(outcome: Outcome, chunk: int) -> float:
@@ -75,15 +118,11 @@ def _since_sent(outcome: Outcome, chunk: int) -> float:
     return round(came_s[chunk] - outcome.sent_s, 6) if came_s else 0.0
 
 
-def _without_nested(summary: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in summary.items() if name not in _NESTED_OF_REPEAT}
-
-
 def _range(summaries: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """{figure: {"low", "high"}} of those that are numbers in every run."""
-    names = [name for name in summaries[0] if all(_is_number(each[name]) for each in summaries)] if summaries else []
-    return {name: {"low": min(s[name] for s in summaries), "high": max(s[name] for s in summaries)} for name in names}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    found = {}
+    for name in summaries[0] if summaries else ():
+        values = [summary[name] for summary in summaries]
+        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+            found[name] = {"low": min(values), "high": max(values)}
+    return found

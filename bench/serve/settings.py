@@ -6,21 +6,22 @@ sent, so a run never ends in a setting that could not be used.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
-from bench.serve.slo import SLO_METRICS, parse_slo
+from bench.arguments import require_above_zero, require_at_least
+from bench.client.endpoint import checked_base_url
+from bench.runs import FAMILIES
 from program.settings import setting
 from wire.errors import InvalidSetting
 
 CHAT = "openai-chat"
-FAMILIES = ("ttft", "tpot", "itl", "e2el", "max_itl", "ttst")
-"""Metrics of which mean, median, deviation and percentiles are reported."""
+SLO_METRICS = ("ttft", "tpot", "itl", "e2el")
 POISSON, CONSTANT, TRACE = "poisson", "constant", "trace"
 
 _SERVER, _TRAFFIC = "server options", "traffic options"
@@ -121,23 +122,8 @@ class ServeBenchSettings:
 
 def check(settings: ServeBenchSettings) -> None:
     """Raise `InvalidSetting` for what cannot be used, whatever the dataset."""
-    for name, value in (
-        ("--request-rate", settings.request_rate),
-        ("--burstiness", settings.burstiness),
-        ("--timeout-s", settings.timeout_s),
-        ("--repeat", settings.repeat),
-        ("--max-concurrency", settings.max_concurrency),
-        ("--vocab-size", settings.vocab_size),
-    ):
-        if value is not None and not value > 0:
-            raise InvalidSetting(f"{name} {value} is not above 0")
-    for name, value in (
-        ("--num-warmups", settings.num_warmups),
-        ("--ready-check-timeout-sec", settings.ready_check_timeout_sec),
-        ("--temperature", settings.temperature),
-    ):
-        if value is not None and value < 0:
-            raise InvalidSetting(f"{name} {value} is below 0")
+    require_above_zero(settings, "request_rate", "burstiness", "timeout_s", "repeat", "max_concurrency", "vocab_size")
+    require_at_least(settings, num_warmups=0, ready_check_timeout_sec=0, temperature=0)
     _check_ramp(settings)
     urls(settings)
     headers(settings, {})
@@ -148,14 +134,31 @@ def check(settings: ServeBenchSettings) -> None:
     shown_families(settings)
 
 
+def parse_slo(words: Sequence[str]) -> dict[str, float]:
+    """{metric: ms} of words like `ttft:200`, or several of them with commas between. Raises `InvalidSetting`."""
+    found: dict[str, float] = {}
+    for pair in (pair.strip() for word in words for pair in word.split(",")):
+        name, _, text = pair.partition(":")
+        if name not in SLO_METRICS:
+            raise InvalidSetting(f"--goodput {pair!r:.40}: expected METRIC:MS, METRIC one of {', '.join(SLO_METRICS)}")
+        if name in found:
+            raise InvalidSetting(f"--goodput {pair!r:.40}: {name} is there twice")
+        try:
+            found[name] = float(text)
+        except ValueError:
+            found[name] = math.nan
+        if not 0 <= found[name] < math.inf:
+            raise InvalidSetting(f"--goodput {pair!r:.40}: the limit is not a number of milliseconds")
+    return found
+
+
 def urls(settings: ServeBenchSettings) -> tuple[str, ...]:
     """The servers, without a slash at the end. Raises `InvalidSetting`."""
     found = settings.base_url or (f"http://{settings.host}:{settings.port}",)
-    for url in found:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidSetting(f"--base-url {url!r:.100}: http://HOST:PORT is needed")
-    return tuple(url.rstrip("/") for url in found)
+    try:
+        return tuple(map(checked_base_url, found))
+    except InvalidSetting as error:
+        raise InvalidSetting(f"--base-url: {error}") from None
 
 
 def headers(settings: ServeBenchSettings, environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -165,6 +168,12 @@ def headers(settings: ServeBenchSettings, environment: Mapping[str, str] | None 
     """
     key = (os.environ if environment is None else environment).get(_API_KEY_VARIABLE)
     return ({"Authorization": f"Bearer {key}"} if key else {}) | _pairs(settings.header, "--header")
+
+
+def without_secrets(settings: ServeBenchSettings) -> ServeBenchSettings:
+    """Without the values of its headers: for the command that stands beside a result."""
+    hidden = tuple(f"{header.partition('=')[0]}=..." for header in settings.header)
+    return dataclasses.replace(settings, header=hidden)
 
 
 def metadata(settings: ServeBenchSettings) -> dict[str, str]:

@@ -1,53 +1,31 @@
-"""A sweep as tables: the goodput of every configuration, and all points that it follows from."""
+"""A sweep as tables for a terminal: the goodput of every configuration, and all points that it follows from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from bench.compare.report import figure, table
+from bench.documents import SweepDocument
+from bench.text_tables import aligned, figure
 
 _HEADS = ("configuration", "requests/s", "attainment", "TTFT p99 ms", "TPOT p99 ms", "ITL p99 ms", "tok/s", "failed")
 _NAMES = ("p99_ttft_ms", "p99_tpot_ms", "p99_itl_ms", "output_throughput")
 
 
-def report(document: Mapping[str, Any]) -> str:
+def report(document: SweepDocument) -> str:
     """Everything that a sweep has to say, in markdown."""
-    goals = ", ".join(f"{name} {limit:g} ms" for name, limit in document["slo"].items())
-    title = f"**Highest rate at which {document['attainment']:.0%} of the requests meet {goals}**"
-    found = [
-        [
-            configuration["name"],
-            _rate(configuration["goodput_rate"]),
-            _rate(_lowest_failed(configuration, document["attainment"])),
-            str(len(configuration["points"])),
-        ]
-        for configuration in document["configurations"]
-    ]
-    goodput = table(("configuration", "goodput requests/s", "failed at", "points"), found)
-    return "\n\n".join([title, goodput, "**All points**", table(_HEADS, _point_rows(document))])
+    goals = ", ".join(f"{name} {limit:g} ms" for name, limit in document.slo.items())
+    found, rows = [], []
+    for each in document.configurations:
+        failed = [point.rate for point in each.points if point.attainment < document.attainment]
+        lowest = min(failed, default=None)
+        found.append([each.name, _rate(each.goodput_rate), _rate(lowest), str(len(each.points))])
+        for point in sorted(each.points, key=lambda point: point.rate):
+            result, num_failed = point.result, point.result["failed"]
+            shown = [figure(result[name] if result["completed"] else None) for name in _NAMES]
+            counts = f"{num_failed}/{num_failed + result['completed']}"
+            rows.append([each.name, _rate(point.rate), f"{point.attainment:.1%}", *shown, counts])
+    title = f"**Highest rate at which {document.attainment:.0%} of the requests meet {goals}**"
+    goodput = aligned(("configuration", "goodput requests/s", "failed at", "points"), found)
+    return "\n\n".join([title, goodput, "**All points**", aligned(_HEADS, rows)])
 
 
-def _point_rows(document: Mapping[str, Any]) -> list[list[str]]:
-    rows = []
-    for configuration in document["configurations"]:
-        for point in sorted(configuration["points"], key=lambda point: float(point["rate"])):
-            result = point["result"]
-            rows.append(
-                [
-                    configuration["name"],
-                    _rate(point["rate"]),
-                    f"{point['attainment']:.1%}",
-                    *(figure(result[name] if result["completed"] else None) for name in _NAMES),
-                    f"{result['failed']}/{result['failed'] + result['completed']}",
-                ]
-            )
-    return rows
-
-
-def _lowest_failed(configuration: Mapping[str, Any], attainment: float) -> float | None:
-    return min((float(at["rate"]) for at in configuration["points"] if at["attainment"] < attainment), default=None)
-
-
-def _rate(rate: float | str | None) -> str:
-    return "none" if rate is None else f"{float(rate):g}"
+def _rate(rate: float | None) -> str:
+    return "none" if rate is None else f"{rate:g}"

@@ -6,132 +6,77 @@ Invariant: what is measured next follows from the document alone, so an interrup
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from bench.documents import Configuration, SweepDocument, SweepPoint
 from bench.stats import median
-from bench.sweep.search import Point, Search, goodput_rate, next_rate
+from bench.sweep.search import Point, goodput_rate, next_rate
+from bench.sweep.settings import SweepSettings, search_of
 from bench.targets.line_up import LineUp
-from bench.targets.load import Load, Measure, rate_as_json
+from bench.targets.load import Load, Measure
+from bench.targets.session import SESSION_STEP, Session
 
-_SESSION_STEP = 1_000_000
 _POINT_STEP = 1000
 _WARMUP_STEP = 500_000
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How points are measured. `num_prompts` of a load by its rate; `session` counts interruptions."""
-
-    search: Search
-    repeat: int
-    warmup_runs: int
-    num_prompts: Callable[[float], int]
-    seed: int
-    session: int
-    is_one_at_a_time: bool
-
-
-def carry_out(
-    document: dict[str, Any],
-    plan: Plan,
-    line_up: LineUp,
-    measure: Measure,
-    save: Callable[[Mapping[str, Any]], None],
-    say: Callable[[str], None],
-) -> dict[str, Any]:
-    """Search to the end; the document with every point. Raises `BatonError`."""
+def carry_out(document: SweepDocument, session: Session[SweepSettings], line_up: LineUp, measure: Measure) -> None:
+    """Search to the end and put every point into `document`, which is saved after each. Raises `BatonError`."""
+    settings, say = session.settings, session.say
+    begin = session.dataset.seed + SESSION_STEP * (len(document.sessions) - 1)
     warm: set[str] = set()
-    while waiting := open_searches(document, plan):
-        for name, rate in waiting:
+
+    def load(name: str, rate: float, seed: int) -> dict[str, Any]:
+        return measure(Load(line_up.take_turn(name).url, rate, settings.num_prompts_at(rate), seed))
+
+    while waiting := open_searches(document, settings):
+        for found, rate in waiting:
+            name = found.name
             if name not in warm:
                 warm.add(name)
-                _warm_up(name, rate, plan, line_up, measure, say)
-            points = _points(document, name)
-            say(f"{name}: point {len(points) + 1}, {rate:g} requests/s")
-            point = _measure_point(name, rate, len(points), plan, line_up, measure)
-            say(f"{name}: {point['attainment']:.1%} met the goals at {rate:g} requests/s")
-            document = concluded(_with_point(document, name, point), plan.search, line_up.describe())
-            save(document)
-    return document
+                for number in range(settings.warmup_runs):
+                    say(f"{name}: warm-up")
+                    load(name, rate, begin + _WARMUP_STEP + number)
+            place = len(found.points)
+            say(f"{name}: point {place + 1}, {rate:g} requests/s")
+            # the same seeds for every configuration, and no other point's or session's
+            first = begin + _POINT_STEP * place
+            point = _point(rate, [load(name, rate, first + number) for number in range(settings.repeat)])
+            say(f"{name}: {point.attainment:.1%} met the goals at {rate:g} requests/s")
+            found.points.append(point)
+            for described in line_up.describe():
+                if described.name == name:
+                    found.pinning = described.pinning
+            conclude(document, settings)
+            session.save(document)
 
 
-def open_searches(document: Mapping[str, Any], plan: Plan) -> list[tuple[str, float]]:
+def open_searches(document: SweepDocument, settings: SweepSettings) -> list[tuple[Configuration, float]]:
     """Configurations with the rate that each wants next; who begins changes from point to point.
 
     One at a time it is the first of them alone.
     """
-    found: list[tuple[str, float]] = []
-    for configuration in document["configurations"]:
-        rate = next_rate(plan.search, _measured(configuration))
-        if rate is not None:
-            found.append((configuration["name"], rate))
-    if plan.is_one_at_a_time or not found:
+    search = search_of(settings)
+    wanted = [(each, next_rate(search, _measured(each))) for each in document.configurations]
+    found = [(each, rate) for each, rate in wanted if rate is not None]
+    if settings.one_at_a_time or not found:
         return found[:1]
-    first = len(_points(document, found[0][0])) % len(found)
+    first = len(found[0][0].points) % len(found)
     return found[first:] + found[:first]
 
 
-def concluded(document: Mapping[str, Any], search: Search, described: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The document with what its points say, and how its targets were `described` last."""
-    known = {target["name"]: target for target in described}
-    configurations = [
-        {
-            **known.get(configuration["name"], {}),
-            **{name: value for name, value in configuration.items() if name not in ("pinning", "goodput_rate")},
-            "pinning": known.get(configuration["name"], {}).get("pinning") or configuration.get("pinning", []),
-            "goodput_rate": goodput_rate(search, _measured(configuration)),
-        }
-        for configuration in document["configurations"]
-    ]
-    return {**document, "configurations": configurations}
+def conclude(document: SweepDocument, settings: SweepSettings) -> None:
+    """Say of each configuration what its points say."""
+    for each in document.configurations:
+        each.goodput_rate = goodput_rate(search_of(settings), _measured(each))
 
 
-def _warm_up(name: str, rate: float, plan: Plan, line_up: LineUp, measure: Measure, say: Callable[[str], None]) -> None:
-    for number in range(plan.warmup_runs):
-        say(f"{name}: warm-up")
-        running = line_up.take_turn(name)
-        measure(Load(running.url, rate, plan.num_prompts(rate), _seeds(plan, 0)[0] + _WARMUP_STEP + number))
-
-
-def _measure_point(
-    name: str, rate: float, number: int, plan: Plan, line_up: LineUp, measure: Measure
-) -> dict[str, Any]:
-    """The runs of one point: the middle one by attainment stands for it."""
-    results = []
-    for seed in _seeds(plan, number):
-        running = line_up.take_turn(name)
-        results.append(measure(Load(running.url, rate, plan.num_prompts(rate), seed)))
+def _point(rate: float, results: list[dict[str, Any]]) -> SweepPoint:
+    """The middle one by attainment stands for the point."""
     attainments = [result["slo_attainment"] or 0.0 for result in results]
-    middle = sorted(range(len(results)), key=lambda index: attainments[index])[(len(results) - 1) // 2]
-    return {
-        "rate": rate_as_json(rate),
-        "attainment": median(attainments),
-        "attainments": attainments,
-        "result": results[middle],
-    }
+    middle = sorted(range(len(results)), key=attainments.__getitem__)[(len(results) - 1) // 2]
+    return SweepPoint(rate, median(attainments), attainments, results[middle])
 
 
-def _seeds(plan: Plan, number: int) -> list[int]:
-    """Of the runs of point `number`: the same for every configuration, and no other point's or session's."""
-    first = plan.seed + _SESSION_STEP * plan.session + _POINT_STEP * number
-    return list(range(first, first + plan.repeat))
-
-
-def _with_point(document: Mapping[str, Any], name: str, point: dict[str, Any]) -> dict[str, Any]:
-    configurations = [
-        {**configuration, "points": [*configuration["points"], point]}
-        if configuration["name"] == name
-        else configuration
-        for configuration in document["configurations"]
-    ]
-    return {**document, "configurations": configurations}
-
-
-def _points(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    return next(found["points"] for found in document["configurations"] if found["name"] == name)
-
-
-def _measured(configuration: Mapping[str, Any]) -> list[Point]:
-    return [Point(float(point["rate"]), point["attainment"]) for point in configuration["points"]]
+def _measured(configuration: Configuration) -> list[Point]:
+    return [Point(point.rate, point.attainment) for point in configuration.points]

@@ -6,36 +6,18 @@ Owns the settings that are taken over from `baton bench serve`: all but those th
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from bench.serve.measure import as_json, run_serve_benchmark
-from bench.serve.settings import ServeBenchSettings
+from bench.serve.measure import run_serve_benchmark
+from bench.serve.result import as_json
+from bench.serve.settings import ServeBenchSettings, without_secrets
 from bench.workload.dataset_settings import DatasetSettings
 from program.settings import as_flags
-from wire.errors import InvalidSetting
 
-_CHOSEN = frozenset(
-    {
-        "base_url",
-        "host",
-        "port",
-        "request_rate",
-        "ramp_up_strategy",
-        "ramp_up_start_rps",
-        "ramp_up_end_rps",
-        "repeat",
-        "save_result",
-        "save_detailed",
-        "append_result",
-        "result_dir",
-        "result_filename",
-        "label",
-        "ready_check_timeout_sec",
-    }
-)
+_CHOSEN = ("base_url", "host", "port", "request_rate", "repeat", "label", "ready_check_timeout_sec")
+_CHOSEN_BEGINNINGS = ("ramp_up_", "save_", "append_", "result_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +41,7 @@ def serve_flags() -> type[Any]:
     fields = [
         (field.name, hints[field.name], dataclasses.field(default=field.default, metadata=field.metadata))
         for field in dataclasses.fields(ServeBenchSettings)
-        if field.name not in _CHOSEN
+        if field.name not in _CHOSEN and not field.name.startswith(_CHOSEN_BEGINNINGS)
     ]
     return dataclasses.make_dataclass(ServeBenchSettings.__name__, fields, frozen=True)
 
@@ -80,44 +62,7 @@ def measure_with(serve: ServeBenchSettings, dataset: DatasetSettings, say: Calla
     return measure
 
 
-def parse_rates(words: Sequence[str]) -> tuple[float, ...]:
-    """Rates in requests/s of words like `1 2` or `1,2`, `inf` among them. Raises `InvalidSetting`."""
-    found = []
-    for text in (text for word in words for text in word.split(",")):
-        try:
-            rate = float(text)
-        except ValueError:
-            rate = math.nan
-        if not rate > 0:
-            raise InvalidSetting(f"--rates {text!r:.40} is not a rate above 0")
-        found.append(rate)
-    if len(set(found)) < len(found):
-        raise InvalidSetting(f"--rates {' '.join(words):.100}: a rate is there twice")
-    return tuple(found)
-
-
-def num_prompts_for(rate: float, duration_s: float, min_prompts: int, num_prompts: int) -> int:
-    """Requests of one load: `num_prompts` if that is not 0, else what fills `duration_s`, at least `min_prompts`.
-
-    Raises `InvalidSetting` for an infinite rate without `num_prompts`.
-    """
-    if num_prompts:
-        return num_prompts
-    if not math.isfinite(rate):
-        raise InvalidSetting("an infinite rate needs --num-prompts: it has no duration")
-    return max(min_prompts, math.ceil(rate * duration_s))
-
-
-def rate_as_json(rate: float) -> float | str:
-    """`rate`, "inf" where it is infinite: JSON has no infinity."""
-    return rate if math.isfinite(rate) else "inf"
-
-
 def arguments_of(own: Any, serve: ServeBenchSettings, dataset: DatasetSettings) -> list[str]:
-    """The arguments that measure this again: of the command's `own` settings, of the load's and of the dataset's.
-
-    Values of headers are left out, because they may be secrets.
-    """
-    hidden = tuple(f"{header.partition('=')[0]}=..." for header in serve.header)
+    """The arguments that measure this again: of the command's `own` settings, of the load's and of the dataset's."""
     chosen = dataclasses.replace(dataset, num_prompts=DatasetSettings().num_prompts)
-    return [*as_flags(own), *as_flags(dataclasses.replace(serve, header=hidden)), *as_flags(chosen)]
+    return [*as_flags(own), *as_flags(without_secrets(serve)), *as_flags(chosen)]

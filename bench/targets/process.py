@@ -83,8 +83,7 @@ class RunningTarget:
 
     def pinning(self) -> list[str]:
         """Its processes with the cores they may run on, "name on 0,1"; [] for one that is not ours."""
-        found = () if self._warden is None else process_tree.pinning(self._warden.pid)
-        return [f"{one.process} on {','.join(map(str, one.cores))}" for one in found]
+        return [] if self._warden is None else process_tree.pinning(self._warden.pid)
 
     def pause(self) -> None:
         """Halt all its processes. Raises `InvalidSetting` for a target that is not ours, and `RequestFailed`."""
@@ -123,14 +122,8 @@ class RunningTarget:
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
         if not target.url:
             words.append(f"--port={self.url.rpartition(':')[2]}")
-        warden = Child(
-            _WARDEN,
-            {
-                "command": words,
-                "environment": environment,
-                "patience_s": self._patience_s,
-            },
-        )
+        spec = {"command": words, "environment": environment, "patience_s": self._patience_s}
+        warden = Child(_WARDEN, spec)
         try:
             warden.hear()
         except BaseException as error:

@@ -1,7 +1,7 @@
-"""A process and all that descend from it, by /proc: who they are, what they use, how they are halted and ended.
+"""A process and all that descend from it: who they are, what they use, how they are halted and ended.
 
-Owns the reading of /proc and the signals. The root itself is never in the tree: it is the warden, which stays awake to
-end the others. Every signal goes to one process id that was read the moment before.
+Owns the walk and the signals; psutil reads the system, and signals nobody who has got another's id. The root itself is
+never in the tree: it is the warden, which stays awake to end the others.
 Invariant: `halt_tree` returns when nothing of the tree runs, not even a process that was forked meanwhile.
 """
 
@@ -11,61 +11,42 @@ import contextlib
 import os
 import signal
 import time
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import psutil
 
 from wire.errors import RequestFailed
 
-_PROC = Path("/proc")
-_LOOK_AGAIN_S = 0.01  # /proc tells nobody that it changed
+_LOOK_AGAIN_S = 0.01  # nobody is told that a process halted or went
 _NUM_CLEAN_LOOKS = 2
 _MAX_LABEL_WORDS = 3
 _MIN_WORK_SHARE = 0.05
 """Of the busiest thread's CPU time: what used less is not where a process computes."""
+_GONE = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """One entry of /proc. `cpu_s`: its own time and that of the children it has waited for."""
-
-    pid: int
-    parent: int
-    state: str
-    cpu_s: float
-
-    @property
-    def is_alive(self) -> bool:
-        """False once only its exit status is left."""
-        return self.state not in "ZX"
-
-
-@dataclass(frozen=True, slots=True)
-class Pinning:
-    """On which cores those threads of a process may run that do its work."""
-
-    process: str
-    cores: tuple[int, ...]
-
-
-def descendants(root: int) -> tuple[Process, ...]:
+def descendants(root: int) -> list[psutil.Process]:
     """The living processes below `root`, parents first."""
-    return tuple(process for process in _walk(root) if process.is_alive)
+    return [process for process in _walk(root) if _status(process) not in _GONE]
 
 
 def cpu_seconds(root: int) -> float:
     """CPU time of all that is below `root`, user and system. What dies unseen by its parent is not counted."""
-    return sum(process.cpu_s for process in _walk(root))
+    found = 0.0
+    for process in _walk(root):
+        with contextlib.suppress(psutil.Error):
+            found += sum(process.cpu_times()[:4])  # user, system, and both of the children that it has waited for
+    return found
 
 
-def pinning(root: int) -> tuple[Pinning, ...]:
-    """Of every process below `root`."""
+def pinning(root: int) -> list[str]:
+    """Every process below `root` with the cores that its working threads may run on: "name on 0,1"."""
     found = []
     for process in descendants(root):
-        with contextlib.suppress(OSError):
-            found.append(Pinning(_label(process.pid), _cores(process.pid)))
-    return tuple(found)
+        with contextlib.suppress(psutil.Error, OSError):
+            found.append(f"{_label(process)} on {','.join(map(str, _cores(process)))}")
+    return found
 
 
 def halt_tree(root: int, timeout_s: float) -> None:
@@ -78,7 +59,7 @@ def halt_tree(root: int, timeout_s: float) -> None:
 
     def at_rest() -> bool:
         nonlocal num_clean
-        running = [process for process in descendants(root) if process.state != "T"]
+        running = [process for process in descendants(root) if _status(process) != psutil.STATUS_STOPPED]
         _signal(running, signal.SIGSTOP)
         num_clean = 0 if running else num_clean + 1
         return num_clean == _NUM_CLEAN_LOOKS
@@ -127,52 +108,36 @@ def until(is_true: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
-def _walk(root: int) -> list[Process]:
-    children: defaultdict[int, list[Process]] = defaultdict(list)
-    for entry in os.listdir(_PROC):
-        if entry.isdigit() and (process := _read(int(entry))):
-            children[process.parent].append(process)
-    found, parents = [], [root]
-    while parents:
-        below = children.pop(parents.pop(0), [])
-        found.extend(below)
-        parents.extend(process.pid for process in below)
-    return found
-
-
-def _read(pid: int) -> Process | None:
-    """None when it has gone."""
+def _walk(root: int) -> list[psutil.Process]:
     try:
-        stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
-    ticks = sum(int(value) for value in fields[11:15])  # utime, stime, cutime, cstime: see proc(5)
-    return Process(pid, int(fields[1]), fields[0], ticks / os.sysconf("SC_CLK_TCK"))
+        return psutil.Process(root).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
-def _signal(processes: list[Process] | tuple[Process, ...], number: signal.Signals) -> None:
+def _status(process: psutil.Process) -> str:
+    try:
+        return process.status()
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_DEAD
+
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, number)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
-def _cores(pid: int) -> tuple[int, ...]:
+def _cores(process: psutil.Process) -> list[int]:
     """Of the threads that work: an engine's are often bound one by one, while idle ones of libraries roam."""
-    spent = [(_thread_ticks(pid, int(thread)), int(thread)) for thread in os.listdir(_PROC / str(pid) / "task")]
-    least = _MIN_WORK_SHARE * max(ticks for ticks, _ in spent)
-    working = [os.sched_getaffinity(thread) for ticks, thread in spent if ticks >= least]
-    return tuple(sorted(set[int]().union(*working)))
+    spent_s = {thread.id: thread.user_time + thread.system_time for thread in process.threads()}
+    least_s = _MIN_WORK_SHARE * max(spent_s.values())
+    working = [os.sched_getaffinity(thread) for thread, used_s in spent_s.items() if used_s >= least_s]
+    return sorted(set[int]().union(*working))
 
 
-def _thread_ticks(pid: int, thread: int) -> int:
-    """CPU time of one thread, user and system."""
-    stat = (_PROC / str(pid) / "task" / str(thread) / "stat").read_text(errors="replace")
-    return sum(int(value) for value in stat.rpartition(")")[2].split()[11:13])
-
-
-def _label(pid: int) -> str:
+def _label(process: psutil.Process) -> str:
     """The first words of its command line, without flags, numbers and folders."""
-    words = (_PROC / str(pid) / "cmdline").read_text(errors="replace").replace("\0", " ").split()
+    words = " ".join(process.cmdline()).split()
     told = [Path(word).name for word in words if not word.startswith("-") and not word.isdigit()]
     return " ".join(told[:_MAX_LABEL_WORDS])

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import urllib.error
+import urllib.request
 from typing import Any
-from urllib.parse import urlsplit
 
-_PROMPT = "Hello"
-_NUM_TOKENS = 2
+_REQUEST = {"prompt": "Hello", "max_tokens": 2, "temperature": 0}
 _MAX_LOOK_S = 5.0
 _MAX_SHOWN = 200
 
@@ -25,18 +25,16 @@ def why_not_ready(url: str, timeout_s: float) -> str:
     """
     look_s = min(timeout_s, _MAX_LOOK_S)
     try:
-        status, _ = _ask(url, "GET", "/health", None, look_s)
-        if status not in (200, 404, 405):
-            return f"{url}/health answered {status}"
-        is_healthy = status == 200
-        status, answer = _ask(url, "GET", "/v1/models", None, look_s)
-        if status in (401, 403) or (is_healthy and status == 404):
+        health, _ = _ask(f"{url}/health", look_s)
+        if health not in (200, 404, 405):
+            return f"{url}/health answered {health}"
+        status, answer = _ask(f"{url}/v1/models", look_s)
+        if status in (401, 403) or (health == 200 and status == 404):
             return ""
         if status != 200:
             return f"{url}/v1/models answered {status}"
         model = json.loads(answer)["data"][0]["id"]
-        body = {"model": model, "prompt": _PROMPT, "max_tokens": _NUM_TOKENS, "temperature": 0}
-        status, answer = _ask(url, "POST", "/v1/completions", body, timeout_s)
+        status, answer = _ask(f"{url}/v1/completions", timeout_s, {"model": model, **_REQUEST})
         is_refused = 400 <= status < 500 and status not in (408, 425, 429)
         if status != 200 and not is_refused:
             return f"{url}/v1/completions answered {status}: {answer.decode(errors='replace')[:_MAX_SHOWN]}"
@@ -50,19 +48,19 @@ def why_not_ready(url: str, timeout_s: float) -> str:
 def node_counts(url: str, timeout_s: float) -> Any:
     """What a Baton router says of its nodes; None where nothing is said."""
     try:
-        return json.loads(_ask(url, "GET", "/health", None, timeout_s)[1])["nodes"]
+        return json.loads(_ask(f"{url}/health", timeout_s)[1])["nodes"]
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
         return None
 
 
-def _ask(url: str, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> tuple[int, bytes]:
-    parts = urlsplit(url)
-    connection_class = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = connection_class(parts.hostname or "", parts.port, timeout=timeout_s)
+def _ask(url: str, timeout_s: float, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
+    """GET, or POST of `body`; no proxy is in between."""
+    payload = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, payload, {"Content-Type": "application/json"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        payload = None if body is None else json.dumps(body)
-        connection.request(method, parts.path + path, payload, {"Content-Type": "application/json"} if payload else {})
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
+        with opener.open(request, timeout=timeout_s) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()

@@ -7,14 +7,14 @@ are those of `vllm bench serve`: the first request waits for one gap, too, so th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby, pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.workload.seeds import generator
+from bench.workload.passages import generator
 from bench.workload.turns import Conversation
 from wire.errors import InvalidSetting
 
@@ -25,12 +25,9 @@ def poisson_or_gamma(num: int, rate: float, burstiness: float, seed: int) -> tup
     """Gaps from a gamma distribution of shape `burstiness`; 1 is a Poisson process.
 
     Scaled so that the last is `num / rate`, as `vllm bench serve` does it. A `rate` of infinity puts all at 0, a
-    `burstiness` of infinity makes the gaps equal.
-
-    Raises `InvalidSetting`.
+    `burstiness` of infinity makes the gaps equal. Raises `InvalidSetting`.
     """
-    _check_num(num)
-    _check_positive(rate, "--request-rate")
+    _check(num, {"--request-rate": rate})
     if rate == math.inf:
         return (0.0,) * num
     offsets = np.cumsum(_gaps(np.full(num, rate), burstiness, seed))
@@ -43,8 +40,7 @@ def poisson_or_gamma(num: int, rate: float, burstiness: float, seed: int) -> tup
 
 def constant(num: int, rate: float) -> tuple[float, ...]:
     """Equal gaps of `1 / rate`. Raises `InvalidSetting`."""
-    _check_num(num)
-    _check_positive(rate, "--request-rate")
+    _check(num, {"--request-rate": rate})
     return tuple((index + 1) / rate for index in range(num))
 
 
@@ -52,19 +48,12 @@ def ramp(
     num: int, start_rate: float, end_rate: float, strategy: RampStrategy, burstiness: float, seed: int
 ) -> tuple[float, ...]:
     """A rate that goes from `start_rate` to `end_rate` over the requests, by their index. Raises `InvalidSetting`."""
-    _check_num(num)
-    for rate, flag in ((start_rate, "--ramp-up-start-rps"), (end_rate, "--ramp-up-end-rps")):
-        _check_positive(rate, flag)
-        if rate == math.inf:
-            raise InvalidSetting(f"{flag} {rate} is not finite")
+    _check(num, {"--ramp-up-start-rps": start_rate, "--ramp-up-end-rps": end_rate}, is_finite=True)
     progress = np.arange(num) / max(num - 1, 1)
-    match strategy:
-        case "linear":
-            rates = start_rate + (end_rate - start_rate) * progress
-        case "exponential":
-            rates = start_rate * (end_rate / start_rate) ** progress
-        case _:
-            raise InvalidSetting(f"--ramp-up-strategy {strategy!r:.40} is not one of linear, exponential")
+    if strategy == "linear":
+        rates = start_rate + (end_rate - start_rate) * progress
+    else:
+        rates = start_rate * (end_rate / start_rate) ** progress
     return tuple(np.cumsum(_gaps(rates, burstiness, seed)).tolist())
 
 
@@ -79,11 +68,7 @@ def from_trace(
 
     Raises `InvalidSetting`: no stamps, stamps out of order, or a scale that is not above 0.
     """
-    _check_positive(time_scale, "--time-scale")
-    if time_scale == math.inf:
-        raise InvalidSetting(f"--time-scale {time_scale} is not finite")
-    if not spread_s >= 0:
-        raise InvalidSetting(f"a stamp cannot be spread over {spread_s} s")
+    _check(1, {"--time-scale": time_scale}, is_finite=True)
     stamps = _stamps(conversations)
     random = generator(seed, "trace stamps")
     groups = [(stamp, len(list(same))) for stamp, same in groupby(stamps)]
@@ -98,28 +83,25 @@ def from_trace(
 
 
 def _stamps(conversations: Sequence[Conversation]) -> list[float]:
-    stamps = [conversation.arrival_s for conversation in conversations]
-    known = [stamp for stamp in stamps if stamp is not None]
-    if not known or len(known) < len(stamps):
+    known = [conversation.arrival_s for conversation in conversations if conversation.arrival_s is not None]
+    if not known or len(known) < len(conversations):
         raise InvalidSetting("--arrival trace: this dataset has no time stamps")
-    if any(after < before for before, after in pairwise(known)):
+    if sorted(known) != known:
         raise InvalidSetting("--arrival trace: the time stamps of this dataset are not in order")
     return known
 
 
 def _gaps(rates: NDArray[np.float64], burstiness: float, seed: int) -> NDArray[np.float64]:
     """One gap in seconds for each rate; mean `1 / rate`, variance `1 / (burstiness * rate^2)`."""
-    _check_positive(burstiness, "--burstiness")
+    _check(1, {"--burstiness": burstiness})
     if burstiness == math.inf:
         return 1.0 / rates
     return generator(seed, "arrivals").gamma(burstiness, 1.0 / (rates * burstiness))
 
 
-def _check_num(num: int) -> None:
+def _check(num: int, positive: Mapping[str, float], *, is_finite: bool = False) -> None:
     if num < 1:
         raise InvalidSetting(f"--num-prompts {num} is not at least 1")
-
-
-def _check_positive(value: float, flag: str) -> None:
-    if not value > 0:
-        raise InvalidSetting(f"{flag} {value} is not above 0")
+    for flag, value in positive.items():
+        if not value > 0 or (is_finite and value == math.inf):
+            raise InvalidSetting(f"{flag} {value} is not above 0{' and finite' * is_finite}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from bench.arguments import require_at_least
 from program.settings import setting
 from wire.errors import InvalidSetting
 
@@ -86,15 +87,16 @@ class DatasetSettings:
         return math.inf if self.spread_timestamps else 0.0
 
 
-def check_count(value: int, flag: str, lowest: int) -> None:
-    """Raise `InvalidSetting` for a number of tokens, requests, ... below `lowest` or beyond reason."""
-    if value < lowest:
-        raise InvalidSetting(f"{flag} {value} is not at least {lowest}")
-    if value > MAX_TOKENS:
-        raise InvalidSetting(f"{flag} {value} is more than {MAX_TOKENS}")
+def check_counts(settings: DatasetSettings, **lowest: int) -> None:
+    """Raise `InvalidSetting` for a number of tokens, requests, ... below its `lowest` value or beyond reason."""
+    require_at_least(settings, **lowest)
+    for name in lowest:
+        value = getattr(settings, name)
+        if value is not None and value > MAX_TOKENS:
+            raise InvalidSetting(f"--{name.replace('_', '-')} {value} is more than {MAX_TOKENS}")
 
 
-def check_ratio(value: float, flag: str) -> None:
+def check_ratio(settings: DatasetSettings, name: str) -> None:
     """Raise `InvalidSetting` for a range ratio outside [0, 1)."""
-    if not 0 <= value < 1:
-        raise InvalidSetting(f"{flag} {value} is not in [0, 1)")
+    if not 0 <= (value := getattr(settings, name)) < 1:
+        raise InvalidSetting(f"--{name.replace('_', '-')} {value} is not in [0, 1)")

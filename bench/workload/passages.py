@@ -1,18 +1,23 @@
 """Runs of tokens with their text: what prompts are put together from.
 
-Owns drawing them, and the agreement of ids and text in their number of tokens. Knows no dataset.
+Owns the random numbers of a workload, the agreement of ids and text in their number of tokens, and the facts that every
+dataset has. Knows no dataset.
+Invariant: two uses of a seed never share a stream, or prompt lengths would go with the gaps between arrivals.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from bench.workload.turns import Turn
+from bench.workload.dataset_settings import DatasetSettings
+from bench.workload.turns import Conversation, Turn, Workload
 from bench.workload.vocabulary import Vocabulary
+from wire.errors import InvalidSetting
 
 _MAX_TRIES = 10
 
@@ -24,6 +29,13 @@ class Passage:
     token_ids: tuple[int, ...]
     text: str
     num_surplus: int = 0
+
+
+def generator(seed: int, use: str) -> np.random.Generator:
+    """The stream of `seed` for `use`. Raises `InvalidSetting` for a negative seed."""
+    if seed < 0:
+        raise InvalidSetting(f"--seed {seed} is not at least 0")
+    return np.random.default_rng([seed, *use.encode()])
 
 
 def lengths_around(mean: int, range_ratio: float, num: int, lowest: int, random: np.random.Generator) -> list[int]:
@@ -74,19 +86,34 @@ def first_turn(vocabulary: Vocabulary, passage: Passage, num_output_tokens: int)
     return Turn(vocabulary.opening_ids + passage.token_ids, passage.text, num_output_tokens)
 
 
-def text_mismatch(passages: Iterable[Passage]) -> dict[str, int]:
-    """How many passages have another number of tokens as text, and by how many tokens in all."""
-    off = [abs(passage.num_surplus) for passage in passages if passage.num_surplus]
-    return {"num_prompts": len(off), "num_tokens": sum(off)}
-
-
 def num_after_opening(vocabulary: Vocabulary, num: int) -> int:
     """Tokens of a prompt of `num` tokens that are not its opening; at least 1, so that no text is empty."""
     return max(num - len(vocabulary.opening_ids), 1)
 
 
-def length_facts(lengths: Sequence[int]) -> dict[str, float]:
-    """Mean, median, largest and total."""
+def described(
+    settings: DatasetSettings,
+    conversations: Sequence[Conversation],
+    passages: Sequence[Passage],
+    facts: Mapping[str, Any],
+) -> Workload:
+    """A workload with the facts that every dataset has, and `facts` of its own. `conversations` are not empty."""
+    turns = [turn for conversation in conversations for turn in conversation.turns]
+    off = [abs(passage.num_surplus) for passage in passages if passage.num_surplus]
+    common = {
+        "name": settings.dataset_name,
+        "seed": settings.seed,
+        "num_conversations": len(conversations),
+        "num_requests": len(turns),
+        "input_tokens": _length_facts([len(turn.token_ids) for turn in turns]),
+        "output_tokens": _length_facts([turn.num_output_tokens for turn in turns]),
+        # passages that have another number of tokens as text, and by how many tokens in all
+        "text_mismatch": {"num_prompts": len(off), "num_tokens": sum(off)},
+    }
+    return Workload(tuple(conversations), {**common, **facts})
+
+
+def _length_facts(lengths: Sequence[int]) -> dict[str, float]:
     return {
         "mean": round(float(np.mean(lengths)), 3),
         "median": float(np.median(lengths)),

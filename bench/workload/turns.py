@@ -6,6 +6,7 @@ Owns the shape that every dataset makes and the client sends. A request of most 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +31,14 @@ class Conversation:
 
     turns: tuple[Turn, ...]
     arrival_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a dataset makes: `conversations` to send, and `facts` that stand beside a result, as JSON has them.
+
+    Lengths in the facts are of what each request adds, not of the history before it.
+    """
+
+    conversations: tuple[Conversation, ...]
+    facts: dict[str, Any]

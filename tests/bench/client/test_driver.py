@@ -169,13 +169,3 @@ async def test_a_client_that_is_held_up_says_so() -> None:
 async def test_a_plan_that_cannot_be_carried_out_is_said(plan: LoadPlan, message: str) -> None:
     with pytest.raises(InvalidSetting, match=message):
         await run_load([endpoint("http://127.0.0.1:1")], plan, RequestOptions(), lambda _: None)
-
-
-async def test_a_load_needs_an_endpoint() -> None:
-    with pytest.raises(InvalidSetting, match="needs an endpoint"):
-        await load([], questions(1))
-
-
-async def test_a_load_of_nothing_is_over() -> None:
-    run = await load(["http://127.0.0.1:1"], ())
-    assert (run.outcomes, run.client.num_late, run.client.max_in_flight) == ([], 0, 0)

@@ -67,25 +67,12 @@ def test_a_chat_is_a_list_of_messages() -> None:
     assert len(first["messages"]) == 1  # a body that was sent does not grow
 
 
-def test_a_body_does_not_change_after_it_was_made() -> None:
-    history = History(TWO_TURNS, HERE, RequestOptions())
-    first = history.next_body()
-    history.add_answer(answer("", [9]))
-    history.next_body()
-    assert first["prompt"] == [1, 2, 3]
-
-
 def test_only_baton_is_asked_for_timings() -> None:
     options = RequestOptions(with_timings=True)
     baton = endpoint("http://here", is_baton=True)
     assert "return_timings" not in History(TWO_TURNS, HERE, options).next_body()
     assert History(TWO_TURNS, baton, options).next_body()["return_timings"] is True
     assert "return_timings" not in History(TWO_TURNS, baton, RequestOptions()).next_body()
-
-
-def test_what_is_not_set_is_left_to_the_server() -> None:
-    body = History(Conversation(TWO_TURNS.turns[:1]), HERE, RequestOptions()).next_body()
-    assert set(body) == {"model", "prompt", "max_tokens", "stream", "stream_options"}
 
 
 def test_extra_members_have_the_last_word() -> None:

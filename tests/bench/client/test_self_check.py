@@ -39,16 +39,6 @@ async def test_late_is_more_than_ten_milliseconds() -> None:
         assert check.figures(outcomes).num_late == 2
 
 
-async def test_the_most_requests_at_a_time_are_counted() -> None:
-    async with SelfCheck() as check:
-        with check.in_flight():
-            with check.in_flight():
-                pass
-            with check.in_flight():
-                pass
-        assert check.figures([]).max_in_flight == 2
-
-
 async def test_nobody_wakes_too_early() -> None:
     for delay_s in (-1.0, 0.0, 0.0001, 0.0015, 0.02):
         due_s = time.monotonic() + delay_s

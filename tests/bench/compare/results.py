@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench.runs import Run
+
 LATENCIES = ("ttft", "tpot", "itl", "max_itl", "e2el")
 
 
@@ -25,5 +27,5 @@ def result(
     }
 
 
-def run(target: str, number: int, milliseconds: float, rate: float = 1.0, **given: Any) -> dict[str, Any]:
-    return {"target": target, "round": number, "rate": rate, "result": result(milliseconds, **given)}
+def run(target: str, number: int, milliseconds: float, rate: float = 1.0, **given: Any) -> Run:
+    return Run(target, number, rate, result(milliseconds, **given))

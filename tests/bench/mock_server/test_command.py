@@ -5,10 +5,14 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from bench.mock_server.command import main
+from bench.mock_server.command import MockServerSettings, main, schedule_of
+from bench.mock_server.schedule import Fault, FaultKind, Steady
+from wire.errors import InvalidSetting
 
 PATIENCE_S = 30.0
 
@@ -31,4 +35,25 @@ def test_it_serves_until_it_is_told_to_stop() -> None:
 
 def test_a_setting_that_cannot_be_used_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--jitter", "2"]) == 1
-    assert capsys.readouterr().err == "error: --jitter 2.0 is no share from 0 to 1\n"
+    assert capsys.readouterr().err == "error: --jitter and --fault-share are shares from 0 to 1\n"
+
+
+def test_settings_become_a_schedule() -> None:
+    settings = MockServerSettings(ttft_ms=40, itl_ms=8, jitter=0.1, tokens_per_chunk=2, text="x", seed=3)
+    assert schedule_of(settings) == Steady(0.04, 0.008, 0.1, 2, "x", None, 1.0, 3)
+    broken = replace(settings, fault="http-error", fault_share=0.5, fault_after_chunks=2, fault_status=500)
+    assert schedule_of(broken).fault == Fault(FaultKind.HTTP_ERROR, 2, 500)
+    assert schedule_of(broken).fault_share == 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ttft_ms": -1.0}, "--ttft-ms -1.0 is not at least 0"),
+        ({"tokens_per_chunk": 0}, "--tokens-per-chunk 0 is not at least 1"),
+        ({"fault_status": 200}, "--fault-status 200 is no status of an error"),
+    ],
+)
+def test_what_cannot_be_answered_is_said(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSetting, match=message):
+        schedule_of(MockServerSettings(**changes))

@@ -29,7 +29,7 @@ def test_a_steady_answer_has_the_tokens_that_were_asked_for() -> None:
     assert answer.gaps_s == pytest.approx((0.4, 0.4))
 
 
-def test_drawn_times_stay_around_their_value_and_come_again() -> None:
+def test_random_times_stay_around_their_value_and_come_again() -> None:
     schedule = Steady(0.5, 0.1, jitter=0.2, seed=7)
     answer = schedule.answer(3, 200)
     assert 0.4 <= answer.ttft_s <= 0.6

@@ -7,15 +7,22 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from bench.plots import attainment, gaps, latency, stack, timeline, transfer
+from bench.plots import stack
+from bench.plots.gaps import draw_gaps, has_gaps
+from bench.plots.rates import draw_attainment, draw_latency, has_attainment, has_rates
+from bench.plots.stack import draw_stack, has_breakdown
 from bench.plots.style import as_png
-from bench.report.results import Point, Run, points_of
+from bench.plots.timeline import draw_timeline
+from bench.plots.transfer import Handoffs
+from bench.plots.transfer import draw as draw_transfer
+from bench.runs import Point, Run, points_of
 from bench.stats import percentile
 from tests.bench.report.samples import COLOCATED, MODELS, PD, PEER, SLO, run_result
 
 RATES = (1.0, 4.0)
+LATENCIES = ("median_ttft_ms", "p90_ttft_ms", "p99_ttft_ms", "p99_itl_ms")
 RUNS = [
-    Run(name, rate, number, run_result(model, rate, number, num=20))
+    Run(name, number, rate, run_result(model, rate, number, num=20))
     for name, model in MODELS.items()
     for rate in RATES
     for number in range(3)
@@ -42,7 +49,7 @@ def point(target: str, rate: float) -> Point:
 
 
 def test_attainment_has_a_line_for_each_target_and_the_goal() -> None:
-    figure = attainment.draw(POINTS, TARGETS, SLO)
+    figure = draw_attainment(POINTS, SLO)
     (axes,) = axes_of(figure)
     lines = lines_of(axes)
     for target in TARGETS:
@@ -55,23 +62,23 @@ def test_attainment_has_a_line_for_each_target_and_the_goal() -> None:
 
 
 def test_attainment_without_an_slo_cannot_be_drawn() -> None:
-    bare = points_of([Run("a", rate, 0, {"slo_attainment": None}) for rate in RATES])
-    assert not attainment.drawable(bare)
-    assert attainment.drawable(POINTS)
+    bare = points_of([Run("a", 1, rate, run_result(PD, rate, 1, num=2) | {"slo_attainment": None}) for rate in RATES])
+    assert not has_attainment(bare)
+    assert has_attainment(POINTS)
 
 
 def test_latency_shows_every_target_in_every_panel_from_zero() -> None:
-    figure = latency.draw(POINTS, TARGETS, SLO)
+    figure = draw_latency(POINTS, SLO)
     assert len(figure.axes) == 4
-    for axes, (name, _, _) in zip(axes_of(figure), latency.PANELS, strict=True):
+    for axes, name in zip(axes_of(figure), LATENCIES, strict=True):
         assert axes.get_ylim()[0] == 0
         drawn = [list(bars.lines[0].get_ydata()) for bars in axes.containers]
         assert drawn == [[point(target, rate).middle(name) for rate in RATES] for target in TARGETS]
-    assert not latency.drawable([point("Baton P/D", 1.0)])
+    assert not has_rates([point("Baton P/D", 1.0)])
 
 
 def test_gaps_are_shown_by_how_many_nines_are_shorter() -> None:
-    figure = gaps.draw(POINTS, TARGETS, 60.0)
+    figure = draw_gaps(POINTS, 60.0)
     assert [axes.get_title(loc="left") for axes in axes_of(figure)] == ["1 request/s", "4 requests/s"]
     lines = lines_of(axes_of(figure)[1])
     own = [gap * 1e3 for run in point("Baton P/D", 4.0).runs for request in run.row("itls") for gap in request]
@@ -81,11 +88,11 @@ def test_gaps_are_shown_by_how_many_nines_are_shorter() -> None:
 
 
 def test_gaps_need_details() -> None:
-    assert not gaps.drawable(points_of([Run("a", 1.0, 0, run_result(PD, 1.0, 1, detailed=False))]))
+    assert not has_gaps(points_of([Run("a", 0, 1.0, run_result(PD, 1.0, 1, detailed=False))]))
 
 
 def test_stacked_parts_add_up_and_stand_in_the_order_of_time() -> None:
-    figure = stack.draw(POINTS)
+    figure = draw_stack(POINTS)
     to_first, to_second, rest = axes_of(figure)
     shown = [axes.get_text() for axes in to_first.get_yticklabels()]
     assert shown == ["Baton P/D, 1/s", "Baton colocated, 1/s", "Baton P/D, 4/s", "Baton colocated, 4/s"]
@@ -103,12 +110,12 @@ def test_stacked_parts_add_up_and_stand_in_the_order_of_time() -> None:
 
 
 def test_a_target_without_breakdown_has_no_bar() -> None:
-    assert not stack.drawable([point("vLLM P/D", 1.0)])
+    assert not has_breakdown([point("vLLM P/D", 1.0)])
 
 
 def test_a_timeline_has_a_row_for_each_request_and_a_piece_for_each_gap() -> None:
-    runs = [Run(name, 4.0, 0, run_result(model, 4.0, 1, num=20)) for name, model in (("a", PD), ("b", COLOCATED))]
-    figure = timeline.draw(runs, 60.0)
+    runs = [Run(name, 0, 4.0, run_result(model, 4.0, 1, num=20)) for name, model in (("a", PD), ("b", COLOCATED))]
+    figure = draw_timeline(runs, 60.0)
     for axes, run in zip(axes_of(figure), runs, strict=False):
         segments = axes.collections[0].get_segments()
         assert len(segments) == sum(1 + len(gaps) for gaps in run.row("itls"))
@@ -120,14 +127,14 @@ def test_a_timeline_has_a_row_for_each_request_and_a_piece_for_each_gap() -> Non
 def test_a_timeline_leaves_out_requests_without_an_answer() -> None:
     result = run_result(PD, 4.0, 1, num=5)
     result["ttfts"][2], result["itls"][2] = 0.0, []
-    segments = axes_of(timeline.draw([Run("a", 4.0, 0, result)], None))[0].collections[0].get_segments()
+    segments = axes_of(draw_timeline([Run("a", 0, 4.0, result)], None))[0].collections[0].get_segments()
     assert len({segment[0][1] for segment in segments}) == 4
 
 
 def test_gaps_within_the_slo_are_blue_and_others_warm() -> None:
     result = run_result(PD, 4.0, 1, num=1)
     result["itls"][0] = [0.059, 0.061]
-    colors = axes_of(timeline.draw([Run("a", 4.0, 0, result)], 60.0))[0].collections[0].get_colors()
+    colors = axes_of(draw_timeline([Run("a", 0, 4.0, result)], 60.0))[0].collections[0].get_colors()
     (red, _, blue, _), (late_red, _, late_blue, _) = colors[1], colors[2]
     assert blue > red
     assert late_red > late_blue
@@ -135,12 +142,12 @@ def test_gaps_within_the_slo_are_blue_and_others_warm() -> None:
 
 def test_a_transfer_has_a_line_for_each_transport_and_kind() -> None:
     handoffs = [
-        transfer.Handoffs(name, is_checked, size * 2**20, rate, 12.0, 6.0 if name == "nixl" else None)
+        Handoffs(name, is_checked, size * 2**20, rate, 12.0, 6.0 if name == "nixl" else None)
         for name, rate in (("shm", 5.0), ("nixl", 3.0))
         for is_checked in (True, False)
         for size in (8, 1)
     ]
-    (axes,) = axes_of(transfer.draw(handoffs))
+    (axes,) = axes_of(draw_transfer(handoffs))
     lines = lines_of(axes)
     assert {
         "shm, checksums",
@@ -155,16 +162,16 @@ def test_a_transfer_has_a_line_for_each_transport_and_kind() -> None:
 
 @pytest.mark.parametrize("rate", [0.25, math.inf])
 def test_one_run_alone_can_be_drawn(rate: float) -> None:
-    run = Run("a", rate, 0, run_result(PEER, rate, 1, num=3))
-    for figure in (gaps.draw(points_of([run]), ["a"], None), timeline.draw([run], None)):
+    run = Run("a", 0, rate, run_result(PEER, rate, 1, num=3))
+    for figure in (draw_gaps(points_of([run]), None), draw_timeline([run], None)):
         assert as_png(figure).startswith(b"\x89PNG")
 
 
 def test_labels_do_not_leave_the_picture() -> None:
     long = {"a target with a rather long name": PD, "another target, longer than it should be": COLOCATED}
-    runs = [Run(name, rate, 0, run_result(model, rate, 1, num=10)) for name, model in long.items() for rate in RATES]
-    points, targets = points_of(runs), list(long)
-    for figure in (attainment.draw(points, targets, SLO), latency.draw(points, targets, SLO), stack.draw(points)):
+    runs = [Run(name, 0, rate, run_result(model, rate, 1, num=10)) for name, model in long.items() for rate in RATES]
+    points = points_of(runs)
+    for figure in (draw_attainment(points, SLO), draw_latency(points, SLO), draw_stack(points)):
         figure.draw_without_rendering()
         width, height = figure.bbox.size
         for legend in figure.legends:

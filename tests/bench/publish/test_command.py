@@ -11,6 +11,8 @@ from tests.bench.report.samples import compare_result, sweep_result
 from wire.errors import InvalidSetting
 
 CONTENTS = """
+opening: pd.md
+sections:
 - title: Against others
   file: pd.json
   notes: pd.md
@@ -28,7 +30,7 @@ def results(tmp_path: Path) -> Path:
     """A folder with a comparison, a sweep and prose."""
     folder = tmp_path / "results"
     folder.mkdir()
-    (folder / "pd.json").write_text(json.dumps(compare_result((1, 4), 3, num=10)))
+    (folder / "pd.json").write_text(json.dumps(compare_result((1, 4), 3, num=10, detailed=True)))
     (folder / "sweep.json").write_text(json.dumps(sweep_result()))
     (folder / "pd.md").write_text("**Where Baton loses.** Here.\n")
     (folder / "contents.yaml").write_text(CONTENTS)
@@ -52,7 +54,8 @@ def test_a_page_has_sections_pictures_and_a_report(results: Path) -> None:
         "## Goodput",
         "## Words",
     ]
-    assert text.count("**Where Baton loses.** Here.") == 2
+    assert text.count("**Where Baton loses.** Here.") == 3
+    assert text.index("**Where") < text.index("## ")
     for picture in ("attainment", "gaps"):
         assert f"](pictures/pd-{picture}.png)" in text
         assert (docs / "pictures" / f"pd-{picture}.png").read_bytes().startswith(b"\x89PNG")
@@ -112,7 +115,9 @@ def test_of_handoffs_only_the_named_sizes_are_in_the_table(tmp_path: Path) -> No
     results = tmp_path / "results"
     results.mkdir()
     shutil.copy(ROOT / "bench/results/kv-2core.json", results / "kv.json")
-    (results / "contents.yaml").write_text("- {title: Handoffs, file: kv.json, blocks: [512], tables: [kv-0]}\n")
+    (results / "contents.yaml").write_text(
+        "sections:\n- {title: Handoffs, file: kv.json, blocks: [512], tables: [kv-0]}\n"
+    )
     assert run(results) == 0
     rows = [line for line in (tmp_path / "docs" / PAGE).read_text().splitlines() if line.startswith("| shm")]
     assert [line.split(" | ")[2] for line in rows] == ["512", "512"]
@@ -128,6 +133,6 @@ def test_of_handoffs_only_the_named_sizes_are_in_the_table(tmp_path: Path) -> No
     ],
 )
 def test_a_section_that_cannot_be_made_is_said(results: Path, entry: str, said: str) -> None:
-    (results / "contents.yaml").write_text(f"- {entry}\n")
+    (results / "contents.yaml").write_text(f"sections:\n- {entry}\n")
     with pytest.raises(InvalidSetting, match=said):
         run(results)

@@ -46,4 +46,4 @@ def result_of(outcomes: Sequence[Outcome], duration_s: float = 5.0, **changes: A
         "facts": {},
         "notes": [],
     }
-    return RunResult({**summary, **changes}, list(outcomes), {"name": "random"})
+    return RunResult({**summary, **changes}, list(outcomes))

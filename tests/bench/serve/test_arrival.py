@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -59,16 +58,6 @@ def test_every_process_gives_each_conversation_its_time() -> None:
     ramp = offsets("random", **RAMP)
     assert ramp is not None
     assert len(ramp) == 3
-
-
-def test_the_seed_and_the_burstiness_reach_the_process() -> None:
-    def offsets(seed: int, burstiness: float) -> tuple[float, ...] | None:
-        settings = ServeBenchSettings(request_rate=2.0, burstiness=burstiness)
-        return arrivals_of(settings, DatasetSettings(seed=seed), CONVERSATIONS).offsets_s
-
-    assert offsets(1, 1.0) == offsets(1, 1.0)
-    assert offsets(1, 1.0) != offsets(2, 1.0)
-    assert offsets(1, math.inf) == pytest.approx((0.5, 1.0, 1.5))
 
 
 def test_what_is_said_beside_a_result_fits_the_process() -> None:

@@ -155,14 +155,6 @@ async def test_what_fails_is_counted_by_name_and_never_averaged_in(tmp_path: Pat
     assert "note: 10 of 12 requests failed" in out
 
 
-async def test_when_every_request_fails_so_does_the_command() -> None:
-    async with mock_server(Script((Answer(0.01, fault=Fault(FaultKind.HTTP_ERROR)),))) as server:
-        status, out, err = await run(*flags(server), "--disable-tqdm")
-    assert status == 1
-    assert value_of(out, "Failed requests") == 4
-    assert "4/4" not in err
-
-
 async def test_a_bad_setting_ends_it_before_anything_is_sent() -> None:
     async with mock_server(Steady(0.01, 0.01)) as server:
         status, out, err = await run(*flags(server), "--goodput", "tbt:5")

@@ -9,11 +9,11 @@ import pytest
 
 from bench.mock_server.schedule import Answer, Fault, FaultKind, Schedule, Script, Steady
 from bench.mock_server.server import MockOptions, MockServer, mock_server
-from bench.serve.measure import command_of, measure
+from bench.serve.measure import measure, run_serve_benchmark
 from bench.serve.result import RunResult
 from bench.serve.settings import ServeBenchSettings
 from bench.workload.dataset_settings import DatasetSettings
-from wire.errors import InvalidSetting, RequestFailed
+from wire.errors import RequestFailed
 
 QUICK = Steady(ttft_s=0.01, itl_s=0.001)
 BROKEN = Script((Answer(0.001, fault=Fault(FaultKind.HTTP_ERROR)),))
@@ -70,16 +70,6 @@ async def test_warm_up_requests_have_other_prompts_and_are_in_no_figure() -> Non
     assert result.summary["completed"] == 6
 
 
-async def test_the_seed_decides_the_prompts() -> None:
-    async def prompts(seed: int) -> set[tuple[int, ...]]:
-        async with mock_server(QUICK) as server:
-            await measured([server], SETTINGS, dataclasses.replace(DATASET, seed=seed))
-            return {tuple(record.body["prompt"]) for record in server.records}
-
-    assert await prompts(1) == await prompts(1)
-    assert not await prompts(1) & await prompts(2)
-
-
 async def test_requests_say_what_the_settings_say() -> None:
     settings = dataclasses.replace(
         SETTINGS, ignore_eos=True, temperature=0.5, extra_body='{"top_k": 7}', served_model_name="other"
@@ -107,12 +97,6 @@ async def test_chat_sends_messages_and_its_opening_event_is_no_token() -> None:
     assert result.summary["completed"] == 6
     assert result.summary["total_output_tokens"] == 24
     assert result.summary["chunks_per_token"] == 1.0
-
-
-async def test_several_servers_are_asked_in_turn() -> None:
-    async with mock_server(QUICK) as one, mock_server(QUICK) as two:
-        await measured([one, two])
-        assert (len(one.records), len(two.records)) == (3, 3)
 
 
 async def test_a_closed_loop_keeps_to_its_concurrency() -> None:
@@ -155,32 +139,14 @@ async def test_a_server_that_never_can_is_an_error() -> None:
         await run_against(BROKEN, dataclasses.replace(SETTINGS, ready_check_timeout_sec=0.1))
 
 
-async def test_when_all_warm_up_requests_fail_nothing_is_measured() -> None:
-    with pytest.raises(RequestFailed, match="every warm-up request failed"):
-        await run_against(BROKEN, dataclasses.replace(SETTINGS, num_warmups=2))
-
-
-async def test_a_server_that_is_not_there_is_an_error() -> None:
-    async with mock_server(QUICK) as first:
-        url = first.url
-    settings = dataclasses.replace(SETTINGS, base_url=(url,))
-    with pytest.raises(RequestFailed, match=url):
-        await measure(settings, DATASET, "", lambda *_: None, lambda _: None)
-
-
-async def test_nothing_is_sent_when_the_dataset_cannot_be_made() -> None:
+async def test_the_command_measures_the_same_again_and_keeps_secrets() -> None:
     async with mock_server(QUICK) as server:
-        with pytest.raises(InvalidSetting):
-            await measured([server], SETTINGS, dataclasses.replace(DATASET, random_range_ratio=2.0))
-        assert not server.records
-
-
-def test_the_command_measures_the_same_again_and_keeps_secrets() -> None:
-    settings = ServeBenchSettings(base_url=("http://a:1",), header=("Authorization=Bearer s3cret",), ignore_eos=True)
-    command = command_of(settings, DatasetSettings(num_prompts=5))
-    assert command.startswith("baton bench serve ")
-    assert "--base-url=http://a:1" in command
-    assert "--ignore-eos" in command
-    assert "--num-prompts=5" in command
+        settings = dataclasses.replace(
+            SETTINGS, base_url=(server.url,), header=("Authorization=Bearer s3cret",), ignore_eos=True
+        )
+        result = await asyncio.to_thread(run_serve_benchmark, settings, DATASET, say=lambda _: None)
+    command = result.summary["facts"]["command"]
+    for word in ("baton bench serve ", f"--base-url={server.url}", "--ignore-eos", "--num-prompts=6"):
+        assert word in command
     assert "--header=Authorization=..." in command
     assert "s3cret" not in command

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from bench.client.outcome import Failure
+from bench.runs import FAMILIES
 from bench.serve.report import report
-from bench.serve.settings import FAMILIES
 from tests.bench.serve.outcomes import answered, failed
 from tests.bench.serve.results import result_of
 
@@ -62,13 +62,6 @@ def test_scripts_for_vllm_find_their_lines_in_order_and_read_the_values() -> Non
             assert float(found.group(1)) == pytest.approx(value)
 
 
-def test_titles_are_as_wide_as_those_of_vllm() -> None:
-    lines = text_of(answered([0.1, 0.2])).splitlines()
-    titles = [line for line in lines if line.startswith(("--", "=="))]
-    assert {len(line) for line in titles} == {50}
-    assert lines[0] == "============ Serving Benchmark Result ============"
-
-
 def test_lines_without_a_value_are_left_out() -> None:
     text = text_of(answered([0.1, 0.2]))
     for label in (
@@ -80,14 +73,6 @@ def test_lines_without_a_value_are_left_out() -> None:
         "Cached",
     ):
         assert label not in text
-
-
-def test_only_the_families_that_are_asked_for_are_printed() -> None:
-    text = text_of(answered([0.1, 0.2]), families=("ttft", "e2el"))
-    assert "Mean TTFT" in text
-    assert "Mean E2EL" in text
-    assert "ITL (ms)" not in text
-    assert "TPOT (ms)" not in text
 
 
 def test_our_own_lines_are_there_too() -> None:
@@ -126,8 +111,3 @@ def test_handoffs_and_breakdown_are_shown_where_a_result_has_them() -> None:
     assert re.search(r"^sum, measured:\s+1\.50\s+1\.75$", text, re.MULTILINE)
     assert "Where TTST Goes" not in text
     assert re.search(r"^Requests left out:\s+2\s*$", text, re.MULTILINE)
-
-
-def test_notes_follow_the_block() -> None:
-    lines = text_of(answered([0.1]), notes=["mind this"]).splitlines()
-    assert lines[-1] == "note: mind this"

@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.client.outcome import Failure
 from bench.serve.report import report
-from bench.serve.result import as_json, middle_of
+from bench.serve.result import as_json, middle_of, prepare_folder, result_path, write_result
+from bench.serve.settings import ServeBenchSettings
 from tests.bench.serve.outcomes import answered, failed
 from tests.bench.serve.results import result_of
+from wire.errors import InvalidSetting
 
+RESULT = {"label": "openai", "model_id": "owner/tiny/", "date": "20260102-030405"}
 DETAILS = {"input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors"}
 OUTCOMES = (
     answered([0.1, 0.25], sent_s=7.0, scheduled_s=6.5),
@@ -64,19 +68,45 @@ def test_a_run_in_which_all_failed_is_the_last_choice_and_in_no_range() -> None:
     assert found["range"]["mean_ttft_ms"] == {"low": 200.0, "high": 400.0}
 
 
-def test_when_every_run_failed_there_is_no_range() -> None:
-    found = middle_of([result_of([failed(Failure.STALLED)])] * 2).summary
-    assert found["completed"] == 0
-    assert found["range"] == {}
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"request_rate": 4.0}, "openai-4.0qps-tiny-20260102-030405.json"),
+        ({"max_concurrency": 8}, "openai-infqps-concurrency8-tiny-20260102-030405.json"),
+        (
+            {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0, "ramp_up_end_rps": 5.0},
+            "openai-ramp-up-linear-1.0qps-5.0qps-tiny-20260102-030405.json",
+        ),
+        ({"result_filename": "mine.json", "result_dir": "out"}, "out/mine.json"),
+        ({"save_result": False, "append_result": True, "result_filename": "all.jsonl"}, "all.jsonl"),
+    ],
+)
+def test_a_file_is_named_as_by_vllm(changes: dict[str, Any], name: str) -> None:
+    assert result_path(ServeBenchSettings(**{"save_result": True, **changes}), RESULT) == Path(name)
 
 
-def test_a_single_run_is_left_as_it_is() -> None:
-    result = result_of([answered([0.2])])
-    assert middle_of([result]) is result
+def test_a_file_is_written_anew_or_gets_one_more_line(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    write_result(path, {"old": 1}, is_appended=False)
+    write_result(path, {"run": 1}, is_appended=False)
+    assert json.loads(path.read_text()) == {"run": 1}
+    lines = tmp_path / "all.jsonl"
+    for run in range(3):
+        write_result(lines, {"run": run}, is_appended=True)
+    assert [json.loads(line) for line in lines.read_text().splitlines()] == [{"run": 0}, {"run": 1}, {"run": 2}]
 
 
-@pytest.mark.parametrize("name", ["facts", "dataset"])
-def test_repeats_do_not_say_everything_again(name: str) -> None:
-    found: dict[str, Any] = middle_of([result_of([answered([0.2])])] * 2).summary
-    assert name in found
-    assert all(name not in each for each in found["repeats"])
+def test_the_folder_is_made_before_there_is_a_result(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    prepare_folder(ServeBenchSettings(result_dir=str(folder)))
+    assert not folder.exists()
+    prepare_folder(ServeBenchSettings(result_dir=str(folder), save_result=True))
+    assert folder.is_dir()
+
+
+def test_a_folder_or_file_that_cannot_be_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidSetting, match="--result-dir"):
+        prepare_folder(ServeBenchSettings(result_dir=str(tmp_path / "file"), save_result=True))
+    with pytest.raises(InvalidSetting, match="--result-filename"):
+        write_result(tmp_path / "nowhere" / "x.json", {}, is_appended=False)

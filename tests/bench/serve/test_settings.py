@@ -1,15 +1,26 @@
 from __future__ import annotations
 
+import argparse
 import re
 from typing import Any
 
 import pytest
 
-from bench.serve.command import parse
-from bench.serve.settings import ServeBenchSettings, check, extra_body, headers, metadata, shown_percentiles, urls
+from bench.arguments import parse_settings
+from bench.serve.settings import (
+    ServeBenchSettings,
+    check,
+    extra_body,
+    headers,
+    metadata,
+    parse_slo,
+    shown_percentiles,
+    urls,
+)
+from bench.workload.dataset_settings import DatasetSettings
 from wire.errors import InvalidSetting
 
-VLLM_FLAGS = (
+VLLM_FLAGS = [
     "append-result",
     "backend",
     "base-url",
@@ -32,9 +43,17 @@ VLLM_FLAGS = (
     "num-warmups",
     "percentile-metrics",
     "port",
+    "prefix-repetition-num-prefixes",
+    "prefix-repetition-output-len",
+    "prefix-repetition-prefix-len",
+    "prefix-repetition-suffix-len",
     "ramp-up-end-rps",
     "ramp-up-start-rps",
     "ramp-up-strategy",
+    "random-input-len",
+    "random-output-len",
+    "random-prefix-len",
+    "random-range-ratio",
     "ready-check-timeout-sec",
     "request-rate",
     "result-dir",
@@ -46,15 +65,11 @@ VLLM_FLAGS = (
     "sharegpt-output-len",
     "temperature",
     "tokenizer",
-    "random-input-len",
-    "random-output-len",
-    "random-prefix-len",
-    "random-range-ratio",
-    "prefix-repetition-num-prefixes",
-    "prefix-repetition-output-len",
-    "prefix-repetition-prefix-len",
-    "prefix-repetition-suffix-len",
-)
+]
+
+
+def parse(arguments: list[str]) -> tuple[Any, ...]:
+    return parse_settings(argparse.ArgumentParser(), arguments, ServeBenchSettings, DatasetSettings)
 
 
 def test_help_knows_the_flags_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,14 +118,8 @@ def test_an_extra_body_is_a_json_object() -> None:
     [
         ("--base-url", {"base_url": ("localhost:8000",)}),
         ("--request-rate", {"request_rate": 0.0}),
-        ("--burstiness", {"burstiness": -1.0}),
-        ("--max-concurrency", {"max_concurrency": 0}),
-        ("--repeat", {"repeat": 0}),
-        ("--timeout-s", {"timeout_s": 0.0}),
         ("--vocab-size", {"vocab_size": 0}),
         ("--num-warmups", {"num_warmups": -1}),
-        ("--temperature", {"temperature": -0.5}),
-        ("--ready-check-timeout-sec", {"ready_check_timeout_sec": -1.0}),
         ("--extra-body", {"extra_body": "{"}),
         ("--extra-body", {"extra_body": "[1]"}),
         ("--header", {"header": ("no",)}),
@@ -131,3 +140,17 @@ def test_an_extra_body_is_a_json_object() -> None:
 def test_what_cannot_be_used_is_named(flag: str, change: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match=flag):
         check(ServeBenchSettings(**change))
+
+
+def test_goals_are_words_or_one_word_with_commas() -> None:
+    assert parse_slo(["ttft:200", "tpot:50.5"]) == {"ttft": 200.0, "tpot": 50.5}
+    assert parse_slo(["ttft:200, e2el:9000", "itl:80"]) == {"ttft": 200.0, "e2el": 9000.0, "itl": 80.0}
+    assert parse_slo([]) == {}
+
+
+@pytest.mark.parametrize(
+    "word", ["ttft", "ttft:", "ttft:fast", "ttft:-1", "ttft:nan", "ttft:inf", "tbt:5", "", "ttft:1,ttft:2", "ttft=5"]
+)
+def test_a_goal_that_is_none_is_an_error(word: str) -> None:
+    with pytest.raises(InvalidSetting, match="--goodput"):
+        parse_slo([word])

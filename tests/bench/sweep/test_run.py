@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from typing import Any
 
 import pytest
 
+from bench.documents import Configuration, Session, SweepDocument
 from bench.sweep.report import report
-from bench.sweep.run import Plan, carry_out, concluded
-from bench.sweep.search import Search
+from bench.sweep.run import carry_out, conclude
+from bench.sweep.settings import SweepSettings
 from bench.targets.load import Load
-from tests.bench.targets.fakes import FakeLineUp, FakeMeasure
+from tests.bench.report.samples import FACTS
+from tests.bench.targets.fakes import FakeLineUp, FakeMeasure, fake_session
 
 CAPACITY = {"fake:a": 5.0, "fake:b": 0.6}
 
@@ -18,97 +20,92 @@ def attainment_of(load: Load) -> float:
     return 1.0 if load.rate <= CAPACITY[load.url] else 0.3
 
 
-def plan(*, repeat: int = 1, session: int = 0, warmup_runs: int = 1, is_one_at_a_time: bool = False) -> Plan:
-    search = Search(attainment=0.9, start_rate=1.0, precision=0.1)
-    return Plan(search, repeat, warmup_runs, lambda rate: 10 + round(rate), 3, session, is_one_at_a_time)
-
-
-def new_document() -> dict[str, Any]:
-    return {
-        "slo": {"ttft": 200.0},
-        "attainment": 0.9,
-        "configurations": [{"name": name, "command": f"run {name}", "points": []} for name in ("a", "b")],
-    }
-
-
-def sweep(
-    measure: FakeMeasure, how: Plan, document: dict[str, Any] | None = None, saved: list[Any] | None = None
-) -> tuple[dict[str, Any], list[str]]:
-    line_up = FakeLineUp(("a", "b"))
-    kept: list[Any] = [] if saved is None else saved
-    found = carry_out(document or new_document(), how, line_up, measure, kept.append, lambda _: None)
-    return found, line_up.turns
+def sweep(measure: FakeMeasure, *flags: str, document: SweepDocument | None = None) -> tuple[SweepDocument, FakeLineUp]:
+    """What is in the document at the end, or when it was interrupted."""
+    session, line_up = fake_session(SweepSettings, "--num-prompts=5", *flags), FakeLineUp(("a", "b"))
+    configurations = [Configuration(name, points=[]) for name in ("a", "b")]
+    found = copy.deepcopy(document) or SweepDocument(
+        facts=FACTS, slo={"ttft": 200.0}, attainment=0.9, configurations=configurations
+    )
+    found.sessions.append(Session("now", "", 0.0))
+    try:
+        carry_out(found, session, line_up.as_line_up(), measure)
+    except KeyboardInterrupt:
+        found = session.saved[-1]
+    return found, line_up
 
 
 def test_every_configuration_is_searched_with_its_targets_taking_turns() -> None:
-    document, turns = sweep(FakeMeasure(attainment_of=attainment_of), plan(warmup_runs=0))
-    a, b = document["configurations"]
-    assert 5.0 / 1.12 < a["goodput_rate"] <= 5.0
-    assert 0.6 / 1.12 < b["goodput_rate"] <= 0.6
-    assert a["pinning"] == ["it on 0"]
+    document, line_up = sweep(FakeMeasure(attainment_of=attainment_of), "--warmup-runs=0")
+    a, b = document.configurations
+    assert a.goodput_rate is not None
+    assert b.goodput_rate is not None
+    assert 5.0 / 1.12 < a.goodput_rate <= 5.0
+    assert 0.6 / 1.12 < b.goodput_rate <= 0.6
+    assert a.pinning == ["it on 0"]
+    turns = line_up.turns
     while_both = range(2 * min(turns.count("a"), turns.count("b")))
     assert all(abs(turns[:end].count("a") - turns[:end].count("b")) <= 1 for end in while_both)
     assert turns[:4] == ["a", "b", "b", "a"]
 
 
 def test_one_at_a_time_a_configuration_is_searched_to_its_end() -> None:
-    _, turns = sweep(FakeMeasure(attainment_of=attainment_of), plan(is_one_at_a_time=True))
-    assert turns == sorted(turns)
+    _, line_up = sweep(FakeMeasure(attainment_of=attainment_of), "--one-at-a-time")
+    assert line_up.turns == sorted(line_up.turns)
 
 
 def test_the_middle_run_stands_for_a_point() -> None:
     attained = iter([0.95, 0.5, 0.91] * 50)
-    document, _ = sweep(FakeMeasure(attainment_of=lambda _: next(attained)), plan(repeat=3, warmup_runs=0))
-    point = document["configurations"][0]["points"][0]
-    assert point["attainment"] == 0.91
-    assert point["attainments"] == [0.95, 0.5, 0.91]
-    assert point["result"]["slo_attainment"] == 0.91
+    document, _ = sweep(FakeMeasure(attainment_of=lambda _: next(attained)), "--repeat=3", "--warmup-runs=0")
+    point = document.configurations[0].points[0]
+    assert (point.attainment, point.attainments) == (0.91, [0.95, 0.5, 0.91])
+    assert point.result["slo_attainment"] == 0.91
 
 
 def test_no_request_is_sent_twice_to_a_target_and_all_get_the_same() -> None:
-    measure = FakeMeasure(attainment_of=attainment_of)
-    document, _ = sweep(measure, plan(repeat=2))
+    measure, again = FakeMeasure(attainment_of=attainment_of), FakeMeasure(attainment_of=attainment_of)
+    sweep(measure, "--repeat=2")
     for url in CAPACITY:
-        seeds = Counter(load.seed for load in measure.asked if load.url == url)
-        assert set(seeds.values()) == {1}
-    first = {url: next(load for load in measure.asked if load.url == url) for url in CAPACITY}
-    assert first["fake:a"].seed == first["fake:b"].seed
-    again = FakeMeasure(attainment_of=attainment_of)
-    sweep(again, plan(repeat=2, session=1))
+        assert set(Counter(load.seed for load in measure.asked if load.url == url).values()) == {1}
+    first = [next(load.seed for load in measure.asked if load.url == url) for url in CAPACITY]
+    assert first[0] == first[1]
+    fresh = SweepDocument(facts=FACTS, slo={}, attainment=0.9, configurations=[Configuration("a", points=[])])
+    fresh.sessions.append(Session("before", "", 0.0))
+    sweep(again, "--repeat=2", document=fresh)
     assert not {load.seed for load in measure.asked} & {load.seed for load in again.asked}
-    assert document["configurations"][0]["points"]
 
 
 def test_an_interrupted_sweep_goes_on_from_its_points() -> None:
-    whole, _ = sweep(FakeMeasure(attainment_of=attainment_of), plan())
-    saved: list[dict[str, Any]] = []
-    with pytest.raises(KeyboardInterrupt):
-        sweep(FakeMeasure(attainment_of=attainment_of, ends_after=7), plan(), saved=saved)
-    assert sum(len(found["points"]) for found in saved[-1]["configurations"]) == 5
+    whole, _ = sweep(FakeMeasure(attainment_of=attainment_of))
+    torn, _ = sweep(FakeMeasure(attainment_of=attainment_of, ends_after=7))
+    assert sum(len(each.points) for each in torn.configurations) == 5
     measure = FakeMeasure(attainment_of=attainment_of)
-    document, _ = sweep(measure, plan(session=1), saved[-1])
-    rates = [[point["rate"] for point in found["points"]] for found in document["configurations"]]
-    assert rates == [[point["rate"] for point in found["points"]] for found in whole["configurations"]]
+    document, _ = sweep(measure, document=torn)
+    rates = [[point.rate for point in each.points] for each in document.configurations]
+    assert rates == [[point.rate for point in each.points] for each in whole.configurations]
     assert len(measure.asked) == sum(map(len, rates)) - 5 + 2
-
-
-def test_a_finished_sweep_measures_nothing() -> None:
-    document, _ = sweep(FakeMeasure(attainment_of=attainment_of), plan())
-    measure = FakeMeasure(attainment_of=attainment_of)
-    assert sweep(measure, plan(session=1), document)[0] == document
-    assert measure.asked == []
-    assert concluded(document, plan().search, []) == document
+    nothing = FakeMeasure()
+    assert sweep(nothing, document=document)[0].configurations == document.configurations
+    assert nothing.asked == []
 
 
 def test_a_run_without_an_attainment_is_one_that_failed() -> None:
-    document, _ = sweep(FakeMeasure(attainment_of=lambda _: None), plan(warmup_runs=0))
-    assert document["configurations"][0]["goodput_rate"] is None
+    document, _ = sweep(FakeMeasure(attainment_of=lambda _: None), "--warmup-runs=0")
+    assert document.configurations[0].goodput_rate is None
 
 
 def test_the_report_has_the_goodput_and_every_point() -> None:
-    document, _ = sweep(FakeMeasure(attainment_of=attainment_of), plan())
+    document, _ = sweep(FakeMeasure(attainment_of=attainment_of))
+    conclude(document, fake_session(SweepSettings).settings)
     shown = report(document)
     assert "**Highest rate at which 90% of the requests meet ttft 200 ms**" in shown
-    a = document["configurations"][0]
-    assert f"| a             | {a['goodput_rate']:>18g} |" in shown
-    assert shown.count("30.0%") + shown.count("100.0%") == sum(len(c["points"]) for c in document["configurations"])
+    a = document.configurations[0]
+    assert f"| a             | {a.goodput_rate:>18g} |" in shown
+    assert shown.count("30.0%") + shown.count("100.0%") == sum(len(each.points) for each in document.configurations)
+
+
+@pytest.mark.parametrize("flag", ["--min-prompts=9", ""])
+def test_a_load_has_what_its_duration_holds(flag: str) -> None:
+    session = fake_session(SweepSettings, "--duration-s=2", *filter(None, [flag]))
+    assert session.settings.num_prompts_at(1.0) == (9 if flag else 50)
+    assert session.settings.num_prompts_at(30.0) == 60

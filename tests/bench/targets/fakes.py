@@ -1,14 +1,21 @@
-"""Helpers: a line-up without processes, and loads without requests."""
+"""Helpers: a line-up without processes, loads without requests, and sessions that keep what they save."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+from bench.documents import CompareDocument, MeasuredTarget, SweepDocument
+from bench.targets.line_up import LineUp
 from bench.targets.load import Load
 from bench.targets.process import RunningTarget
+from bench.targets.session import Session, read_session
+from bench.targets.settings import TargetSettings
 from tests.bench.compare.results import result
+
+_SettingsT = TypeVar("_SettingsT", bound=TargetSettings)
 
 
 @dataclass
@@ -24,11 +31,8 @@ class FakeLineUp:
     turns: list[str] = field(default_factory=list)
     num_looks: int = 0
 
-    def __enter__(self) -> FakeLineUp:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
+    def as_line_up(self) -> LineUp:
+        return cast("LineUp", self)
 
     def take_turn(self, name: str) -> RunningTarget:
         self.turns.append(name)
@@ -38,8 +42,8 @@ class FakeLineUp:
         self.num_looks += 1
         return {name: float(self.num_looks * place) for place, name in enumerate(self.names, 1)}
 
-    def describe(self) -> list[dict[str, Any]]:
-        return [{"name": name, "command": f"run {name}", "pinning": ["it on 0"]} for name in self.names]
+    def describe(self) -> list[MeasuredTarget]:
+        return [MeasuredTarget(name, f"run {name}", pinning=["it on 0"]) for name in self.names]
 
 
 @dataclass
@@ -57,3 +61,20 @@ class FakeMeasure:
         self.asked.append(load)
         found = result(self.milliseconds_of(load), attainment=self.attainment_of(load))
         return {**found, "ttfts": [0.1]} if load.is_detailed else found
+
+
+@dataclass(frozen=True)
+class FakeSession(Session[_SettingsT]):
+    """Copies of what was saved, newest last."""
+
+    saved: list[Any] = field(default_factory=list)
+
+    def save(self, document: CompareDocument | SweepDocument) -> None:
+        self.saved.append(copy.deepcopy(document))
+
+
+def fake_session(settings_class: type[_SettingsT], *arguments: str) -> FakeSession[_SettingsT]:
+    """Of targets `a` and `b`."""
+    targets = ("--target", "a=http://fake:1", "b=http://fake:2")
+    found = read_session("x", "", "", [*targets, *arguments], settings_class)
+    return FakeSession(**{name: getattr(found, name) for name in Session.__slots__} | {"say": lambda _: None})

@@ -64,8 +64,12 @@ def main() -> None:
     for _ in range(_NUM_WORKERS):
         if os.fork() == 0:
             work(behaviours)
-    if "leaves" in behaviours and os.fork():
-        return
+    if "leaves" in behaviours:
+        leader = os.getpid()
+        if os.fork():
+            return
+        while os.getppid() == leader:  # it answers when its leader has gone: nobody counts one that is just leaving
+            time.sleep(0.001)
     if "mute" in behaviours:
         work(behaviours)
     Handler.behaviours = behaviours

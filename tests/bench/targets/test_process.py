@@ -4,15 +4,15 @@ import http.client
 import json
 import subprocess
 import sys
-from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from bench.child import ROOT
 from bench.targets.readiness import why_not_ready
 from bench.targets.spec import Target
-from tests.bench.targets.processes import is_running, start, state_of, stub_target, wait_for
+from tests.bench.targets.processes import STUB, is_running, start, state_of, stub_target, wait_for
 from wire.errors import InvalidSetting, RequestFailed
 
 HOLDS_A_TARGET = """
@@ -136,13 +136,6 @@ def _ask(url: str) -> tuple[int, object]:
         connection.close()
 
 
-def _pids_of(word: str) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_text(errors="replace").split("\0")
-        except OSError:
-            continue
-        if word in words and str(Path(__file__).with_name("stub_server.py")) in words:
-            found.append(int(path.parent.name))
-    return found
+def _pids_of(port: str) -> list[int]:
+    found = (process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"])
+    return [process.pid for process in found if process.info["cmdline"][1:3] == [str(STUB), port]]

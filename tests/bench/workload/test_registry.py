@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from bench.workload.dataset_settings import DATASET_NAMES, DatasetSettings
-from bench.workload.registry import Workload, make_workload
+from bench.workload.registry import make_workload
+from bench.workload.turns import Workload
 from bench.workload.vocabulary import Vocabulary, bare_vocabulary
 from wire.errors import InvalidSetting
 

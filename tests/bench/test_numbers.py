@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.report.numbers import number, percent, rate, size, span
+from bench.numbers import number, percent, rate, size, span
 
 
 @pytest.mark.parametrize(

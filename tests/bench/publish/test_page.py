@@ -4,17 +4,28 @@ import shlex
 
 import pytest
 
-from bench.publish.markdown import command_lines, escaped, table_lines
+from bench.facts import ROOT
+from bench.publish.contents import Entry
+from bench.publish.page import Page, Part, command_lines, escaped, text_of
 from bench.report.document import Cell, Table, words
 
 
 def test_a_table_keeps_its_cells_apart() -> None:
-    table = Table("figures", "1 | 2", ("", "a|b", "left"), ((words("x"), Cell("1", "0 | 2"), Cell("<b>")),))
-    table = Table(table.name, table.title, table.heads, table.rows, words=frozenset({"left"}))
-    assert list(table_lines(table))[2:5] == [
+    cells = (words("x"), Cell("1", "0 | 2"), Cell("<b>"))
+    table = Table("figures", "1 | 2", ("", "a|b", "left"), (cells,), words=frozenset({"left"}), note="of *all*")
+    text = text_of(Page("", (Part(Entry("A", notes="n.md"), "", "prose *stays*", tables=(table,)),)))
+    assert text[text.index("## A") :].splitlines() == [
+        "## A",
+        "",
+        "**1 \\| 2**",
+        "",
         "|  | a\\|b | left |",
         "| --- | ---: | --- |",
         "| x | 1 (0 \\| 2) | &lt;b> |",
+        "",
+        "of \\*all\\*",
+        "",
+        "prose *stays*",
     ]
 
 
@@ -34,3 +45,9 @@ def test_a_long_command_is_still_one_command(command: str) -> None:
 
 def test_a_command_that_no_shell_takes_is_shown_anyway() -> None:
     assert command_lines("baton 'bench") == ["baton 'bench"]
+
+
+def test_templates_are_part_of_the_package() -> None:
+    listed = (ROOT / "pyproject.toml").read_text()
+    assert '"report/*.j2"' in listed
+    assert '"publish/*.j2"' in listed

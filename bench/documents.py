@@ -1,0 +1,152 @@
+"""Result files of `compare` and `sweep`: their types, and how a long measurement keeps its file.
+
+A file is whole after every save and is taken up again after an interruption. Does not know how anything is measured.
+Invariant: whatever happens, the file is one that was complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from bench.checked import checked, parse_json, read_text
+from bench.facts import Facts
+from bench.output_file import require_folder
+from bench.runs import Rate, Ratio, Result, Run, as_json
+from wire.errors import InvalidSetting
+
+_MAX_SHOWN = 300
+
+
+@dataclass(slots=True)
+class MeasuredTarget:
+    """`pinning`: its processes with the cores that they may run on, as far as it was started here."""
+
+    name: str
+    command: str = ""
+    url: str = ""
+    pinning: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """When a measurement was begun or gone on with, and what the machine was like."""
+
+    time: str
+    commit: str
+    load_average: float
+
+
+@dataclass(slots=True, kw_only=True)
+class CompareDocument:
+    """A result of `baton bench compare`. All from `workload` on follows from the runs."""
+
+    kind: Literal["compare"] = "compare"
+    facts: Facts
+    targets: list[MeasuredTarget]
+    rounds: int = 0
+    arguments: list[str] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
+    runs: list[Run]
+    control_runs: list[Run] = field(default_factory=list)
+    workload: dict[str, Any] = field(default_factory=dict)
+    medians: list[dict[str, Any]] = field(default_factory=list)
+    ratios: list[Ratio]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """One rate: the middle `attainment` of its `attainments`, and the result of that run."""
+
+    rate: Rate
+    attainment: float
+    attainments: list[float]
+    result: Result
+
+
+@dataclass(slots=True, kw_only=True)
+class Configuration(MeasuredTarget):
+    """One configuration of a sweep; `goodput_rate` is None when no rate met the goals often enough."""
+
+    points: list[SweepPoint]
+    goodput_rate: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class SweepDocument:
+    """A result of `baton bench sweep`. `slo` in ms, `attainment` the share of requests that have to meet it."""
+
+    kind: Literal["sweep"] = "sweep"
+    facts: Facts
+    slo: dict[str, float]
+    attainment: float
+    configurations: list[Configuration]
+    arguments: list[str] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+_DocumentT = TypeVar("_DocumentT", CompareDocument, SweepDocument)
+
+
+def begun(path: Path | None, fresh: _DocumentT, arguments: Sequence[str], *, is_resumed: bool) -> _DocumentT:
+    """What the file holds so far, else `fresh`; this session is the last of its `sessions`.
+
+    `arguments` say what is measured. Raises `InvalidSetting` for a file that holds something else or has no folder.
+    """
+    document = fresh
+    document.arguments = list(arguments)
+    facts = fresh.facts
+    if path is not None:
+        require_folder(path)
+        if is_resumed and path.exists():
+            document = _read(path, type(fresh), arguments)
+    document.sessions.append(Session(facts.time, facts.commit, facts.load_average))
+    return document
+
+
+def save(path: Path | None, document: CompareDocument | SweepDocument) -> None:
+    """Put `document` in the place of what is there, at once. Raises `InvalidSetting`."""
+    if path is None:
+        return
+    beside = path.with_name(f"{path.name}.part")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(_text(as_json(document)))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise InvalidSetting(f"--json {path}: {error.strerror}") from None
+
+
+def _read(path: Path, kind: type[_DocumentT], arguments: Sequence[str]) -> _DocumentT:
+    where = f"--json {path}"
+    try:
+        found = checked(kind, parse_json(read_text(path, where), where), where)
+    except InvalidSetting as error:
+        raise InvalidSetting(f"{error}: name another file, or begin anew with --no-resume") from None
+    if found.arguments != list(arguments):
+        changed = ", ".join(sorted(set(found.arguments).symmetric_difference(arguments)))
+        raise InvalidSetting(
+            f"{where} was measured with other settings ({changed:.{_MAX_SHOWN}}): name another file, or begin anew with"
+            " --no-resume"
+        )
+    return found
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    """JSON with one line for each member, and for each map in a list: a change of one run is a change of one line."""
+    members = [f"{json.dumps(key)}: {_member(value)}" for key, value in document.items()]
+    return "{\n" + ",\n".join(members) + "\n}\n"
+
+
+def _member(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        return "[\n" + ",\n".join(json.dumps(item, allow_nan=False) for item in value) + "\n]"
+    return json.dumps(value, allow_nan=False)

@@ -1,0 +1,216 @@
+"""One target at one rate: what runs and their ratios say. The same types are written into result files and read back.
+
+A *run* is one target at one rate, once. A *point* is all runs of one target at one rate: its figures are medians over
+them, with their range. Figures keep the names that `baton bench serve` writes. Owns the list of figures that are shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import AfterValidator, Field
+
+from bench.numbers import number, percent
+from bench.stats import median
+
+FAMILIES = ("ttft", "tpot", "itl", "e2el", "max_itl", "ttst")
+"""Metrics of which mean, median, deviation and percentiles are measured."""
+_NEEDED = ("completed", "failed", "duration", "output_throughput", "median_ttft_ms")
+_OF_ANSWERS = tuple(f"_{family}_ms" for family in FAMILIES)
+_MAX_OTHERS_SHARE = 0.05
+
+
+def _with_figures(result: dict[str, Any]) -> dict[str, Any]:
+    for name in _NEEDED:
+        if not _is_number(result.get(name)):
+            raise ValueError(f"{name} is missing or no number")
+    return result
+
+
+Result: TypeAlias = Annotated[dict[str, Any], AfterValidator(_with_figures)]
+"""A run as `baton bench serve` writes it."""
+Rate: TypeAlias = Annotated[float, Field(gt=0)]
+"""Requests/s; infinite ("inf" in a file) where a trace decides or all are sent at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure of a result that is shown. `short` is its name in the tables of a terminal, "" where it is not there.
+
+    `counts_failures`: a failed request is in it, so it can be compared in spite of it.
+    """
+
+    name: str
+    label: str
+    short: str
+    form: Callable[[float | None], str] = number
+    is_better_high: bool = False
+    counts_failures: bool = False
+
+
+METRICS = (
+    Metric("median_ttft_ms", "TTFT p50 (ms)", "TTFT p50 ms"),
+    Metric("p90_ttft_ms", "TTFT p90 (ms)", "TTFT p90 ms"),
+    Metric("p99_ttft_ms", "TTFT p99 (ms)", "TTFT p99 ms"),
+    Metric("median_tpot_ms", "TPOT p50 (ms)", "TPOT p50 ms"),
+    Metric("p99_tpot_ms", "TPOT p99 (ms)", "TPOT p99 ms"),
+    Metric("p99_itl_ms", "ITL p99 (ms)", "ITL p99 ms"),
+    Metric("p99_max_itl_ms", "max ITL of a request p99 (ms)", "max ITL p99 ms"),
+    Metric("max_max_itl_ms", "ITL max (ms)", ""),
+    Metric("median_e2el_ms", "E2E p50 (ms)", "E2E p50 ms"),
+    Metric("p99_e2el_ms", "E2E p99 (ms)", "E2E p99 ms"),
+    Metric("output_throughput", "output tokens/s", "output tok/s", is_better_high=True),
+    Metric("request_throughput", "requests/s done", "", is_better_high=True),
+    Metric("slo_attainment", "SLO attainment", "attainment", percent, True, counts_failures=True),
+    Metric("request_goodput", "goodput (requests/s)", "goodput req/s", number, True, counts_failures=True),
+    Metric("schedule_delay.p99_ms", "schedule delay p99 (ms)", ""),
+)
+METRIC_OF = {metric.name: metric for metric in METRICS}
+COMPARED = tuple(metric for metric in METRICS if metric.short)
+"""Those that targets are held against each other in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`round` counts from 1. `cpu_s` is the target's CPU time during the run, `others_cpu_s` that of the others."""
+
+    target: str
+    round: int
+    rate: Rate
+    result: Result
+    cpu_s: float | None = None
+    others_cpu_s: float | None = None
+
+    def number(self, name: str) -> float | None:
+        """A figure by its name, dots leading into members (`schedule_delay.p99_ms`); None where there is none.
+
+        Without an answer every latency is 0 in the result, which nobody measured: that is None, too.
+        """
+        if not self.result["completed"] and name.endswith(_OF_ANSWERS):
+            return None
+        found: Any = self.result
+        for part in name.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return float(found) if _is_number(found) and math.isfinite(found) else None
+
+    @property
+    def pace(self) -> str:
+        """How requests came, in words: `4 requests/s`."""
+        if math.isfinite(self.rate):
+            return f"{self.rate:g} request{'' if self.rate == 1 else 's'}/s"
+        if self.part("arrival").get("process") == "trace":
+            return "as the trace says"
+        limit = self.result.get("max_concurrency")
+        return f"{limit} at a time" if isinstance(limit, int) else "all at once"
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the other targets used more than 5 % of a core meanwhile."""
+        return bool((self.others_cpu_s or 0.0) > _MAX_OTHERS_SHARE * self.result["duration"])
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        """A member that is a map, {} where there is none."""
+        found = self.result.get(name)
+        return found if isinstance(found, Mapping) else {}
+
+    def row(self, name: str) -> Sequence[Any]:
+        """A member that is a list, empty where there is none (a result that was saved without details)."""
+        found = self.result.get(name)
+        return found if isinstance(found, list) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """All runs of one target at one rate, at least one."""
+
+    target: str
+    rate: float
+    runs: tuple[Run, ...]
+
+    @property
+    def pace(self) -> str:
+        """How requests came, in words."""
+        return self.runs[0].pace
+
+    @property
+    def label(self) -> str:
+        """`Baton P/D, 4/s`."""
+        return f"{self.target}, {f'{self.rate:g}/s' if math.isfinite(self.rate) else self.pace}"
+
+    @property
+    def num_failed(self) -> int:
+        """Of all runs together."""
+        return sum(int(run.result["failed"]) for run in self.runs)
+
+    @property
+    def num_requests(self) -> int:
+        """All that were sent."""
+        return self.num_failed + sum(int(run.result["completed"]) for run in self.runs)
+
+    def values(self, name: str) -> list[float]:
+        """A figure of each run that has it."""
+        return [value for run in self.runs if (value := run.number(name)) is not None]
+
+    def middle(self, name: str) -> float | None:
+        """The median over the runs."""
+        values = self.values(name)
+        return median(values) if values else None
+
+    def worst(self, name: str) -> float | None:
+        """The highest of the runs."""
+        return max(self.values(name), default=None)
+
+    def ends(self, name: str) -> tuple[float, float] | None:
+        """The lowest and the highest of the runs; None with less than two."""
+        values = self.values(name)
+        return (min(values), max(values)) if len(values) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """`target` over `against` in one metric at one rate: ratio of medians, range of the pairs, and what follows.
+
+    `noise` 0.1 is 10 %. `is_clear`: `verdict` says that they differ, and not why nothing can be said.
+    """
+
+    rate: Rate
+    target: str
+    against: str
+    metric: str
+    ratio: float
+    low: float
+    high: float
+    noise: float | None
+    is_clear: bool
+    verdict: str
+
+
+def points_of(runs: Iterable[Run], targets: Sequence[str] = ()) -> tuple[Point, ...]:
+    """Runs by target and rate: targets in the order of `targets`, else as they come, rates rising."""
+    grouped: dict[tuple[str, float], list[Run]] = {}
+    for run in runs:
+        grouped.setdefault((run.target, run.rate), []).append(run)
+    order = list(dict.fromkeys([*targets, *(target for target, _ in grouped)]))
+    keys = sorted(grouped, key=lambda key: (order.index(key[0]), key[1]))
+    return tuple(Point(target, rate, tuple(grouped[target, rate])) for target, rate in keys)
+
+
+def rate_as_json(rate: float) -> float | str:
+    """`rate`, "inf" where it is infinite: JSON has no infinity."""
+    return rate if math.isfinite(rate) else "inf"
+
+
+def as_json(document: Any) -> dict[str, Any]:
+    """A dataclass of results as a JSON object."""
+    return dataclasses.asdict(
+        document,
+        dict_factory=lambda items: {name: rate_as_json(value) if name == "rate" else value for name, value in items},
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

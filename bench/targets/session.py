@@ -1,0 +1,90 @@
+"""What `compare` and `sweep` do alike: read their settings, begin or go on with a file, start targets, and measure."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from bench.arguments import parse_settings
+from bench.documents import CompareDocument, MeasuredTarget, SweepDocument, begun, save
+from bench.facts import Facts, collect_facts
+from bench.serve.measure import PACKAGES
+from bench.serve.settings import ServeBenchSettings
+from bench.serve.settings import check as check_serve
+from bench.targets.line_up import LineUp, described
+from bench.targets.load import Measure, arguments_of, complete, measure_with, serve_flags
+from bench.targets.settings import TargetSettings
+from bench.targets.spec import Target, parse_targets
+from bench.workload.dataset_settings import DatasetSettings
+
+SESSION_STEP = 1_000_000
+"""Between the seeds of sessions: what an earlier one sent is in no cache of a later one."""
+_SettingsT = TypeVar("_SettingsT", bound=TargetSettings)
+_DocumentT = TypeVar("_DocumentT", CompareDocument, SweepDocument)
+
+
+@dataclass(frozen=True, slots=True)
+class Session(Generic[_SettingsT]):
+    """The settings of a command that measures targets, and the file of its result."""
+
+    settings: _SettingsT
+    serve: ServeBenchSettings
+    dataset: DatasetSettings
+    targets: tuple[Target, ...]
+    arguments: list[str]
+    facts: Facts
+    say: Callable[[str], None]
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the result."""
+        return Path(self.settings.json) if self.settings.json else None
+
+    def described(self) -> list[MeasuredTarget]:
+        """The targets before anything was started."""
+        return [described(target) for target in self.targets]
+
+    def begun(self, fresh: _DocumentT) -> _DocumentT:
+        """What the file holds so far, else `fresh`. Raises `InvalidSetting`."""
+        return begun(self.path, fresh, self.arguments, is_resumed=self.settings.resume)
+
+    def save(self, document: CompareDocument | SweepDocument) -> None:
+        """Write the file. Raises `InvalidSetting`."""
+        save(self.path, document)
+
+    def line_up(self) -> LineUp:
+        """The targets, not started yet. Raises `InvalidSetting`."""
+        return LineUp(self.targets, self.settings, self.say)
+
+    def measure(self) -> Measure:
+        """What carries out a load."""
+        return measure_with(self.serve, self.dataset, self.say)
+
+
+def read_session(
+    command: str, usage: str, description: str, arguments: Sequence[str], settings_class: type[_SettingsT]
+) -> Session[_SettingsT]:
+    """The settings of `baton bench COMMAND`. Raises `InvalidSetting`; exits on unknown flags."""
+    parser = argparse.ArgumentParser(
+        prog=f"baton bench {command}",
+        usage=f"baton bench {command} {usage} [options]",
+        description=description,
+        allow_abbrev=False,
+    )
+    settings, part, dataset = parse_settings(parser, arguments, settings_class, serve_flags(), DatasetSettings)
+    serve = complete(part)
+    check_serve(serve)
+    measured = arguments_of(dataclasses.replace(settings, resume=True), serve, dataset)
+    facts = collect_facts(shlex.join(["baton", "bench", command, *measured]), PACKAGES)
+    return Session(settings, serve, dataset, parse_targets(settings.target), measured, facts, say)
+
+
+def say(text: str) -> None:
+    """Tell people what happens next."""
+    sys.stderr.write(f"{text}\n")
