@@ -10,11 +10,11 @@ node; a node is known by its epoch, and a new life of a node_id ends the earlier
 from __future__ import annotations
 
 import logging
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from engine.cache.hashing import HASH_BYTES
 from wire.errors import Refused
-from wire.layout import KvLayout
 from wire.messages import DECODE, PREFILL, CacheEvents, Heartbeat, Hello, NodeStatus
 
 DEAD_AFTER_S = 3.0
@@ -67,15 +67,10 @@ class NodeRegistry:
         """The node of that epoch."""
         return self._nodes.get(epoch)
 
-    def available(self, role: str, without: frozenset[int] = frozenset()) -> list[Node]:
+    def available(self, role: str, without: AbstractSet[int] = frozenset()) -> list[Node]:
         """Nodes that may be given a leg, in order of registration; nodes in `without` only if there is no other."""
         able = [node for node in self._nodes.values() if node.role == role and not node.is_leaving]
         return [node for node in able if node.epoch not in without] or able
-
-    @property
-    def layout(self) -> KvLayout | None:
-        """The KV layout that all nodes share."""
-        return next((node.hello.layout for node in self._nodes.values()), None)
 
     @property
     def max_request_tokens(self) -> int | None:

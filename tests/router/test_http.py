@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import router.openai.endpoints
+import router.openai.event_writer
 from router.openai.prompts import PromptMaker
 from router.openai.responses import CompletionStream
 from tests.router.fake_node import FakeNode, LegMessage, Script, answering
@@ -357,17 +357,21 @@ async def test_a_failure_after_the_first_token_is_an_event_and_a_connection_that
 
 
 async def test_a_bug_in_the_middle_of_a_stream_is_no_second_answer(
-    server: Server, prompts: PromptMaker, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> bytes:
         raise RuntimeError("secret detail")
 
-    await server.rig.pair(_saying(prompts))
+    decode = await server.rig.join(DECODE)
     monkeypatch.setattr(CompletionStream, "usage", fail)
     body = json.dumps(completion_body(stream=True, stream_options={"include_usage": True})).encode()
     async with connected(server) as connection:
         await connection.send(request_bytes("POST", "/v1/completions", body, is_last=False))
-        raw = await connection.to_end(within_s=2.0)
+        leg = await decode.expect(Decode)
+        decode.emit(leg, [70])
+        await connection.until(b"data: ")
+        decode.emit(leg, [70], 1, finish="length")
+        raw = await connection.to_end()
     reply = parse_reply(raw)
     assert not reply.is_whole
     assert json.loads(reply.events[-1])["error"]["code"] == "internal_error"
@@ -389,7 +393,7 @@ async def test_a_node_that_finds_the_request_wrong_is_a_400(server: Server) -> N
 async def test_a_client_that_takes_nothing_is_dropped_without_a_word(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(router.openai.endpoints, "WRITE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(router.openai.event_writer, "WRITE_TIMEOUT_S", 0.3)
     decode = await server.rig.join(DECODE)
     async with connected(server, buffer_bytes=4096) as connection:
         body = json.dumps(completion_body(stream=True)).encode()

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from engine.cache.hashing import extend_hashes, root_hash
-from router.policies.least_loaded import LeastLoaded
+from router.inbox import Inbox
+from router.legs import RelayRequest
+from router.policies import LeastLoaded
 from tests.router.fake_node import FINGERPRINT, LAYOUT, FakeNode, LegMessage, answering, first_index
 from tests.router.rig import DEFAULTS, PROMPT, Call, Rig, relaying
 from wire.errors import (
@@ -381,17 +383,16 @@ async def test_a_gap_in_the_output_is_a_failed_attempt() -> None:
 async def test_what_comes_after_the_end_starts_nothing() -> None:
     async with relaying() as rig:
         decode = await rig.join(DECODE)
-        deliveries = rig.relay.generate(PROMPT, DecodingParams(max_tokens=4))
-        waiting = asyncio.ensure_future(anext(deliveries))
+        inbox = Inbox()
+        flight = rig.relay.start(RelayRequest(PROMPT, DecodingParams(max_tokens=4)), inbox)
         leg = await decode.expect(Decode)
         decode.emit(leg, [1], finish="stop")
-        delivery, _ = await waiting
+        ((_, delivery),) = await inbox.take()
         assert delivery.finish_reason == "stop"
         decode.fail(leg, NODE_FAILED)
-        await asyncio.sleep(QUIET_S)
         decode.die()
-        await asyncio.sleep(0.7)
-        await deliveries.aclose()
+        await rig.loses(DECODE)
+        rig.relay.close(flight)
         await rig.settle()
         counters = rig.relay.counters
         assert (counters.num_retries, counters.num_finished, counters.num_cancelled) == (0, 1, 0)
