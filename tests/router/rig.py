@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -81,7 +82,15 @@ class Rig:
             while self.registry.available(role):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
-    async def settle(self, within_s: float = 2.0) -> None:
+    async def has_heard(self, node: FakeNode, within_s: float = 5.0) -> None:
+        """Wait until the router has taken in all that `node` has sent so far."""
+        mark = secrets.token_bytes(16)
+        node.report_cache(mark)
+        async with asyncio.timeout(within_s):
+            while mark not in self.member(node).cached_hashes:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def settle(self, within_s: float = 5.0) -> None:
         """Wait until nothing is in flight and no node, gone or not, is thought to have work."""
         async with asyncio.timeout(within_s):
             while self.relay.num_in_flight or any(member.load for member in self.members):  # noqa: ASYNC110

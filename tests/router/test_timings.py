@@ -49,11 +49,11 @@ async def server(prompts: PromptMaker) -> AsyncIterator[Server]:
 
 
 def _timed(token_ids: list[int]) -> Script:
-    """As `answering`, with true times of the first two tokens: token 2 is drawn after a handoff."""
+    """As `answering`, with true times of the first two tokens: token 2 is sampled after a handoff."""
 
     def script(node: FakeNode, leg: LegMessage) -> None:
-        is_first_leg = isinstance(leg, Prefill)
-        for index in range(first_index(leg), 1 if is_first_leg else len(token_ids)):
+        is_prefill_leg = isinstance(leg, Prefill)
+        for index in range(first_index(leg), 1 if is_prefill_leg else len(token_ids)):
             times = StepTimes(None if index == 0 else now_us(), now_us(), now_us()) if index < 2 else None
             finish = "length" if index == len(token_ids) - 1 else ""
             event = TokenEvent(leg.handoff_id, leg.attempt, index, (token_ids[index],), (), finish, 0, times=times)
