@@ -37,7 +37,7 @@ from wire.messages import (
     epoch_of_identity,
 )
 
-_PING_INTERVAL_S = 0.5
+PING_INTERVAL_S = 0.5
 _MAX_PER_TURN = 256
 _log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class ControlLink:
     def _read_soon(self) -> None:
         # ZMQ's descriptor is edge-triggered: a send may swallow the edge that announced a message
         reading = self._reading
-        if reading is not None and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if reading is not None and self._socket.poll(0):
             reading.loop.call_soon(self._read, reading.handler)
 
     def _read(self, handler: ControlHandler) -> None:
@@ -185,10 +185,10 @@ class ControlLink:
     async def _ping_forever(self, handler: ControlHandler) -> None:
         last_s = time.monotonic()
         while True:
-            await asyncio.sleep(_PING_INTERVAL_S)
+            await asyncio.sleep(PING_INTERVAL_S)
             now_s = time.monotonic()
             # after a pause of our own, silence proves nothing: give everybody the time we missed
-            pause_s, last_s = now_s - last_s - _PING_INTERVAL_S, now_s
+            pause_s, last_s = now_s - last_s - PING_INTERVAL_S, now_s
             for node in self._registry.all():
                 node.heard_s += max(0.0, pause_s)
                 self.send(node.epoch, Ping(self._epoch))

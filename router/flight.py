@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from program.clock import now_us
 from router.inbox import Inbox
 from router.journal import Journal
-from router.legs import ControlSender, Legs, RelayRequest
+from router.legs import Attempt, ControlSender, Legs, RelayRequest
 from router.nodes import Node
 from router.routing import Routing
 from router.timings import RelayTimes
@@ -99,7 +99,7 @@ class Flight:
     def on_event(self, event: TokenEvent, epoch: int) -> None:
         """Tokens from the node of that epoch."""
         journal, legs = self._journal, self._legs
-        if legs is None or journal.has_finished or event.attempt != journal.attempt:
+        if legs is None or event.attempt != journal.attempt:
             return
         is_of_decode = epoch == legs.decode_epoch
         if is_of_decode:
@@ -173,7 +173,7 @@ class Flight:
         route = means.routing.choose(token_ids, request.cache_salt, self._avoided, allows_handoff=allows_handoff)
         nodes = [route.decode] if route.prefill is None else [route.prefill, route.decode]
         journal.times.legs_sent(now_us(), *(node.hello.clock for node in nodes))
-        self._legs = Legs(means.sender, route, self.handoff_id, journal.attempt, request, token_ids)
+        self._legs = Legs(means.sender, route, Attempt(self.handoff_id, journal.attempt, request, token_ids))
         means.counters.num_split += route.prefill is not None
         means.counters.num_local += route.prefill is None
 

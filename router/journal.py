@@ -60,6 +60,8 @@ class Journal:
         deliveries = [self._append(event)]
         while self._early and not self.has_finished and (first := min(self._early)) <= len(self.token_ids):
             deliveries.append(self._append(self._early.pop(first)))
+        if self.has_finished:
+            self._early.clear()  # what came from behind the end is no gap
         return [delivery for delivery in deliveries if delivery.token_ids]
 
     def _note_figures(self, event: TokenEvent) -> None:

@@ -31,48 +31,54 @@ class RelayRequest:
     cache_salt: bytes = b""
 
 
-class Legs:
-    """Both legs of one attempt, or the decode leg alone. They are under way as soon as this is made."""
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at a request. `token_ids`: the prompt and what was emitted in earlier attempts."""
 
-    def __init__(
-        self,
-        sender: ControlSender,
-        route: Route,
-        handoff_id: bytes,
-        attempt: int,
-        request: RelayRequest,
-        token_ids: tuple[int, ...],
-    ) -> None:
-        """`token_ids`: the prompt and what was emitted in earlier attempts."""
-        self.decode_epoch = route.decode.epoch
-        self._sender = sender
-        self._cancel = Cancel(handoff_id, attempt)
-        self._prefill = route.prefill
-        self._decode: Node | None = route.decode
-        peer = None
-        if route.prefill is not None:
-            peer = PrefillPeer(route.prefill.node_id, route.prefill.epoch, route.prefill.hello.peer_address)
-            prefill_leg = Prefill(
-                handoff_id=handoff_id,
-                attempt=attempt,
-                token_ids=token_ids,
-                num_prompt_tokens=len(request.prompt_ids),
-                params=request.params,
-                cache_salt=request.cache_salt,
-                decode_node_id=route.decode.node_id,
-                decode_epoch=route.decode.epoch,
-            )
-            self._send(route.prefill, prefill_leg)
-        decode_leg = Decode(
-            handoff_id=handoff_id,
-            attempt=attempt,
-            token_ids=token_ids,
-            num_prompt_tokens=len(request.prompt_ids),
-            params=request.params,
-            cache_salt=request.cache_salt,
+    handoff_id: bytes
+    number: int
+    request: RelayRequest
+    token_ids: tuple[int, ...]
+
+    def prefill_leg(self, decode: Node) -> Prefill:
+        """What the prefill node is sent; `decode` is where its KV goes."""
+        return Prefill(
+            handoff_id=self.handoff_id,
+            attempt=self.number,
+            token_ids=self.token_ids,
+            num_prompt_tokens=len(self.request.prompt_ids),
+            params=self.request.params,
+            cache_salt=self.request.cache_salt,
+            decode_node_id=decode.node_id,
+            decode_epoch=decode.epoch,
+        )
+
+    def decode_leg(self, prefill: Node | None) -> Decode:
+        """What the decode node is sent; `prefill` is where the KV comes from, if it does not compute that itself."""
+        peer = None if prefill is None else PrefillPeer(prefill.node_id, prefill.epoch, prefill.hello.peer_address)
+        return Decode(
+            handoff_id=self.handoff_id,
+            attempt=self.number,
+            token_ids=self.token_ids,
+            num_prompt_tokens=len(self.request.prompt_ids),
+            params=self.request.params,
+            cache_salt=self.request.cache_salt,
             prefill_peer=peer,
         )
-        self._send(route.decode, decode_leg)
+
+
+class Legs:
+    """Both legs of one attempt, or the decode leg alone. Making it sends them."""
+
+    def __init__(self, sender: ControlSender, route: Route, attempt: Attempt) -> None:
+        self.decode_epoch = route.decode.epoch
+        self._sender = sender
+        self._cancel = Cancel(attempt.handoff_id, attempt.number)
+        self._prefill = route.prefill
+        self._decode: Node | None = route.decode
+        if route.prefill is not None:
+            self._send(route.prefill, attempt.prefill_leg(route.decode))
+        self._send(route.decode, attempt.decode_leg(route.prefill))
 
     def run_on(self, epoch: int) -> bool:
         """Whether a leg that is not over runs on the node of that epoch."""

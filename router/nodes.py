@@ -18,7 +18,7 @@ from wire.errors import Refused
 from wire.messages import DECODE, PREFILL, CacheEvents, Heartbeat, Hello, NodeStatus
 
 DEAD_AFTER_S = 3.0
-_MAX_KNOWN_HASHES = 2**20
+MAX_KNOWN_HASHES = 2**20
 _log = logging.getLogger(__name__)
 
 
@@ -108,7 +108,7 @@ class NodeRegistry:
             node.cached_hashes.clear()
         node.cached_hashes.update(_split(events.stored))
         node.cached_hashes.difference_update(_split(events.removed))
-        if len(node.cached_hashes) > _MAX_KNOWN_HASHES:
+        if len(node.cached_hashes) > MAX_KNOWN_HASHES:
             node.cached_hashes.clear()  # a node that never reports evictions costs routing quality, not memory
 
     def leave(self, epoch: int) -> None:

@@ -299,7 +299,7 @@ async def test_a_lost_decode_node_is_replaced_by_another() -> None:
 async def test_a_node_that_cannot_be_reached_costs_a_request_no_wait_for_a_ping(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(router.control, "_PING_INTERVAL_S", 1000.0)
+    monkeypatch.setattr(router.control, "PING_INTERVAL_S", 1000.0)
     async with relaying() as rig:
         rig.registry.register(make_hello(DECODE), time.monotonic())
         await rig.join(DECODE, answering([1, 2]))
