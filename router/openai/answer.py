@@ -81,17 +81,15 @@ class Answer:
         Raises what the relay hands its readers.
         """
         self._close_ended()
-        self._start_waiting()
         pieces: list[Piece] = []
         while not pieces and not self.has_ended:
+            self._start_waiting()
             for index, delivery in await self._inbox.take():
                 choice = self.choices[index]
                 if choice.figures is None:
                     delta = self._advance(choice, delivery)
                     if not delta.is_empty:
                         pieces.append(Piece(choice, delta, choice.text.num_completion_tokens))
-            if not pieces:
-                self._start_waiting()
         return pieces
 
     def usage(self) -> Usage:
