@@ -20,14 +20,13 @@ from tqdm import tqdm
 from engine.build import build_engine
 from engine.models.identity import find_checkpoint
 from engine.runner.kv_memory import allocate_private
-from engine.scheduler.request import RequestOutput
+from engine.scheduler.request import RequestOutput, SampledToken
 from engine.settings import EngineSettings
 from engine.text.chat_template import ChatTemplate
-from engine.text.detokenizer import IncrementalDetokenizer
-from engine.text.stop_strings import StopStringMatcher
+from engine.text.choice_text import ChoiceText, TextDelta, TextOptions, join_deltas
 from engine.text.tokenizer import Tokenizer
 from wire.errors import BatonError, InvalidRequest
-from wire.messages import FINISH_STOP, TokenLogprobs
+from wire.messages import TokenLogprobs
 from wire.request_key import RequestKey
 from wire.sampling import SamplingParams
 
@@ -127,53 +126,49 @@ class LLM:
             if output.token is None:
                 continue
             stream = streams[output.key]
-            stream.take(output)
-            if stream.finish_reason:
+            stream.take(output.token, output.finish_reason, output.num_cached_tokens)
+            if stream.has_ended:
                 num_ended += 1
                 self._core.abort(output.key)
         return num_ended
 
 
 class _Stream:
-    """The text of one prompt while it is generated."""
+    """One prompt while it is generated."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        self.finish_reason = ""
         self._prompt_ids = tuple(prompt_ids)
-        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids)
-        self._matcher = StopStringMatcher(params.stop, params.include_stop_str_in_output)
-        self._pieces: list[str] = []
+        options = TextOptions(params.stop, params.include_stop_str_in_output, min_tokens=params.min_tokens)
+        self._text = ChoiceText(tokenizer, options, prompt_ids)
+        self._deltas: list[TextDelta] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._num_cached_tokens = 0
 
-    def take(self, output: RequestOutput) -> None:
-        """Add one token."""
-        if output.token is None:
-            return
-        self._num_cached_tokens = output.num_cached_tokens
-        self._token_ids.append(output.token.token_id)
-        if output.token.logprobs is not None:
-            self._logprobs.append(output.token.logprobs)
-        text = self._detokenizer.push((output.token.token_id,))
-        if output.finish_reason:
-            text += self._detokenizer.finish()
-        result = self._matcher.push(text)
-        self._pieces.append(result.text)
-        self.finish_reason = FINISH_STOP if result.stop is not None else output.finish_reason
-        if self.finish_reason and result.stop is None:
-            self._pieces.append(self._matcher.finish())
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more belongs to this prompt's text."""
+        return self._text.finish_reason is not None
+
+    def take(self, token: SampledToken, finish_reason: str, num_cached_tokens: int) -> None:
+        """Add one token; `finish_reason` is the engine's, "" while it goes on."""
+        self._num_cached_tokens = num_cached_tokens
+        self._token_ids.append(token.token_id)
+        if token.logprobs is not None:
+            self._logprobs.append(token.logprobs)
+        self._deltas.append(self._text.push((token.token_id,), (), finish_reason))
 
     def completion(self) -> Completion:
         """The result. Raises `BatonError` when the request never finished."""
-        if not self.finish_reason:
+        whole = join_deltas(self._deltas)
+        if whole.finish_reason is None:
             raise BatonError("a request did not finish")
         return Completion(
             prompt_token_ids=self._prompt_ids,
-            text="".join(self._pieces),
+            text=whole.text,
             token_ids=tuple(self._token_ids),
             logprobs=tuple(self._logprobs),
-            finish_reason=self.finish_reason,
+            finish_reason=whole.finish_reason,
             num_cached_tokens=self._num_cached_tokens,
         )
 

@@ -32,7 +32,7 @@ from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
 from router.openai.prompts import PromptMaker
-from router.policies.registry import make_policy
+from router.policies import make_policy
 from router.relay import Relay, RelaySettings
 from router.settings import RouterSettings
 from wire import links
@@ -48,54 +48,51 @@ async def serve(settings: RouterSettings) -> None:
     key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
     folder = find_checkpoint(settings.model, weights=False)
     registry = NodeRegistry(_own_fingerprint(folder))
-    relay = Relay(
-        registry,
-        make_policy(settings.prefill_policy),
-        make_policy(settings.decode_policy),
-        RelaySettings(
-            settings.local_prefill_tokens,
-            settings.max_concurrent_requests,
-            settings.max_attempts,
-            settings.request_timeout_s,
-        ),
-    )
-    metrics = RouterMetrics()
-    metrics.watch(relay, registry)
-    endpoints = Endpoints(
-        relay=relay,
-        prompts=PromptMaker.from_folder(folder),
-        metrics=metrics,
-        model_name=model_name(settings.model, settings.served_model_name),
-        started=int(time.time()),
-        max_model_len=lambda: registry.max_request_tokens,
-    )
     async with contextlib.AsyncExitStack() as stack:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         authenticator = start_authenticator(context, key)
         if authenticator is not None:
             stack.callback(authenticator.stop)
-        link_settings = links.LinkSettings(cluster_key=key)
         try:
             control = ControlLink(
                 context,
                 settings.control_host,
                 settings.control_port,
-                link_settings,
+                links.LinkSettings(cluster_key=key),
                 registry,
-                relay,
                 secrets.randbits(63),
             )
         except InvalidSetting as error:
             raise InvalidSetting(f"--control-host, --control-port: {error}") from None
         stack.push_async_callback(control.close)
-        relay.attach(control)
+        relay = _relay(settings, registry, control)
+        metrics = RouterMetrics()
+        metrics.watch(relay, registry)
+        endpoints = Endpoints(
+            relay=relay,
+            prompts=PromptMaker.from_folder(folder),
+            metrics=metrics,
+            model_name=model_name(settings.model, settings.served_model_name),
+            started=int(time.time()),
+            max_model_len=lambda: registry.max_request_tokens,
+        )
         app = build_app(endpoints, registry, metrics, settings.max_body_bytes)
         address = await _listen(app, settings, stack)
-        control.start()
+        control.start(relay)
         spare_what_lasts()
         emit(Ready("router", address, control.address))
         await _until_stopped(endpoints, relay, settings.shutdown_timeout_s)
+
+
+def _relay(settings: RouterSettings, registry: NodeRegistry, control: ControlLink) -> Relay:
+    limits = RelaySettings(
+        settings.local_prefill_tokens,
+        settings.max_concurrent_requests,
+        settings.max_attempts,
+        settings.request_timeout_s,
+    )
+    return Relay(registry, control, make_policy(settings.prefill_policy), make_policy(settings.decode_policy), limits)
 
 
 def _own_fingerprint(folder: Path) -> str | None:

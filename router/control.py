@@ -1,7 +1,7 @@
 """The router's side of the control connections: one ZMQ ROUTER socket that every node dials.
 
-Owns the socket, its place in the event loop, and the liveness timer. Hands decoded messages to a `ControlHandler`; a
-message that does not decode is counted and dropped, and costs nobody else anything.
+Owns the socket, its place in the event loop, and the liveness timer. Hands decoded messages to the `ControlHandler` it
+is started with; a message that does not decode is counted and dropped, and costs nobody else anything.
 
 A node is dead when its connection is (noticed by the next message to it, at least two Pings a second) or when its
 heartbeat stops.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import zmq
@@ -36,7 +37,7 @@ from wire.messages import (
     epoch_of_identity,
 )
 
-_PING_INTERVAL_S = 0.5
+PING_INTERVAL_S = 0.5
 _MAX_PER_TURN = 256
 _log = logging.getLogger(__name__)
 
@@ -57,6 +58,15 @@ class ControlHandler(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What a link has from its start to its close."""
+
+    loop: asyncio.AbstractEventLoop
+    handler: ControlHandler
+    pinger: asyncio.Task[None]
+
+
 class ControlLink:
     """All control connections. Lives on one event loop."""
 
@@ -67,33 +77,29 @@ class ControlLink:
         port: int,
         settings: links.LinkSettings,
         registry: NodeRegistry,
-        handler: ControlHandler,
         epoch: int,
     ) -> None:
-        """Raises `InvalidSetting` when the address cannot be used."""
+        """Listens; what nodes send waits for `start`. Raises `InvalidSetting` when the address cannot be used."""
         self.num_rejected_messages = 0
         self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings)
         self._registry = registry
-        self._handler = handler
         self._epoch = epoch
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pinger: asyncio.Task[None] | None = None
+        self._reading: _Reading | None = None
 
-    def start(self) -> None:
-        """Begin to read. Call on the event loop."""
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.fileno(), self._read)
-        self._pinger = self._loop.create_task(self._ping_forever(), name="ping")
-        self._read()
+    def start(self, handler: ControlHandler) -> None:
+        """Begin to read, for `handler`. Call on the event loop."""
+        loop = asyncio.get_running_loop()
+        self._reading = _Reading(loop, handler, loop.create_task(self._ping_forever(handler), name="ping"))
+        loop.add_reader(self._socket.fileno(), self._read, handler)
+        self._read(handler)
 
     async def close(self) -> None:
         """Stop reading and hang up."""
-        if self._pinger is not None:
-            self._pinger.cancel()
-            await asyncio.gather(self._pinger, return_exceptions=True)
-        if self._loop is not None:
-            self._loop.remove_reader(self._socket.fileno())
-            self._loop = None
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.pinger.cancel()
+            await asyncio.gather(reading.pinger, return_exceptions=True)
+            reading.loop.remove_reader(self._socket.fileno())
         self._socket.close()
 
     def send(self, epoch: int, message: object) -> bool:
@@ -102,8 +108,8 @@ class ControlLink:
         if self._send(control_identity(epoch), message):
             return True
         node = self._registry.get(epoch)
-        if node is not None and self._loop is not None:
-            self._loop.call_soon(self._lose, node, "it cannot be reached")
+        if node is not None and self._reading is not None:
+            self._reading.loop.call_soon(self._lose, node, "it cannot be reached", self._reading.handler)
         return False
 
     def _send(self, identity: bytes, message: object) -> bool:
@@ -119,10 +125,11 @@ class ControlLink:
 
     def _read_soon(self) -> None:
         # ZMQ's descriptor is edge-triggered: a send may swallow the edge that announced a message
-        if self._loop is not None and self._socket.poll(0):
-            self._loop.call_soon(self._read)
+        reading = self._reading
+        if reading is not None and self._socket.poll(0):
+            reading.loop.call_soon(self._read, reading.handler)
 
-    def _read(self) -> None:
+    def _read(self, handler: ControlHandler) -> None:
         if self._socket.closed:
             return
         for _ in range(_MAX_PER_TURN):
@@ -131,7 +138,7 @@ class ControlLink:
             except zmq.Again:
                 return
             try:
-                self._dispatch(identity, b"".join(frames))
+                self._dispatch(identity, b"".join(frames), handler)
             except BatonError as error:
                 self.num_rejected_messages += 1
                 _log.warning("message from a node rejected: %s", error)
@@ -139,17 +146,17 @@ class ControlLink:
                     self._send(identity, Refusal(str(error)[:1000]))
         self._read_soon()
 
-    def _dispatch(self, identity: bytes, frame: bytes) -> None:
+    def _dispatch(self, identity: bytes, frame: bytes, handler: ControlHandler) -> None:
         message = NODE_TO_ROUTER.decode(frame)
         if isinstance(message, Hello):
-            self._on_hello(identity, message)
+            self._on_hello(identity, message, handler)
         elif isinstance(message, Heartbeat):
             if not self._registry.heartbeat(message, time.monotonic()):
                 self._send(control_identity(message.epoch), Introduce(self._epoch))
         else:
-            self._on_work(identity, message)
+            self._on_work(identity, message, handler)
 
-    def _on_work(self, identity: bytes, message: Any) -> None:
+    def _on_work(self, identity: bytes, message: Any, handler: ControlHandler) -> None:
         epoch = epoch_of_identity(identity)
         node = None if epoch is None else self._registry.get(epoch)
         if node is None or epoch is None:
@@ -159,36 +166,36 @@ class ControlLink:
             raise InvalidMessage(f"{type(message).__name__} names another epoch than its sender's")
         node.heard_s = time.monotonic()
         if isinstance(message, Tokens):
-            self._handler.on_tokens(message)
+            handler.on_tokens(message)
         elif isinstance(message, Failed):
-            self._handler.on_failed(message, epoch)
+            handler.on_failed(message, epoch)
         elif isinstance(message, CacheEvents):
             self._registry.cache_events(message)
         elif isinstance(message, Leaving):
             self._registry.leave(epoch)
 
-    def _on_hello(self, identity: bytes, hello: Hello) -> None:
+    def _on_hello(self, identity: bytes, hello: Hello, handler: ControlHandler) -> None:
         if identity != control_identity(hello.epoch):
             raise Refused("a node must use its epoch as its identity")
         earlier = self._registry.register(hello, time.monotonic())
         if earlier is not None:
-            self._handler.on_node_lost(earlier, "restarted")
+            handler.on_node_lost(earlier, "restarted")
         self._send(identity, Welcome(self._epoch))
 
-    async def _ping_forever(self) -> None:
+    async def _ping_forever(self, handler: ControlHandler) -> None:
         last_s = time.monotonic()
         while True:
-            await asyncio.sleep(_PING_INTERVAL_S)
+            await asyncio.sleep(PING_INTERVAL_S)
             now_s = time.monotonic()
             # after a pause of our own, silence proves nothing: give everybody the time we missed
-            pause_s, last_s = now_s - last_s - _PING_INTERVAL_S, now_s
+            pause_s, last_s = now_s - last_s - PING_INTERVAL_S, now_s
             for node in self._registry.all():
                 node.heard_s += max(0.0, pause_s)
                 self.send(node.epoch, Ping(self._epoch))
             for node in self._registry.overdue(now_s):
-                self._lose(node, "its heartbeat stopped")
+                self._lose(node, "its heartbeat stopped", handler)
 
-    def _lose(self, node: Node, reason: str) -> None:
+    def _lose(self, node: Node, reason: str, handler: ControlHandler) -> None:
         if self._registry.remove(node.epoch) is not None:
             _log.warning("%s node %s is lost: %s", node.role, node.node_id, reason)
-            self._handler.on_node_lost(node, reason)
+            handler.on_node_lost(node, reason)

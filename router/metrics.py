@@ -7,12 +7,15 @@ network and detokenizing of the client's side are not in them. What happened ins
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from router.nodes import NodeRegistry
 from router.relay import Relay
@@ -31,7 +34,8 @@ class RouterMetrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self.time_to_first_token = self._histogram("time_to_first_token_seconds", "Time to first token", _TTFT_BUCKETS)
-        self.inter_token_latency = self._histogram("inter_token_latency_seconds", "Gap between tokens", _ITL_BUCKETS)
+        self.tokens = TokenMetrics()
+        self._registry.register(self.tokens)
         self.e2e_latency = self._histogram("e2e_request_latency_seconds", "Time to the last token", _E2E_BUCKETS)
         self.queue_time = self._histogram(
             "request_queue_time_seconds", "From sending the legs to the first step of the prompt", _TTFT_BUCKETS
@@ -40,10 +44,9 @@ class RouterMetrics:
             "request_prefill_time_seconds", "From the first step of the prompt to token 1", _TTFT_BUCKETS
         )
         self.handover = self._histogram(
-            "handover_seconds", "From drawing token 1 to writing it to the client's stream", _HANDOVER_BUCKETS
+            "handover_seconds", "From sampling token 1 to writing it to the client's stream", _HANDOVER_BUCKETS
         )
         self.prompt_tokens = Counter("baton:prompt_tokens", "Prompt tokens", registry=self._registry)
-        self.generation_tokens = Counter("baton:generation_tokens", "Tokens sent", registry=self._registry)
         self.successes = Counter(
             "baton:request_success", "Finished requests", ["finished_reason"], registry=self._registry
         )
@@ -65,6 +68,27 @@ class RouterMetrics:
         return Histogram(f"baton:{name}", doc, buckets=buckets, registry=self._registry)
 
 
+class TokenMetrics(Collector):
+    """What is counted for each token, in plain numbers: prometheus_client's take five times as long to add to."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self._num_gaps = [0] * (len(_ITL_BUCKETS) + 1)
+        self._sum_s = 0.0
+
+    def gap(self, gap_s: float) -> None:
+        """Tokens were delivered so long after those before them."""
+        self._num_gaps[bisect_left(_ITL_BUCKETS, gap_s)] += 1
+        self._sum_s += gap_s
+
+    def collect(self) -> Iterable[Metric]:
+        """See `Collector`."""
+        yield CounterMetricFamily("baton:generation_tokens", "Tokens sent", self.num_tokens)
+        bounds = [*map(floatToGoString, _ITL_BUCKETS), "+Inf"]
+        buckets = [*zip(bounds, accumulate(self._num_gaps), strict=True)]
+        yield HistogramMetricFamily("baton:inter_token_latency_seconds", "Gap between tokens", buckets, self._sum_s)
+
+
 class RequestTimer:
     """Times one request from its construction."""
 
@@ -80,9 +104,9 @@ class RequestTimer:
         if self._last_s is None:
             self._metrics.time_to_first_token.observe(now_s - self._start_s)
         else:
-            self._metrics.inter_token_latency.observe(now_s - self._last_s)
+            self._metrics.tokens.gap(now_s - self._last_s)
         self._last_s = now_s
-        self._metrics.generation_tokens.inc(count)
+        self._metrics.tokens.num_tokens += count
 
     def finished(self, reason: str, times: RelayTimes) -> None:
         """The request ended well."""

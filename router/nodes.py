@@ -10,15 +10,15 @@ node; a node is known by its epoch, and a new life of a node_id ends the earlier
 from __future__ import annotations
 
 import logging
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from engine.cache.hashing import HASH_BYTES
 from wire.errors import Refused
-from wire.layout import KvLayout
 from wire.messages import DECODE, PREFILL, CacheEvents, Heartbeat, Hello, NodeStatus
 
 DEAD_AFTER_S = 3.0
-_MAX_KNOWN_HASHES = 2**20
+MAX_KNOWN_HASHES = 2**20
 _log = logging.getLogger(__name__)
 
 
@@ -67,15 +67,10 @@ class NodeRegistry:
         """The node of that epoch."""
         return self._nodes.get(epoch)
 
-    def available(self, role: str, without: frozenset[int] = frozenset()) -> list[Node]:
+    def available(self, role: str, without: AbstractSet[int] = frozenset()) -> list[Node]:
         """Nodes that may be given a leg, in order of registration; nodes in `without` only if there is no other."""
         able = [node for node in self._nodes.values() if node.role == role and not node.is_leaving]
         return [node for node in able if node.epoch not in without] or able
-
-    @property
-    def layout(self) -> KvLayout | None:
-        """The KV layout that all nodes share."""
-        return next((node.hello.layout for node in self._nodes.values()), None)
 
     @property
     def max_request_tokens(self) -> int | None:
@@ -113,7 +108,7 @@ class NodeRegistry:
             node.cached_hashes.clear()
         node.cached_hashes.update(_split(events.stored))
         node.cached_hashes.difference_update(_split(events.removed))
-        if len(node.cached_hashes) > _MAX_KNOWN_HASHES:
+        if len(node.cached_hashes) > MAX_KNOWN_HASHES:
             node.cached_hashes.clear()  # a node that never reports evictions costs routing quality, not memory
 
     def leave(self, epoch: int) -> None:

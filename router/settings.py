@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from program.settings import setting
+from router.policies import POLICIES
 
-POLICIES = ("prefix", "least_loaded", "round_robin")
+_POLICY_NAMES = tuple(POLICIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class RouterSettings:
     control_host: str = setting("127.0.0.1", "address that nodes dial; beyond loopback a cluster key is needed")
     control_port: int = setting(8001, "port that nodes dial; 0: chosen by the system")
     served_model_name: str = setting("", "name of the model in requests; empty: the model as given")
-    prefill_policy: str = setting("prefix", "how the prefill node of a request is chosen", choices=POLICIES)
-    decode_policy: str = setting("prefix", "how the decode node of a request is chosen", choices=POLICIES)
+    prefill_policy: str = setting("prefix", "how the prefill node of a request is chosen", choices=_POLICY_NAMES)
+    decode_policy: str = setting("prefix", "how the decode node of a request is chosen", choices=_POLICY_NAMES)
     local_prefill_tokens: int = setting(16, "prompts of which a decode node lacks at most this many tokens stay there")
     max_concurrent_requests: int = setting(1024, "requests in flight; more are answered with 503")
     max_attempts: int = setting(3, "how often a request is tried when nodes fail")

@@ -32,7 +32,7 @@ class RelayTimes:
         if any(clock != self.clock for clock in clocks):
             self.clock = ""
 
-    def drawn(self, index: int, times: StepTimes) -> None:
+    def sampled(self, index: int, times: StepTimes) -> None:
         """How output `index` came about; the first word about it counts."""
         if index == 0 and self.first is None:
             self.first = times
@@ -49,7 +49,7 @@ class ClientTimes:
     second_written_us: int | None = None
 
     def written(self, num_tokens: int, at_us: int) -> None:
-        """An event was written when `num_tokens` tokens had been drawn in all."""
+        """An event is about to be written with which `num_tokens` tokens have been sampled in all."""
         if num_tokens == 1:
             self.first_written_us = at_us
         elif num_tokens == 2 and self.first_written_us is not None:

@@ -1,14 +1,16 @@
 """How a continuation is chosen. `DecodingParams` is all that nodes see: token ids and numbers, no text.
 
-Owns the ranges of every parameter: constructing one is validating it, so all entrances share one validator.
-Does not know tokenizers; ids are checked against the vocabulary where its size is known (`check_vocabulary`).
+Owns the ranges of every parameter. Each is written once, with the field's type, where the codec reads it too;
+constructing one is validating it, so all entrances share one validator. Does not know tokenizers; ids are checked
+against the vocabulary where its size is known (`check_vocabulary`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any, get_args, get_type_hints
 
 from wire.codec import Bounds, Length, Packed
 from wire.errors import InvalidRequest
@@ -18,7 +20,9 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
-SEED_LOW, SEED_HIGH = -(2**63), 2**63 - 1
+MAX_ABS_LOGIT_BIAS = 100.0
+_ABOVE_ZERO = math.ulp(0.0)
+"""The smallest float that is not 0: the low end of a range that 0 is not in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +31,20 @@ class DecodingParams:
 
     `temperature` 0 is greedy. `top_k` 0 or -1 turns it off. `logprobs` is the number of most likely tokens to report
     beside the chosen one (0: only the chosen one, None: nothing). `max_tokens` None means up to the context's end.
-    `seed` None lets the router draw one; noise is a function of (seed, choice, position) only.
+    `seed` None lets the router choose one; noise is a function of (seed, choice, position) only.
     Raises `InvalidRequest` with `param` set when a value is out of range.
     """
 
     temperature: Annotated[float, Bounds(0, 2)] = 1.0
     top_k: Annotated[int, Bounds(-1, 2**31 - 1)] = 0
-    top_p: Annotated[float, Bounds(0, 1)] = 1.0
+    top_p: Annotated[float, Bounds(_ABOVE_ZERO, 1)] = 1.0
     min_p: Annotated[float, Bounds(0, 1)] = 0.0
-    repetition_penalty: Annotated[float, Bounds(0, 1e6)] = 1.0
+    repetition_penalty: Annotated[float, Bounds(_ABOVE_ZERO, 1e6)] = 1.0
     presence_penalty: Annotated[float, Bounds(-2, 2)] = 0.0
     frequency_penalty: Annotated[float, Bounds(-2, 2)] = 0.0
     logit_bias_ids: Annotated[tuple[int, ...], Packed("I", MAX_LOGIT_BIAS)] = ()
     logit_bias_values: Annotated[tuple[float, ...], Packed("d", MAX_LOGIT_BIAS)] = ()
-    seed: Annotated[int, Bounds(SEED_LOW, SEED_HIGH)] | None = None
+    seed: Annotated[int, Bounds(-(2**63), 2**63 - 1)] | None = None
     choice: Annotated[int, Bounds(0, 2**16)] = 0
     max_tokens: Annotated[int, Bounds(1, 2**31 - 1)] | None = None
     min_tokens: Annotated[int, Bounds(0, 2**31 - 1)] = 0
@@ -49,18 +53,8 @@ class DecodingParams:
     logprobs: Annotated[int, Bounds(0, MAX_TOP_LOGPROBS)] | None = None
 
     def __post_init__(self) -> None:
-        _require_number(self, "temperature", 0.0, 2.0)
-        _require_number(self, "top_p", 0.0, 1.0, low_is_open=True)
-        _require_number(self, "min_p", 0.0, 1.0)
-        _require_number(self, "repetition_penalty", 0.0, 1e6, low_is_open=True)
-        _require_number(self, "presence_penalty", -2.0, 2.0)
-        _require_number(self, "frequency_penalty", -2.0, 2.0)
-        _require_integer(self, "top_k", -1, 2**31 - 1)
-        _require_integer(self, "choice", 0, 2**16)
-        _require_integer(self, "min_tokens", 0, 2**31 - 1)
-        _require_optional_integer(self, "seed", SEED_LOW, SEED_HIGH)
-        _require_optional_integer(self, "max_tokens", 1, 2**31 - 1)
-        _require_optional_integer(self, "logprobs", 0, MAX_TOP_LOGPROBS)
+        for name, number in _numbers():
+            number.check(name, getattr(self, name))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             message = f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}"
             raise InvalidRequest(message, "min_tokens")
@@ -68,8 +62,9 @@ class DecodingParams:
         _require_ids("logit_bias", self.logit_bias_ids, MAX_LOGIT_BIAS)
         if len(self.logit_bias_values) != len(self.logit_bias_ids):
             raise InvalidRequest("logit_bias needs one value for each token id", "logit_bias")
-        if not all(-100.0 <= value <= 100.0 for value in self.logit_bias_values):
-            raise InvalidRequest("logit_bias values must lie between -100 and 100", "logit_bias")
+        if not all(-MAX_ABS_LOGIT_BIAS <= value <= MAX_ABS_LOGIT_BIAS for value in self.logit_bias_values):
+            message = f"logit_bias values must lie between {-MAX_ABS_LOGIT_BIAS:g} and {MAX_ABS_LOGIT_BIAS:g}"
+            raise InvalidRequest(message, "logit_bias")
 
     @property
     def is_greedy(self) -> bool:
@@ -78,7 +73,7 @@ class DecodingParams:
 
     @property
     def needs_history(self) -> bool:
-        """True when drawing a token takes the values of the tokens before it, beside what the model makes of them."""
+        """True when sampling a token takes the values of the tokens before it, beside what the model makes of them."""
         return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -118,26 +113,45 @@ def check_stop_strings(stop: tuple[str, ...]) -> None:
             raise InvalidRequest(f"each stop must be a string of 1 to {MAX_STOP_LENGTH} characters", "stop")
 
 
-def _require_number(params: DecodingParams, name: str, low: float, high: float, *, low_is_open: bool = False) -> None:
-    value = getattr(params, name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidRequest(f"{name} must be a finite number", name)
-    if not low <= value <= high or (low_is_open and value == low):
-        bracket = "(" if low_is_open else "["
-        raise InvalidRequest(f"{name} must lie in {bracket}{low:g}, {high:g}], got {value:g}", name)
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """What a field with `Bounds` may hold."""
+
+    bounds: Bounds
+    is_integer: bool
+    is_optional: bool
+
+    def check(self, name: str, value: object) -> None:
+        """Raise `InvalidRequest`."""
+        if value is None and self.is_optional:
+            return
+        kinds = int if self.is_integer else int | float
+        if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+            raise InvalidRequest(f"{name} must be {'an integer' if self.is_integer else 'a finite number'}", name)
+        low, high = self.bounds.low, self.bounds.high
+        if not low <= value <= high:
+            ends = f"between {low} and {high}"
+            if not self.is_integer:
+                ends = f"in {'(0' if low == _ABOVE_ZERO else f'[{low:g}'}, {high:g}], got {value:g}"
+            raise InvalidRequest(f"{name} must lie {ends}", name)
 
 
-def _require_integer(params: DecodingParams, name: str, low: int, high: int) -> None:
-    value = getattr(params, name)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} must be an integer", name)
-    if not low <= value <= high:
-        raise InvalidRequest(f"{name} must lie between {low} and {high}", name)
+@cache
+def _numbers() -> tuple[tuple[str, _Number], ...]:
+    """The fields of `DecodingParams` whose type has `Bounds`, by name."""
+    return tuple(
+        (name, found)
+        for name, hint in get_type_hints(DecodingParams, include_extras=True).items()
+        if (found := _number(hint)) is not None
+    )
 
 
-def _require_optional_integer(params: DecodingParams, name: str, low: int, high: int) -> None:
-    if getattr(params, name) is not None:
-        _require_integer(params, name, low, high)
+def _number(hint: Any) -> _Number | None:
+    for member in (hint, *get_args(hint)):
+        bounds = next((extra for extra in getattr(member, "__metadata__", ()) if isinstance(extra, Bounds)), None)
+        if bounds is not None:
+            return _Number(bounds, is_integer=get_args(member)[0] is int, is_optional=member is not hint)
+    return None
 
 
 def _require_ids(param: str, ids: tuple[int, ...], max_items: int) -> None:

@@ -32,8 +32,11 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take the next ids and return the text that is now final; possibly none."""
-        found = (self._piece(token_id) for token_id in token_ids)
-        pieces = [piece for piece in found if piece is not None]
+        pieces: list[str] = []
+        for token_id in token_ids:
+            piece = self._piece(token_id)
+            if piece is not None:
+                pieces.append(piece)
         for stage in self._stages:
             pieces = stage.push(pieces)
         return "".join(pieces)

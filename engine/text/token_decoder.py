@@ -14,6 +14,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Protocol
 
 from wire.errors import ModelLoadError
@@ -33,6 +34,7 @@ def _byte_of_char() -> dict[str, int]:
 _BYTE_OF_CHAR = _byte_of_char()
 
 
+@lru_cache(maxsize=2**16)
 def byte_level_bytes(piece: str) -> bytes:
     """The bytes of a byte-level token; a piece with any other character (an added token) stands for its own
     UTF-8."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import tokenizers
@@ -32,6 +33,8 @@ from engine.text.token_decoder import (
 )
 from wire.errors import InvalidRequest, ModelLoadError
 
+_MAX_KNOWN_PIECES = 2**18
+
 
 class Tokenizer:
     """The tokenizer of one checkpoint; see `from_folder`."""
@@ -48,6 +51,7 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
+        self._piece_of_id = lru_cache(maxsize=_MAX_KNOWN_PIECES)(backend.id_to_token)
         self._decoder_spec = _decoder_spec(backend)
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -157,7 +161,7 @@ class Tokenizer:
             return None
         if not 0 <= token_id < 2**32:
             return None
-        return self._backend.id_to_token(token_id)
+        return self._piece_of_id(token_id)
 
     def new_decoder(self) -> list[Stage]:
         """Fresh stages that decode this vocabulary's pieces as a stream."""

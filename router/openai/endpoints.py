@@ -2,7 +2,7 @@
 
 Owns the order of checks and the way a stream ends. A request is refused with a status as long as nothing has been
 written; after that a failure is an error event and a connection that breaks off, so that a cut stream never looks
-finished. A client that takes nothing for `WRITE_TIMEOUT_S` is dropped; one that leaves cancels its request.
+finished. A client that leaves cancels its request.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from aiohttp import web
 
+from engine.text.choice_text import TextDelta, join_deltas
 from program.clock import now_us
 from router.metrics import RouterMetrics
-from router.openai.choices import Answer, generate, make_answer
+from router.openai.answer import Answer, make_choices
+from router.openai.event_writer import EventWriter
 from router.openai.prompts import PromptMaker
 from router.openai.responses import (
     SSE_DONE,
     ChatStream,
-    Choice,
     CompletionStream,
+    FinishedChoice,
     ReplyHead,
     ReplyStream,
     Usage,
@@ -37,15 +38,12 @@ from router.openai.responses import (
     sse_error,
     text_completion,
 )
-from router.openai.schemas import ChatCompletionRequest, CompletionRequest, parse_body
-from router.openai.text_stream import TextDelta, join_deltas
+from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse_body
 from router.relay import Relay
 from router.timings import ClientTimes, timings_of
 from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded, UnsupportedMediaType
 
 BODY_TIMEOUT_S = 30.0
-WRITE_TIMEOUT_S = 30.0
-_MAX_CHOICES = 128
 _BODY_ENCODINGS = ("identity", "gzip", "deflate")
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 _log = logging.getLogger(__name__)
@@ -120,20 +118,24 @@ class Endpoints:
         """Check what is known only now, before anything is allocated."""
         params = request.decoding_params()
         params.check_vocabulary(self.prompts.tokenizer.vocab_size)
-        if len(prompts) * request.n > _MAX_CHOICES:
-            raise InvalidRequest(f"{len(prompts)} prompts x {request.n} choices is more than {_MAX_CHOICES}", "n")
+        if len(prompts) * request.n > MAX_CHOICES:
+            raise InvalidRequest(f"{len(prompts)} prompts x {request.n} choices is more than {MAX_CHOICES}", "n")
         for prompt_ids in prompts:
             self.relay.check_size(len(prompt_ids), params.max_tokens, param)
         self.relay.check_room(len(prompts) * request.n)
-        return make_answer(prompts, request.n, params, request.text_options(), self.prompts.tokenizer)
+        choices = make_choices(prompts, request.n, params, request.text_options(), self.prompts.tokenizer)
+        return Answer(choices, self.relay, self.metrics)
 
-    async def _collect(self, answer: Answer, *, with_prompt_ids: bool) -> list[Choice]:
-        pieces: dict[int, list[TextDelta]] = {choice.index: [] for choice in answer.choices}
-        async with aclosing(generate(answer, self.relay, self.metrics)) as deltas:
-            async for choice, delta in deltas:
-                pieces[choice.index].append(delta)
+    async def _collect(self, answer: Answer, *, with_prompt_ids: bool) -> list[FinishedChoice]:
+        deltas: list[list[TextDelta]] = [[] for _ in answer.choices]
+        with answer:
+            while pieces := await answer.take():
+                for piece in pieces:
+                    deltas[piece.choice.index].append(piece.delta)
         return [
-            Choice(choice.index, join_deltas(pieces[choice.index]), choice.prompt_ids if with_prompt_ids else None)
+            FinishedChoice(
+                choice.index, join_deltas(deltas[choice.index]), choice.request.prompt_ids if with_prompt_ids else None
+            )
             for choice in answer.choices
         ]
 
@@ -145,78 +147,51 @@ class Endpoints:
         request: GenerationRequest,
         times: ClientTimes,
     ) -> web.StreamResponse:
-        writer = _EventWriter(http)
+        with EventWriter(http) as writer, answer:
+            try:
+                await self._write_events(writer, answer, stream, request, times)
+            except ConnectionError as error:
+                # no news: clients leave. aiohttp finds the connection closed and leaves it at that
+                _log.debug("a client is gone: %s", error)
+            except Exception as error:  # the edge of one stream: no second answer may follow its headers
+                if not writer.has_begun:
+                    raise
+                if not isinstance(error, BatonError):
+                    _log.exception("a stream failed")
+                with contextlib.suppress(ConnectionError):
+                    await writer.break_off(sse_error(error))
+        return writer.response
+
+    async def _write_events(
+        self,
+        writer: EventWriter,
+        answer: Answer,
+        stream: ReplyStream,
+        request: GenerationRequest,
+        times: ClientTimes,
+    ) -> None:
+        """All that has come together leaves in one write; the last write has the end of the stream with it."""
         begun: set[int] = set()
-        try:
-            async with aclosing(generate(answer, self.relay, self.metrics)) as deltas:
-                async for choice, delta in deltas:
-                    beginning = b""
-                    if choice.index not in begun:
-                        begun.add(choice.index)
-                        beginning = stream.begin(choice.index, choice.prompt_ids if request.return_token_ids else ())
-                    num_tokens = choice.text.num_completion_tokens
-                    await writer.write(beginning + stream.chunk(choice.index, delta))
-                    if num_tokens <= 2:
-                        times.written(num_tokens, writer.written_us)
-            if len(answer.choices) == 1:
-                self.metrics.streamed(times, answer.choices[0].journal.times)
-            ending = stream.usage(_usage(answer, request, times)) if request.include_usage else b""
-            await writer.finish(ending + SSE_DONE)
-            return writer.response
-        except ConnectionError as error:
-            # no news: clients leave. aiohttp finds the connection closed and leaves it at that
-            _log.debug("a client is gone: %s", error)
-            return writer.response
-        except Exception as error:  # the edge of one stream: whatever it is, no second answer may follow its headers
-            if not writer.has_begun:
-                raise
-            if not isinstance(error, BatonError):
-                _log.exception("a stream failed")
-            with contextlib.suppress(ConnectionError):
-                await writer.break_off(sse_error(error))
-            return writer.response
-
-
-class _EventWriter:
-    """Writes server-sent events; sends its headers with the first of them. `written_us`: when the last were written."""
-
-    def __init__(self, http: web.Request) -> None:
-        self._http = http
-        headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-        self.response = web.StreamResponse(headers=headers)
-        self.has_begun = False
-        self.written_us = 0
-
-    async def write(self, events: bytes) -> None:
-        """Raises `ConnectionResetError` when the client is gone or takes nothing."""
-        async with self._deadline():
-            if not self.has_begun:
-                self.has_begun = True
-                await self.response.prepare(self._http)
-            self.written_us = now_us()
-            await self.response.write(events)
-
-    async def finish(self, events: bytes) -> None:
-        """The last events and the regular end of the response. Raises as `write`."""
-        await self.write(events)
-        async with self._deadline():
-            await self.response.write_eof()
-
-    async def break_off(self, events: bytes) -> None:
-        """Send `events`, then end the connection without ending the response. Raises as `write`."""
-        await self.write(events)
-        if self._http.transport is not None:
-            self._http.transport.close()
-
-    @asynccontextmanager
-    async def _deadline(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
-                yield
-        except TimeoutError:
-            if isinstance(self._http.transport, asyncio.WriteTransport):
-                self._http.transport.abort()
-            raise ConnectionResetError(f"the client took nothing for {WRITE_TIMEOUT_S:g} s") from None
+        while pieces := await answer.take():
+            events: list[bytes] = []
+            for choice, delta, _ in pieces:
+                if choice.index not in begun:
+                    begun.add(choice.index)
+                    prompt_ids = choice.request.prompt_ids if request.return_token_ids else ()
+                    events.append(stream.begin(choice.index, prompt_ids))
+                events.append(stream.chunk(choice.index, delta))
+            if pieces[0].num_tokens <= 2:
+                written_us = now_us()
+                for piece in pieces:
+                    times.written(piece.num_tokens, written_us)
+            if not answer.has_ended:
+                await writer.write(b"".join(events))
+                continue
+            if request.include_usage:
+                events.append(stream.usage(_usage(answer, request, times)))
+            await writer.finish(b"".join((*events, SSE_DONE)))
+            if len(answer.choices) == 1 and answer.choices[0].figures is not None:
+                self.metrics.streamed(times, answer.choices[0].figures.times)
 
 
 async def _read(http: web.Request) -> tuple[bytes, str | None]:
@@ -235,10 +210,10 @@ async def _read(http: web.Request) -> tuple[bytes, str | None]:
 def _usage(answer: Answer, request: GenerationRequest, times: ClientTimes) -> Usage:
     """With timings only for an answer of one choice: those of several would be of different requests to the nodes."""
     usage = answer.usage()
-    if not request.return_timings or len(answer.choices) != 1:
+    figures = answer.choices[0].figures
+    if not request.return_timings or len(answer.choices) != 1 or figures is None:
         return usage
-    journal = answer.choices[0].journal
-    return replace(usage, timings=timings_of(times, journal.times, journal.attempt))
+    return replace(usage, timings=timings_of(times, figures.times, figures.num_attempts))
 
 
 def _json(payload: dict[str, object]) -> web.Response:

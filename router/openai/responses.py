@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, Protocol
 
+from engine.text.choice_text import TextDelta, TokenChance, TokenEntry
 from router.openai.errors import error_body
-from router.openai.text_stream import TextDelta, TokenChance, TokenEntry
 from router.timings import Timings
 from wire.messages import HandoffFigures
 
@@ -51,7 +51,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FinishedChoice:
     """One finished choice. `prompt_ids` is None unless the request asked for token ids."""
 
     index: int
@@ -147,7 +147,7 @@ class CompletionStream:
         return self._frame.usage(usage)
 
 
-def chat_completion(head: ReplyHead, choices: Iterable[Choice], usage: Usage) -> dict[str, Any]:
+def chat_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: Usage) -> dict[str, Any]:
     """The answer of /v1/chat/completions when it is not streamed."""
     rendered = [
         {
@@ -162,7 +162,7 @@ def chat_completion(head: ReplyHead, choices: Iterable[Choice], usage: Usage) ->
     return {**_head_members(head, "chat.completion"), "choices": rendered, "usage": usage_object(usage)}
 
 
-def text_completion(head: ReplyHead, choices: Iterable[Choice], usage: Usage) -> dict[str, Any]:
+def text_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: Usage) -> dict[str, Any]:
     """The answer of /v1/completions when it is not streamed. Choice `c` of prompt `p` has index p * n + c."""
     rendered = [
         {
@@ -274,7 +274,7 @@ def _token_ids(delta: TextDelta, with_token_ids: bool) -> dict[str, Any]:
     return {"token_ids": [entry.token_id for entry in delta.entries]} if with_token_ids else {}
 
 
-def _all_token_ids(choice: Choice) -> dict[str, Any]:
+def _all_token_ids(choice: FinishedChoice) -> dict[str, Any]:
     if choice.prompt_ids is None:
         return {}
     return {"prompt_token_ids": list(choice.prompt_ids), **_token_ids(choice.whole, with_token_ids=True)}

@@ -25,6 +25,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from engine.text.choice_text import TextOptions
 from router.openai.fields import (
     FIELD_ERROR,
     MAX_TEXT_CHARS,
@@ -41,13 +42,13 @@ from router.openai.fields import (
     field_error,
 )
 from router.openai.strict_json import member_path, parse_object, shown
-from router.openai.text_stream import TextOptions
 from router.openai.unsupported import CHAT, COMMON, COMPLETION, MESSAGE, STREAM_OPTIONS, Table, is_harmless
 from wire.errors import InvalidRequest, UnsupportedMediaType
-from wire.sampling import DecodingParams, check_stop_strings
+from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams, check_stop_strings
 
 MAX_MODEL_NAME = 512
 MAX_MESSAGES = 2048
+MAX_CHOICES = 128
 DEFAULT_COMPLETION_TOKENS = 16
 
 _Request = TypeVar("_Request", bound=BaseModel)
@@ -117,7 +118,7 @@ class _GenerationRequest(_Strict):
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
-    n: Annotated[int, Field(ge=1, le=128)] = 1
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stop: Stops = ()
     seed: int | None = None
     presence_penalty: float = 0.0
@@ -200,7 +201,7 @@ class ChatCompletionRequest(_GenerationRequest):
     messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
     safety_identifier: UserName | None = None
     prompt_cache_key: UserName | None = None

@@ -55,6 +55,28 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     assert stopped.finish_reason == "stop"
 
 
+def test_a_stop_string_does_not_count_before_min_tokens(llm: LLM) -> None:
+    whole = llm.generate(PROMPTS[0], GREEDY)[0]
+    stop = whole.text[0]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=(stop,), min_tokens=12)
+    kept = llm.generate(PROMPTS[0], params)[0]
+    assert (kept.text, kept.token_ids, kept.finish_reason) == (whole.text, whole.token_ids, "length")
+
+
+@pytest.mark.parametrize("is_included", [False, True])
+def test_a_stop_token_has_text_only_where_the_stop_is_included(llm: LLM, is_included: bool) -> None:
+    whole = llm.generate(PROMPTS[0], GREEDY)[0]
+    stop_id = whole.token_ids[-1]
+    num_tokens = whole.token_ids.index(stop_id) + 1
+    params = SamplingParams(
+        temperature=0, max_tokens=12, stop_token_ids=(stop_id,), include_stop_str_in_output=is_included
+    )
+    stopped = llm.generate(PROMPTS[0], params)[0]
+    shown = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=num_tokens - (not is_included)))[0]
+    assert (stopped.token_ids, stopped.finish_reason) == (whole.token_ids[:num_tokens], "stop")
+    assert stopped.text == shown.text
+
+
 def test_a_seed_repeats_and_no_seed_does_not(llm: LLM) -> None:
     seeded = SamplingParams(seed=7, max_tokens=12, ignore_eos=True)
     free = SamplingParams(max_tokens=12, ignore_eos=True)

@@ -17,12 +17,16 @@ PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A complete answer. Header names are lower case; `is_whole` is False when a chunked body has no last chunk."""
+    """A complete answer. Header names are lower case; `is_whole` is False when a chunked body has no last chunk.
+
+    `pieces` are the chunks of a chunked body: the writes of the server.
+    """
 
     status: int
     headers: dict[str, str]
     body: bytes
     is_whole: bool = True
+    pieces: tuple[bytes, ...] = ()
 
     def json(self) -> Any:
         """The body as JSON."""
@@ -70,10 +74,10 @@ class Connection:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def until(self, marker: bytes, within_s: float = PATIENCE_S) -> bytes:
-        """Read until `marker` has come; all that was read so far."""
+    async def until(self, marker: bytes, num_times: int = 1, within_s: float = PATIENCE_S) -> bytes:
+        """Read until `marker` has come so often; all that was read so far."""
         async with asyncio.timeout(within_s):
-            while marker not in self.received:
+            while self.received.count(marker) < num_times:
                 data = await self.reader.read(65536)
                 assert data, f"the connection ended after {bytes(self.received[-500:])!r}"
                 self.received += data
@@ -134,14 +138,15 @@ def parse_reply(raw: bytes) -> Reply:
     status = int(status_line.split()[1])
     if headers.get("transfer-encoding") != "chunked":
         return Reply(status, headers, body, len(body) == int(headers.get("content-length", len(body))))
-    content = bytearray()
-    while body:
+    pieces: list[bytes] = []
+    is_whole = False
+    while body and not is_whole:
         size, _, rest = body.partition(b"\r\n")
-        if int(size, 16) == 0:
-            return Reply(status, headers, bytes(content), is_whole=True)
-        content += rest[: int(size, 16)]
+        is_whole = int(size, 16) == 0
+        if not is_whole:
+            pieces.append(rest[: int(size, 16)])
         body = rest[int(size, 16) + 2 :]
-    return Reply(status, headers, bytes(content), is_whole=False)
+    return Reply(status, headers, b"".join(pieces), is_whole, tuple(pieces))
 
 
 def chat_body(**members: Any) -> dict[str, Any]:

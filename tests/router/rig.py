@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +15,13 @@ from aiohttp import web
 
 from router.app import build_app
 from router.control import ControlLink
+from router.inbox import Inbox
+from router.legs import RelayRequest
 from router.metrics import RouterMetrics
 from router.nodes import Node, NodeRegistry
 from router.openai.endpoints import Endpoints
 from router.openai.prompts import PromptMaker
-from router.policies.base import Policy
-from router.policies.round_robin import RoundRobin
+from router.policies import Policy, RoundRobin
 from router.relay import Relay, RelaySettings
 from tests.router.fake_node import Context, FakeNode, Script, make_hello
 from wire import links
@@ -66,7 +68,7 @@ class Rig:
         self, prompt_ids: Sequence[int] = PROMPT, params: DecodingParams | None = None, cache_salt: bytes = b""
     ) -> Call:
         """Start a request."""
-        return Call(self.relay, prompt_ids, params or DecodingParams(max_tokens=16), cache_salt)
+        return Call(self.relay, RelayRequest(tuple(prompt_ids), params or DecodingParams(max_tokens=16), cache_salt))
 
     def member(self, node: FakeNode) -> Node:
         """What the router knows of `node`."""
@@ -74,7 +76,21 @@ class Rig:
         assert member is not None
         return member
 
-    async def settle(self, within_s: float = 2.0) -> None:
+    async def loses(self, role: str, within_s: float = 5.0) -> None:
+        """Wait until there is no node of `role` that could be given a leg."""
+        async with asyncio.timeout(within_s):
+            while self.registry.available(role):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def has_heard(self, node: FakeNode, within_s: float = 5.0) -> None:
+        """Wait until the router has taken in all that `node` has sent so far."""
+        mark = secrets.token_bytes(16)
+        node.report_cache(mark)
+        async with asyncio.timeout(within_s):
+            while mark not in self.member(node).cached_hashes:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def settle(self, within_s: float = 5.0) -> None:
         """Wait until nothing is in flight and no node, gone or not, is thought to have work."""
         async with asyncio.timeout(within_s):
             while self.relay.num_in_flight or any(member.load for member in self.members):  # noqa: ASYNC110
@@ -84,13 +100,11 @@ class Rig:
 class Call:
     """A request in a task of its own, and what it was given so far."""
 
-    def __init__(
-        self, relay: Relay, prompt_ids: Sequence[int], params: DecodingParams, cache_salt: bytes = b""
-    ) -> None:
+    def __init__(self, relay: Relay, request: RelayRequest) -> None:
         self.token_ids: list[int] = []
         self.finish_reason = ""
         self._changed = asyncio.Event()
-        self._task = asyncio.create_task(self._run(relay, prompt_ids, params, cache_salt))
+        self._task = asyncio.create_task(self._run(relay, request))
 
     async def result(self, within_s: float = 5.0) -> list[int]:
         """All tokens; raises what the relay raised."""
@@ -111,12 +125,17 @@ class Call:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _run(self, relay: Relay, prompt_ids: Sequence[int], params: DecodingParams, cache_salt: bytes) -> None:
-        async with aclosing(relay.generate(prompt_ids, params, cache_salt)) as deliveries:
-            async for delivery, _ in deliveries:
-                self.token_ids.extend(delivery.token_ids)
-                self.finish_reason = delivery.finish_reason
-                self._changed.set()
+    async def _run(self, relay: Relay, request: RelayRequest) -> None:
+        inbox = Inbox()
+        flight = relay.start(request, inbox)
+        try:
+            while not self.finish_reason:
+                for _, delivery in await inbox.take():
+                    self.token_ids.extend(delivery.token_ids)
+                    self.finish_reason = delivery.finish_reason
+                    self._changed.set()
+        finally:
+            relay.close(flight)
 
 
 @asynccontextmanager
@@ -126,10 +145,9 @@ async def relaying(
     """A running relay without nodes."""
     context: Context = zmq.Context()
     registry = NodeRegistry(None)
-    relay = Relay(registry, RoundRobin(), decode_policy or RoundRobin(), settings)
-    control = ControlLink(context, "127.0.0.1", port, links.LinkSettings(), registry, relay, epoch)
-    relay.attach(control)
-    control.start()
+    control = ControlLink(context, "127.0.0.1", port, links.LinkSettings(), registry, epoch)
+    relay = Relay(registry, control, RoundRobin(), decode_policy or RoundRobin(), settings)
+    control.start(relay)
     rig = Rig(context, registry, relay, control)
     try:
         yield rig

@@ -82,6 +82,14 @@ def test_what_comes_after_the_end_changes_nothing() -> None:
     assert journal.token_ids == [5]
 
 
+def test_what_came_early_from_behind_the_end_is_dropped() -> None:
+    journal = Journal()
+    assert journal.record(_event(2, 7)) == []
+    assert journal.record(_event(1, 6, finish="stop")) == []
+    assert _ids(journal.record(_event(0, 5))) == journal.token_ids == [5, 6]
+    assert (journal.has_finished, journal.has_gap) == (True, False)
+
+
 def test_the_first_word_about_cached_tokens_counts() -> None:
     journal = Journal()
     assert journal.num_cached_tokens is None

@@ -30,7 +30,7 @@ def test_a_node_is_available_for_its_role_only(registry: NodeRegistry) -> None:
     hello = _join(registry, PREFILL)
     assert [node.epoch for node in registry.available(PREFILL)] == [hello.epoch]
     assert registry.available(DECODE) == []
-    assert (len(registry), registry.layout) == (1, LAYOUT)
+    assert len(registry) == 1
 
 
 def test_the_smallest_node_limits_requests(registry: NodeRegistry) -> None:
@@ -151,7 +151,7 @@ def test_half_a_hash_and_strangers_are_ignored(registry: NodeRegistry) -> None:
 
 
 def test_known_hashes_are_bounded(registry: NodeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.nodes, "_MAX_KNOWN_HASHES", 2)
+    monkeypatch.setattr(router.nodes, "MAX_KNOWN_HASHES", 2)
     hello = _join(registry)
     for number in range(100):
         registry.cache_events(CacheEvents(hello.epoch, False, number.to_bytes(16, "big"), b""))

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -41,10 +40,24 @@ class RouterProcess:
 
     async def request(self, **members: Any) -> Connection:
         """A connection on which a completion has been asked for."""
+        body = json.dumps({"model": self.name, **COMPLETION, **members}).encode()
+        return await self._send(request_bytes("POST", "/v1/completions", body))
+
+    async def stop(self) -> None:
+        """Send SIGTERM and wait until it takes no more requests."""
+        self.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            while True:
+                connection = await self._send(request_bytes("GET", "/health"))
+                status = parse_reply(await connection.to_end()).status
+                connection.break_off()
+                if status == 503:
+                    return
+
+    async def _send(self, request: bytes) -> Connection:
         host, _, port = self.ready["address"].removeprefix("http://").rpartition(":")
         connection = Connection(*await asyncio.open_connection(host, int(port)))
-        body = json.dumps({"model": self.name, **COMPLETION, **members}).encode()
-        await connection.send(request_bytes("POST", "/v1/completions", body))
+        await connection.send(request)
         return connection
 
     async def ended(self, within_s: float) -> int:
@@ -78,12 +91,10 @@ async def _router(checkpoint: Path, *flags: str) -> AsyncIterator[RouterProcess]
         await process.wait()
 
 
-def _start(*arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
-    begin_s = time.monotonic()
-    ended = subprocess.run(
+def _start(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "router", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
     )
-    return ended, time.monotonic() - begin_s
 
 
 @pytest.fixture
@@ -94,10 +105,8 @@ def taken_port() -> Iterator[int]:
         yield other.getsockname()[1]
 
 
-async def test_it_is_soon_ready_and_says_where(checkpoint: Path) -> None:
-    begin_s = time.monotonic()
+async def test_it_says_where_it_is_ready(checkpoint: Path) -> None:
     async with _router(checkpoint) as router:
-        assert time.monotonic() - begin_s < 10.0  # about 0.7 s on an idle machine
         assert router.ready["event"] == "ready"
         assert router.ready["role"] == "router"
         connection = await router.request(stream=False)
@@ -112,7 +121,7 @@ def test_it_starts_without_torch() -> None:
 
 
 def test_a_port_in_use_is_one_line(checkpoint: Path, taken_port: int) -> None:
-    ended, _ = _start(str(checkpoint), f"--port={taken_port}", "--control-port=0")
+    ended = _start(str(checkpoint), f"--port={taken_port}", "--control-port=0")
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.splitlines() == [
         f"error: --port: cannot listen on 127.0.0.1:{taken_port}: {os.strerror(errno.EADDRINUSE)}"
@@ -120,7 +129,7 @@ def test_a_port_in_use_is_one_line(checkpoint: Path, taken_port: int) -> None:
 
 
 def test_a_control_port_in_use_is_one_line(checkpoint: Path, taken_port: int) -> None:
-    ended, _ = _start(str(checkpoint), "--port=0", f"--control-port={taken_port}")
+    ended = _start(str(checkpoint), "--port=0", f"--control-port={taken_port}")
     assert (ended.returncode, ended.stdout) == (1, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"error: --control-host, --control-port: cannot listen on 127.0.0.1:{taken_port}")
@@ -131,7 +140,7 @@ def test_a_control_port_in_use_is_one_line(checkpoint: Path, taken_port: int) ->
 ])  # fmt: skip
 def test_settings_that_cannot_be_used_are_one_line(checkpoint: Path, arguments: tuple[str, ...]) -> None:
     model = () if not arguments[0].startswith("--") else (str(checkpoint),)
-    ended, _ = _start(*model, "--control-port=0", *([] if "--port" in arguments[0] else ["--port=0"]), *arguments)
+    ended = _start(*model, "--control-port=0", *([] if "--port" in arguments[0] else ["--port=0"]), *arguments)
     assert (ended.returncode, ended.stdout) == (1, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: ")
@@ -143,8 +152,7 @@ async def test_sigterm_lets_a_stream_finish(checkpoint: Path) -> None:
         leg = await router.node.expect(Decode)
         router.node.emit(leg, [70])
         await connection.until(b"data: ")
-        router.process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.2)
+        await router.stop()
         late = await router.request()
         refused: Reply = parse_reply(await late.to_end())
         assert (refused.status, refused.error["code"]) == (503, "overloaded")
@@ -152,14 +160,14 @@ async def test_sigterm_lets_a_stream_finish(checkpoint: Path) -> None:
         router.node.emit(leg, [70, 70], 0, finish="length")
         assert len(parse_reply(await connection.to_end()).chunks) >= 2
         connection.break_off()
-        assert await router.ended(5.0) == 0
+        assert await router.ended(10.0) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_an_idle_router_stops_at_once(checkpoint: Path, number: signal.Signals) -> None:
     async with _router(checkpoint) as router:
         router.process.send_signal(number)
-        assert await router.ended(2.0) == 0
+        assert await router.ended(10.0) == 0
 
 
 async def test_a_second_signal_breaks_streams_off(checkpoint: Path) -> None:
@@ -167,17 +175,14 @@ async def test_a_second_signal_breaks_streams_off(checkpoint: Path) -> None:
         connection = await router.request()
         router.node.emit(await router.node.expect(Decode), [70])
         await connection.until(b"data: ")
+        await router.stop()
         router.process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.2)
-        router.process.send_signal(signal.SIGTERM)
-        begin_s = time.monotonic()
         reply = parse_reply(await connection.to_end())
         connection.break_off()
         assert not reply.is_whole
         assert json.loads(reply.events[-1])["error"]["code"] == "overloaded"
         await router.node.expect(Cancel)
-        assert await router.ended(5.0) == 0
-        assert time.monotonic() - begin_s < 1.5
+        assert await router.ended(10.0) == 0  # not after the 30 s that running requests would get
 
 
 async def test_the_shutdown_deadline_breaks_streams_off(checkpoint: Path) -> None:
@@ -188,4 +193,4 @@ async def test_the_shutdown_deadline_breaks_streams_off(checkpoint: Path) -> Non
         router.process.send_signal(signal.SIGTERM)
         assert not parse_reply(await connection.to_end()).is_whole
         connection.break_off()
-        assert await router.ended(5.0) == 0
+        assert await router.ended(10.0) == 0

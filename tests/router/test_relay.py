@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from dataclasses import replace
 
 import pytest
 
+import router.control
 from engine.cache.hashing import extend_hashes, root_hash
-from router.policies.least_loaded import LeastLoaded
-from tests.router.fake_node import FINGERPRINT, LAYOUT, FakeNode, LegMessage, answering, first_index
+from router.inbox import Inbox
+from router.legs import RelayRequest
+from router.policies import LeastLoaded
+from tests.router.fake_node import FINGERPRINT, LAYOUT, FakeNode, LegMessage, answering, first_index, make_hello
 from tests.router.rig import DEFAULTS, PROMPT, Call, Rig, relaying
 from wire.errors import (
     ContextLengthExceeded,
@@ -24,7 +27,6 @@ from wire.messages import DECODE, PREFILL, Cancel, Decode, Prefill
 from wire.sampling import DecodingParams
 
 NODE_FAILED = RequestFailed.code
-QUIET_S = 0.05
 
 
 async def _legs(prefill: FakeNode, decode: FakeNode) -> tuple[Prefill, Decode]:
@@ -50,31 +52,31 @@ async def test_both_legs_start_at_once_under_one_name() -> None:
         prefill, decode = await rig.pair()
         params = DecodingParams(max_tokens=5, seed=3, temperature=0.5)
         call = rig.call(params=params, cache_salt=b"tenant")
-        first, last = await _legs(prefill, decode)
-        assert (first.handoff_id, first.attempt) == (last.handoff_id, last.attempt)
-        assert (len(first.handoff_id), first.attempt) == (16, 1)
-        assert (first.decode_node_id, first.decode_epoch) == (decode.hello.node_id, decode.hello.epoch)
-        assert last.prefill_peer is not None
-        assert last.prefill_peer.epoch == prefill.hello.epoch
-        assert last.prefill_peer.address == prefill.hello.peer_address
-        for leg in (first, last):
+        prefill_leg, decode_leg = await _legs(prefill, decode)
+        assert (prefill_leg.handoff_id, prefill_leg.attempt) == (decode_leg.handoff_id, decode_leg.attempt)
+        assert (len(prefill_leg.handoff_id), prefill_leg.attempt) == (16, 1)
+        assert (prefill_leg.decode_node_id, prefill_leg.decode_epoch) == (decode.hello.node_id, decode.hello.epoch)
+        assert decode_leg.prefill_peer is not None
+        assert decode_leg.prefill_peer.epoch == prefill.hello.epoch
+        assert decode_leg.prefill_peer.address == prefill.hello.peer_address
+        for leg in (prefill_leg, decode_leg):
             assert (leg.token_ids, leg.num_prompt_tokens, leg.params, leg.cache_salt) == (
                 PROMPT, len(PROMPT), params, b"tenant"
             )  # fmt: skip
-        assert await _finish(rig, call, decode, last, 1) == [1]
+        assert await _finish(rig, call, decode, decode_leg, 1) == [1]
 
 
 async def test_token_1_does_not_wait_for_the_decode_node() -> None:
     async with relaying() as rig:
         prefill, decode = await rig.pair()
         call = rig.call()
-        first, last = await _legs(prefill, decode)
-        prefill.emit(first, [1])
+        prefill_leg, decode_leg = await _legs(prefill, decode)
+        prefill.emit(prefill_leg, [1])
         assert await call.has_tokens(1) == [1]
-        decode.emit(last, [1], 0)
-        decode.emit(last, [2], 1)
+        decode.emit(decode_leg, [1], 0)
+        decode.emit(decode_leg, [2], 1)
         assert await call.has_tokens(2) == [1, 2]
-        assert await _finish(rig, call, decode, last, 3) == [1, 2, 3]
+        assert await _finish(rig, call, decode, decode_leg, 3) == [1, 2, 3]
         assert call.finish_reason == "length"
         assert (rig.relay.counters.num_split, rig.relay.counters.num_finished) == (1, 1)
 
@@ -83,12 +85,12 @@ async def test_tokens_of_the_decode_node_may_come_first() -> None:
     async with relaying() as rig:
         prefill, decode = await rig.pair()
         call = rig.call()
-        first, last = await _legs(prefill, decode)
-        decode.emit(last, [1], 0)
-        decode.emit(last, [2], 1)
+        prefill_leg, decode_leg = await _legs(prefill, decode)
+        decode.emit(decode_leg, [1], 0)
+        decode.emit(decode_leg, [2], 1)
         assert await call.has_tokens(2) == [1, 2]
-        prefill.emit(first, [1])
-        decode.emit(last, [3], 2, finish="stop")
+        prefill.emit(prefill_leg, [1])
+        decode.emit(decode_leg, [3], 2, finish="stop")
         assert await call.result() == [1, 2, 3]
         await rig.settle()
 
@@ -97,21 +99,21 @@ async def test_a_decode_node_that_repeats_token_1_replaces_a_lost_one() -> None:
     async with relaying() as rig:
         prefill, decode = await rig.pair()
         call = rig.call()
-        first, last = await _legs(prefill, decode)
-        decode.emit(last, [1], 0)
+        prefill_leg, decode_leg = await _legs(prefill, decode)
+        decode.emit(decode_leg, [1], 0)
         assert await call.has_tokens(1) == [1]
-        prefill.emit(first, [1])
-        assert await _finish(rig, call, decode, last, 2) == [1, 2]
+        prefill.emit(prefill_leg, [1])
+        assert await _finish(rig, call, decode, decode_leg, 2) == [1, 2]
 
 
 async def test_a_first_token_that_ends_the_request_cancels_the_decode_node() -> None:
     async with relaying() as rig:
         prefill, decode = await rig.pair()
         call = rig.call()
-        first, last = await _legs(prefill, decode)
-        prefill.emit(first, [1], finish="stop")
+        prefill_leg, decode_leg = await _legs(prefill, decode)
+        prefill.emit(prefill_leg, [1], finish="stop")
         assert await call.result() == [1]
-        assert await decode.expect(Cancel) == Cancel(last.handoff_id, 1)
+        assert await decode.expect(Cancel) == Cancel(decode_leg.handoff_id, 1)
         await rig.settle()
 
 
@@ -119,10 +121,10 @@ async def test_a_client_that_leaves_cancels_both_legs() -> None:
     async with relaying() as rig:
         prefill, decode = await rig.pair()
         call = rig.call()
-        first, _ = await _legs(prefill, decode)
+        prefill_leg, _ = await _legs(prefill, decode)
         await call.cancel()
         for node in (prefill, decode):
-            assert await node.expect(Cancel) == Cancel(first.handoff_id, 1)
+            assert await node.expect(Cancel) == Cancel(prefill_leg.handoff_id, 1)
         await rig.settle()
         assert rig.relay.counters.num_cancelled == 1
 
@@ -154,9 +156,7 @@ async def test_prompts_that_a_decode_node_has_cached_stay_there(num_blocks: int,
         hashes: list[bytes] = []
         extend_hashes(hashes, PROMPT, LAYOUT.block_size, root_hash(FINGERPRINT, b""))
         decode.report_cache(b"".join(hashes[:num_blocks]))
-        async with asyncio.timeout(2):
-            while len(rig.member(decode).cached_hashes) < num_blocks:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await rig.has_heard(decode)
         await rig.call(cache_salt=salt).result()
         assert ((await decode.expect(Decode)).prefill_peer is None) == is_local
 
@@ -166,14 +166,14 @@ async def test_a_failed_leg_cancels_the_other_and_tries_again(role: str) -> None
     async with relaying() as rig:
         prefill, decode = await rig.pair()
         call = rig.call()
-        first, last = await _legs(prefill, decode)
+        prefill_leg, decode_leg = await _legs(prefill, decode)
         failing, other = (prefill, decode) if role == PREFILL else (decode, prefill)
-        failing.fail(first, NODE_FAILED)
-        assert await other.expect(Cancel) == Cancel(first.handoff_id, 1)
-        first, last = await _legs(prefill, decode)
-        assert (first.attempt, last.attempt, last.handoff_id) == (2, 2, first.handoff_id)
-        prefill.emit(first, [1])
-        assert await _finish(rig, call, decode, last, 1, 2) == [1, 2]
+        failing.fail(prefill_leg, NODE_FAILED)
+        assert await other.expect(Cancel) == Cancel(prefill_leg.handoff_id, 1)
+        prefill_leg, decode_leg = await _legs(prefill, decode)
+        assert (prefill_leg.attempt, decode_leg.attempt, decode_leg.handoff_id) == (2, 2, prefill_leg.handoff_id)
+        prefill.emit(prefill_leg, [1])
+        assert await _finish(rig, call, decode, decode_leg, 1, 2) == [1, 2]
         assert rig.relay.counters.num_retries == 1
 
 
@@ -181,22 +181,22 @@ async def test_the_next_attempt_continues_after_what_was_sent_and_fences_the_old
     async with relaying() as rig:
         prefill, decode = await rig.pair()
         call = rig.call()
-        first, old = await _legs(prefill, decode)
-        prefill.emit(first, [1])
+        prefill_leg, old = await _legs(prefill, decode)
+        prefill.emit(prefill_leg, [1])
         decode.emit(old, [2], 1)
         await call.has_tokens(2)
         decode.fail(old, NODE_FAILED)
-        first, last = await _legs(prefill, decode)
-        for leg in (first, last):
+        prefill_leg, decode_leg = await _legs(prefill, decode)
+        for leg in (prefill_leg, decode_leg):
             assert leg.token_ids == (*PROMPT, 1, 2)
             assert (leg.num_prompt_tokens, first_index(leg)) == (len(PROMPT), 2)
         decode.emit(old, [99, 99], 2, finish="stop")
-        await asyncio.sleep(QUIET_S)
-        assert rig.member(prefill).load == 1  # those tokens do not end the new first leg either
-        prefill.emit(first, [3])
+        await rig.has_heard(decode)
+        assert rig.member(prefill).load == 1  # those tokens do not end the new prefill leg either
+        prefill.emit(prefill_leg, [3])
         assert await call.has_tokens(3) == [1, 2, 3]
         decode.fail(old, NODE_FAILED)
-        assert await _finish(rig, call, decode, last, 4) == [1, 2, 3, 4]
+        assert await _finish(rig, call, decode, decode_leg, 4) == [1, 2, 3, 4]
         assert rig.relay.counters.num_retries == 1
 
 
@@ -238,9 +238,9 @@ async def test_a_handoff_that_failed_twice_is_left_to_the_decode_node() -> None:
         prefill, decode = await rig.pair()
         call = rig.call()
         for attempt in (1, 2):
-            _, last = await _legs(prefill, decode)
-            assert last.attempt == attempt
-            decode.fail(last, TransferFailed.code)
+            _, decode_leg = await _legs(prefill, decode)
+            assert decode_leg.attempt == attempt
+            decode.fail(decode_leg, TransferFailed.code)
         alone = await decode.expect(Decode)
         assert (alone.attempt, alone.prefill_peer) == (3, None)
         assert await _finish(rig, call, decode, alone, 1) == [1]
@@ -251,34 +251,32 @@ async def test_a_prefill_node_that_is_lost_before_the_decode_node_generates_is_r
     async with relaying() as rig:
         prefill, decode = await rig.pair()
         call = rig.call()
-        first, last = await _legs(prefill, decode)
-        prefill.emit(first, [1])
+        prefill_leg, decode_leg = await _legs(prefill, decode)
+        prefill.emit(prefill_leg, [1])
         await call.has_tokens(1)
         prefill.die()
-        assert await decode.expect(Cancel, within_s=1.5) == Cancel(last.handoff_id, 1)
-        last = await decode.expect(Decode)
-        assert (last.attempt, last.prefill_peer, last.token_ids) == (2, None, (*PROMPT, 1))
-        assert await _finish(rig, call, decode, last, 2) == [1, 2]
+        assert await decode.expect(Cancel) == Cancel(decode_leg.handoff_id, 1)
+        decode_leg = await decode.expect(Decode)
+        assert (decode_leg.attempt, decode_leg.prefill_peer, decode_leg.token_ids) == (2, None, (*PROMPT, 1))
+        assert await _finish(rig, call, decode, decode_leg, 2) == [1, 2]
 
 
 async def test_a_prefill_node_that_is_lost_once_the_decode_node_generates_is_not_missed() -> None:
     async with relaying() as rig:
         prefill, decode = await rig.pair()
         call = rig.call()
-        first, last = await _legs(prefill, decode)
-        prefill.emit(first, [1])
-        decode.emit(last, [1], 0)
-        decode.emit(last, [2], 1)
+        prefill_leg, decode_leg = await _legs(prefill, decode)
+        prefill.emit(prefill_leg, [1])
+        decode.emit(decode_leg, [1], 0)
+        decode.emit(decode_leg, [2], 1)
         await call.has_tokens(2)
         assert rig.member(prefill).load == 0
-        prefill.fail(first, NODE_FAILED)
-        await asyncio.sleep(QUIET_S)
+        prefill.fail(prefill_leg, NODE_FAILED)
+        await rig.has_heard(prefill)
         prefill.die()
-        async with asyncio.timeout(1.5):
-            while rig.registry.available(PREFILL):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await rig.loses(PREFILL)
         assert not decode.has(Cancel)
-        assert await _finish(rig, call, decode, last, 3) == [1, 2, 3]
+        assert await _finish(rig, call, decode, decode_leg, 3) == [1, 2, 3]
         assert rig.relay.counters.num_retries == 0
 
 
@@ -286,27 +284,29 @@ async def test_a_lost_decode_node_is_replaced_by_another() -> None:
     async with relaying() as rig:
         prefill, decode = await rig.pair()
         call = rig.call()
-        first, last = await _legs(prefill, decode)
-        prefill.emit(first, [1])
-        decode.emit(last, [1], 0)
-        decode.emit(last, [2], 1)
+        prefill_leg, decode_leg = await _legs(prefill, decode)
+        prefill.emit(prefill_leg, [1])
+        decode.emit(decode_leg, [1], 0)
+        decode.emit(decode_leg, [2], 1)
         await call.has_tokens(2)
         other = await rig.join(DECODE)
         decode.die()
-        last = await other.expect(Decode, within_s=1.5)
-        assert last.token_ids == (*PROMPT, 1, 2)
-        assert await _finish(rig, call, other, last, 3) == [1, 2, 3]
+        decode_leg = await other.expect(Decode)
+        assert decode_leg.token_ids == (*PROMPT, 1, 2)
+        assert await _finish(rig, call, other, decode_leg, 3) == [1, 2, 3]
 
 
-async def test_a_node_that_died_unnoticed_costs_a_request_no_time() -> None:
+async def test_a_node_that_cannot_be_reached_costs_a_request_no_wait_for_a_ping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router.control, "PING_INTERVAL_S", 1000.0)
     async with relaying() as rig:
-        dead = await rig.join(DECODE)
+        rig.registry.register(make_hello(DECODE), time.monotonic())
         await rig.join(DECODE, answering([1, 2]))
-        dead.die()
-        await asyncio.sleep(QUIET_S)
         for _ in range(2):
-            assert await rig.call().result(within_s=0.3) == [1, 2]
+            assert await rig.call().result() == [1, 2]
         await rig.settle()
+        assert rig.relay.counters.num_retries == 1
 
 
 async def test_without_another_decode_node_the_request_fails() -> None:
@@ -336,9 +336,7 @@ async def test_a_leaving_node_finishes_its_work_and_gets_no_more() -> None:
         call = rig.call()
         leg = await decode.expect(Decode)
         decode.leave()
-        async with asyncio.timeout(2):
-            while rig.registry.available(DECODE):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await rig.loses(DECODE)
         assert isinstance(await _failure(rig.call()), NoNode)
         assert await _finish(rig, call, decode, leg, 1) == [1]
 
@@ -347,8 +345,8 @@ async def test_a_request_has_a_deadline() -> None:
     async with relaying(replace(DEFAULTS, request_timeout_s=0.2)) as rig:
         prefill, decode = await rig.pair()
         call = rig.call()
-        first, _ = await _legs(prefill, decode)
-        prefill.emit(first, [1])
+        prefill_leg, _ = await _legs(prefill, decode)
+        prefill.emit(prefill_leg, [1])
         assert isinstance(await _failure(call), DeadlineExceeded)
         assert call.token_ids == [1]
         await prefill.expect(Cancel)
@@ -381,17 +379,16 @@ async def test_a_gap_in_the_output_is_a_failed_attempt() -> None:
 async def test_what_comes_after_the_end_starts_nothing() -> None:
     async with relaying() as rig:
         decode = await rig.join(DECODE)
-        deliveries = rig.relay.generate(PROMPT, DecodingParams(max_tokens=4))
-        waiting = asyncio.ensure_future(anext(deliveries))
+        inbox = Inbox()
+        flight = rig.relay.start(RelayRequest(PROMPT, DecodingParams(max_tokens=4)), inbox)
         leg = await decode.expect(Decode)
         decode.emit(leg, [1], finish="stop")
-        delivery, _ = await waiting
+        ((_, delivery),) = await inbox.take()
         assert delivery.finish_reason == "stop"
         decode.fail(leg, NODE_FAILED)
-        await asyncio.sleep(QUIET_S)
         decode.die()
-        await asyncio.sleep(0.7)
-        await deliveries.aclose()
+        await rig.loses(DECODE)
+        rig.relay.close(flight)
         await rig.settle()
         counters = rig.relay.counters
         assert (counters.num_retries, counters.num_finished, counters.num_cancelled) == (0, 1, 0)

@@ -49,11 +49,11 @@ async def server(prompts: PromptMaker) -> AsyncIterator[Server]:
 
 
 def _timed(token_ids: list[int]) -> Script:
-    """As `answering`, with true times of the first two tokens: token 2 is drawn after a handoff."""
+    """As `answering`, with true times of the first two tokens: token 2 is sampled after a handoff."""
 
     def script(node: FakeNode, leg: LegMessage) -> None:
-        is_first_leg = isinstance(leg, Prefill)
-        for index in range(first_index(leg), 1 if is_first_leg else len(token_ids)):
+        is_prefill_leg = isinstance(leg, Prefill)
+        for index in range(first_index(leg), 1 if is_prefill_leg else len(token_ids)):
             times = StepTimes(None if index == 0 else now_us(), now_us(), now_us()) if index < 2 else None
             finish = "length" if index == len(token_ids) - 1 else ""
             event = TokenEvent(leg.handoff_id, leg.attempt, index, (token_ids[index],), (), finish, 0, times=times)
@@ -177,9 +177,9 @@ def test_the_first_attempt_says_when_the_legs_went_out() -> None:
 def test_the_first_word_about_a_token_counts() -> None:
     times = RelayTimes("here")
     for first, second in ((FIRST, SECOND), (StepTimes(None, 1, 1), StepTimes(None, 2, 2))):
-        times.drawn(0, first)
-        times.drawn(1, second)
-        times.drawn(2, first)
+        times.sampled(0, first)
+        times.sampled(1, second)
+        times.sampled(2, first)
     assert (times.first, times.second) == (FIRST, SECOND)
 
 
@@ -194,8 +194,8 @@ def test_a_first_event_that_is_not_token_1_alone_stamps_nothing(num_tokens: tupl
 def test_every_station_has_its_name() -> None:
     relay = RelayTimes("here")
     relay.legs_sent(10, "here")
-    relay.drawn(0, FIRST)
-    relay.drawn(1, SECOND)
+    relay.sampled(0, FIRST)
+    relay.sampled(1, SECOND)
     client = ClientTimes(5)
     client.written(1, 35)
     client.written(2, 65)

@@ -11,11 +11,12 @@ import pytest
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from engine.text.choice_text import TextDelta, TokenChance, TokenEntry
 from router.openai.responses import (
     SSE_DONE,
     ChatStream,
-    Choice,
     CompletionStream,
+    FinishedChoice,
     ReplyHead,
     Usage,
     chat_completion,
@@ -29,7 +30,6 @@ from router.openai.responses import (
     text_completion,
     usage_object,
 )
-from router.openai.text_stream import TextDelta, TokenChance, TokenEntry
 from wire.errors import Overloaded
 from wire.messages import HandoffFigures
 
@@ -107,7 +107,8 @@ def test_token_ids_come_when_asked_for() -> None:
 
 
 def test_a_whole_chat_answer() -> None:
-    choices = [Choice(0, TextDelta("Hi", (), "stop")), Choice(1, TextDelta("Hello", WITH_LOGPROBS.entries, "length"))]
+    with_logprobs = TextDelta("Hello", WITH_LOGPROBS.entries, "length")
+    choices = [FinishedChoice(0, TextDelta("Hi", (), "stop")), FinishedChoice(1, with_logprobs)]
     answer = ChatCompletion.model_validate(chat_completion(HEAD, choices, USAGE), strict=False)
     assert [choice.message.content for choice in answer.choices] == ["Hi", "Hello"]
     assert [choice.finish_reason for choice in answer.choices] == ["stop", "length"]
@@ -129,7 +130,7 @@ def test_usage_says_what_the_kv_transfer_took_when_there_was_one() -> None:
 
 
 def test_a_whole_completion() -> None:
-    choices = [Choice(0, TextDelta("Hello", WITH_LOGPROBS.entries, "stop"), prompt_ids=[7])]
+    choices = [FinishedChoice(0, TextDelta("Hello", WITH_LOGPROBS.entries, "stop"), prompt_ids=[7])]
     rendered = text_completion(HEAD, choices, USAGE)
     answer = Completion.model_validate(rendered, strict=False)
     assert (answer.choices[0].text, answer.object) == ("Hello", "text_completion")

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.text.choice_text import TextOptions
 from router.openai.fields import MAX_TEXT_CHARS
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest, parse_body
-from router.openai.text_stream import TextOptions
 from wire.errors import InvalidRequest, UnsupportedMediaType
 from wire.sampling import DecodingParams
 

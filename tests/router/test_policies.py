@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from router.policies.base import num_cached_blocks
-from router.policies.least_loaded import LeastLoaded
-from router.policies.prefix import Prefix
-from router.policies.registry import make_policy
-from router.policies.round_robin import RoundRobin
-from router.settings import POLICIES
+from router.policies import LeastLoaded, Prefix, RoundRobin, make_policy, num_cached_blocks
 from wire.errors import InvalidSetting
 
 HASHES = [bytes([number]) * 16 for number in range(4)]
@@ -60,11 +55,6 @@ def test_prefix_passes_over_a_node_that_is_much_busier() -> None:
 def test_a_prefix_ends_at_the_first_gap() -> None:
     assert num_cached_blocks(FakeCandidate("a", cached_hashes=frozenset([HASHES[0], HASHES[2]])), HASHES) == 1
     assert num_cached_blocks(FakeCandidate("a", cached_hashes=frozenset(HASHES[1:])), HASHES) == 0
-
-
-@pytest.mark.parametrize(("name", "kind"), [*zip(POLICIES, (Prefix, LeastLoaded, RoundRobin), strict=True)])
-def test_every_policy_of_the_settings_has_a_class(name: str, kind: type[object]) -> None:
-    assert type(make_policy(name)) is kind
 
 
 def test_an_unknown_policy_is_refused_with_the_names_of_all() -> None:

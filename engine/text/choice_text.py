@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.stop_strings import StopStringMatcher
@@ -40,8 +41,7 @@ class TokenChance:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEntry:
+class TokenEntry(NamedTuple):
     """One reported token. `text_offset` is where its text begins, in characters from the beginning of the choice.
 
     `chosen` is None when the request asked for no log probabilities; `top` are the most likely tokens, best first.
@@ -53,9 +53,11 @@ class TokenEntry:
     top: tuple[TokenChance, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """The next piece of a choice. `finish_reason` is None while the choice goes on; it comes with the last piece."""
+class TextDelta(NamedTuple):
+    """The next piece of a choice. `finish_reason` is None while the choice goes on; it comes with the last piece.
+
+    Like `TokenEntry` a tuple, because there is one for each token.
+    """
 
     text: str
     entries: tuple[TokenEntry, ...] = ()

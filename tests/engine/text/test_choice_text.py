@@ -9,8 +9,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models
 
+from engine.text.choice_text import EMPTY_DELTA, ChoiceText, TextDelta, TextOptions, join_deltas
 from engine.text.tokenizer import Tokenizer
-from router.openai.text_stream import EMPTY_DELTA, ChoiceText, TextDelta, TextOptions, join_deltas
 from wire.errors import InvalidMessage
 from wire.messages import TokenLogprobs
 

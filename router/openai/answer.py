@@ -1,0 +1,159 @@
+"""One answer while it is generated: a relay request for each of its choices, their tokens turned into text.
+
+Owns the start, the order and the end of an answer's choices. Whoever writes the answer takes pieces from it, all that
+are there at once; what they are written as is not known here.
+
+Choices of one prompt share its KV through the prefix caches: the first one goes ahead, its siblings start when it has
+its first token.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from engine.text.choice_text import ChoiceText, TextDelta, TextOptions
+from engine.text.tokenizer import Tokenizer
+from router.flight import Flight, FlightFigures
+from router.inbox import Inbox
+from router.journal import Delivery
+from router.legs import RelayRequest
+from router.metrics import RequestTimer, RouterMetrics
+from router.openai.responses import Usage
+from router.relay import Relay
+from wire.sampling import DecodingParams
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of the answers to one prompt. `siblings` wait for its first token; `figures` are there when it has ended."""
+
+    index: int
+    request: RelayRequest
+    text: ChoiceText
+    siblings: tuple[Choice, ...] = ()
+    flight: Flight | None = None
+    figures: FlightFigures | None = None
+
+
+class Piece(NamedTuple):
+    """The next text of a choice, which has `num_tokens` with it."""
+
+    choice: Choice
+    delta: TextDelta
+    num_tokens: int
+
+
+class Answer:
+    """All choices of one request, in order of their index. Context manager: leaving it cancels what still runs."""
+
+    def __init__(self, prompts: Sequence[Sequence[Choice]], relay: Relay, metrics: RouterMetrics) -> None:
+        """`prompts`: the choices of each prompt. Nothing is asked of the relay before the first `take`."""
+        self.choices = tuple(choice for choices in prompts for choice in choices)
+        self._firsts = tuple(choices[0] for choices in prompts)
+        self._relay = relay
+        self._metrics = metrics
+        self._inbox = Inbox()
+        self._timers: dict[int, RequestTimer] = {}
+        # these are for the next `take`: what the last one returned is to be written first
+        self._to_start = list(self._firsts)
+        self._to_close: list[Flight] = []
+        self._num_ended = 0
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for choice in self.choices:
+            if choice.flight is not None:
+                self._relay.close(choice.flight)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every choice has its finish reason."""
+        return self._num_ended == len(self.choices)
+
+    async def take(self) -> list[Piece]:
+        """What has come since the last call, at least one piece; none when all choices have ended.
+
+        Raises what the relay hands its readers.
+        """
+        self._close_ended()
+        pieces: list[Piece] = []
+        while not pieces and not self.has_ended:
+            self._start_waiting()
+            for index, delivery in await self._inbox.take():
+                choice = self.choices[index]
+                if choice.figures is None:
+                    delta = self._advance(choice, delivery)
+                    if not delta.is_empty:
+                        pieces.append(Piece(choice, delta, choice.text.num_completion_tokens))
+        return pieces
+
+    def usage(self) -> Usage:
+        """Tokens of an answer that has ended: each prompt counted once."""
+        figures = [choice.figures for choice in self.choices if choice.figures is not None]
+        return Usage(
+            num_prompt_tokens=sum(len(choice.request.prompt_ids) for choice in self._firsts),
+            num_completion_tokens=sum(choice.text.num_completion_tokens for choice in self.choices),
+            num_cached_tokens=sum(first.figures.num_cached_tokens for first in self._firsts if first.figures),
+            handoffs=[each.handoff for each in figures if each.handoff is not None],
+        )
+
+    def _advance(self, choice: Choice, delivery: Delivery) -> TextDelta:
+        self._timers[choice.index].tokens(len(delivery.token_ids))
+        if choice.siblings:
+            self._to_start += choice.siblings
+            choice.siblings = ()
+        delta = choice.text.push(delivery.token_ids, delivery.logprobs, delivery.finish_reason)
+        if delta.finish_reason is not None:
+            self._end(choice, delta.finish_reason)
+        return delta
+
+    def _end(self, choice: Choice, finish_reason: str) -> None:
+        if choice.flight is not None:
+            choice.figures = choice.flight.figures
+            self._timers[choice.index].finished(finish_reason, choice.figures.times)
+            self._to_close.append(choice.flight)
+        self._num_ended += 1
+
+    def _close_ended(self) -> None:
+        # at its node a choice may not have ended: a stop string is found here
+        for flight in self._to_close:
+            self._relay.close(flight)
+        self._to_close.clear()
+
+    def _start_waiting(self) -> None:
+        for choice in self._to_start:
+            self._timers[choice.index] = RequestTimer(self._metrics, len(choice.request.prompt_ids))
+            choice.flight = self._relay.start(choice.request, self._inbox, choice.index)
+        self._to_start.clear()
+
+
+def make_choices(
+    prompts: Sequence[Sequence[int]],
+    num_choices: int,
+    params: DecodingParams,
+    options: TextOptions,
+    tokenizer: Tokenizer,
+) -> list[list[Choice]]:
+    """The choices of each prompt. Choice c of prompt p has index p * num_choices + c.
+
+    A request without a seed gets a random one here, so that every attempt samples with the same noise.
+    """
+    seed = secrets.randbits(62) if params.seed is None else params.seed
+    found: list[list[Choice]] = []
+    for number, prompt_ids in enumerate(prompts):
+        choices = [
+            Choice(
+                index=number * num_choices + position,
+                request=RelayRequest(tuple(prompt_ids), replace(params, seed=seed, choice=position)),
+                text=ChoiceText(tokenizer, options, prompt_ids),
+            )
+            for position in range(num_choices)
+        ]
+        choices[0].siblings = tuple(choices[1:])
+        found.append(choices)
+    return found

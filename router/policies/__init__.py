@@ -1,1 +1,0 @@
-"""Which node takes a leg. One file per policy, chosen by name."""
