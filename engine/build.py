@@ -26,7 +26,7 @@ from engine.models.config import ModelConfig, load_config
 from engine.models.decoder import TORCH_DTYPES, Decoder
 from engine.models.dummy import dummy_fingerprint, fill_with_noise
 from engine.models.identity import find_checkpoint, model_fingerprint
-from engine.models.weights import load_weights
+from engine.models.loading import load_weights
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory
 from engine.runner.limits import RunnerLimits, graph_sizes
 from engine.runner.model_runner import ModelRunner
@@ -38,7 +38,7 @@ from wire.layout import KvLayout
 
 _BYTES_PER_GRAPH = 16 * 2**20
 _DUMMY = "dummy"
-Progress = Callable[[int, int], None]
+ReportProgress = Callable[[int, int], None]
 _log = logging.getLogger(__name__)
 
 
@@ -69,8 +69,8 @@ class _Model:
 def build_engine(
     settings: EngineSettings,
     allocate: KvAllocator,
-    progress: Progress | None = None,
-    graph_progress: Progress | None = None,
+    progress: ReportProgress | None = None,
+    graph_progress: ReportProgress | None = None,
 ) -> Engine:
     """Load the checkpoint and build an engine around it.
 
@@ -88,8 +88,8 @@ def _build(
     settings: EngineSettings,
     device: Device,
     allocate: KvAllocator,
-    progress: Progress | None,
-    graph_progress: Progress | None,
+    progress: ReportProgress | None,
+    graph_progress: ReportProgress | None,
 ) -> Engine:
     folder = find_checkpoint(settings.model, weights=settings.load_format != _DUMMY)
     config = load_config(folder)
@@ -107,7 +107,7 @@ def _build(
 
 
 def _load(
-    settings: EngineSettings, folder: Path, config: ModelConfig, device: Device, progress: Progress | None
+    settings: EngineSettings, folder: Path, config: ModelConfig, device: Device, progress: ReportProgress | None
 ) -> _Model:
     dtype = choose_dtype(settings.dtype, config)
     is_gpu = device.torch_device.type == "cuda"
@@ -120,18 +120,15 @@ def _load(
         load_weights(folder, decoder, progress)
         fingerprint = model_fingerprint(folder, config)
     sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size)
-    layout = KvLayout(dtype, config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size)
+    layout = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
     return _Model(decoder, sampler, layout, fingerprint, before)
 
 
 def _choose_attention(settings: EngineSettings, model: _Model, limits: RunnerLimits, device: Device) -> AttentionChoice:
-    config = model.decoder.config
     shape = AttentionShape(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        num_heads=model.decoder.config.num_heads,
         dtype=model.decoder.dtype,
-        windows=config.windows,
+        layout=model.layout,
         max_blocks=limits.max_blocks_per_request,
         max_graph_sequences=0 if settings.enforce_eager else limits.max_decodes,
     )
@@ -180,9 +177,9 @@ def _runner(
     choice: AttentionChoice,
     memory: KvMemory,
     device: Device,
-    progress: Progress | None,
+    progress: ReportProgress | None,
 ) -> ModelRunner:
-    attention = choice.build(memory.tensor)
+    attention = choice.build(memory.paged)
     with_spare = replace(limits, spare_block=memory.spare_block)
     runner = ModelRunner(model.decoder, attention, model.sampler, device, with_spare)
     if not settings.enforce_eager:
