@@ -26,7 +26,7 @@ from engine.models.config import ModelConfig, load_config
 from engine.models.decoder import TORCH_DTYPES, Decoder
 from engine.models.dummy import dummy_fingerprint, fill_with_noise
 from engine.models.identity import find_checkpoint, model_fingerprint
-from engine.models.weights import load_weights
+from engine.models.loading import load_weights
 from engine.pool_size import chosen_num_blocks, gpu_num_blocks, host_num_blocks, measure_needs
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory
 from engine.runner.limits import RunnerLimits
@@ -110,18 +110,15 @@ def _load(
         load_weights(folder, decoder, on_weights)
         fingerprint = model_fingerprint(folder, config)
     sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size)
-    layout = KvLayout(dtype, config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size)
+    layout = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
     return _Model(decoder, sampler, layout, fingerprint, before)
 
 
 def _choose_attention(settings: EngineSettings, model: _Model, limits: RunnerLimits, device: Device) -> AttentionChoice:
-    config = model.decoder.config
     shape = AttentionShape(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        num_heads=model.decoder.config.num_heads,
         dtype=model.decoder.dtype,
-        windows=config.windows,
+        layout=model.layout,
         max_blocks=limits.max_blocks_per_request,
         max_graph_sequences=0 if settings.enforce_eager else limits.max_decodes,
     )
@@ -163,7 +160,7 @@ def _runner(
     device: Device,
     on_graphs: OnProgress | None,
 ) -> ModelRunner:
-    attention = choice.build(memory.tensor)
+    attention = choice.build(memory.paged)
     with_spare = replace(limits, spare_block=memory.spare_block)
     runner = ModelRunner(model.decoder, attention, model.sampler, device, with_spare)
     if not settings.enforce_eager:

@@ -75,14 +75,18 @@ def head_runs(layout: KvLayout, source_heads: range, target_heads: range) -> lis
     first, last = max(source_heads.start, target_heads.start), min(source_heads.stop, target_heads.stop)
     if last <= first:
         return []
-    head_bytes = layout.block_bytes // (layout.num_layers * 2 * layout.num_kv_heads)
     runs: list[ByteRun] = []
-    for plane in range(layout.num_layers * 2):
-        source = (plane * len(source_heads) + first - source_heads.start) * head_bytes
-        target = (plane * len(target_heads) + first - target_heads.start) * head_bytes
-        num_bytes = (last - first) * head_bytes
-        if runs and runs[-1].leads_to(source, target):
-            runs[-1] = ByteRun(runs[-1].source, runs[-1].target, runs[-1].num_bytes + num_bytes)
-        else:
-            runs.append(ByteRun(source, target, num_bytes))
+    source_plane = target_plane = 0
+    for kv in layout.layers:
+        head_bytes = layout.layer_bytes(kv) // (kv.num_planes * kv.num_kv_heads)
+        for _ in range(kv.num_planes):
+            source = source_plane + (first - source_heads.start) * head_bytes
+            target = target_plane + (first - target_heads.start) * head_bytes
+            source_plane += len(source_heads) * head_bytes
+            target_plane += len(target_heads) * head_bytes
+            num_bytes = (last - first) * head_bytes
+            if runs and runs[-1].leads_to(source, target):
+                runs[-1] = ByteRun(runs[-1].source, runs[-1].target, runs[-1].num_bytes + num_bytes)
+            else:
+                runs.append(ByteRun(source, target, num_bytes))
     return runs

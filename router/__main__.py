@@ -22,7 +22,7 @@ from aiohttp import web
 
 from engine.models.config import load_config
 from engine.models.identity import find_checkpoint, model_fingerprint, model_name
-from engine.models.weights import weight_files
+from engine.models.weight_files import weight_files
 from program.events import Ready, emit
 from program.process import configure_logging, report_errors, spare_what_lasts, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve

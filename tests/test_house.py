@@ -122,7 +122,7 @@ def test_what_starts_without_torch_names_it_nowhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "only"), [("flashinfer", "engine.attention.flashinfer"), ("triton", "engine.models.triton_ops")]
+    ("package", "only"), [("flashinfer", "engine.attention.flashinfer"), ("triton", "engine.models.ops.triton_ops")]
 )
 def test_packages_for_gpus_have_one_importer(package: str, only: str) -> None:
     importers = {

@@ -1,48 +1,126 @@
-"""What a KV block looks like in memory: the facts that two nodes must share before a byte may move between them."""
+"""What a KV block looks like in memory: the facts that two nodes must share before a byte may move between them.
+
+A block holds `block_size` tokens of all layers in one contiguous region: layer after layer in the model's order, so
+that what is computed first lies first. Layers may differ in what they store of a token. Those that store the same make
+a group; a model whose layers are all alike has one.
+
+Owns the arithmetic of bytes. Knows no tensors: `engine.attention.paged_kv` makes views of it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from itertools import accumulate
+from typing import Annotated, Any
 
 from wire.codec import Bounds, Length
 from wire.errors import InvalidSetting, Refused
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+KEY_VALUE = "key_value"
+MAX_LAYERS = 1024
+_MAX_GROUPS = 64
+_NUM_PLANES = {KEY_VALUE: 2}
 _Count = Annotated[int, Bounds(1, 2**20)]
+_Layer = Annotated[int, Bounds(0, MAX_LAYERS - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKv:
+    """What one layer stores of each token, and who reads it.
+
+    `kind` says what is stored. `key_value`: a key and a value of `head_dim` elements for each of `num_kv_heads` heads.
+    `window`: a token attends to at most so many tokens, itself included; None: to all before it.
+    """
+
+    num_kv_heads: _Count
+    head_dim: _Count
+    window: Annotated[int, Bounds(1, 2**53)] | None = None
+    kind: Annotated[str, Length(16)] = KEY_VALUE
+
+    def __post_init__(self) -> None:
+        if self.kind not in _NUM_PLANES:
+            raise InvalidSetting(f"KV kind {self.kind!r:.40} is not one of {', '.join(_NUM_PLANES)}")
+
+    @property
+    def num_planes(self) -> int:
+        """Tensors of [num_kv_heads, block_size, head_dim] that a layer has in a block: keys, then values."""
+        return _NUM_PLANES[self.kind]
+
+    @property
+    def elements_per_token(self) -> int:
+        """Elements that one token takes in one layer."""
+        return self.num_planes * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """The layers, by their numbers in the model, that store the same of each token."""
+
+    layers: Annotated[tuple[_Layer, ...], Length(MAX_LAYERS)]
+    kv: LayerKv
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Shape of one block: [num_layers, 2 (K, V), num_kv_heads, block_size, head_dim] elements of `dtype`.
-
-    A block holds all layers of `block_size` tokens in one contiguous region of `block_bytes` bytes.
-    """
+    """Shape of one block: for each layer of the model [num_planes, num_kv_heads, block_size, head_dim] elements of
+    `dtype`, see `LayerKv`. Every layer is in exactly one group."""
 
     dtype: Annotated[str, Length(16)]
-    num_layers: _Count
-    num_kv_heads: _Count
-    head_dim: _Count
     block_size: _Count
+    groups: Annotated[tuple[KvGroup, ...], Length(_MAX_GROUPS)]
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
             raise InvalidSetting(f"KV dtype {self.dtype!r:.40} is not one of {', '.join(DTYPE_BYTES)}")
+        grouped = sorted(layer for group in self.groups for layer in group.layers)
+        if not grouped or grouped != list(range(len(grouped))):
+            raise InvalidSetting("KV groups must have every layer of the model exactly once")
+
+    @classmethod
+    def of_layers(cls, dtype: str, block_size: int, layers: Iterable[LayerKv]) -> KvLayout:
+        """The layout of a model whose layers, in its order, store `layers`. Raises `InvalidSetting`."""
+        grouped: dict[LayerKv, list[int]] = {}
+        for number, kv in enumerate(layers):
+            grouped.setdefault(kv, []).append(number)
+        return cls(dtype, block_size, tuple(KvGroup(tuple(numbers), kv) for kv, numbers in grouped.items()))
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return sum(len(group.layers) for group in self.groups)
+
+    @property
+    def layers(self) -> tuple[LayerKv, ...]:
+        """What each layer stores, in the model's order."""
+        stored = {number: group.kv for group in self.groups for number in group.layers}
+        return tuple(stored[number] for number in range(len(stored)))
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim * DTYPE_BYTES[self.dtype]
+        return sum(len(group.layers) * self.layer_bytes(group.kv) for group in self.groups)
 
     @property
     def layer_ends(self) -> tuple[int, ...]:
         """Where each layer of a block ends, in bytes from the begin of the block."""
-        layer_bytes = self.block_bytes // self.num_layers
-        return tuple(layer_bytes * (layer + 1) for layer in range(self.num_layers))
+        return tuple(accumulate(self.layer_bytes(kv) for kv in self.layers))
+
+    def layer_bytes(self, kv: LayerKv) -> int:
+        """Bytes that a layer which stores `kv` takes in a block."""
+        return kv.elements_per_token * self.block_size * DTYPE_BYTES[self.dtype]
 
     def require_same(self, other: KvLayout, whose: str) -> None:
         """Raise `Refused` naming both values of the first fact in which `other` (of `whose`) differs."""
-        mine, theirs = asdict(self), asdict(other)
-        for name, value in mine.items():
-            if theirs[name] != value:
-                raise Refused(f"KV layout differs: {name} is {value} here and {theirs[name]} at {whose}")
+        for name in ("dtype", "block_size", "num_layers"):
+            _require_same(name, getattr(self, name), getattr(other, name), whose)
+        for number, (mine, theirs) in enumerate(zip(self.layers, other.layers, strict=True)):
+            for field in fields(LayerKv):
+                fact = f"{field.name} of layer {number}"
+                _require_same(fact, getattr(mine, field.name), getattr(theirs, field.name), whose)
+
+
+def _require_same(fact: str, mine: Any, theirs: Any, whose: str) -> None:
+    if mine != theirs:
+        raise Refused(f"KV layout differs: {fact} is {mine} here and {theirs} at {whose}")

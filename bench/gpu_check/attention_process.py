@@ -30,8 +30,10 @@ from device.base import Device
 from engine.attention.base import AttentionBackend, SequenceShare
 from engine.attention.choose import FLASHINFER, AttentionShape, choose_attention
 from engine.attention.flashinfer import load_flashinfer
+from engine.attention.paged_kv import PagedKv
 from engine.attention.torch_backend import TorchAttention
 from engine.models.decoder import TORCH_DTYPES
+from wire.layout import KvLayout, LayerKv
 
 _STAGING_BYTES = 2**25
 _SPARE_BLOCKS = 7
@@ -60,17 +62,24 @@ class Inputs:
     stored: Tensor
 
 
+def paged_of(kv: Tensor, windows: Sequence[int | None] = WINDOWS) -> PagedKv:
+    """The pool [B, L, 2, Hkv, block_size, D] as backends take it; `windows`: one entry per layer."""
+    dtype = next(name for name, kind in TORCH_DTYPES.items() if kind == kv.dtype)
+    layers = [LayerKv(kv.shape[3], kv.shape[5], window) for window in windows]
+    return PagedKv(KvLayout.of_layers(dtype, kv.shape[4], layers), kv.flatten(1))
+
+
 def torch_backend(kv: Tensor, num_heads: int, device: Device) -> AttentionBackend:
     """The reference backend."""
-    return TorchAttention(kv, WINDOWS)
+    return TorchAttention(paged_of(kv))
 
 
 def flashinfer_backend(kv: Tensor, num_heads: int, device: Device) -> AttentionBackend:
     """What a node gets with `--attention-backend flashinfer`. Raises `InvalidSetting` where it cannot be."""
-    num_kv_heads, head_dim = kv.shape[3], kv.shape[5]
-    shape = AttentionShape(num_heads, num_kv_heads, head_dim, kv.dtype, WINDOWS, MAX_TABLE, max(GRAPH_SIZES))
+    paged = paged_of(kv)
+    shape = AttentionShape(num_heads, kv.dtype, paged.layout, MAX_TABLE, max(GRAPH_SIZES))
     # not tried out for each of the many cases: they are what tries it
-    return choose_attention(FLASHINFER, device, shape, attempt=lambda *_: None).build(kv)
+    return choose_attention(FLASHINFER, device, shape, attempt=lambda *_: None).build(paged)
 
 
 def backends(device: Device) -> dict[str, MakeBackend | str]:

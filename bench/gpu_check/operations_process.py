@@ -19,7 +19,8 @@ from bench.gpu_check.shapes import config_of
 from bench.gpu_check.timing_process import Stopwatch, copy_gb_per_s, rotated
 from engine.models.config import parse_config
 from engine.models.decoder import TORCH_DTYPES
-from engine.models.ops import DecoderOps, TorchOps
+from engine.models.ops.base import DecoderOps
+from engine.models.ops.torch_ops import TorchOps
 from engine.models.rope import RotaryEmbedding, Rotation
 
 NAMES = ("add_norm", "norm", "norm_rotate", "rotate", "gate")
@@ -113,7 +114,7 @@ def available_ops(device: torch.device) -> dict[str, DecoderOps | str]:
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return {"triton": "triton is not installed", **found}
-        from engine.models.triton_ops import TritonOps
+        from engine.models.ops.triton_ops import TritonOps
 
         return {"triton": TritonOps(), **found}
     return found

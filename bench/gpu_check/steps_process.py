@@ -44,7 +44,7 @@ class EngineSteps:
         self._core = engine.core
         self._chance = random.Random(0)
         self._keys = map(RequestKey.numbered, itertools.count())
-        fill_with_noise(engine.memory.tensor)
+        fill_with_noise(engine.memory.paged.blocks)
 
     def decode(self, batch: int, context: int, num_steps: int, params: DecodingParams = GREEDY) -> DecodeTimes:
         """So many steps of `batch` requests that begin with `context` tokens, after a few that warm up."""

@@ -40,7 +40,7 @@ from kvtransfer.transports.registry import (
 )
 from program.process import keep_freed_memory
 from wire.errors import Refused, RequestFailed
-from wire.layout import KvLayout
+from wire.layout import KvLayout, LayerKv
 from wire.links import LinkSettings
 from wire.messages import HandoffFigures, PrefillPeer, TokenEvent
 from wire.request_key import RequestKey
@@ -74,8 +74,9 @@ class NodeSpec:
     @property
     def layout(self) -> KvLayout:
         """A layout with blocks of this size; what the bytes mean is of no importance here."""
-        # [1 layer, K and V, 1 head, 16 tokens, head_dim] of 2 bytes
-        return KvLayout("bfloat16", 1, 1, self.block_bytes // (4 * TOKENS_PER_BLOCK), TOKENS_PER_BLOCK)
+        # keys and values of 2 bytes an element
+        kv = LayerKv(num_kv_heads=1, head_dim=self.block_bytes // (4 * TOKENS_PER_BLOCK))
+        return KvLayout.of_layers("bfloat16", TOKENS_PER_BLOCK, [kv])
 
 
 def key_of(number: int) -> RequestKey:

@@ -21,12 +21,12 @@ from node.heartbeat import HeartbeatThread
 from node.router_link import RouterLink
 from program.clock import host_clock
 from wire.errors import RequestFailed
-from wire.layout import KvLayout
+from wire.layout import KvLayout, LayerKv
 from wire.links import LinkSettings
 from wire.messages import DECODE, FINISH_LENGTH, Decode, Hello, NodeStatus, TokenEvent
 
 MAX_REQUEST_TOKENS = 2**14
-_LAYOUT = KvLayout(dtype="bfloat16", num_layers=1, num_kv_heads=1, head_dim=64, block_size=16)
+_LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(num_kv_heads=1, head_dim=64)])
 _STATUS = NodeStatus(
     num_running=0, num_waiting=0, num_free_blocks=2**16, num_cached_blocks=0, num_held_blocks=0, loop_age_s=0.0
 )

@@ -68,9 +68,9 @@ class EngineBench:
             max_num_batched_tokens=spec.max_num_batched_tokens,
         )
         self._engine, self._shapes, self._dtype = _build(settings, spec)
-        kv = self._engine.memory.tensor
-        kv.copy_(torch.randn(kv.shape[1:]).to(kv.dtype))
-        self._attention = TorchAttention(kv, self._engine.config.windows)
+        paged = self._engine.memory.paged
+        paged.blocks.copy_(torch.randn(paged.blocks.shape[1:]).to(paged.blocks.dtype))
+        self._attention = TorchAttention(paged)
         products = self._shapes.prefill_products(spec.num_product_rows)
         self._machine = Machine(spec.buffer_bytes, spec.num_threads, TORCH_DTYPES[self._dtype], products)
         self._block_size = settings.block_size

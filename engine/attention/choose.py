@@ -1,25 +1,26 @@
 """Which attention backend a model gets on a device.
 
 Owns the setting `--attention-backend`, its refusals and its one log line. A backend's memory is known before the KV
-pool is sized: a choice is made of shapes alone, and built when the KV tensor is there.
+pool is sized: a choice is made of shapes alone, and built when the KV pool is there.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
 
 from device.base import Device, DeviceFailed
 from engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
 from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls, load_flashinfer
 from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes, unsupported_reason
+from engine.attention.paged_kv import PagedKv
 from engine.attention.torch_backend import TorchAttention
 from wire.errors import InvalidSetting
+from wire.layout import DTYPE_BYTES, KvLayout
 
 AUTO, FLASHINFER, TORCH = "auto", "flashinfer", "torch"
 _TRIED_BLOCK_SIZE = 16
@@ -28,14 +29,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What backends differ in. `windows`: one entry per layer; `max_blocks`: of one sequence; `max_graph_sequences`:
-    of the largest step that is recorded, 0 where none is."""
+    """What backends differ in. `dtype`: of queries; `max_blocks`: of one sequence; `max_graph_sequences`: of the
+    largest step that is recorded, 0 where none is."""
 
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
     dtype: torch.dtype
-    windows: Sequence[int | None]
+    layout: KvLayout
     max_blocks: int
     max_graph_sequences: int
 
@@ -50,12 +49,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """A backend that can be built. `workspace_bytes`: device memory it takes beside the KV tensor when it is."""
+    """A backend that can be built. `workspace_bytes`: device memory it takes beside the KV pool when it is."""
 
     name: str
     workspace_bytes: int
-    build: Callable[[Tensor], AttentionBackend]
-    """Takes the KV tensor [B, L, 2, Hkv, block_size, D]."""
+    build: Callable[[PagedKv], AttentionBackend]
 
 
 def gpu_of(device: torch.device) -> Gpu:
@@ -70,17 +68,17 @@ def try_out(choice: AttentionChoice, shape: AttentionShape, device: Device) -> N
     what it takes to compile one. Raises whatever that raises.
     """
     shares = [SequenceShare(0, 1, (0,)), SequenceShare(0, 2, (1,))]
-    heads = (shape.num_kv_heads, _TRIED_BLOCK_SIZE, shape.head_dim)
-    where = device.torch_device
-    backend = choice.build(torch.zeros(2, len(shape.windows), 2, *heads, dtype=shape.dtype, device=where))
+    layout, where = replace(shape.layout, block_size=_TRIED_BLOCK_SIZE), device.torch_device
+    block_elements = layout.block_bytes // DTYPE_BYTES[layout.dtype]
+    backend = choice.build(PagedKv(layout, torch.zeros(2, block_elements, dtype=shape.dtype, device=where)))
     staging = device.staging(attention_staging_bytes(max_tokens=3, max_sequences=2, max_blocks=1))
     staging.begin()
     backend.plan(shares, staging)
     staging.upload()
-    q = torch.zeros(3, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=where)
-    # one layer for each window: they have kernels of their own
-    for layer in {window: layer for layer, window in enumerate(shape.windows)}.values():
-        backend.run(layer, q, q[:, : shape.num_kv_heads], q[:, : shape.num_kv_heads])
+    # one layer of each group: they have kernels of their own
+    for group in layout.groups:
+        q = torch.zeros(3, shape.num_heads, group.kv.head_dim, dtype=shape.dtype, device=where)
+        backend.run(group.layers[0], q, q[:, : group.kv.num_kv_heads], q[:, : group.kv.num_kv_heads])
     device.synchronize()
 
 
@@ -105,7 +103,7 @@ def choose_attention(
     if setting not in (AUTO, FLASHINFER, TORCH):
         raise InvalidSetting(f"--attention-backend {setting!r:.50} is not one of {AUTO}, {FLASHINFER}, {TORCH}")
     if setting == TORCH or (setting == AUTO and device.torch_device.type != "cuda"):
-        return _torch_choice(shape)
+        return _torch_choice()
     found = _find_flashinfer(device, shape, load, look, attempt)
     if isinstance(found, AttentionChoice):
         _log.info("attention: flashinfer")
@@ -113,7 +111,7 @@ def choose_attention(
     if setting == FLASHINFER:
         raise InvalidSetting(f"--attention-backend flashinfer cannot be used: {found}")
     _log.warning("attention: plain torch, which is slow on a GPU, instead of flashinfer: %s", found)
-    return _torch_choice(shape)
+    return _torch_choice()
 
 
 def _find_flashinfer(
@@ -127,34 +125,36 @@ def _find_flashinfer(
     if device.torch_device.type != "cuda":
         return f"it needs a CUDA device, not {device.torch_device}"
     gpu = look(device.torch_device)
-    reason = unsupported_reason(
-        shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.dtype, gpu.compute_capability
-    )
-    if reason is not None:
-        return reason
+    kvs = [group.kv for group in shape.layout.groups]
+    for kv in kvs:
+        reason = unsupported_reason(shape.num_heads, kv.num_kv_heads, kv.head_dim, shape.dtype, gpu.compute_capability)
+        if reason is not None:
+            return reason
     try:
         calls = load()
     except ModuleNotFoundError as error:
         return f"{error.name} is not installed (pip install 'baton-serve[gpu]')"
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         return f"the installed package does not load: {type(error).__name__}: {error!s:.200}"
-    num_bytes = float_workspace_bytes(
-        shape.num_heads, shape.num_kv_heads, shape.head_dim, gpu.num_processors, shape.max_graph_sequences
+    num_bytes = max(
+        float_workspace_bytes(
+            shape.num_heads, kv.num_kv_heads, kv.head_dim, gpu.num_processors, shape.max_graph_sequences
+        )
+        for kv in kvs
     )
 
-    def build(kv: Tensor) -> FlashInferAttention:
+    def build(pool: PagedKv) -> FlashInferAttention:
         # zeros: what flashinfer asks of a workspace before its first use
-        workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=kv.device)
+        workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=pool.blocks.device)
         return FlashInferAttention(
             calls,
-            kv,
-            shape.windows,
+            pool,
             num_heads=shape.num_heads,
             workspace=workspace,
             max_blocks_per_sequence=shape.max_blocks,
         )
 
-    choice = AttentionChoice(FLASHINFER, num_bytes + int_workspace_bytes(shape.windows), build)
+    choice = AttentionChoice(FLASHINFER, num_bytes + int_workspace_bytes(len(kvs)), build)
     try:
         attempt(choice, shape, device)
     except (torch.OutOfMemoryError, torch.AcceleratorError, DeviceFailed):
@@ -165,5 +165,5 @@ def _find_flashinfer(
     return choice
 
 
-def _torch_choice(shape: AttentionShape) -> AttentionChoice:
-    return AttentionChoice(TORCH, 0, lambda kv: TorchAttention(kv, shape.windows))
+def _torch_choice() -> AttentionChoice:
+    return AttentionChoice(TORCH, 0, TorchAttention)

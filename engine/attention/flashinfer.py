@@ -4,14 +4,13 @@ Owns: what flashinfer is told about a step, its wrappers, and the int workspaces
 the KV tensor nor the float workspace. The package is imported in `load_flashinfer` only; everything else here works
 with the calls it is given, and imports without a GPU.
 
-Layout. The pool [B, L, 2, Hkv, block_size, D] seen at one layer, `kv[:, layer, 0]` and `kv[:, layer, 1]`, is what
-flashinfer calls a paged cache in HND order, with a page stride of L * 2 * Hkv * block_size * D elements. All of its
-kernels take that stride from the tensors. Queries, keys and values may be views of one projection: strides of tokens
-and heads are taken from the tensors as well.
+Layout. Keys and values of one layer, views [B, Hkv, block_size, D] of the pool, are what flashinfer calls a paged cache
+in HND order, with a page stride of all elements of a block. All of its kernels take that stride from the tensors.
+Queries, keys and values may be views of one projection: strides of tokens and heads are taken from the tensors as well.
 
 Batches. The leading shares of one token go to the decode kernel, everything behind them to the prefill kernel, whose
 causal mask is aligned at the end: the last token of a share sees the whole context. A window of W tokens, the token
-itself included, is `window_left = W - 1`. There is one plan per distinct window.
+itself included, is `window_left = W - 1`. There is one plan per KV group, whose layers have one shape and one window.
 
 What lies behind the last token of a page reaches no result: keys there are masked by position, values are replaced by
 zeros while they are loaded. Blocks need no clearing.
@@ -47,7 +46,9 @@ from torch import Tensor
 from device.base import Array, Staging
 from engine.attention.base import LayerStored, SequenceShare
 from engine.attention.flashinfer_limits import GRAPH_INT_WORKSPACE_BYTES, uses_tensor_cores
+from engine.attention.paged_kv import PagedKv
 from engine.cache.block_pool import BlockTable, pack_blocks
+from wire.layout import LayerKv
 
 _LAYOUT = "HND"
 
@@ -133,21 +134,50 @@ class _StagedPages:
         )
 
 
-class _Pool:
-    """The KV pool as flashinfer sees it, and how tokens get into it."""
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What flashinfer is told about the layers of one KV group."""
 
-    def __init__(self, calls: FlashInferCalls, kv: Tensor, num_heads: int) -> None:
-        _, num_layers, _, num_kv_heads, block_size, head_dim = kv.shape
-        self._append = calls.append_paged_kv_cache
-        self.device, self.dtype = kv.device, kv.dtype
-        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
-        self.block_size, self.head_dim = block_size, head_dim
-        self.layers = [(kv[:, layer, 0], kv[:, layer, 1]) for layer in range(num_layers)]
+    kv: LayerKv
+    num_heads: int
+    block_size: int
+    dtype: torch.dtype
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """What every plan asks for, in its order: query heads, key heads, head size, page size."""
-        return self.num_heads, self.num_kv_heads, self.head_dim, self.block_size
+        return self.num_heads, self.kv.num_kv_heads, self.kv.head_dim, self.block_size
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What every plan is told besides."""
+        window_left = -1 if self.kv.window is None else self.kv.window - 1
+        return {"window_left": window_left, "q_data_type": self.dtype, "kv_data_type": self.dtype}
+
+    def decode_wrapper(self, calls: FlashInferCalls, workspace: Tensor, **options: Any) -> Any:
+        """A wrapper for shares of one token."""
+        use_tensor_cores = uses_tensor_cores(self.num_heads // self.kv.num_kv_heads)
+        # "auto" resolves to "fa2" for every plan made here, but newer versions work that out again each time
+        return calls.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, _LAYOUT, use_tensor_cores=use_tensor_cores, backend="fa2", **options
+        )
+
+
+class _Pool:
+    """The KV pool as flashinfer sees it, and how tokens get into it.
+
+    `layers`: keys and values of each layer; `group_of`: the place of its group in `groups`.
+    """
+
+    def __init__(self, calls: FlashInferCalls, paged: PagedKv, num_heads: int) -> None:
+        layout = paged.layout
+        self._append = calls.append_paged_kv_cache
+        self.device, self.block_size = paged.blocks.device, layout.block_size
+        self.groups = [_Group(group.kv, num_heads, layout.block_size, paged.blocks.dtype) for group in layout.groups]
+        places = {layer: place for place, group in enumerate(layout.groups) for layer in group.layers}
+        self.group_of = [places[layer] for layer in range(layout.num_layers)]
+        views = [paged.layer(layer) for layer in range(layout.num_layers)]
+        self.layers = [(view[:, 0], view[:, 1]) for view in views]
 
     def store(self, layer: int, k: Tensor, v: Tensor, pages: _StagedPages) -> None:
         """Issue the copy of k and v, [T, Hkv, D], to their slots. Strides of both are taken as they are."""
@@ -165,33 +195,30 @@ class _Pool:
 
 
 class FlashInferAttention:
-    """Attention over one KV tensor [B, L, 2, Hkv, block_size, D] on a GPU. One instance serves one runner.
+    """Attention over one KV pool on a GPU. One instance serves one runner.
 
-    `windows`: one entry per layer. `workspace`: zeros, uint8, as many as `float_workspace_bytes`.
-    `max_blocks_per_sequence`: the longest block table of recorded steps.
+    `workspace`: zeros, uint8, as many as `float_workspace_bytes` of any group. `max_blocks_per_sequence`: the longest
+    block table of recorded steps.
     """
 
     def __init__(
         self,
         calls: FlashInferCalls,
-        kv: Tensor,
-        windows: Sequence[int | None],
+        paged: PagedKv,
         *,
         num_heads: int,
         workspace: Tensor,
         max_blocks_per_sequence: int,
     ) -> None:
         self._calls, self._workspace = calls, workspace
-        self._pool = _Pool(calls, kv, num_heads)
-        self._windows = tuple(windows)
+        self._pool = _Pool(calls, paged, num_heads)
         self._max_blocks_per_sequence = max_blocks_per_sequence
         # which prefill kernels suit the GPU is flashinfer's knowledge: "auto" takes those of Hopper on Hopper
-        self._prefills = {
-            window: calls.BatchPrefillWithPagedKVCacheWrapper(workspace, _LAYOUT, backend="auto")
-            for window in set(windows)
-        }
-        self._decodes = {window: _decode_wrapper(calls, self._pool, workspace) for window in set(windows)}
-        self._graph_int_workspaces: dict[int | None, Tensor] = {}
+        self._prefills = [
+            calls.BatchPrefillWithPagedKVCacheWrapper(workspace, _LAYOUT, backend="auto") for _ in self._pool.groups
+        ]
+        self._decodes = [group.decode_wrapper(calls, workspace) for group in self._pool.groups]
+        self._graph_int_workspaces: list[Tensor] = []
         self._pages: _StagedPages | None = None
         self._num_decodes = 0
         self._layer_stored: LayerStored | None = None
@@ -213,24 +240,24 @@ class FlashInferAttention:
         self._pool.store(layer, k, v, self._pages)
         if self._layer_stored is not None:
             self._layer_stored()
-        window, cache, first = self._windows[layer], self._pool.layers[layer], self._num_decodes
+        group, cache, first = self._pool.group_of[layer], self._pool.layers[layer], self._num_decodes
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if first:
-            self._decodes[window].run(q[:first], cache, out=out[:first])
+            self._decodes[group].run(q[:first], cache, out=out[:first])
         if first < len(q):
-            self._prefills[window].run(q[first:], cache, out=out[first:])
+            self._prefills[group].run(q[first:], cache, out=out[first:])
         return out
 
     def for_graph(self, num_sequences: int) -> FlashInferDecodes:
         """See `AttentionBackend.for_graph`."""
-        for window in set(self._windows) - self._graph_int_workspaces.keys():
-            self._graph_int_workspaces[window] = torch.zeros(
-                GRAPH_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self._pool.device
-            )
+        if not self._graph_int_workspaces:
+            self._graph_int_workspaces = [
+                torch.zeros(GRAPH_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self._pool.device)
+                for _ in self._pool.groups
+            ]
         return FlashInferDecodes(
             self._calls,
             self._pool,
-            self._windows,
             self._workspace,
             self._graph_int_workspaces,
             num_sequences,
@@ -241,8 +268,8 @@ class FlashInferAttention:
         indptr = torch.from_numpy(pages.indptr[: count + 1])
         last_page_len = torch.from_numpy(pages.last_page_len[:count])
         indices = staged.indices[: int(pages.indptr[count])]
-        for window, wrapper in self._decodes.items():
-            wrapper.plan(indptr, indices, last_page_len, *self._pool.shape, **_plan_options(window, self._pool.dtype))
+        for group, wrapper in zip(self._pool.groups, self._decodes, strict=True):
+            wrapper.plan(indptr, indices, last_page_len, *group.shape, **group.options)
 
     def _plan_prefills(
         self, pages: PageTable, staged: _StagedPages, first: int, shares: Sequence[SequenceShare]
@@ -251,16 +278,9 @@ class FlashInferAttention:
         queries = torch.from_numpy(_starts(np.array([share.num_tokens for share in shares[first:]])))
         indptr = torch.from_numpy(pages.indptr[first:] - first_page)
         last_page_len = torch.from_numpy(pages.last_page_len[first:])
-        for window, wrapper in self._prefills.items():
-            wrapper.plan(
-                queries,
-                indptr,
-                staged.indices[first_page:],
-                last_page_len,
-                *self._pool.shape,
-                causal=True,
-                **_plan_options(window, self._pool.dtype),
-            )
+        indices = staged.indices[first_page:]
+        for group, wrapper in zip(self._pool.groups, self._prefills, strict=True):
+            wrapper.plan(queries, indptr, indices, last_page_len, *group.shape, causal=True, **group.options)
 
 
 class FlashInferDecodes:
@@ -276,16 +296,15 @@ class FlashInferDecodes:
         self,
         calls: FlashInferCalls,
         pool: _Pool,
-        windows: Sequence[int | None],
         workspace: Tensor,
-        int_workspaces: dict[int | None, Tensor],
+        int_workspaces: Sequence[Tensor],
         num_sequences: int,
         max_pages: int,
     ) -> None:
-        self._calls, self._pool, self._windows = calls, pool, windows
+        self._calls, self._pool = calls, pool
         self._workspace, self._int_workspaces = workspace, int_workspaces
         self._num_sequences, self._max_pages = num_sequences, max_pages
-        self._wrappers: dict[int | None, Any] = {}
+        self._wrappers: list[Any] = []
         self._pages: _StagedPages | None = None
         self._layer_stored: LayerStored | None = None
 
@@ -300,18 +319,18 @@ class FlashInferDecodes:
         whole = replace(staged, indices=staged.indices.as_strided((self._max_pages,), (1,)))
         is_first = self._pages is None
         if self._pages is None:
-            self._wrappers = {window: self._wrapper(window, whole) for window in set(self._windows)}
+            groups = zip(self._pool.groups, self._int_workspaces, strict=True)
+            self._wrappers = [self._wrapper(group, int_workspace, whole) for group, int_workspace in groups]
             self._pages = whole
         elif _addresses(whole) != _addresses(self._pages):
             raise ValueError("the staging moved: a recorded step reads where its first plan was")
         # in graph mode, host lengths are read while planning and never kept
         inputs = (torch.from_numpy(pages.indptr), staged.indices, torch.from_numpy(pages.last_page_len))
-        for window, wrapper in self._wrappers.items():
-            options = _plan_options(window, self._pool.dtype)
+        for group, wrapper in zip(self._pool.groups, self._wrappers, strict=True):
             if is_first:
-                wrapper.plan(*inputs, *self._pool.shape, **options)
+                wrapper.plan(*inputs, *group.shape, **group.options)
             else:
-                self._calls.fast_decode_plan(wrapper, *inputs, *self._pool.shape, **options)
+                self._calls.fast_decode_plan(wrapper, *inputs, *group.shape, **group.options)
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Attention.run`."""
@@ -320,37 +339,24 @@ class FlashInferDecodes:
         if self._layer_stored is not None:
             self._layer_stored()
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._wrappers[self._windows[layer]].run(q, self._pool.layers[layer], out=out)
+        self._wrappers[self._pool.group_of[layer]].run(q, self._pool.layers[layer], out=out)
         return out
 
     def for_graph(self, num_sequences: int) -> FlashInferDecodes | None:
         """See `AttentionBackend.for_graph`."""
         return self if num_sequences == self._num_sequences else None
 
-    def _wrapper(self, window: int | None, whole: _StagedPages) -> Any:
-        wrapper = _decode_wrapper(
+    def _wrapper(self, group: _Group, int_workspace: Tensor, whole: _StagedPages) -> Any:
+        wrapper = group.decode_wrapper(
             self._calls,
-            self._pool,
             self._workspace,
             use_cuda_graph=True,
             paged_kv_indptr_buffer=whole.indptr,
             paged_kv_indices_buffer=whole.indices,
             paged_kv_last_page_len_buffer=whole.last_page_len,
         )
-        wrapper.reset_workspace_buffer(self._workspace, self._int_workspaces[window])
+        wrapper.reset_workspace_buffer(self._workspace, int_workspace)
         return wrapper
-
-
-def _decode_wrapper(calls: FlashInferCalls, pool: _Pool, workspace: Tensor, **options: Any) -> Any:
-    # "auto" resolves to "fa2" for every plan made here, but newer versions work that out again each time
-    use_tensor_cores = uses_tensor_cores(pool.num_heads // pool.num_kv_heads)
-    return calls.BatchDecodeWithPagedKVCacheWrapper(
-        workspace, _LAYOUT, use_tensor_cores=use_tensor_cores, backend="fa2", **options
-    )
-
-
-def _plan_options(window: int | None, dtype: torch.dtype) -> dict[str, Any]:
-    return {"window_left": -1 if window is None else window - 1, "q_data_type": dtype, "kv_data_type": dtype}
 
 
 def _num_leading_decodes(shares: Sequence[SequenceShare]) -> int:

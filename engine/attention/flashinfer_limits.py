@@ -7,8 +7,6 @@ Letters: N sequences of a step, Hq query heads, Hkv key and value heads, D head 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 HEAD_DIMS = (64, 128, 256)
@@ -78,6 +76,6 @@ def float_workspace_bytes(
     return max(_MIN_FLOAT_WORKSPACE_BYTES, max(needs) + 2**20)
 
 
-def int_workspace_bytes(windows: Sequence[int | None]) -> int:
+def int_workspace_bytes(num_groups: int) -> int:
     """Device memory of the int workspaces of one `FlashInferAttention` and its graphs, in bytes."""
-    return len(set(windows)) * (2 * _EAGER_INT_WORKSPACE_BYTES + GRAPH_INT_WORKSPACE_BYTES)
+    return num_groups * (2 * _EAGER_INT_WORKSPACE_BYTES + GRAPH_INT_WORKSPACE_BYTES)

@@ -1,7 +1,8 @@
 """Random weights in place of a checkpoint's, for measurements of speed: `--load-format dummy`.
 
-Owns the values: small enough that activations stay finite through any number of layers, and never zero, since zeros
-make products on a GPU look faster than they are. The same on every node of one kind of device.
+Owns the values: norms near 1, everything else near 0, small enough that activations stay finite through any number of
+layers, and never zero, since zeros make products on a GPU look faster than they are. The same on every node of one kind
+of device.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ _DEVIATION = 0.02
 
 
 def fill_with_noise(decoder: Decoder) -> None:
-    """Set every parameter of `decoder`: norms near 1, everything else near 0; then pack it."""
+    """Set every parameter of `decoder`, then pack it."""
     generator = torch.Generator(decoder.device).manual_seed(_SEED)
-    for name, parameter in decoder.parameters().items():
-        mean = 1.0 if "norm" in name else 0.0
-        parameter.normal_(mean, _DEVIATION, generator=generator)
+    for parameter in decoder.parameters():
+        parameter.tensor.normal_(parameter.center, _DEVIATION, generator=generator)
     decoder.pack()
 
 

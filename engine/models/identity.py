@@ -12,7 +12,7 @@ from pathlib import Path
 from demo.location import DEMO_MODEL_NAME, checkpoint_path
 from engine.models.checkpoint import resolve_checkpoint
 from engine.models.config import ModelConfig, architecture_facts
-from engine.models.weights import weights_digest
+from engine.models.weight_files import weights_digest
 
 
 def find_checkpoint(model: str, *, weights: bool = True) -> Path:

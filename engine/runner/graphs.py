@@ -29,7 +29,7 @@ from engine.runner.forward import DueRows
 from engine.runner.inputs import StepInputs, fill_pending
 from engine.runner.limits import graph_size, graph_sizes
 
-Progress: TypeAlias = Callable[[int, int], None]
+ReportProgress: TypeAlias = Callable[[int, int], None]
 
 
 class NotedStaging:
@@ -102,7 +102,7 @@ class DecodeGraphs:
         self._padding = SequenceShare(0, 1, (spare_block,))
         self._recorded: dict[int, _Recorded] = {}
 
-    def record(self, attention: AttentionBackend, progress: Progress | None = None) -> int:
+    def record(self, attention: AttentionBackend, progress: ReportProgress | None = None) -> int:
         """Record a graph for each size; `progress(done, total)` counts them. Returns how many there are.
 
         The largest comes first: the others find their memory in what it has left.

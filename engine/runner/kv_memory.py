@@ -1,9 +1,9 @@
 """The KV pool's bytes, and the views of them that attention and transfers use.
 
-Owns the memory and its layout: block-major, so that block i over all layers is bytes i * block_bytes ..
-(i + 1) * block_bytes of one region. Does not know which blocks are in use (`engine.cache.block_pool`).
+Owns the memory: block-major, so that block i over all layers is bytes i * block_bytes .. (i + 1) * block_bytes of one
+region. What a block looks like is `KvLayout`; which blocks are in use, `engine.cache.block_pool` knows.
 
-Letters: B blocks, L layers, Hkv key and value heads, D head size.
+Letters: B blocks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.attention.paged_kv import PagedKv
 from engine.models.decoder import TORCH_DTYPES
-from wire.layout import KvLayout
+from wire.layout import DTYPE_BYTES, KvLayout
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 KvAllocator: TypeAlias = Callable[[int], ByteArray]
@@ -32,15 +33,14 @@ class KvMemory:
     """`num_blocks` blocks of `layout`.
 
     `blocks`: [B, block_bytes] uint8, what transfers read and write: an array of the host, or a tensor of a device.
-    `tensor`: [B, L, 2, Hkv, block_size, D] in the layout's dtype, what attention reads and writes. Same bytes; with a
-    `spare_block` it has that one block more, which belongs to no request and is never transferred: padding rows of
-    recorded steps use it.
+    `paged`: what attention reads and writes. Same bytes; with a `spare_block` it has that one block more, which belongs
+    to no request and is never transferred: padding rows of recorded steps use it.
     """
 
     layout: KvLayout
     num_blocks: int
     blocks: ByteArray | torch.Tensor
-    tensor: torch.Tensor
+    paged: PagedKv
     spare_block: int | None = None
 
 
@@ -50,19 +50,19 @@ def host_kv_memory(layout: KvLayout, num_blocks: int, allocate: KvAllocator) -> 
     # a cold page costs ten times a warm one: pay at start, not inside the first requests
     memory[::_PAGE_BYTES] = 0
     blocks: ByteArray = memory.reshape(num_blocks, layout.block_bytes)
-    return KvMemory(layout, num_blocks, blocks, _as_kv(torch.from_numpy(memory), layout, num_blocks))
+    return KvMemory(layout, num_blocks, blocks, _paged(torch.from_numpy(memory), layout))
 
 
 def device_kv_memory(layout: KvLayout, num_blocks: int, device: torch.device) -> KvMemory:
     """KV in memory of `device`, with a spare block."""
     memory = torch.zeros((num_blocks + 1) * layout.block_bytes, dtype=torch.uint8, device=device)
     blocks = memory[: num_blocks * layout.block_bytes].view(num_blocks, layout.block_bytes)
-    return KvMemory(layout, num_blocks, blocks, _as_kv(memory, layout, num_blocks + 1), num_blocks)
+    return KvMemory(layout, num_blocks, blocks, _paged(memory, layout), num_blocks)
 
 
-def _as_kv(memory: torch.Tensor, layout: KvLayout, num_blocks: int) -> torch.Tensor:
-    shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
-    return memory.view(TORCH_DTYPES[layout.dtype]).view(shape)
+def _paged(memory: torch.Tensor, layout: KvLayout) -> PagedKv:
+    elements_per_block = layout.block_bytes // DTYPE_BYTES[layout.dtype]
+    return PagedKv(layout, memory.view(TORCH_DTYPES[layout.dtype]).view(-1, elements_per_block))
 
 
 def allocate_private(num_bytes: int) -> ByteArray:

@@ -21,7 +21,7 @@ from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
 from engine.models.decoder import Decoder
 from engine.runner.base import RunningStep
 from engine.runner.forward import DueRows, Forward, stage_eager
-from engine.runner.graphs import DecodeGraphs, Progress
+from engine.runner.graphs import DecodeGraphs, ReportProgress
 from engine.runner.inputs import StepInputs, read_inputs
 from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.sampler import Sampler
@@ -66,7 +66,7 @@ class ModelRunner:
         self._drawn_rows: dict[RequestKey, int] = {}
 
     @torch.inference_mode()
-    def record_graphs(self, progress: Progress | None = None) -> int:
+    def record_graphs(self, progress: ReportProgress | None = None) -> int:
         """Record decode steps, where device and attention can; the number of graphs. Before the first launch.
 
         Without this every step runs operation by operation. `progress(done, total)` counts graphs.

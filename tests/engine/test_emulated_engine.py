@@ -15,13 +15,13 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
 
 from device.base import Device
 from device.emulated import EmulatedDevice, EmulatedGraph
 from engine.attention.choose import AttentionChoice, AttentionShape
 from engine.attention.flashinfer import FlashInferAttention
 from engine.attention.flashinfer_limits import float_workspace_bytes
+from engine.attention.paged_kv import PagedKv
 from engine.build import Engine, build_engine
 from engine.core import EngineCore
 from engine.runner.kv_memory import allocate_private
@@ -43,15 +43,15 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 def choose_stand_in(setting: str, device: Device, shape: AttentionShape) -> AttentionChoice:
     """As `choose_attention` does where there is flashinfer."""
+    kv = shape.layout.groups[0].kv
     num_bytes = float_workspace_bytes(
-        shape.num_heads, shape.num_kv_heads, shape.head_dim, stand_in.NUM_PROCESSORS, shape.max_graph_sequences
+        shape.num_heads, kv.num_kv_heads, kv.head_dim, stand_in.NUM_PROCESSORS, shape.max_graph_sequences
     )
 
-    def build(kv: Tensor) -> FlashInferAttention:
+    def build(paged: PagedKv) -> FlashInferAttention:
         return FlashInferAttention(
             stand_in.CALLS,
-            kv,
-            shape.windows,
+            paged,
             num_heads=shape.num_heads,
             workspace=torch.zeros(num_bytes, dtype=torch.uint8),
             max_blocks_per_sequence=shape.max_blocks,

@@ -14,7 +14,8 @@ from bench.gpu_check.operations_process import (
     operation_errors,
 )
 from device.base import Device
-from engine.models.ops import TorchOps, choose_ops
+from engine.models.ops.choose import choose_ops
+from engine.models.ops.torch_ops import TorchOps
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
@@ -35,4 +36,4 @@ def test_a_fused_operation_rounds_as_plain_torch_does(
 
 
 def test_a_gpu_gets_the_fused_operations(device: Device) -> None:
-    assert not isinstance(choose_ops(device.torch_device), TorchOps)
+    assert type(choose_ops(device.torch_device)) is not TorchOps

@@ -14,11 +14,11 @@ import numpy as np
 from engine.cache.block_pool import BlockPool
 from kvtransfer.receiving import Incoming
 from kvtransfer.transports.base import Blocks
-from wire.layout import KvLayout
+from wire.layout import KvLayout, LayerKv
 from wire.messages import HandoffFigures, TokenEvent
 from wire.request_key import RequestKey
 
-LAYOUT = KvLayout(dtype="float32", num_layers=1, num_kv_heads=1, head_dim=4, block_size=4)
+LAYOUT = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=1, head_dim=4)])
 BLOCK_SIZE, BLOCK_BYTES = LAYOUT.block_size, LAYOUT.block_bytes
 LEASE_S = 10.0
 FREE_BYTE = 0xEE

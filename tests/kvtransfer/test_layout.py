@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtransfer.layout import ByteRun, Run, coalesce, head_runs, heads_of
-from wire.layout import KvLayout
+from wire.layout import KvLayout, LayerKv
 
 _MOVES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=40)
 
@@ -41,7 +41,8 @@ def test_long_runs_are_cut() -> None:
 
 # --- heads of different ranks ----------------------------------------------------------------------------------------
 
-_MODEL = KvLayout(dtype="float16", num_layers=3, num_kv_heads=8, head_dim=4, block_size=2)
+_NUM_HEADS = 8
+_MODEL = KvLayout.of_layers("float16", 2, [LayerKv(num_kv_heads=_NUM_HEADS, head_dim=4)] * 3)
 
 
 def block_of(heads: range, model: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
@@ -52,14 +53,14 @@ def block_of(heads: range, model: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint
 @pytest.mark.parametrize("num_targets", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("num_sources", [1, 2, 4, 8, 16])
 def test_every_rank_gets_its_heads_from_whatever_ranks_hold_them(num_sources: int, num_targets: int) -> None:
-    shape = (_MODEL.num_layers, 2, _MODEL.num_kv_heads, _MODEL.block_size, _MODEL.head_dim)
+    shape = (_MODEL.num_layers, 2, _NUM_HEADS, _MODEL.block_size, 4)
     model = np.random.default_rng(3).integers(0, 2**16, shape, dtype=np.uint16)
     for target_rank in range(num_targets):
-        target_heads = heads_of(target_rank, num_targets, _MODEL.num_kv_heads)
+        target_heads = heads_of(target_rank, num_targets, _NUM_HEADS)
         expected = block_of(target_heads, model)
         target = np.zeros_like(expected)
         for source_rank in range(num_sources):
-            source_heads = heads_of(source_rank, num_sources, _MODEL.num_kv_heads)
+            source_heads = heads_of(source_rank, num_sources, _NUM_HEADS)
             source = block_of(source_heads, model)
             for run in head_runs(_MODEL, source_heads, target_heads):
                 target[run.target : run.target + run.num_bytes] = source[run.source : run.source + run.num_bytes]

@@ -27,7 +27,7 @@ from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER
 from kvtransfer.transports.tcp_zmq import BlockBatch
 from wire.codec import PROTOCOL_VERSION, Bounds, Codec, Length, Packed
 from wire.errors import InvalidMessage, Refused
-from wire.layout import DTYPE_BYTES, KvLayout
+from wire.layout import DTYPE_BYTES, KvLayout, LayerKv
 
 _NUM_MESSAGES = int(os.environ.get("BATON_FUZZ_MESSAGES", "100000"))
 _SEED = int(os.environ.get("BATON_FUZZ_SEED", "1"))
@@ -156,7 +156,9 @@ def made(hint: Any, chance: random.Random) -> Any:
     if is_optional and chance.random() < 0.3:
         return None
     if kind is KvLayout:
-        return KvLayout(chance.choice(sorted(DTYPE_BYTES)), *(chance.randrange(1, 2**20) for _ in range(4)))
+        counts = [chance.randrange(1, 2**20) for _ in range(4)]
+        layers = [LayerKv(*counts[:2]), LayerKv(*counts[:3])] * chance.randrange(1, 9)
+        return KvLayout.of_layers(chance.choice(sorted(DTYPE_BYTES)), counts[3], layers)
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind, include_extras=True)
         record = typing.cast(Any, kind)

@@ -11,12 +11,12 @@ import zmq
 
 from node.router_link import RouterLink
 from wire import links
-from wire.layout import KvLayout
+from wire.layout import KvLayout, LayerKv
 from wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Cancel, Hello, NodeStatus, control_identity
 
 EPOCH = 77
 STATUS = NodeStatus(1, 2, 3, 4, 5, 0.0)
-LAYOUT = KvLayout("float32", num_layers=1, num_kv_heads=1, head_dim=8, block_size=4)
+LAYOUT = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=1, head_dim=8)])
 HELLO = Hello("decode", "d", EPOCH, "fingerprint", LAYOUT, "", "http://127.0.0.1:1", 8, 32, 4, STATUS, "")
 SETTINGS = links.LinkSettings()
 WAIT_MS = 5000

@@ -12,7 +12,7 @@ import zmq
 
 from program.clock import host_clock
 from wire import links
-from wire.layout import KvLayout
+from wire.layout import KvLayout, LayerKv
 from wire.messages import (
     DECODE,
     NODE_TO_ROUTER,
@@ -34,7 +34,7 @@ from wire.messages import (
     control_identity,
 )
 
-LAYOUT = KvLayout(dtype="float32", num_layers=2, num_kv_heads=2, head_dim=16, block_size=4)
+LAYOUT = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=2, head_dim=16)] * 2)
 FINGERPRINT = "f" * 32
 STATUS = NodeStatus(
     num_running=0, num_waiting=0, num_free_blocks=64, num_cached_blocks=0, num_held_blocks=0, loop_age_s=0.0

@@ -12,10 +12,10 @@ import pytest
 from tests.system.conftest import Checkpoints, running
 from tests.system.harness import BLOCK_SIZE, Node, Relay, start_relay
 from tests.system.reference import Reference, make_prompt
-from wire.layout import KvLayout
+from wire.layout import KvLayout, LayerKv
 
 SLOW_PREFILL = str(Path(__file__).with_name("slow_prefill.py"))
-BLOCK_BYTES = KvLayout("float32", 2, 2, 16, BLOCK_SIZE).block_bytes
+BLOCK_BYTES = KvLayout.of_layers("float32", BLOCK_SIZE, [LayerKv(2, 16)] * 2).block_bytes
 PUSH_S = 0.15
 
 

@@ -120,8 +120,12 @@ def test_each_field_rejects_values_of_another_type(codec: Codec, message: Any) -
         ("Tokens", "events.0.logprobs.0.top_logprobs", array("d", [math.nan, 0.0]).tobytes()),
         ("Tokens", "events.0.logprobs.0.top_logprobs", array("d", [0.0] * 21).tobytes()),
         ("Hello", "layout.dtype", "int3"),
-        ("Hello", "layout.num_layers", 0),
         ("PeerHello", "endpoints", [{"transport": "shm", "address": "a", "details": b""}] * 9),
+        ("Hello", "layout.block_size", 0),
+        ("Hello", "layout.groups", []),
+        ("Hello", "layout.groups.0.layers", [1, 2]),
+        ("Hello", "layout.groups.0.kv.kind", "latent"),
+        ("Hello", "layout.groups.0.kv.window", 0),
         ("Grant", "generations", b"\x00" * 7),
     ],
 )

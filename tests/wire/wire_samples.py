@@ -28,7 +28,7 @@ from kvtransfer.messages import (
     Revoked,
 )
 from wire.codec import Bounds, Codec, Length, Packed
-from wire.layout import DTYPE_BYTES, KvLayout
+from wire.layout import DTYPE_BYTES, KvLayout, LayerKv
 from wire.messages import (
     NODE_TO_ROUTER,
     ROUTER_TO_NODE,
@@ -54,7 +54,7 @@ from wire.messages import (
 )
 from wire.sampling import DecodingParams
 
-LAYOUT = KvLayout("bfloat16", num_layers=2, num_kv_heads=4, head_dim=64, block_size=16)
+LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(4, 64), LayerKv(4, 64, window=128)])
 STATUS = NodeStatus(1, 2, 3, 4, 5, 0.25)
 TEN_YEARS_US = 10 * 365 * 24 * 3600 * 10**6
 PARAMS = DecodingParams(
@@ -124,7 +124,8 @@ def valid(hint: Any) -> st.SearchStrategy[Any]:
         return _decoding_params()
     if hint is KvLayout:
         count = st.integers(1, 2**20)
-        return st.builds(KvLayout, st.sampled_from(sorted(DTYPE_BYTES)), count, count, count, count)
+        layers = st.lists(st.builds(LayerKv, count, count, st.none() | count), min_size=1, max_size=5)
+        return st.builds(KvLayout.of_layers, st.sampled_from(sorted(DTYPE_BYTES)), count, layers)
     if dataclasses.is_dataclass(hint):
         return record(typing.cast(type[Any], hint))
     return _scalar(hint, constraint)

@@ -26,6 +26,7 @@ from bench.gpu_check.attention_process import (
     check_graph,
     graph_inputs,
     make_inputs,
+    paged_of,
     torch_backend,
 )
 from bench.gpu_check.parts_process import Setup
@@ -47,7 +48,7 @@ class Wrapped:
 
     def __init__(self, kv: Tensor, windows: Sequence[int | None] = WINDOWS) -> None:
         self.kv = kv
-        self.right = TorchAttention(kv, windows)
+        self.right = TorchAttention(paged_of(kv, windows))
 
     def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         self.right.plan(shares, staging, layer_stored)
@@ -141,7 +142,7 @@ def stand_in(kv: Tensor, num_heads: int, device: Device) -> AttentionBackend:
     """flashinfer's calls on the CPU, behind the code that drives the real ones."""
     workspace = torch.zeros(2**28, dtype=torch.uint8)
     return FlashInferAttention(
-        CALLS, kv, WINDOWS, num_heads=num_heads, workspace=workspace, max_blocks_per_sequence=MAX_TABLE
+        CALLS, paged_of(kv), num_heads=num_heads, workspace=workspace, max_blocks_per_sequence=MAX_TABLE
     )
 
 

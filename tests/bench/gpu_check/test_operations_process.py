@@ -14,7 +14,7 @@ from bench.gpu_check.operations_process import (
     operation_errors,
     run_operation,
 )
-from engine.models.ops import TorchOps
+from engine.models.ops.torch_ops import TorchOps
 from engine.models.rope import Rotation
 
 CPU = torch.device("cpu")

@@ -14,8 +14,10 @@ from device.emulated import EmulatedStaging
 from engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
 from engine.attention.flashinfer import FlashInferAttention
 from engine.attention.flashinfer_limits import float_workspace_bytes
+from engine.attention.paged_kv import PagedKv
 from engine.attention.torch_backend import TorchAttention
 from tests.engine.attention import flashinfer_stand_in as stand_in
+from wire.layout import KvLayout, LayerKv
 
 NUM_LAYERS = 2
 MAX_TOKENS, MAX_SEQUENCES, MAX_BLOCKS = 256, 8, 32
@@ -34,15 +36,26 @@ def dense(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
     return out
 
 
-def make_backend(name: str, kv: Tensor, windows: Sequence[int | None], num_heads: int) -> AttentionBackend:
+def paged_of(kv: Tensor, windows: Sequence[int | None]) -> PagedKv:
+    """The pool [B, L, 2, Hkv, block_size, D] as backends take it; `windows`: one entry per layer."""
+    dtype = str(kv.dtype).removeprefix("torch.")
+    layers = [LayerKv(kv.shape[3], kv.shape[5], window) for window in windows]
+    return PagedKv(KvLayout.of_layers(dtype, kv.shape[4], layers), kv.flatten(1))
+
+
+def make_backend(name: str, paged: PagedKv, num_heads: int) -> AttentionBackend:
     """The torch backend, or the flashinfer backend on its stand-in."""
     if name == "torch":
-        return TorchAttention(kv, windows)
-    num_kv_heads, head_dim = kv.shape[3], kv.shape[5]
-    num_bytes = float_workspace_bytes(num_heads, num_kv_heads, head_dim, stand_in.NUM_PROCESSORS, MAX_SEQUENCES)
-    workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=kv.device)
+        return TorchAttention(paged)
+    num_bytes = max(
+        float_workspace_bytes(
+            num_heads, group.kv.num_kv_heads, group.kv.head_dim, stand_in.NUM_PROCESSORS, MAX_SEQUENCES
+        )
+        for group in paged.layout.groups
+    )
+    workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=paged.blocks.device)
     return FlashInferAttention(
-        stand_in.CALLS, kv, windows, num_heads=num_heads, workspace=workspace, max_blocks_per_sequence=MAX_BLOCKS
+        stand_in.CALLS, paged, num_heads=num_heads, workspace=workspace, max_blocks_per_sequence=MAX_BLOCKS
     )
 
 
@@ -80,9 +93,13 @@ class Relay:
     def __post_init__(self) -> None:
         self.random = torch.Generator().manual_seed(0)
         self.kv = self.normal(self.num_blocks, NUM_LAYERS, 2, self.num_kv_heads, self.block_size, self.head_dim) * 9
-        self.attention = make_backend(self.backend, self.kv, self.windows, self.num_kv_heads * self.group)
+        self.attention = make_backend(self.backend, self.paged, self.num_kv_heads * self.group)
         self.staging = EmulatedStaging(attention_staging_bytes(MAX_TOKENS, MAX_SEQUENCES, MAX_BLOCKS))
         self.free = torch.randperm(self.num_blocks, generator=self.random).tolist()
+
+    @property
+    def paged(self) -> PagedKv:
+        return paged_of(self.kv, self.windows)
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.random).to(self.dtype)

@@ -13,19 +13,22 @@ from device.host import HostDevice
 from engine.attention.choose import AttentionChoice, AttentionShape, Gpu, choose_attention, try_out
 from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls
 from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes
+from engine.attention.paged_kv import PagedKv
 from engine.attention.torch_backend import TorchAttention
 from tests.engine.attention import flashinfer_stand_in as stand_in
 from wire.errors import InvalidSetting
+from wire.layout import KvLayout, LayerKv
 
 SHAPE = AttentionShape(
     num_heads=8,
-    num_kv_heads=2,
-    head_dim=64,
     dtype=torch.bfloat16,
-    windows=(None, 16),
+    layout=KvLayout.of_layers("bfloat16", 16, [LayerKv(2, 64), LayerKv(2, 64, window=16)]),
     max_blocks=8,
     max_graph_sequences=32,
 )
+
+
+POOL = PagedKv(SHAPE.layout, torch.zeros(4, SHAPE.layout.block_bytes // 2, dtype=torch.bfloat16))
 
 
 class NoCuda(HostDevice):
@@ -58,15 +61,15 @@ def test_flashinfer_serves_what_it_can(setting: str) -> None:
     choice = choose_attention(setting, CUDA, SHAPE, load=loaded, look=hopper, attempt=untried)
     float_bytes = float_workspace_bytes(8, 2, 64, 132, 32)
     assert choice.name == "flashinfer"
-    assert choice.workspace_bytes == float_bytes + int_workspace_bytes((None, 16))
-    assert isinstance(choice.build(torch.zeros(4, 2, 2, 2, 16, 64, dtype=torch.bfloat16)), FlashInferAttention)
+    assert choice.workspace_bytes == float_bytes + int_workspace_bytes(2)
+    assert isinstance(choice.build(POOL), FlashInferAttention)
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA])
 def test_torch_can_be_asked_for_anywhere(device: Device, caplog: pytest.LogCaptureFixture) -> None:
     choice = choose_attention("torch", device, SHAPE, load=loaded, look=hopper)
     assert (choice.name, choice.workspace_bytes) == ("torch", 0)
-    assert isinstance(choice.build(torch.zeros(4, 2, 2, 2, 16, 64)), TorchAttention)
+    assert isinstance(choice.build(POOL), TorchAttention)
     assert not caplog.records
 
 
@@ -145,7 +148,8 @@ def test_the_first_step_plans_and_runs_every_kernel_of_every_window(monkeypatch:
         tried.append(choice)
         try_out(choice, shape, EmulatedDevice())
 
-    shape = dataclasses.replace(SHAPE, windows=(None, 16, None, 16))
+    layout = KvLayout.of_layers("bfloat16", 16, [LayerKv(2, 64), LayerKv(2, 64, window=16)] * 2)
+    shape = dataclasses.replace(SHAPE, layout=layout)
     assert choose_attention("auto", CUDA, shape, load=loaded, look=hopper, attempt=attempt) is tried[0]
     assert sorted(ran) == [
         ("BatchDecodeWithPagedKVCacheWrapper", -1),
@@ -156,7 +160,7 @@ def test_the_first_step_plans_and_runs_every_kernel_of_every_window(monkeypatch:
 
 
 def test_a_shape_it_lacks_falls_back_before_anything_is_imported(caplog: pytest.LogCaptureFixture) -> None:
-    shape = dataclasses.replace(SHAPE, head_dim=80)
+    shape = dataclasses.replace(SHAPE, layout=KvLayout.of_layers("bfloat16", 16, [LayerKv(2, 64), LayerKv(2, 80)]))
     choice = choose_attention("auto", CUDA, shape, load=lambda: pytest.fail("imported"), look=hopper)
     assert choice.name == "torch"
     assert [record.levelno for record in caplog.records] == [logging.WARNING]

@@ -31,6 +31,7 @@ from tests.engine.attention.relay import (
     Relay,
     Runner,
     make_backend,
+    paged_of,
     run_ragged_mix,
 )
 
@@ -194,8 +195,7 @@ def backend_on(calls: FlashInferCalls, relay: Relay) -> AttentionBackend:
     num_heads = relay.num_kv_heads * relay.group
     return FlashInferAttention(
         calls,
-        relay.kv,
-        relay.windows,
+        relay.paged,
         num_heads=num_heads,
         workspace=torch.zeros(2**28, dtype=torch.uint8),
         max_blocks_per_sequence=MAX_BLOCKS,
@@ -257,8 +257,7 @@ def test_workspaces_are_large_enough_for_every_plan(shape: tuple[int, int, int],
     num_bytes = float_workspace_bytes(num_heads, num_kv_heads, head_dim, stand_in.NUM_PROCESSORS, size)
     attention = FlashInferAttention(
         stand_in.CALLS,
-        kv,
-        (None,),
+        paged_of(kv, (None,)),
         num_heads=num_heads,
         workspace=torch.empty(num_bytes, dtype=torch.uint8),
         max_blocks_per_sequence=2,
@@ -289,13 +288,13 @@ def test_the_memory_that_is_announced_is_what_wrappers_take() -> None:
     # all sizes share one int workspace for each window, beside the 8 MiB that each of the four eager wrappers takes
     assert len(sizes) == 6
     assert len(set(sizes)) == 2
-    assert int_workspace_bytes(relay.windows) == 4 * 8 * 2**20 + 2 * GRAPH_INT_WORKSPACE_BYTES
+    assert int_workspace_bytes(2) == 4 * 8 * 2**20 + 2 * GRAPH_INT_WORKSPACE_BYTES
 
 
 def test_every_step_fits_the_staging_that_was_announced() -> None:
     for backend in ("torch", "flashinfer"):
-        kv = torch.zeros(64, 1, 2, 2, 4, 64, dtype=torch.float16)
-        attention = make_backend(backend, kv, (None, 3), 4)
+        kv = torch.zeros(64, 2, 2, 2, 4, 64, dtype=torch.float16)
+        attention = make_backend(backend, paged_of(kv, (None, 3)), 4)
         for counts in ([1] * 8, [32] * 8, [249, *[1] * 7], [1] * 4 + [9] * 4):
             shares = [SequenceShare(128 - count if count < 128 else 0, count, list(range(64))) for count in counts]
             num_blocks = max(-(-share.context_len // 4) for share in shares)

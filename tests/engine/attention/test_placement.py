@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from engine.attention.base import SequenceShare
-from tests.engine.attention.relay import make_backend
+from tests.engine.attention.relay import make_backend, paged_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 CUDA = torch.device("cuda", 0)
@@ -88,7 +88,7 @@ def qkv_of(num_tokens: int) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("backend", ["torch", "flashinfer"])
 def test_a_step_stays_on_the_device_and_asks_it_for_nothing(backend: str) -> None:
     kv = torch.empty(10, 2, 2, 2, 4, 64, dtype=torch.bfloat16, device=CUDA)
-    attention = make_backend(backend, kv, (None, 3), num_heads=4)
+    attention = make_backend(backend, paged_of(kv, (None, 3)), num_heads=4)
     for shares in (SHARES, SHARES[:2], SHARES[2:]):
         attention.plan(shares, FakeStaging())
         q, k, v = qkv_of(sum(share.num_tokens for share in shares))
@@ -100,7 +100,7 @@ def test_a_step_stays_on_the_device_and_asks_it_for_nothing(backend: str) -> Non
 
 def test_a_recorded_step_stays_on_the_device() -> None:
     kv = torch.empty(10, 2, 2, 2, 4, 64, dtype=torch.bfloat16, device=CUDA)
-    attention = make_backend("flashinfer", kv, (None, 3), num_heads=4).for_graph(2)
+    attention = make_backend("flashinfer", paged_of(kv, (None, 3)), num_heads=4).for_graph(2)
     assert attention is not None
     q, k, v = qkv_of(2)
     for _ in range(2):

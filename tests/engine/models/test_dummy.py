@@ -23,7 +23,7 @@ def test_every_parameter_is_set_and_none_is_zero(folder: Path, dtype: torch.dtyp
     found = []
     for _ in range(2):
         decoder = Decoder(load_config(folder), dtype, "cpu")
-        parameters = decoder.parameters()
+        parameters = {parameter.name: parameter.tensor for parameter in decoder.parameters()}
         for parameter in parameters.values():
             parameter.fill_(torch.nan)
         fill_with_noise(decoder)

@@ -5,7 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from engine.models.ops import TorchOps, choose_ops
+from engine.models.linear_weights import PackedWeight, PlainWeight
+from engine.models.ops.base import DecoderOps
+from engine.models.ops.choose import choose_ops
+from engine.models.ops.cpu_ops import CpuOps
+from engine.models.ops.torch_ops import TorchOps
 from tests.engine.models.op_cases import (
     DTYPES,
     EPS,
@@ -51,10 +55,44 @@ def test_gate_is_its_formula(dtype: torch.dtype) -> None:
     assert_same_roundings(gated, plain_gate(gate_up))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("ops", [TorchOps(), CpuOps(pack_min_elements=0), CpuOps()], ids=["torch", "packed", "small"])
+def test_linear_is_its_formula(ops: DecoderOps, dtype: torch.dtype, has_bias: bool) -> None:
+    matrix, bias = random(96, 64, dtype=dtype), random(1, 96, dtype=dtype, seed=1)[0] if has_bias else None
+    weight = ops.pack(PlainWeight(matrix))
+    for num_rows in (1, 7, 40):
+        x = random(num_rows, 64, dtype=dtype, seed=num_rows)
+        expected = x.double() @ matrix.double().T + (0.0 if bias is None else bias.double())
+        found = ops.linear(x, weight, bias)
+        assert (found.dtype, found.is_contiguous()) == (dtype, True)
+        torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=1e-4 if dtype == torch.float32 else 6e-2)
+
+
+def test_a_cpu_packs_large_weights_where_it_can() -> None:
+    assert isinstance(CpuOps().pack(PlainWeight(torch.zeros(512, 512))), PackedWeight)
+    small, half = PlainWeight(torch.zeros(16, 16)), PlainWeight(torch.zeros(512, 512, dtype=torch.float16))
+    assert (CpuOps().pack(small), CpuOps().pack(half)) == (small, half)
+
+
+def test_a_format_that_operations_do_not_know_is_refused() -> None:
+    with pytest.raises(TypeError, match="TorchOps does not multiply by a PackedWeight"):
+        TorchOps().linear(torch.zeros(1, 4), PackedWeight(torch.zeros(4, 4)), None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embed_gives_rows_that_may_be_changed(dtype: torch.dtype) -> None:
+    table = random(9, 8, dtype=dtype)
+    before, rows = table.clone(), TorchOps().embed(torch.tensor([3, 3, 0]), table)
+    assert torch.equal(rows, torch.stack([table[3], table[3], table[0]]))
+    rows.zero_()
+    assert torch.equal(table, before)
+
+
 def test_ops_are_chosen_by_device(caplog: pytest.LogCaptureFixture) -> None:
     triton_ops = TorchOps()
     assert choose_ops(torch.device("cuda", 1), load=lambda _: triton_ops) is triton_ops
-    assert isinstance(choose_ops(torch.device("cpu"), load=lambda _: pytest.fail("loaded")), TorchOps)
+    assert isinstance(choose_ops(torch.device("cpu"), load=lambda _: pytest.fail("loaded")), CpuOps)
     assert not caplog.records
 
 

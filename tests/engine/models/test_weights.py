@@ -14,15 +14,19 @@ from transformers import AutoModelForCausalLM
 
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
-from engine.models.weights import INDEX_FILE, SINGLE_FILE, load_weights, weights_digest
+from engine.models.loading import load_weights
+from engine.models.shard import WHOLE, Shard
+from engine.models.weight_files import INDEX_FILE, SINGLE_FILE, weights_digest
 from tests.checkpoints import make_checkpoint, write_weights
 from wire.errors import ModelLoadError
 
 
-def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    decoder = Decoder(load_config(folder), dtype, "cpu")
+def loaded(folder: Path, dtype: torch.dtype = torch.float32, shard: Shard = WHOLE) -> dict[str, torch.Tensor]:
+    """Every parameter by its name, filled with NaN before it is loaded."""
+    decoder = Decoder(load_config(folder), dtype, "cpu", shard=shard)
+    parameters = {parameter.name: parameter.tensor.fill_(torch.nan) for parameter in decoder.parameters()}
     load_weights(folder, decoder)
-    return decoder
+    return parameters
 
 
 def rewritten(folder: Path, without: tuple[str, ...] = (), **tensors: torch.Tensor) -> Path:
@@ -35,7 +39,7 @@ def rewritten(folder: Path, without: tuple[str, ...] = (), **tensors: torch.Tens
 
 def test_fused_parameters_hold_their_parts_in_order(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "qwen3")
-    source, parameters = load_file(folder / SINGLE_FILE), loaded(folder).parameters()
+    source, parameters = load_file(folder / SINGLE_FILE), loaded(folder)
     attention = "model.layers.1.self_attn."
     fused = torch.cat([source[f"{attention}{name}_proj.weight"] for name in "qkv"])
     assert torch.equal(parameters["layers.1.qkv.weight"], fused)
@@ -44,10 +48,10 @@ def test_fused_parameters_hold_their_parts_in_order(tmp_path: Path) -> None:
 
 
 def test_shards_load_like_a_single_file(tmp_path: Path) -> None:
-    single = loaded(make_checkpoint(tmp_path / "single", "qwen2")).parameters()
+    single = loaded(make_checkpoint(tmp_path / "single", "qwen2"))
     folder = make_checkpoint(tmp_path / "sharded", "qwen2", shard_bytes=60_000)
     assert len(list(folder.glob("*.safetensors"))) > 3
-    sharded = loaded(folder).parameters()
+    sharded = loaded(folder)
     assert all(torch.equal(sharded[name], tensor) for name, tensor in single.items())
 
 
@@ -57,13 +61,13 @@ def test_a_checkpoint_that_transformers_wrote_loads(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "saved", max_shard_size="60KB")
     assert (tmp_path / "saved" / INDEX_FILE).is_file()
     assert load_config(tmp_path / "saved").rope == load_config(original).rope
-    saved, expected = loaded(tmp_path / "saved").parameters(), loaded(original).parameters()
+    saved, expected = loaded(tmp_path / "saved"), loaded(original)
     assert all(torch.equal(saved[name], tensor) for name, tensor in expected.items())
 
 
 def test_weights_are_converted_to_the_dtype_of_the_decoder(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "mistral")
-    down = loaded(folder, torch.bfloat16).parameters()["layers.0.down.weight"]
+    down = loaded(folder, torch.bfloat16)["layers.0.down.weight"]
     source = load_file(folder / SINGLE_FILE)["model.layers.0.mlp.down_proj.weight"]
     assert torch.equal(down, source.to(torch.bfloat16))
 
@@ -244,9 +248,50 @@ def test_config_and_digest_need_no_torch(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama")
     code = (
         "import sys; from pathlib import Path; from engine.models.config import load_config;"
-        "from engine.models.checkpoint import resolve_checkpoint; from engine.models.weights import weights_digest;"
+        "from engine.models.checkpoint import resolve_checkpoint;"
+        "from engine.models.weight_files import weights_digest;"
         "folder = resolve_checkpoint(sys.argv[1]); load_config(folder); weights_digest(folder);"
         "sys.exit('torch' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, env=environment, timeout=60)
+
+
+SHARDED = {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_ranks_load_their_rows_and_columns(tmp_path: Path, family: str) -> None:
+    folder = make_checkpoint(tmp_path, family, changes=SHARDED if family == "llama" else {})
+    source = load_file(folder / SINGLE_FILE)
+    head = 32 if family == "qwen3" else 16
+    prefix = "model.layers.1."
+    for rank in range(2):
+        parameters = loaded(folder, shard=Shard(rank, 2))
+        assert not any(parameter.isnan().any() for parameter in parameters.values())
+        q, kv = slice(rank * 2 * head, (rank + 1) * 2 * head), slice(rank * head, (rank + 1) * head)
+        inner = slice(rank * 64, (rank + 1) * 64)
+        for ending in ("weight", "bias") if family == "llama" else ("weight",):
+            parts = zip("qkv", (q, kv, kv), strict=True)
+            fused = torch.cat([source[f"{prefix}self_attn.{name}_proj.{ending}"][rows] for name, rows in parts])
+            assert torch.equal(parameters[f"layers.1.qkv.{ending}"], fused)
+            gate_up = torch.cat([source[f"{prefix}mlp.{name}_proj.{ending}"][inner] for name in ("gate", "up")])
+            assert torch.equal(parameters[f"layers.1.gate_up.{ending}"], gate_up)
+        assert torch.equal(parameters["layers.1.o.weight"], source[f"{prefix}self_attn.o_proj.weight"][:, q])
+        assert torch.equal(parameters["layers.1.down.weight"], source[f"{prefix}mlp.down_proj.weight"][:, inner])
+        assert torch.equal(parameters["head.weight"], source["lm_head.weight"])
+        if family == "llama":
+            # the ranks' results are added up: one of them has the bias
+            assert len(parameters["layers.1.o.bias"]) == (64 if rank == 0 else 0)
+
+
+def test_a_rank_misses_tensors_that_it_takes_nothing_of(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama", changes=SHARDED)
+    rewritten(folder, without=("model.layers.0.self_attn.o_proj.bias",))
+    with pytest.raises(ModelLoadError, match=r"lacks 1 tensors: model\.layers\.0\.self_attn\.o_proj\.bias"):
+        loaded(folder, shard=Shard(1, 2))
+
+
+def test_a_model_that_cannot_be_divided_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="4 attention heads cannot be divided among 3 ranks"):
+        loaded(make_checkpoint(tmp_path, "llama"), shard=Shard(0, 3))

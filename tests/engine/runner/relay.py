@@ -19,7 +19,7 @@ from device.base import Device, Staging
 from engine.attention.base import LayerStored, SequenceShare
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
-from engine.models.weights import load_weights
+from engine.models.loading import load_weights
 from engine.runner.base import RunningStep
 from engine.runner.limits import RunnerLimits
 from engine.runner.model_runner import ModelRunner

@@ -3,19 +3,20 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from device.emulated import EmulatedDevice
 from engine.attention.torch_backend import TorchAttention
 from engine.models.decoder import Decoder
+from engine.runner.kv_memory import allocate_private, host_kv_memory
 from engine.runner.limits import RunnerLimits, graph_size, graph_sizes, staging_bytes
 from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler
 from engine.scheduler.request import ScheduledRequest, Step
 from tests.engine.runner.relay import BLOCK_SIZE, MAX_BLOCKS, load_decoder, scheduled
 from tests.request_keys import key_of
+from wire.layout import KvLayout
 from wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, DecodingParams
 
 
@@ -83,11 +84,9 @@ def test_no_step_overflows_the_staging_memory(
     vocab_size = decoder.config.vocab_size
     params = [hardest(vocab_size, choose) for _ in range(4)]
     limits = RunnerLimits(max_num_seqs, max_num_batched_tokens, MAX_BLOCKS)
-    config = decoder.config
-    kv = torch.zeros(MAX_BLOCKS, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-    runner = ModelRunner(
-        decoder, TorchAttention(kv, config.windows), Sampler(frozenset({1}), vocab_size), EmulatedDevice(), limits
-    )
+    layout = KvLayout.of_layers("float32", BLOCK_SIZE, decoder.layer_kvs)
+    paged = host_kv_memory(layout, MAX_BLOCKS, allocate_private).paged
+    runner = ModelRunner(decoder, TorchAttention(paged), Sampler(frozenset({1}), vocab_size), EmulatedDevice(), limits)
     longest = MAX_BLOCKS * BLOCK_SIZE
     for _ in range(6):
         # sequences share all blocks: what they compute does not matter here

@@ -30,15 +30,16 @@ def test_a_layer_is_told_of_when_its_kv_will_not_change_any_more(engine: tuple[E
 
     def watch(step: Step) -> object:
         tables.append(list(step.requests[0].block_table))
-        return lambda: seen.append(memory.tensor[tables[0]].clone())
+        return lambda: seen.append(memory.paged.blocks[tables[0]].clone())
 
     core.step(watch)  # type: ignore[arg-type]
     num_layers = memory.layout.num_layers
     assert len(seen) == num_layers
-    final = memory.tensor[tables[0]]
-    for layer in range(num_layers):
-        assert torch.equal(seen[layer][:, : layer + 1], final[:, : layer + 1])
-        assert final[:, layer].abs().sum() > 0
+    final = memory.paged.blocks[tables[0]]
+    for layer, end in enumerate(memory.layout.layer_ends):
+        end //= final.element_size()
+        assert torch.equal(seen[layer][:, :end], final[:, :end])
+        assert memory.paged.layer(layer)[tables[0]].abs().sum() > 0
 
 
 def test_nobody_has_to_watch(engine: tuple[EngineCore, KvMemory]) -> None:

@@ -1,7 +1,7 @@
-"""The operations of a decoder as Triton kernels: one launch each. The only module that imports triton.
+"""The operations between a decoder's products as Triton kernels: one launch each. The only module that imports triton.
 
-Owns: the kernels and their launch shapes. What they compute and where they round is `DecoderOps` in
-`engine/models/ops.py`; arithmetic is in float32 between those roundings.
+Owns: the kernels and their launch shapes. What they compute and where they round is `DecoderOps` in `base.py`;
+arithmetic is in float32 between those roundings. Products and the embedding lookup are torch's.
 
 A kernel is compiled on its first call for a model's sizes and dtype, which takes about a second. The number of tokens
 is only ever the size of the grid, never an argument or a reason for another configuration: one step of any length
@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.models.ops.torch_ops import TorchOps
 from engine.models.rope import Rotation
 
 _ELEMENTS_PER_THREAD = 8
@@ -33,7 +34,7 @@ _FUSE_ROUNDINGS = False
 them: visible in the PTX, not in an interpreter."""
 
 
-class TritonOps:
+class TritonOps(TorchOps):
     """See `DecoderOps`."""
 
     def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:

@@ -1,0 +1,155 @@
+"""Weights as a stream: safetensors shards straight into the parameters of a model, each piece to its place.
+
+Owns the completeness check: a load that returns has written every element of every parameter exactly once, and has used
+every tensor of the files. What the parameters are, and which tensors they are made of, the model's parts say
+(`Parameter`).
+
+Invariant: each problem is a `ModelLoadError` with the names of the tensors or files in it. Names, shapes, dtypes and
+file sizes are all checked before the first byte is copied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from engine.models.decoder import Decoder
+from engine.models.parameters import Parameter, Source, slices
+from engine.models.weight_files import TensorEntry, listed, read_header, weight_files
+from wire.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
+_DERIVED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
+"""Tables that old checkpoints carry; they follow from the config."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A checkpoint tensor's place in a parameter."""
+
+    parameter: Parameter
+    source: Source
+
+
+class _Uses:
+    """Where each tensor of a checkpoint goes, by name. `copies`: what may be there once more, of which parameter."""
+
+    def __init__(self, parameters: Iterable[Parameter]) -> None:
+        self.by_name: dict[str, list[_Use]] = {}
+        self.copies: dict[str, Parameter] = {}
+        for parameter in parameters:
+            if not parameter.is_covered:
+                names = [source.name for source in parameter.sources]
+                raise ModelLoadError(f"{parameter.name} is not written exactly once by {listed(names) or 'any tensor'}")
+            for source in parameter.sources:
+                self.by_name.setdefault(source.name, []).append(_Use(parameter, source))
+            self.copies.update(dict.fromkeys(parameter.copies, parameter))
+
+    def half_filled(self, missing: Sequence[str]) -> list[str]:
+        """Parameters of which some tensors are missing and some are there."""
+        absent = set(missing)
+        lacking = {use.parameter.name for name in missing for use in self.by_name[name]}
+        begun = {use.parameter.name for name, uses in self.by_name.items() if name not in absent for use in uses}
+        return sorted(lacking & begun)
+
+
+def load_weights(folder: Path, decoder: Decoder, progress: Callable[[int, int], None] | None = None) -> None:
+    """Fill every parameter of `decoder` from the checkpoint in `folder`, converting to its dtype, then pack it.
+
+    `progress(bytes_done, bytes_total)` counts the tensor bytes of the files, those that a shard leaves out included:
+    first call (0, total), last (total, total). Raises `ModelLoadError`.
+    """
+    _fill(folder, decoder, progress)
+    # nobody holds the plain weights any more: each is freed when it is packed
+    decoder.pack()
+
+
+def _fill(folder: Path, decoder: Decoder, progress: Callable[[int, int], None] | None) -> None:
+    headers = {path: read_header(path) for path in weight_files(folder)}
+    uses = _Uses(decoder.parameters())
+    _check_complete(headers, uses, decoder.config.architecture)
+    bytes_total = sum(entry.num_bytes for header in headers.values() for entry in header.values())
+    bytes_done = 0
+    if progress is not None:
+        progress(0, bytes_total)
+    for path, header in headers.items():
+        with _opened(path) as file:
+            for name, entry in header.items():
+                for use in uses.by_name.get(name, ()):
+                    _write(file, use)
+                bytes_done += entry.num_bytes
+                if progress is not None:
+                    progress(bytes_done, bytes_total)
+    _check_copies(headers, uses.copies)
+
+
+def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, architecture: str) -> None:
+    found: dict[str, TensorEntry] = {}
+    for path, header in headers.items():
+        twice = [name for name in header if name in found]
+        if twice:
+            raise ModelLoadError(f"{path}: tensors that another file has too: {listed(twice)}")
+        found.update(header)
+    missing = [name for name in uses.by_name if name not in found]
+    if missing:
+        half_filled = uses.half_filled(missing)
+        note = f"; fused parameters left half filled: {listed(half_filled)}" if half_filled else ""
+        raise ModelLoadError(f"the checkpoint lacks {len(missing)} tensors: {listed(missing)}{note}")
+    unused = [name for name in found if not (name in uses.by_name or name in uses.copies or _DERIVED.fullmatch(name))]
+    if unused:
+        raise ModelLoadError(
+            f"the checkpoint has {len(unused)} tensors that {architecture} does not use: {listed(unused)}"
+        )
+    for name, of_name in uses.by_name.items():
+        for use in of_name:
+            _check_entry(found[name], use.source)
+
+
+def _check_entry(entry: TensorEntry, source: Source) -> None:
+    if entry.shape != source.shape:
+        raise ModelLoadError(f"{source.name} has shape {list(entry.shape)}, config.json makes it {list(source.shape)}")
+    if entry.dtype not in _FLOAT_DTYPES:
+        raise ModelLoadError(
+            f"{source.name} has dtype {entry.dtype}, which is not supported; supported: {', '.join(_FLOAT_DTYPES)}"
+        )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The file, mapped; whatever cannot be read of it is a `ModelLoadError`."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error}") from error
+
+
+def _write(file: Any, use: _Use) -> None:
+    """Copy what `use` takes of its tensor. A whole tensor is a view of the mapped file; of others only the piece is
+    read."""
+    source = use.source
+    if source.is_empty:
+        return
+    piece = file.get_tensor(source.name) if source.is_whole else file.get_slice(source.name)[slices(source.taken)]
+    use.parameter.tensor[slices(source.region)].copy_(piece)
+
+
+def _check_copies(headers: Mapping[Path, Mapping[str, TensorEntry]], copies: Mapping[str, Parameter]) -> None:
+    """A head stored beside the embedding it is tied to must be equal to it, else the config contradicts the file."""
+    for path, name in ((path, name) for path, header in headers.items() for name in header if name in copies):
+        with _opened(path) as file:
+            copy: Tensor = file.get_tensor(name)
+        loaded = copies[name].tensor
+        if copy.shape != loaded.shape or not copy.to(loaded).equal(loaded):
+            raise ModelLoadError(
+                f"{path}: {name} differs from the {copies[name].name}, but config.json says tie_word_embeddings"
+            )

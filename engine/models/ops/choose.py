@@ -1,0 +1,47 @@
+"""Which operations a decoder gets on a device.
+
+On a GPU each operation between two products would be several kernels that take longer to start than to run: at one
+token a step, that is where the time of a decoder goes. `triton_ops.py` has each as one kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from engine.models.ops.base import DecoderOps
+from engine.models.ops.cpu_ops import CpuOps
+from engine.models.ops.torch_ops import TorchOps
+
+_log = logging.getLogger(__name__)
+
+
+def load_triton_ops(device: torch.device) -> DecoderOps:
+    """Triton's operations, tried out. Raises whatever importing, compiling or starting a kernel raises."""
+    from engine.models.ops.triton_ops import TritonOps
+
+    ops = TritonOps()
+    # the first launch builds a module with the machine's own C compiler and Python's headers: both may be missing
+    ops.gate(torch.zeros(1, 32, device=device))
+    return ops
+
+
+def choose_ops(device: torch.device, *, load: Callable[[torch.device], DecoderOps] = load_triton_ops) -> DecoderOps:
+    """The fastest operations for `device`: Triton's on CUDA, where Triton works; packed products on a CPU; torch's
+    everywhere else.
+
+    One log line says why a GPU has to do without.
+    """
+    if device.type == "cpu":
+        return CpuOps()
+    if device.type != "cuda":
+        return TorchOps()
+    try:
+        return load(device)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # a compiler fails in many ways, and none of them makes torch's operations wrong
+        _log.warning("operations: plain torch instead of Triton: %s: %.200s", type(error).__name__, error)
+        return TorchOps()

@@ -1,0 +1,45 @@
+"""What all parts of a model have in common: the contract, and what each of them is made for.
+
+A part takes what it needs of the config and of a `PartSetup`, allocates its parameters, and says which tensors of a
+checkpoint they are made of. A layer of another kind is made of other parts: nobody else has to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.models.ops.base import DecoderOps
+from engine.models.parameters import Parameter
+from engine.models.shard import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class PartSetup:
+    """The same for all parts of one model on one device. `shard`: which share of the divided weights is this rank's."""
+
+    dtype: torch.dtype
+    device: torch.device
+    ops: DecoderOps
+    shard: Shard
+
+    def empty(self, *shape: int) -> Tensor:
+        """Memory for a parameter that is still to be loaded."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
+class Part(Protocol):
+    """A piece of a model that owns parameters."""
+
+    def parameters(self) -> Iterator[Parameter]:
+        """What has to be loaded before it computes. Only before `pack`."""
+        ...
+
+    def pack(self) -> None:
+        """Bring what was loaded into the formats that this device computes with fastest. Once; nothing can be loaded
+        afterwards."""
+        ...
