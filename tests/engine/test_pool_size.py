@@ -23,11 +23,11 @@ from engine.runner.sampler import Sampler
 from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
 from wire.errors import InvalidSetting
-from wire.layout import KvLayout
+from wire.layout import KvLayout, LayerKv
 
 MIB = 2**20
 MARGIN = 64
-LAYOUT = KvLayout("float32", num_layers=2, num_kv_heads=2, head_dim=16, block_size=16)
+LAYOUT = KvLayout.of_layers("float32", 16, [LayerKv(num_kv_heads=2, head_dim=16)] * 2)
 
 
 # --- from the settings

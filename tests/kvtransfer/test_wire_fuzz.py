@@ -157,7 +157,9 @@ def made(hint: Any, chance: random.Random) -> Any:
         return None
     if kind is KvLayout:
         counts = [chance.randrange(1, 2**20) for _ in range(4)]
-        layers = [LayerKv(*counts[:2]), LayerKv(*counts[:3])] * chance.randrange(1, 9)
+        layers = [LayerKv(counts[0], counts[1]), LayerKv(counts[0], counts[1], window=counts[2])] * chance.randrange(
+            1, 9
+        )
         return KvLayout.of_layers(chance.choice(sorted(DTYPE_BYTES)), counts[3], layers)
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind, include_extras=True)

@@ -8,8 +8,9 @@ from prometheus_client.core import Metric
 from engine.scheduler.request import RequestOutput, SampledToken
 from node.metrics import HandoffTimes, StepCounters
 from wire.messages import HandoffFigures
+from wire.request_key import RequestKey
 
-KEY = (b"h" * 16, 1)
+KEY = RequestKey(b"h" * 16, 1)
 
 
 def values(metrics: Iterable[Metric]) -> dict[str, float]:

@@ -16,11 +16,12 @@ import zmq
 import router.nodes
 from router.control import ControlLink
 from router.nodes import NodeRegistry
-from tests.router.fake_node import LAYOUT, STATUS, FakeNode, answering, make_hello
+from tests.router.fake_node import STATUS, FakeNode, answering, make_hello
 from tests.router.rig import relaying
 from wire import links
 from wire.codec import PROTOCOL_VERSION
 from wire.errors import InvalidSetting
+from wire.layout import KvLayout, LayerKv
 from wire.messages import (
     DECODE,
     NODE_TO_ROUTER,
@@ -33,6 +34,8 @@ from wire.messages import (
     Tokens,
     Welcome,
 )
+
+OTHER_LAYOUT = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=2, head_dim=99)] * 2)
 
 
 async def _until(holds: Callable[[], bool], within_s: float = 2.0) -> None:
@@ -65,8 +68,8 @@ async def test_a_node_is_welcomed_and_pinged() -> None:
 async def test_a_node_that_does_not_fit_is_told_why() -> None:
     async with relaying() as rig:
         await rig.join(DECODE)
-        stranger = rig.dial(PREFILL, layout=replace(LAYOUT, head_dim=99))
-        assert "head_dim is 16 here and 99" in (await stranger.expect(Refusal)).message
+        stranger = rig.dial(PREFILL, layout=OTHER_LAYOUT)
+        assert "head_dim of layer 0 is 16 here and 99" in (await stranger.expect(Refusal)).message
         assert len(rig.registry) == 1
 
 
