@@ -108,7 +108,7 @@ def sample(requests: Sequence[Mix], logits: Tensor, device: Device) -> list[Samp
     staging.begin()
     plan = sampler.plan(requests, staging).stage_changes(staging)
     staging.upload()
-    outputs = sampler.draw(plan, logits.to(device.torch_device, copy=True))
+    outputs = sampler.sample(plan, logits.to(device.torch_device, copy=True))
     return plan.tokens(device.fetch(outputs).wait())
 
 

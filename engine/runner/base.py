@@ -29,14 +29,14 @@ class RunningStep(Protocol):
 class Runner(Protocol):
     """Computes steps.
 
-    `is_asynchronous`: a step may be launched while the one before it runs. The token that the one before draws is then
-    `PENDING_TOKEN` in the shares of the later one, and the runner puts the drawn one in its place.
+    `is_asynchronous`: a step may be launched while the one before it runs. The token that the one before samples is then
+    `PENDING_TOKEN` in the shares of the later one, and the runner puts the sampled one in its place.
     """
 
     is_asynchronous: bool
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
-        """Begin to store the KV of the step's tokens and to draw the tokens that are due.
+        """Begin to store the KV of the step's tokens and to sample the tokens that are due.
 
         Everything the runner needs of `step` is read before this returns. Raises as `RunningStep.result`; nothing of
         the step is being computed any more then.

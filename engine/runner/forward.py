@@ -3,7 +3,7 @@
 Owns the order in which inputs are staged. `engine.runner.graphs` does the same with a recorded graph; both first stage,
 then, once the caller has uploaded, compute.
 
-Letters: T tokens of the step, N rows that are due (a token is drawn for them), V vocabulary.
+Letters: T tokens of the step, N rows that are due (a token is sampled for them), V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.runner.inputs import StepInputs, fill_pending
 
 @dataclass(frozen=True, slots=True)
 class DueRows:
-    """The N tokens after which one is drawn. index: [N] int64 among the T tokens; None: the first N, in their order."""
+    """The N tokens after which one is sampled. index: [N] int64 among the T tokens; None: the first N, in order."""
 
     count: int
     index: Tensor | None
@@ -45,13 +45,13 @@ class EagerForward:
     token_ids: Tensor
     positions: Tensor
     sources: Tensor | None
-    drawn: Tensor
+    sampled: Tensor
 
     def compute(self, due: DueRows) -> Tensor | None:
         """See `Forward.compute`."""
         token_ids = self.token_ids
         if self.sources is not None:
-            token_ids = fill_pending(token_ids, self.sources, self.drawn)
+            token_ids = fill_pending(token_ids, self.sources, self.sampled)
         hidden = self.decoder.forward(token_ids, self.positions, self.attention)
         if due.count == 0:
             return None
@@ -62,7 +62,7 @@ def stage_eager(
     decoder: Decoder,
     attention: AttentionBackend,
     staging: Staging,
-    drawn: Tensor,
+    sampled: Tensor,
     inputs: StepInputs,
     shares: Sequence[SequenceShare],
     layer_stored: LayerStored | None,
@@ -71,4 +71,4 @@ def stage_eager(
     attention.plan(shares, staging, layer_stored)
     token_ids, positions = staging.put(inputs.token_ids), staging.put(inputs.positions)
     sources = staging.put(inputs.sources) if inputs.has_pending else None
-    return EagerForward(decoder, attention, token_ids, positions, sources, drawn)
+    return EagerForward(decoder, attention, token_ids, positions, sources, sampled)

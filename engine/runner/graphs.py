@@ -88,7 +88,7 @@ class DecodeGraphs:
         device: Device,
         staging: Staging,
         begin: Callable[[], object],
-        drawn: Tensor,
+        sampled: Tensor,
         max_decodes: int,
         spare_block: int,
     ) -> None:
@@ -97,7 +97,7 @@ class DecodeGraphs:
         self._device = device
         self._staging = staging
         self._begin = begin
-        self._drawn = drawn
+        self._sampled = sampled
         self._sizes = graph_sizes(max_decodes)
         self._padding = SequenceShare(0, 1, (spare_block,))
         self._recorded: dict[int, _Recorded] = {}
@@ -145,7 +145,7 @@ class DecodeGraphs:
         self._staging.upload()
 
         def run() -> None:
-            hidden = self._decoder.forward(fill_pending(token_ids, sources, self._drawn), positions, attention)
+            hidden = self._decoder.forward(fill_pending(token_ids, sources, self._sampled), positions, attention)
             logits.copy_(self._decoder.logits(hidden))
 
         # whatever is compiled, chosen or allocated at the first call must not be when it is recorded

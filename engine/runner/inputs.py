@@ -1,9 +1,9 @@
 """A step's inputs as arrays: token ids, positions, and where the tokens come from that nobody on the host knows yet.
 
-Owns the flattening of a step. A token that the step before draws is `PENDING_TOKEN` in its request; on the device it
-lies in `drawn`, in the row of that step's draw that was its request's.
+Owns the flattening of a step. A token that the step before samples is `PENDING_TOKEN` in its request; on the device it
+lies in `sampled`, in the row that was its request's in that step.
 
-Letters: T tokens of the step, N rows drawn by the step before.
+Letters: T tokens of the step, N rows sampled by the step before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wire.request_key import RequestKey
 
 
 class TokenUnknown(BatonError):
-    """A step needs a token that the step before it does not draw."""
+    """A step needs a token that the step before it does not sample."""
 
     code = "internal_error"
 
@@ -32,7 +32,7 @@ class TokenUnknown(BatonError):
 class StepInputs:
     """All requests one after another. token_ids, positions, sources: [T] int64.
 
-    A token whose source is not negative is in that row of `drawn`; its token id is 0. `has_pending`: there are some.
+    A token whose source is not negative is in that row of `sampled`; its token id is 0. `has_pending`: there are some.
     `last_tokens`: for each request of the step the place of its last token.
     """
 
@@ -43,8 +43,8 @@ class StepInputs:
     last_tokens: list[int]
 
 
-def read_inputs(step: Step, drawn_rows: Mapping[RequestKey, int]) -> StepInputs:
-    """What the device needs of the step's tokens; `drawn_rows` are the rows of the step before, by request.
+def read_inputs(step: Step, sampled_rows: Mapping[RequestKey, int]) -> StepInputs:
+    """What the device needs of the step's tokens; `sampled_rows` are the rows of the step before, by request.
 
     Raises `TokenUnknown`.
     """
@@ -60,18 +60,18 @@ def read_inputs(step: Step, drawn_rows: Mapping[RequestKey, int]) -> StepInputs:
     pending = np.flatnonzero(token_ids == PENDING_TOKEN).tolist()
     for place in pending:
         key = step.requests[bisect_right(last_tokens, place - 1)].key
-        if key not in drawn_rows:
+        if key not in sampled_rows:
             raise TokenUnknown(
-                f"token {positions[place]} of {key!r} is not known, and the step before draws none of it"
+                f"token {positions[place]} of {key!r} is not known, and the step before samples none of it"
             )
-        sources[place] = drawn_rows[key]
+        sources[place] = sampled_rows[key]
         token_ids[place] = 0
     return StepInputs(token_ids, positions, sources, bool(pending), last_tokens)
 
 
-def fill_pending(token_ids: Tensor, sources: Tensor, drawn: Tensor) -> Tensor:
-    """Token ids [T] with those in their places that the device has drawn. drawn: [at least N] int64."""
-    return torch.where(sources < 0, token_ids, drawn.index_select(0, sources.clamp(min=0)))
+def fill_pending(token_ids: Tensor, sources: Tensor, sampled: Tensor) -> Tensor:
+    """Token ids [T] with those in their places that the device has sampled. sampled: [at least N] int64."""
+    return torch.where(sources < 0, token_ids, sampled.index_select(0, sources.clamp(min=0)))
 
 
 def _flatten(step: Step) -> tuple[Array, Array]:

@@ -4,8 +4,8 @@ Owns the decoder, the attention backend and the sampler of one device, the stagi
 step drew. Knows no queues, leases or nodes: it is given a `Step` and returns tokens.
 
 A step goes to the device in one upload and comes back in one fetch; between them nothing asks the device for a value,
-so a launch returns while the device computes. All of a step is read in its launch. A token that the step before draws
-never visits the host: `drawn` keeps one per row of the last draw, and the next step's inputs name the row.
+so a launch returns while the device computes. All of a step is read in its launch. A token that the step before samples
+never visits the host: `sampled` keeps one per row of the last step, and the next step's inputs name the row.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class LaunchedStep:
         arrays = self.arrival.wait()
         if not self.keys:
             return {}
-        drawn = zip(self.keys, self.plan.tokens(arrays), strict=True)
-        return {key: token for key, token in drawn if token is not None}
+        sampled = zip(self.keys, self.plan.tokens(arrays), strict=True)
+        return {key: token for key, token in sampled if token is not None}
 
 
 class ModelRunner:
@@ -62,8 +62,8 @@ class ModelRunner:
         self._limits = limits
         self._staging = device.staging(staging_bytes(limits))
         self._graphs: DecodeGraphs | None = None
-        self._drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
-        self._drawn_rows: dict[RequestKey, int] = {}
+        self._sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
+        self._sampled_rows: dict[RequestKey, int] = {}
 
     @torch.inference_mode()
     def record_graphs(self, progress: ReportProgress | None = None) -> int:
@@ -80,7 +80,7 @@ class ModelRunner:
             self._device,
             self._staging,
             lambda: self._begin((), 0),
-            self._drawn,
+            self._sampled,
             self._limits.max_decodes,
             self._limits.spare_block,
         )
@@ -106,12 +106,12 @@ class ModelRunner:
         for step in (Step(shares[:num_shares]), Step(shares[:1])):
             if step.requests:
                 self.launch(step).result()
-        self._drawn_rows = {}
+        self._sampled_rows = {}
 
     @torch.inference_mode()
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
-        """See `Runner.launch`. Raises `TokenUnknown` for a pending token that the last launched step does not draw."""
-        inputs = read_inputs(step, self._drawn_rows)
+        """See `Runner.launch`. Raises `TokenUnknown` for a pending token that the last step does not sample."""
+        inputs = read_inputs(step, self._sampled_rows)
         told = None if layer_stored is None else lambda: self._device.notify(layer_stored)
         with self._device.guard():
             try:
@@ -131,10 +131,10 @@ class ModelRunner:
         self._staging.upload()
         logits = forward.compute(rows)
         if logits is None:
-            self._drawn_rows = {}
+            self._sampled_rows = {}
             return LaunchedStep((), plan, self._device.fetch(()))
         requests = [request for _, request in due]
-        outputs = self._sampler.draw(plan, logits)
+        outputs = self._sampler.sample(plan, logits)
         self._keep(requests, outputs[0])
         keys = tuple(request.key for request in requests)
         return LaunchedStep(keys, plan, self._device.fetch(outputs))
@@ -142,7 +142,7 @@ class ModelRunner:
     def _begin(self, due: Sequence[tuple[int, ScheduledRequest]], num_tokens: int) -> tuple[DueRows, SamplingPlan]:
         """Begin staging with what has a fixed room, so that the inputs of graphs lie behind it where they always lie.
 
-        `due`: requests that draw, and the places of their last tokens.
+        `due`: requests that sample, and the places of their last tokens.
         """
         self._staging.begin()
         max_num_rows = self._limits.max_num_seqs
@@ -158,10 +158,10 @@ class ModelRunner:
             recorded = self._graphs.stage(inputs, shares)
             if recorded is not None:
                 return recorded
-        return stage_eager(self._decoder, self._attention, self._staging, self._drawn, inputs, shares, layer_stored)
+        return stage_eager(self._decoder, self._attention, self._staging, self._sampled, inputs, shares, layer_stored)
 
     def _keep(self, requests: list[ScheduledRequest], token_ids: torch.Tensor) -> None:
-        """Have the drawn tokens at hand for the next step, also when one between cannot be launched. token_ids: [N]."""
+        """Have sampled tokens at hand for the next step, also when one between cannot be launched. token_ids: [N]."""
         if self.is_asynchronous:
-            self._drawn[: len(requests)].copy_(token_ids)
-            self._drawn_rows = {request.key: row for row, request in enumerate(requests)}
+            self._sampled[: len(requests)].copy_(token_ids)
+            self._sampled_rows = {request.key: row for row, request in enumerate(requests)}

@@ -49,7 +49,7 @@ def profile(
     limits: RunnerLimits,
     attention: Attention | None = None,
 ) -> None:
-    """Compute one worst step: `max_num_batched_tokens` tokens, of which `max_num_seqs` (or all) draw one.
+    """Compute one worst step: `max_num_batched_tokens` tokens, of which `max_num_seqs` (or all) sample one.
 
     Done when it returns. `attention` takes the place of `StorelessAttention`. What it allocates is freed again; peak
     memory is the caller's to read. Staging memory is part of it.
@@ -63,5 +63,5 @@ def profile(
         token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device.torch_device)
         positions = torch.arange(num_tokens, device=device.torch_device) % decoder.config.max_context_len
         hidden = decoder.forward(token_ids, positions, attention or StorelessAttention())
-        device.fetch(sampler.draw(plan, decoder.logits(hidden[:num_rows]))).wait()
+        device.fetch(sampler.sample(plan, decoder.logits(hidden[:num_rows]))).wait()
     device.synchronize()

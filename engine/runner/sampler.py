@@ -1,18 +1,19 @@
 """The sampler: logits to tokens.
 
-Owns the order of operations: bias, penalties, minimum length; then greedy, or temperature, top-k, top-p, min-p and one
-draw. Knows nothing between steps: noise is a function of (seed, choice, position), so the same request drawn by another
-node, after a preemption or in another batch gets the same noise.
+Owns the order of operations: bias, penalties, minimum length; then greedy, or temperature, top-k, top-p, min-p and
+noise. Knows nothing between steps: noise is a function of (seed, choice, position), so the same request sampled by
+another node, after a preemption or in another batch gets the same noise.
 
-A step is planned on the host (`engine.runner.sampling_plan`), then drawn: `draw` issues operations over the whole batch
-and never asks the device for a value. Logprobs are of the model's own distribution, before anything above changes it.
+A step is planned on the host (`engine.runner.sampling_plan`), then sampled: `sample` issues operations over the whole
+batch and never asks the device for a value. Logprobs are of the model's own distribution, before anything above changes
+it.
 
 Rows do not influence each other. Tokens with equal logits stand in the order of their ids, the weights that a row is
-drawn from are not normalised, and a truncated row is the beginning of its sorted weights, summed once; so nothing
-depends on how many tokens a neighbour looks at. On a GPU the order of a sum may vary with the number of rows: a draw
+sampled from are not normalised, and a truncated row is the beginning of its sorted weights, summed once; so nothing
+depends on how many tokens a neighbour looks at. On a GPU the order of a sum may vary with the number of rows: a token
 then differs where its noise lies within a float64 rounding of a border.
 
-Rows are drawn in passes, whose float64 intermediates fit a cache on the host, and a fixed share of memory elsewhere.
+Rows are sampled in passes, whose float64 intermediates fit a cache on the host, and a fixed share of memory elsewhere.
 
 Letters: N rows (requests that sample in this step), R rows of one pass, V vocabulary, K leading tokens of a row.
 """
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from device.base import Staging
-from engine.runner.sampling_plan import NARROW_WIDTH, Changes, DrawGroup, SampledRequest, SamplingPlan, plan_sampling
+from engine.runner.sampling_plan import NARROW_WIDTH, Changes, SampledRequest, SampleGroup, SamplingPlan, plan_sampling
 from wire.sampling import MAX_TOP_LOGPROBS
 
 _LARGEST_LOGIT = torch.finfo(torch.float32).max
@@ -35,20 +36,20 @@ _LOW_32_BITS = 2**32 - 1
 
 
 class Sampler:
-    """Draws one token per row. `eos_token_ids` are withheld until a request's `min_tokens` are reached."""
+    """Samples one token per row. `eos_token_ids` are withheld until a request's `min_tokens` are reached."""
 
     def __init__(self, eos_token_ids: frozenset[int], vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self._eos_token_ids = [token_id for token_id in sorted(eos_token_ids) if token_id < vocab_size]
 
     def plan(self, requests: Sequence[SampledRequest], staging: Staging, max_num_rows: int = 0) -> SamplingPlan:
-        """Everything about `requests`, one per row, that a draw needs, staged with room for `max_num_rows` rows.
+        """Everything about `requests`, one per row, that sampling needs, staged with room for `max_num_rows` rows.
 
-        Before it uploads `staging` and draws, the caller has the plan `stage_changes`.
+        Before it uploads `staging` and samples, the caller has the plan `stage_changes`.
         """
         return plan_sampling(requests, self._eos_token_ids, self.vocab_size, staging, max_num_rows)
 
-    def draw(self, plan: SamplingPlan, logits: Tensor) -> tuple[Tensor, ...]:
+    def sample(self, plan: SamplingPlan, logits: Tensor) -> tuple[Tensor, ...]:
         """logits: [N, V] float32, contiguous, changed in place. Returns what `plan.tokens` needs once fetched:
 
         token ids [N] int64, each below V; whether a row held numbers alone [N] bool; with logprobs, those of the
@@ -59,7 +60,7 @@ class Sampler:
         largest, token_ids = logits.max(dim=-1)
         outputs = [token_ids, largest.isnan().logical_not_()]
         for group in plan.groups:
-            _draw_group(group, logits, largest, token_ids)
+            _sample_group(group, logits, largest, token_ids)
         if original is not None:
             outputs += _report(plan, original, token_ids)
         return tuple(outputs)
@@ -110,8 +111,8 @@ def _here(changes: Changes, flat: Tensor) -> tuple[Tensor, Tensor]:
     return changes.places.to(flat.device), changes.values.to(flat.device)
 
 
-def _draw_group(group: DrawGroup, logits: Tensor, largest: Tensor, token_ids: Tensor) -> None:
-    """Draw for the rows of `group`, pass by pass, into `token_ids` [N]. largest: [N], the largest logits."""
+def _sample_group(group: SampleGroup, logits: Tensor, largest: Tensor, token_ids: Tensor) -> None:
+    """Sample for the rows of `group`, pass by pass, into `token_ids` [N]. largest: [N], the largest logits."""
     num_rows = group.rows.shape[0]
     elements = _HOST_PASS_ELEMENTS if logits.is_cpu else _DEVICE_PASS_ELEMENTS
     rows_per_pass = max(1, elements // logits.shape[1])
@@ -125,26 +126,26 @@ def _draw_group(group: DrawGroup, logits: Tensor, largest: Tensor, token_ids: Te
         best = largest.index_select(0, rows).to(torch.float64).clamp_(max=_LARGEST_LOGIT).unsqueeze(1)
         parameters = group.parameters[:, first:last].unsqueeze(2)
         if group.width == 0:
-            drawn = _draw_unordered(values, best, parameters, group.has_min_p)
+            sampled = _sample_unordered(values, best, parameters, group.has_min_p)
         else:
-            drawn = _draw_ordered(group, values, best, parameters, group.top_k[first:last].unsqueeze(1))
-        token_ids.index_copy_(0, rows, drawn)
+            sampled = _sample_ordered(group, values, best, parameters, group.top_k[first:last].unsqueeze(1))
+        token_ids.index_copy_(0, rows, sampled)
 
 
-def _draw_unordered(values: Tensor, best: Tensor, parameters: Tensor, has_min_p: bool) -> Tensor:
-    """Temperature, min-p (arXiv:2407.01082) and one draw by inverse CDF: [R] int64 of values [R, V]."""
+def _sample_unordered(values: Tensor, best: Tensor, parameters: Tensor, has_min_p: bool) -> Tensor:
+    """Temperature, min-p (arXiv:2407.01082) and one token by inverse CDF: [R] int64 of values [R, V]."""
     temperature, noise, _, min_p = parameters
     weights = _weights(values, best, temperature)
     if has_min_p:
         weights.masked_fill_(weights < min_p, 0.0)
     cumulative = weights.cumsum_(-1)
     place = torch.searchsorted(cumulative, noise * cumulative[:, -1:], right=True)
-    # a row of NaN finds no place, and what it draws is looked up in the embedding before anybody knows
+    # a row of NaN finds no place, and what it samples is looked up in the embedding before anybody knows
     return place.squeeze(1).clamp_(max=values.shape[1] - 1)
 
 
-def _draw_ordered(group: DrawGroup, values: Tensor, best: Tensor, parameters: Tensor, top_k: Tensor) -> Tensor:
-    """Temperature, top-k, top-p (arXiv:1904.09751), min-p and one draw: [R] int64 of values [R, V].
+def _sample_ordered(group: SampleGroup, values: Tensor, best: Tensor, parameters: Tensor, top_k: Tensor) -> Tensor:
+    """Temperature, top-k, top-p (arXiv:1904.09751), min-p and one token: [R] int64 of values [R, V].
 
     In this order all three keep the beginning of a row, so they come down to how many tokens are kept. top_k: [R, 1].
     """

@@ -1,6 +1,6 @@
 """What a step's sampling needs, worked out on the host and staged before the forward pass.
 
-Owns the translation from requests to arrays: which single logits change, which rows are drawn from by which operations,
+Owns the translation from requests to arrays: which single logits change, which rows are sampled by which operations,
 each row's parameters and noise; and, for the way back, from fetched arrays to tokens. Knows nothing between steps.
 `engine.runner.sampler` owns the operations.
 
@@ -8,7 +8,7 @@ Arrays with a few values a row come first in the staging memory and have a fixed
 lies where it lay in the step before. Lists of changed logits come last.
 
 Those (bias, penalties, withheld ends) have no useful bound: a penalty names every token of a long context. They share
-`CHANGE_BYTES` of staging memory; what finds no room there stays on the host, and the draw brings it over with a plain,
+`CHANGE_BYTES` of staging memory; what finds no room there stays on the host, and sampling brings it over with a plain,
 slow copy.
 
 Letters: N rows (requests that sample in this step), R rows of one group, C changed logits, V vocabulary.
@@ -83,10 +83,10 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawGroup:
-    """R rows that are drawn from by the same operations.
+class SampleGroup:
+    """R rows that are sampled by the same operations.
 
-    `width`: the draw looks at so many of a row's best tokens, in order; 0: at all tokens, in the order of their ids.
+    `width`: sampling looks at so many of a row's best tokens, in order; 0: at all tokens, in the order of their ids.
     rows, top_k: [R] int64. `first_row` is the first of neighbouring rows, -1 when they are none.
     parameters: [4, R] float64: temperature, noise, top-p (infinite: off), min-p.
     """
@@ -112,7 +112,7 @@ class SamplingPlan:
     repetition: Changes | None
     presence: Changes | None
     withheld: Changes | None
-    groups: tuple[DrawGroup, ...]
+    groups: tuple[SampleGroup, ...]
     reported_rows: Tensor | None
     reports: tuple[tuple[int, int], ...]
     """(row, number of most likely tokens to report) of each row with logprobs."""
@@ -132,7 +132,7 @@ class SamplingPlan:
         return any(num_top > 0 for _, num_top in self.reports)
 
     def tokens(self, arrays: Sequence[Array]) -> list[SampledToken | None]:
-        """What was drawn, of the fetched outputs of `Sampler.draw`; None for a row that held NaN."""
+        """What was sampled, of the fetched outputs of `Sampler.sample`; None for a row that held NaN."""
         token_ids, is_number = arrays[0].tolist(), arrays[1].tolist()
         logprobs: list[TokenLogprobs | None] = [None] * self.num_rows
         if self.reports:
@@ -142,8 +142,8 @@ class SamplingPlan:
                 ids = tuple(top_ids[place][:num_top]) if num_top else ()
                 values = tuple(top_logprobs[place][:num_top]) if num_top else ()
                 logprobs[row] = TokenLogprobs(chosen[place], ids, values)
-        drawn = zip(token_ids, logprobs, is_number, strict=True)
-        return [SampledToken(token_id, report) if valid else None for token_id, report, valid in drawn]
+        sampled = zip(token_ids, logprobs, is_number, strict=True)
+        return [SampledToken(token_id, report) if valid else None for token_id, report, valid in sampled]
 
 
 def uniform_noise(seed: int, choice: int, position: int) -> float:
@@ -169,7 +169,7 @@ def plan_sampling(
     Room is kept for `max_num_rows` rows.
     """
     bias, repetition, presence, withheld = (_Changes(vocab_size) for _ in range(4))
-    draws: list[_Draw] = []
+    sampled: list[_SampledRow] = []
     reports: list[tuple[int, int]] = []
     for row, request in enumerate(requests):
         params = request.params
@@ -183,11 +183,13 @@ def plan_sampling(
             ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
             withheld.add(row, ends, ())
         if params.temperature != 0.0:
-            draws.append(_draw_of(row, request, vocab_size))
-    unordered = [draw for draw in draws if draw.width == 0]
-    narrow = [draw for draw in draws if 0 < draw.width <= NARROW_WIDTH]
-    wide = [draw for draw in draws if draw.width > NARROW_WIDTH]
-    rows, _, top_ks, *columns = zip(*unordered, *narrow, *wide, strict=True) if draws else [()] * len(_Draw._fields)
+            sampled.append(_sampled_row(row, request, vocab_size))
+    unordered = [row for row in sampled if row.width == 0]
+    narrow = [row for row in sampled if 0 < row.width <= NARROW_WIDTH]
+    wide = [row for row in sampled if row.width > NARROW_WIDTH]
+    rows, _, top_ks, *columns = (
+        zip(*unordered, *narrow, *wide, strict=True) if sampled else [()] * len(_SampledRow._fields)
+    )
     # all rows report: their names are not needed
     reported_rows = [row for row, _ in reports] if len(reports) < len(requests) else []
     integers = staging.put(np.array([*rows, *top_ks, *reported_rows], dtype=np.int64), 3 * max_num_rows)
@@ -198,8 +200,8 @@ def plan_sampling(
         repetition=repetition.joined(),
         presence=presence.joined(),
         withheld=withheld.joined(),
-        groups=_groups((unordered, narrow, wide), integers[: 2 * len(draws)].view(2, -1), parameters),
-        reported_rows=integers[2 * len(draws) :] if reported_rows else None,
+        groups=_groups((unordered, narrow, wide), integers[: 2 * len(sampled)].view(2, -1), parameters),
+        reported_rows=integers[2 * len(sampled) :] if reported_rows else None,
         reports=tuple(reports),
     )
 
@@ -242,8 +244,8 @@ class _Changes:
         return Changes(torch.from_numpy(np.concatenate(self._places)), torch.from_numpy(values))
 
 
-class _Draw(NamedTuple):
-    """One row that is not greedy. `width`: see `DrawGroup`; top_k: V when it is off."""
+class _SampledRow(NamedTuple):
+    """One row that is not greedy. `width`: see `SampleGroup`; top_k: V when it is off."""
 
     row: int
     width: int
@@ -255,7 +257,7 @@ class _Draw(NamedTuple):
 
 
 def _position(request: SampledRequest) -> int:
-    """Output index of the token to draw. A token that is still being drawn counts."""
+    """Output index of the token to sample. A token that is still being sampled counts."""
     return len(request.token_ids) - request.num_prompt_tokens
 
 
@@ -273,34 +275,34 @@ def _penalise(row: int, request: SampledRequest, repetition: _Changes, presence:
         presence.add(row, counts, amounts)
 
 
-def _draw_of(row: int, request: SampledRequest, vocab_size: int) -> _Draw:
+def _sampled_row(row: int, request: SampledRequest, vocab_size: int) -> _SampledRow:
     params = request.params
     top_k = params.top_k if 0 < params.top_k < vocab_size else vocab_size
     is_ordered = top_k < vocab_size or params.top_p < 1.0
     noise = uniform_noise(params.seed or 0, params.choice, _position(request))
     top_p = params.top_p if params.top_p < 1.0 else math.inf
-    return _Draw(row, top_k if is_ordered else 0, top_k, params.temperature, noise, top_p, params.min_p)
+    return _SampledRow(row, top_k if is_ordered else 0, top_k, params.temperature, noise, top_p, params.min_p)
 
 
-def _groups(groups: Sequence[Sequence[_Draw]], integers: Tensor, parameters: Tensor) -> tuple[DrawGroup, ...]:
+def _groups(groups: Sequence[Sequence[_SampledRow]], integers: Tensor, parameters: Tensor) -> tuple[SampleGroup, ...]:
     """integers: [2, rows of all groups], parameters: [4, as many]."""
     found, first = [], 0
-    for draws in groups:
-        if draws:
-            last = first + len(draws)
-            found.append(_group(draws, integers[:, first:last], parameters[:, first:last]))
+    for sampled in groups:
+        if sampled:
+            last = first + len(sampled)
+            found.append(_group(sampled, integers[:, first:last], parameters[:, first:last]))
             first = last
     return tuple(found)
 
 
-def _group(draws: Sequence[_Draw], integers: Tensor, parameters: Tensor) -> DrawGroup:
-    first_row = draws[0].row
-    return DrawGroup(
-        width=max(draw.width for draw in draws),
+def _group(sampled: Sequence[_SampledRow], integers: Tensor, parameters: Tensor) -> SampleGroup:
+    first_row = sampled[0].row
+    return SampleGroup(
+        width=max(row.width for row in sampled),
         rows=integers[0],
         top_k=integers[1],
-        first_row=first_row if draws[-1].row - first_row == len(draws) - 1 else -1,
+        first_row=first_row if sampled[-1].row - first_row == len(sampled) - 1 else -1,
         parameters=parameters,
-        has_top_p=any(draw.top_p < 1.0 for draw in draws),
-        has_min_p=any(draw.min_p > 0.0 for draw in draws),
+        has_top_p=any(row.top_p < 1.0 for row in sampled),
+        has_min_p=any(row.min_p > 0.0 for row in sampled),
     )

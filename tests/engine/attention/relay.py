@@ -77,7 +77,8 @@ class Runner:
 class Relay:
     """Runs shares of sequences through a backend and compares each with the dense result.
 
-    What is staged reaches the backend by the upload only, and is overwritten before the next step.
+    What is staged reaches the backend by the upload only, and is overwritten before the next step. `layers` differ in
+    what they are given; without them there is one for each of `windows`, all of one shape.
     """
 
     backend: str = "torch"
@@ -88,29 +89,35 @@ class Relay:
     windows: tuple[int | None, ...] = (None, None)
     num_kv_heads: int = 2
     num_blocks: int = 40
+    layers: tuple[LayerKv, ...] = ()
     runners: list[Runner] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = torch.Generator().manual_seed(0)
-        self.kv = self.normal(self.num_blocks, NUM_LAYERS, 2, self.num_kv_heads, self.block_size, self.head_dim) * 9
+        self.layers = self.layers or tuple(LayerKv(self.num_kv_heads, self.head_dim, w) for w in self.windows)
+        layout = KvLayout.of_layers(str(self.dtype).removeprefix("torch."), self.block_size, self.layers)
+        block_elements = layout.block_bytes // self.dtype.itemsize
+        self.paged = PagedKv(layout, self.normal(self.num_blocks, block_elements) * 9)
         self.attention = make_backend(self.backend, self.paged, self.num_kv_heads * self.group)
         self.staging = EmulatedStaging(attention_staging_bytes(MAX_TOKENS, MAX_SEQUENCES, MAX_BLOCKS))
         self.free = torch.randperm(self.num_blocks, generator=self.random).tolist()
 
     @property
-    def paged(self) -> PagedKv:
-        return paged_of(self.kv, self.windows)
+    def kv(self) -> Tensor:
+        """[B, L, 2, Hkv, block_size, D] of layers that have one shape."""
+        shape = (len(self.layers), 2, self.num_kv_heads, self.block_size, self.head_dim)
+        return self.paged.blocks.unflatten(1, shape)
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.random).to(self.dtype)
 
     def add(self, num_tokens: int) -> Runner:
         qkv, expected = [], []
-        for window in self.windows:
-            q = self.normal(num_tokens, self.num_kv_heads * self.group, self.head_dim)
-            k, v = (self.normal(num_tokens, self.num_kv_heads, self.head_dim) for _ in range(2))
+        for layer in self.layers:
+            q = self.normal(num_tokens, self.num_kv_heads * self.group, layer.head_dim)
+            k, v = (self.normal(num_tokens, layer.num_kv_heads, layer.head_dim) for _ in range(2))
             qkv.append((q, k, v))
-            expected.append(dense(q, k, v, window))
+            expected.append(dense(q, k, v, layer.window))
         table = [self.free.pop() for _ in range(-(-num_tokens // self.block_size))]
         self.runners.append(Runner(qkv, expected, table))
         return self.runners[-1]
@@ -121,7 +128,7 @@ class Relay:
         self.staging.begin()
         self.attention.plan([runner.share(count) for runner, count in batch], self.staging)
         self.staging.upload()
-        for layer in range(NUM_LAYERS):
+        for layer in range(len(self.layers)):
             q, k, v = (
                 torch.cat([r.qkv[layer][part][r.num_done : r.num_done + count] for r, count in batch])
                 for part in range(3)

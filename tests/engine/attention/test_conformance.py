@@ -7,6 +7,7 @@ import torch
 
 from engine.attention.base import SequenceShare
 from tests.engine.attention.relay import NUM_LAYERS, Relay, dense, run_ragged_mix
+from wire.layout import LayerKv
 
 BACKENDS = ("torch", "flashinfer")
 
@@ -35,6 +36,14 @@ def test_any_block_size_will_do(backend: str, block_size: int) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_each_layer_has_its_own_sliding_window(backend: str, group: int, windows: tuple[int | None, ...]) -> None:
     run_ragged_mix(relay_of(backend, group, windows))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layers_may_store_kv_of_different_shapes(backend: str) -> None:
+    layers = (LayerKv(2, 64), LayerKv(1, 128, window=5), LayerKv(4, 64), LayerKv(1, 128, window=5))
+    relay = Relay(backend, 2, dtype=torch.bfloat16, layers=layers)
+    relay.paged.blocks.fill_(torch.nan)
+    run_ragged_mix(relay)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 5, 16])

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from tests.engine.attention.relay import Relay, run_ragged_mix
+from wire.errors import InvalidSetting
+from wire.layout import LayerKv
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -28,6 +30,11 @@ def test_a_poisoned_pool_is_exact_in_float32(group: int) -> None:
     relay = Relay("torch", group)
     relay.kv.fill_(torch.nan)
     run_ragged_mix(relay)
+
+
+def test_layers_whose_rows_lie_in_no_grid_are_refused() -> None:
+    with pytest.raises(InvalidSetting, match="KV heads of 48 elements beside the other layers"):
+        Relay("torch", layers=(LayerKv(2, 48), LayerKv(1, 16)))
 
 
 def test_nothing_of_it_can_be_recorded() -> None:

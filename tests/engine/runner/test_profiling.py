@@ -35,12 +35,12 @@ def test_the_largest_step_is_computed(
             return super().run(layer, q, k, v)
 
     sampler = Sampler(frozenset(), decoder.config.vocab_size)
-    with mock.patch.object(Sampler, "draw", autospec=True, side_effect=Sampler.draw) as draw:
+    with mock.patch.object(Sampler, "sample", autospec=True, side_effect=Sampler.sample) as sample:
         profile(decoder, sampler, device, RunnerLimits(max_num_seqs, max_num_batched_tokens, 9), Spy())
     config = decoder.config
     assert seen == [(max_num_batched_tokens, config.num_heads, config.head_dim)] * config.num_layers
-    plan: SamplingPlan = draw.call_args.args[1]
-    logits: Tensor = draw.call_args.args[2]
+    plan: SamplingPlan = sample.call_args.args[1]
+    logits: Tensor = sample.call_args.args[2]
     assert logits.shape == (num_rows, config.vocab_size)
     assert logits.dtype == torch.float32
     # the operations that take the most memory: every row in order, its own distribution beside it

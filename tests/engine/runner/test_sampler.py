@@ -41,7 +41,7 @@ def draw(logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[SampledTo
     sampler = Sampler(frozenset({EOS}), logits.shape[1])
     staging = device.staging(0)
     plan = sampler.plan(requests, staging).stage_changes(staging)
-    return plan.tokens(device.fetch(sampler.draw(plan, logits)).wait())
+    return plan.tokens(device.fetch(sampler.sample(plan, logits)).wait())
 
 
 def sample(logits: Tensor, *requests: ScheduledRequest) -> list[SampledToken]:

@@ -126,7 +126,7 @@ def draw(logits: Tensor, requests: Sequence[ScheduledRequest], device: Device) -
     staging.begin()
     plan = sampler.plan(requests, staging).stage_changes(staging)
     staging.upload()
-    return plan.tokens(device.fetch(sampler.draw(plan, logits.clone())).wait())
+    return plan.tokens(device.fetch(sampler.sample(plan, logits.clone())).wait())
 
 
 def assert_same(found: SampledToken | None, expected: SampledToken | None, logits: Tensor) -> None:
@@ -197,7 +197,7 @@ def test_a_draw_asks_the_device_for_nothing_and_repeats() -> None:
     assert plan.groups
     assert None not in (plan.bias, plan.repetition, plan.presence, plan.withheld, plan.reported_rows)
     logits = choose_logits(choose, 30)
-    graph, outputs = device.record(lambda: sampler.draw(plan, logits))
+    graph, outputs = device.record(lambda: sampler.sample(plan, logits))
     others = choose_logits(choose, 30)
     logits.copy_(others)
     graph.replay()
@@ -223,7 +223,7 @@ def operations(params: Sequence[DecodingParams]) -> list[str]:
     logits = torch.randn(len(params), VOCAB_SIZE)
     plan = sampler.plan(requests, HostDevice().staging(0))
     with Counting() as counting:
-        sampler.draw(plan, logits)
+        sampler.sample(plan, logits)
     return [name for name in counting.names if name not in ("view", "unsqueeze", "slice", "unbind", "select")]
 
 
