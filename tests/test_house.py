@@ -40,11 +40,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "launch": PACKAGES,
     "baton": ("wire", "engine", "launch", "baton"),
     "demo": ("demo",),
-    "bench": ("wire", "program", "device", "demo", "engine", "kvtransfer", "bench"),
+    "bench": ("wire", "program", "device", "demo", "engine", "kvtransfer", "node", "bench"),
 }
 TORCH_FREE = (
     "wire",
     "program",
+    "device.pinning",
     "engine.text",
     "engine.cache",
     "engine.scheduler",
@@ -53,6 +54,13 @@ TORCH_FREE = (
     "router",
     "bench",
 )
+NEEDS_TORCH = (
+    "engine.text.convert",
+    "kvtransfer.pools.device",
+    "kvtransfer.pools.device_checksums",
+    "kvtransfer.transports.nccl",
+)
+"""Runs in a child process of its own; imported for pools in device memory; imported for `--kv-transport nccl`."""
 OWN_PROCESS_SUFFIX = "_process"
 """A module of bench/ with this ending runs in a process of its own, which may need torch."""
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "cloudpickle"}
@@ -100,25 +108,19 @@ def test_there_is_no_import_cycle() -> None:
 
 
 def test_what_starts_without_torch_names_it_nowhere() -> None:
-    # the first runs in a child process of its own, the next are imported for pools in device memory, the others when
-    # `--kv-transport nccl` asks for them
-    exempt = {"engine.text.convert"} | {
-        f"kvtransfer.{name}"
-        for name in (
-            "device_pool",
-            "device_queue",
-            "device_checksums",
-            "transports.nixl.cuda",
-            "transports.nccl.transport",
-            "transports.nccl.pair_blocks",
-            "transports.nccl.pair_group",
-            "transports.nccl.pair_threads",
-        )
-    }
     for module, imported in IMPORTS.items():
         runs_alone = _within(module, ("bench",)) and module.endswith(OWN_PROCESS_SUFFIX)
-        if _within(module, TORCH_FREE) and module not in exempt and not runs_alone:
+        if _within(module, TORCH_FREE) and not _within(module, NEEDS_TORCH) and not runs_alone:
             assert {name for name in imported if name.split(".")[0] in ("torch", "transformers")} == set(), module
+
+
+def test_cuda_is_spoken_to_in_one_package() -> None:
+    for module, path in FILES.items():
+        if _within(module, ("device", "bench")):  # benchmarks have stopwatches of their own
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_cuda = isinstance(node, ast.Attribute) and node.attr == "cuda"
+            assert not (is_cuda and isinstance(node.value, ast.Name) and node.value.id == "torch"), module
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtransfer import dot64
-from kvtransfer.device_pool import DevicePool
 from kvtransfer.integrity import AUTO, DOT64, NONE, XXH3, resolve
-from kvtransfer.pool import Checksums, HostPool, Pending
+from kvtransfer.pools import dot64
+from kvtransfer.pools.base import Checksums, Pending
+from kvtransfer.pools.device import DevicePool
+from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.base import Blocks
 from wire.errors import InvalidSetting
 
@@ -66,7 +67,7 @@ def test_blocks_of_more_than_a_slab_have_the_same_values(monkeypatch: pytest.Mon
     order = [4, 0, 3, 3, 1]
     expected = values(HostPool(blocks).checksums(DOT64).begin(order))
     for slab_words in (1_000, 2**16 + 1, 3 * 2**16):
-        monkeypatch.setattr("kvtransfer.device_checksums._SLAB_WORDS", slab_words)
+        monkeypatch.setattr("kvtransfer.pools.device_checksums._SLAB_WORDS", slab_words)
         assert values(DevicePool(torch.from_numpy(blocks)).checksums(DOT64).begin(order)) == expected
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from kvtransfer.host import this_process
 from kvtransfer.messages import (
     Commit,
     Grant,
@@ -24,6 +23,7 @@ from kvtransfer.messages import (
     Revoke,
     Revoked,
 )
+from kvtransfer.process_identity import this_process
 from kvtransfer.sending import SendingFacts
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.loopback import Fault

@@ -14,8 +14,8 @@ import pytest
 
 from kvtransfer.messages import Endpoint
 from kvtransfer.transports.base import Blocks, Move
-from kvtransfer.transports.segment import Segment, sweep_orphans
-from kvtransfer.transports.shm import ShmReceiver, ShmSender
+from kvtransfer.transports.shm.direct import ShmReceiver, ShmSender
+from kvtransfer.transports.shm.segment import Segment, sweep_orphans
 from tests.kvtransfer.transports.endpoint_process import key_of
 from wire.errors import TransferFailed
 
@@ -23,7 +23,7 @@ _FOLDER = Path("/dev/shm")
 BLOCK_BYTES = 128
 _HOLD_SEGMENT = """
 import time
-from kvtransfer.transports.segment import Segment
+from kvtransfer.transports.shm.segment import Segment
 print(Segment(4096).name, flush=True)
 time.sleep(60)
 """
@@ -32,7 +32,7 @@ import sys
 import numpy as np
 from kvtransfer.messages import Endpoint
 from kvtransfer.transports.base import Move
-from kvtransfer.transports.shm import ShmSender
+from kvtransfer.transports.shm.direct import ShmSender
 source = np.arange(4 * 128, dtype=np.uint32).astype(np.uint8).reshape(4, 128)
 ShmSender(Endpoint("shm", sys.argv[1]), source, 8).push((bytes(16), 1), [Move(0, 1, 6, 1), Move(1, 2, 7, 1)])
 """

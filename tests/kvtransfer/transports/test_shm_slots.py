@@ -20,15 +20,26 @@ import pytest
 import torch
 import zmq
 
-from kvtransfer.device_pool import DevicePool
 from kvtransfer.messages import Endpoint, HandoffName
-from kvtransfer.pool import HostPool, Pool
-from kvtransfer.transports import segment, shm_slots
+from kvtransfer.pools.base import KvPool
+from kvtransfer.pools.device import DevicePool
+from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.base import Blocks, Move
-from kvtransfer.transports.ring import OwnRing, PeerRing, RingShape
-from kvtransfer.transports.segment import FOLDER, sweep_orphans
-from kvtransfer.transports.shm_slots import RingEnd, RingHello, SlotBatch, SlotsReceiver, SlotsSender, SlotTaken
-from tests.kvtransfer.late_queue import LateQueue, late_pool
+from kvtransfer.transports.shm import segment, slots_receiver
+from kvtransfer.transports.shm.ring import OwnRing, PeerRing, RingShape
+from kvtransfer.transports.shm.segment import FOLDER, sweep_orphans
+from kvtransfer.transports.shm.slots_receiver import SlotsReceiver
+from kvtransfer.transports.shm.slots_sender import SlotsSender, slot_blocks_of
+from kvtransfer.transports.shm.slots_wire import (
+    NAME,
+    TO_RECEIVER,
+    TO_SENDER,
+    RingEnd,
+    RingHello,
+    SlotBatch,
+    SlotTaken,
+)
+from tests.kvtransfer.late_stream import LateStream, late_pool
 from tests.kvtransfer.transports.endpoint_process import key_of
 from wire.errors import TransferFailed
 from wire.links import ClusterKey, LinkSettings
@@ -42,10 +53,10 @@ _PUSH_AND_HOLD = """
 import sys, time
 import torch, zmq
 from wire.links import LinkSettings
-from kvtransfer.device_pool import DevicePool
+from kvtransfer.pools.device import DevicePool
 from kvtransfer.messages import Endpoint
 from kvtransfer.transports.base import Move
-from kvtransfer.transports.shm_slots import SlotsSender
+from kvtransfer.transports.shm.slots_sender import SlotsSender
 blocks = torch.full((4, 4096), 7, dtype=torch.uint8)
 sender = SlotsSender(zmq.Context(), Endpoint("shm_slots", sys.argv[1]), DevicePool(blocks), LinkSettings())
 while not sender.push((bytes(15) + bytes([1]), 1), [Move(0, 1, 6, 3)]):
@@ -58,7 +69,7 @@ time.sleep(60)
 class Target:
     """A receiver and its pool."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], build: Callable[[Blocks], Pool]) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], build: Callable[[Blocks], KvPool]) -> None:
         self.blocks: Blocks = np.full((_NUM_BLOCKS, _BLOCK_BYTES), _GUARD, dtype=np.uint8)
         self.receiver = SlotsReceiver(context, "127.0.0.1", build(self.blocks), _PLAIN)
 
@@ -84,7 +95,7 @@ class Peer:
 
     def say(self, *messages: Any) -> None:
         for message in messages:
-            self.socket.send(message if isinstance(message, bytes) else shm_slots._TO_RECEIVER.encode(message))
+            self.socket.send(message if isinstance(message, bytes) else TO_RECEIVER.encode(message))
 
     def hear(self) -> Any:
         """The next answer."""
@@ -92,7 +103,7 @@ class Peer:
         while not self.socket.poll(1):
             self.target.receiver.poll()
             assert time.monotonic() < deadline_s, "there is no answer"
-        return shm_slots._TO_SENDER.decode(self.socket.recv())
+        return TO_SENDER.decode(self.socket.recv())
 
     def is_answered(self) -> bool:
         for _ in range(30):
@@ -165,9 +176,9 @@ def test_nothing_is_written_after_a_grant_was_forgotten(target: Target, peer: Pe
     assert peer.hear() == SlotTaken(0)
     target.receiver.forget(key_of(1))
     target.blocks[:] = _GUARD
-    queue = target.receiver._pool._queue  # type: ignore[attr-defined]
-    assert isinstance(queue, LateQueue)
-    assert queue.num_left == 0, "a copy is under way into blocks that may belong to somebody else now"
+    stream = target.receiver._pool._stream  # type: ignore[attr-defined]
+    assert isinstance(stream, LateStream)
+    assert stream.num_left == 0, "a copy is under way into blocks that may belong to somebody else now"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +256,7 @@ def test_what_is_no_message_changes_nothing(target: Target, peer: Peer, bad: byt
 
 def test_a_message_of_several_frames_changes_nothing(target: Target, peer: Peer) -> None:
     peer.say(peer.hello)
-    peer.socket.send_multipart([shm_slots._TO_RECEIVER.encode(batch())] * 2)
+    peer.socket.send_multipart([TO_RECEIVER.encode(batch())] * 2)
     assert not peer.is_answered()
     assert target.is_untouched
     assert target.receiver.num_refused == 1
@@ -333,7 +344,7 @@ def test_a_ring_belongs_to_the_connection_that_named_it_first(
 def test_a_receiver_maps_a_bounded_number_of_rings(
     context: zmq.Context[zmq.Socket[bytes]], target: Target, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shm_slots, "_MAX_RINGS", 1)
+    monkeypatch.setattr(slots_receiver, "_MAX_RINGS", 1)
     peer.say(peer.hello)
     until(lambda: bool(target.arrived()) or target.receiver.num_rings == 1)
     other = Peer(context, target)
@@ -354,8 +365,8 @@ def test_a_ring_whose_sender_says_goodbye_is_unmapped(target: Target, peer: Peer
 class Sending:
     """A sender to a target, both driven by the test."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], target: Target, pool: Pool, num_slots: int) -> None:
-        ring_bytes = num_slots * shm_slots._slot_blocks(_BLOCK_BYTES) * _BLOCK_BYTES
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], target: Target, pool: KvPool, num_slots: int) -> None:
+        ring_bytes = num_slots * slot_blocks_of(_BLOCK_BYTES) * _BLOCK_BYTES
         self.target = target
         self.sender = SlotsSender(context, target.receiver.endpoint, pool, _PLAIN, ring_bytes)
 
@@ -439,17 +450,17 @@ def test_a_receiver_that_has_gone_ends_the_sender(sending: Sending) -> None:
 class FakeReceiver:
     """A receiver made by hand, to which a real sender is connected."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], pool: Pool) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], pool: KvPool) -> None:
         self.socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         port = self.socket.bind_to_random_port("tcp://127.0.0.1")
-        ring_bytes = 2 * shm_slots._slot_blocks(_BLOCK_BYTES) * _BLOCK_BYTES
-        endpoint = Endpoint(shm_slots.NAME, f"tcp://127.0.0.1:{port}")
+        ring_bytes = 2 * slot_blocks_of(_BLOCK_BYTES) * _BLOCK_BYTES
+        endpoint = Endpoint(NAME, f"tcp://127.0.0.1:{port}")
         self.sender = SlotsSender(context, endpoint, pool, _PLAIN, ring_bytes)
         until(lambda: self.sender.push(key_of(1), [Move(0, 1, 1, 1)]))
         self.connection = self.socket.recv_multipart()[0]
 
     def say(self, message: Any) -> None:
-        frame = message if isinstance(message, bytes) else shm_slots._TO_SENDER.encode(message)
+        frame = message if isinstance(message, bytes) else TO_SENDER.encode(message)
         self.socket.send_multipart([self.connection, frame])
 
     def close(self) -> None:
@@ -474,7 +485,7 @@ def test_a_slot_that_is_given_back_twice_is_free_once(fake: FakeReceiver) -> Non
         assert fake.sender.push(key_of(1), [Move(0, 1, 1, 1)])
     assert not fake.sender.push(key_of(1), [Move(0, 1, 1, 1)])
     for frames in [fake.socket.recv_multipart() for _ in range(3)]:
-        slots.add(shm_slots._TO_RECEIVER.decode(frames[1]).slot)
+        slots.add(TO_RECEIVER.decode(frames[1]).slot)
     assert slots == {0, 1}
 
 
@@ -499,14 +510,14 @@ def test_a_bad_address_is_refused_and_leaves_nothing(
     made: list[str] = []
     real_ring = OwnRing.__init__
 
-    def note(self: OwnRing, shape: RingShape, pool: Pool) -> None:
+    def note(self: OwnRing, shape: RingShape, pool: KvPool) -> None:
         real_ring(self, shape, pool)
         made.append(self.name)
 
     monkeypatch.setattr(OwnRing, "__init__", note)
     for address in ("", "tcp://nowhere", "ipc://x", "tcp://127.0.0.1:99999"):
         with pytest.raises(TransferFailed, match="cannot be dialled"):
-            SlotsSender(context, Endpoint(shm_slots.NAME, address), HostPool(source), _PLAIN)
+            SlotsSender(context, Endpoint(NAME, address), HostPool(source), _PLAIN)
     assert len(made) == 4
     assert not any((FOLDER / name).exists() for name in made)
 
@@ -524,7 +535,7 @@ def test_without_shared_memory_it_is_refused(
 
 
 def test_a_killed_sender_costs_its_ring_and_nothing_else(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm_slots, "_LOOK_S", 0.0)
+    monkeypatch.setattr(slots_receiver, "_LOOK_S", 0.0)
     arguments = [sys.executable, "-c", _PUSH_AND_HOLD, target.receiver.endpoint.address]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as sender:
         assert sender.stdout is not None
@@ -550,7 +561,7 @@ def test_a_sender_that_dies_before_its_slot_is_given_back_costs_its_ring_only(ta
 
 
 def test_a_frozen_sender_keeps_its_ring(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm_slots, "_LOOK_S", 0.0)
+    monkeypatch.setattr(slots_receiver, "_LOOK_S", 0.0)
     arguments = [sys.executable, "-c", _PUSH_AND_HOLD, target.receiver.endpoint.address]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as sender:
         try:

@@ -13,12 +13,13 @@ import pytest
 import zmq
 
 from kvtransfer.messages import Endpoint, HandoffName
-from kvtransfer.pool import HostPool, Pool
+from kvtransfer.pools.base import KvPool
+from kvtransfer.pools.host import HostPool
 from kvtransfer.transports import tcp_zmq
 from kvtransfer.transports.base import Blocks, Move
 from kvtransfer.transports.tcp_zmq import BlockBatch, ZmqReceiver, ZmqSender
 from program.process import start_authenticator
-from tests.kvtransfer.late_queue import late_pool
+from tests.kvtransfer.late_stream import late_pool
 from tests.kvtransfer.transports.endpoint_process import key_of
 from wire.codec import Codec
 from wire.errors import InvalidSetting, TransferFailed
@@ -35,7 +36,7 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class Dial(Protocol):
-    def __call__(self, endpoint: Endpoint, pool: Blocks | Pool, key: ClusterKey | None = None) -> ZmqSender: ...
+    def __call__(self, endpoint: Endpoint, pool: Blocks | KvPool, key: ClusterKey | None = None) -> ZmqSender: ...
 
 
 def until(is_done: Callable[[], bool], timeout_s: float = 5.0) -> None:
@@ -48,7 +49,7 @@ def until(is_done: Callable[[], bool], timeout_s: float = 5.0) -> None:
 class Target:
     """A receiver with one grant, and a raw socket to it."""
 
-    def __init__(self, context: Context, build: Callable[[Blocks], Pool] = HostPool) -> None:
+    def __init__(self, context: Context, build: Callable[[Blocks], KvPool] = HostPool) -> None:
         self.context = context
         self.blocks: Blocks = np.full((8, _BLOCK_BYTES), _GUARD, dtype=np.uint8)
         self.receiver = ZmqReceiver(context, "127.0.0.1", build(self.blocks), _PLAIN)
@@ -310,7 +311,7 @@ def dial(context: Context) -> Iterator[Dial]:
     """Opens senders, closed at the end."""
     with ExitStack() as stack:
 
-        def dialled(endpoint: Endpoint, pool: Blocks | Pool, key: ClusterKey | None = None) -> ZmqSender:
+        def dialled(endpoint: Endpoint, pool: Blocks | KvPool, key: ClusterKey | None = None) -> ZmqSender:
             if isinstance(pool, np.ndarray):
                 pool = HostPool(pool)
             sender = ZmqSender(context, endpoint, pool, LinkSettings(cluster_key=key))

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from kvtransfer.transports.nccl import pair_blocks, pair_group
-from kvtransfer.transports.nccl.pair_blocks import gather, gather_indexed, scatter, scatter_indexed
-from kvtransfer.transports.nccl.pair_group import PairStore, backend_of, finish
+from kvtransfer.transports.nccl import blocks, group
+from kvtransfer.transports.nccl.blocks import gather, gather_indexed, scatter, scatter_indexed
+from kvtransfer.transports.nccl.group import PairStore, backend_of, finish
 from wire.errors import TransferFailed
 
 _CUDA = torch.device("cuda", 0)
@@ -42,8 +42,8 @@ def test_both_ways_to_copy_blocks_do_the_same(block_bytes: int) -> None:
 
 def test_messages_are_larger_on_a_gpu() -> None:
     pools = [SimpleNamespace(device=torch.device(name), shape=(100, 2**20)) for name in ("cpu", "cuda")]
-    assert [pair_blocks.max_piece_blocks(pool) for pool in pools] == [4, 16]  # type: ignore[arg-type]
-    assert [pair_blocks.piece_bytes(pool.device) for pool in pools] == [2**22, 2**24]
+    assert [blocks.max_piece_blocks(pool) for pool in pools] == [4, 16]  # type: ignore[arg-type]
+    assert [blocks.piece_bytes(pool.device) for pool in pools] == [2**22, 2**24]
 
 
 def silent_store() -> PairStore:
@@ -78,8 +78,8 @@ def test_one_gpu_for_both_sides_is_named_before_nccl_is_asked(peer: str, monkeyp
     def form(*arguments: Any) -> None:
         raise Formed
 
-    monkeypatch.setattr(pair_group, "gpu_identity", lambda device: "GPU-a")
-    monkeypatch.setattr(pair_group, "backend_of", lambda device: "nccl")
+    monkeypatch.setattr(group, "gpu_identity", lambda device: "GPU-a")
+    monkeypatch.setattr(group, "backend_of", lambda device: "nccl")
     options = SimpleNamespace()
     nccl: Any = form
     nccl.Options = lambda: options
@@ -87,7 +87,7 @@ def test_one_gpu_for_both_sides_is_named_before_nccl_is_asked(peer: str, monkeyp
     store = paired_stores({"gpu/0": peer.encode()})
     expected, match = (TransferFailed, "both nodes are on GPU") if peer == "GPU-a" else (Formed, None)
     with pytest.raises(expected, match=match):
-        pair_group.form_group(store, 1, "127.0.0.1", _CUDA)
+        group.form_group(store, 1, "127.0.0.1", _CUDA)
 
 
 def test_nccl_must_not_end_the_node_for_what_a_peer_does(monkeypatch: pytest.MonkeyPatch) -> None:

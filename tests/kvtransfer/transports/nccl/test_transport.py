@@ -21,17 +21,19 @@ import zmq
 
 from kvtransfer.messages import Endpoint, HandoffKey, HandoffName
 from kvtransfer.transports.base import Blocks, Move
-from kvtransfer.transports.nccl import pair_blocks, pair_group, pair_threads
-from kvtransfer.transports.nccl import transport as nccl
-from kvtransfer.transports.nccl.pair_blocks import PIECE_BYTES
-from kvtransfer.transports.nccl.pair_group import SENDER_RANK, PairStore, finish, form_group
-from kvtransfer.transports.nccl.pair_threads import BlockBatch, PairAlive, PairEnd, PairHello, StoreEntry
-from kvtransfer.transports.nccl.transport import NcclReceiver, NcclSender
+from kvtransfer.transports.nccl import blocks as nccl_blocks
+from kvtransfer.transports.nccl import group, line
+from kvtransfer.transports.nccl import receiver as nccl_receiver
+from kvtransfer.transports.nccl.blocks import PIECE_BYTES
+from kvtransfer.transports.nccl.group import SENDER_RANK, PairStore, finish, form_group
+from kvtransfer.transports.nccl.receiver import NcclReceiver
+from kvtransfer.transports.nccl.sender import NcclSender
+from kvtransfer.transports.nccl.wire import BlockBatch, PairAlive, PairEnd, PairHello, StoreEntry
 from wire.codec import Codec
 from wire.errors import InvalidSetting, TransferFailed
 from wire.links import ClusterKey, LinkSettings
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[4]
 _BLOCK_BYTES, _NUM_BLOCKS = 4096, 32
 _GUARD = 0xA5
 _GENERATION = 3
@@ -44,7 +46,7 @@ import numpy as np, zmq
 from wire.links import LinkSettings
 from kvtransfer.messages import Endpoint
 from kvtransfer.transports.base import Move
-from kvtransfer.transports.nccl.transport import NcclSender
+from kvtransfer.transports.nccl.sender import NcclSender
 address, number, is_endless = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "endless"
 blocks = np.full((8, 4096), number, dtype=np.uint8)
 sender = NcclSender(zmq.Context(), Endpoint("nccl", address), blocks, LinkSettings())
@@ -60,7 +62,7 @@ _RECEIVER_PROGRAM = """
 import time
 import numpy as np, zmq
 from wire.links import LinkSettings
-from kvtransfer.transports.nccl.transport import NcclReceiver
+from kvtransfer.transports.nccl.receiver import NcclReceiver
 receiver = NcclReceiver(zmq.Context(), "127.0.0.1", np.zeros((32, 4096), dtype=np.uint8), LinkSettings())
 print(receiver.endpoint.address, flush=True)
 while True:
@@ -246,7 +248,7 @@ def test_a_push_of_gaps_in_the_grant_is_cut_at_them(target: Target) -> None:
 
 
 def test_large_pushes_are_cut_into_bounded_messages(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_blocks, "PIECE_BYTES", 3 * _BLOCK_BYTES)
+    monkeypatch.setattr(nccl_blocks, "PIECE_BYTES", 3 * _BLOCK_BYTES)
     context = target.context
     blocks: Blocks = np.zeros_like(target.source)
     receiver = NcclReceiver(context, "127.0.0.1", blocks, LinkSettings())
@@ -385,7 +387,7 @@ def test_more_bytes_than_announced_do_not_reach_the_pool(target: Target) -> None
 
 
 def test_a_payload_that_does_not_come_ends_the_pair(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_threads, "STALL_S", 0.3)
+    monkeypatch.setattr(line, "STALL_S", 0.3)
     target.expect(1, [5])
     liar = HandMadeSender(target).form()
     liar.announce(0, [5])
@@ -468,7 +470,7 @@ def test_pools_that_differ_are_refused(target: Target) -> None:
 
 
 def test_pairs_are_bounded(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "_MAX_PAIRS", 1)
+    monkeypatch.setattr(nccl_receiver, "_MAX_PAIRS", 1)
     first, second = target.sender(), target.sender()
     target.push(first, 1, moves_of([0], [0]))
     with pytest.raises(TransferFailed, match="1 pairs already"):
@@ -479,7 +481,7 @@ def test_pairs_are_bounded(target: Target, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_the_cluster_key_decides_who_forms_a_group(is_right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_threads, "FORM_S", 5.0 if is_right else 1.0)
+    monkeypatch.setattr(line, "FORM_S", 5.0 if is_right else 1.0)
     keys = [ClusterKey(*zmq.curve_keypair()) for _ in range(2)]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     blocks: Blocks = np.zeros((8, _BLOCK_BYTES), dtype=np.uint8)
@@ -517,12 +519,12 @@ def test_addresses_that_cannot_be_dialled_are_refused(target: Target, address: s
 
 def test_a_torch_without_the_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidSetting, match="no NCCL"):
-        pair_group.backend_of(torch.device("cuda"))
+        group.backend_of(torch.device("cuda"))
     monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
     with pytest.raises(InvalidSetting, match="no gloo"):
-        pair_group.backend_of(_CPU)
+        group.backend_of(_CPU)
     monkeypatch.setattr(dist, "is_available", lambda: False)
-    spec = importlib.util.spec_from_file_location("pair_group_again", pair_group.__file__)
+    spec = importlib.util.spec_from_file_location("pair_group_again", group.__file__)
     assert spec is not None
     assert spec.loader is not None
     with pytest.raises(InvalidSetting, match=r"no torch\.distributed"):
@@ -540,7 +542,7 @@ def test_a_receiver_that_is_killed_ends_the_sender() -> None:
 
 
 def test_a_receiver_that_is_frozen_ends_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_threads, "STALL_S", 1.0)
+    monkeypatch.setattr(line, "STALL_S", 1.0)
     with foreign_receiver() as (child, sender):
         child.send_signal(signal.SIGSTOP)
         begin_s = time.monotonic()
@@ -551,7 +553,7 @@ def test_a_receiver_that_is_frozen_ends_the_sender(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_sender_that_is_closed_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_threads, "STALL_S", 2.0)
+    monkeypatch.setattr(line, "STALL_S", 2.0)
     with foreign_receiver() as (child, sender):
         child.send_signal(signal.SIGSTOP)
         deadline_s = time.monotonic() + 5
@@ -564,7 +566,7 @@ def test_a_sender_that_is_closed_reads_no_more(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_two_processes_send_and_one_is_killed_and_one_frozen(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_threads, "SILENCE_S", 2.0)
+    monkeypatch.setattr(line, "SILENCE_S", 2.0)
     address = target.receiver.endpoint.address
     for number in (1, 2):
         target.expect(number, [8 * number + index for index in range(8)])
@@ -588,7 +590,7 @@ def test_two_processes_send_and_one_is_killed_and_one_frozen(target: Target, mon
 def test_the_main_thread_takes_the_pairs_with_it() -> None:
     source = _RECEIVER_PROGRAM.split("print(")[0] + (
         "from kvtransfer.transports.base import Move\n"
-        "from kvtransfer.transports.nccl.transport import NcclSender\n"
+        "from kvtransfer.transports.nccl.sender import NcclSender\n"
         "context = zmq.Context()\n"
         "sender = NcclSender(context, receiver.endpoint, np.zeros((8, 4096), dtype=np.uint8), LinkSettings())\n"
         "while not sender.push((bytes(16), 1), [Move(0, 0, 0, 1)]):\n"

@@ -11,8 +11,11 @@ import numpy as np
 
 from kvtransfer.messages import HandoffKey
 from kvtransfer.transports.base import Move
-from kvtransfer.transports.nixl.transport import NixlReceiver, NixlSender, NixlSenders
-from kvtransfer.transports.segment import Segment
+from kvtransfer.transports.nixl.process import AgentProcess
+from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
+from kvtransfer.transports.nixl.sender import NixlSender, NixlSenders
+from kvtransfer.transports.nixl.thread import AgentThread
+from kvtransfer.transports.shm.segment import Segment
 from wire.errors import TransferFailed
 
 GENERATION = 7
@@ -40,14 +43,13 @@ class NixlPair:
         self.num_blocks = num_blocks
         sends, receives = on_threads
         self.receiver = (
-            NixlReceiver.for_device(self.target, host)
+            NixlDeviceReceiver(AgentThread(self.target, host))
             if receives
-            else NixlReceiver(self._segments[1], num_blocks, block_bytes, host)
+            else NixlReceiver(AgentProcess(self._segments[1], num_blocks, block_bytes, host))
         )
-        self.senders = (
-            NixlSenders.for_device(self.source, host)
-            if sends
-            else NixlSenders(self._segments[0], num_blocks, block_bytes, host)
+        self.senders = NixlSenders(
+            AgentThread(self.source, host) if sends else AgentProcess(self._segments[0], num_blocks, block_bytes, host),
+            block_bytes,
         )
 
     def open(self) -> NixlSender:

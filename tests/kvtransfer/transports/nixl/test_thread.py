@@ -20,14 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtransfer.host import this_process
+from kvtransfer.process_identity import this_process
 from kvtransfer.transports.nixl import thread as nixl_thread
-from kvtransfer.transports.nixl import transport as nixl
 from kvtransfer.transports.nixl.agent import BESIDE_ENGINE, Agent
 from kvtransfer.transports.nixl.lives import Crashes
 from kvtransfer.transports.nixl.memory import DRAM, VRAM, Region, region_of
+from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver
 from kvtransfer.transports.nixl.thread import AgentThread, run_agent
-from kvtransfer.transports.nixl.transport import NixlDeviceReceiver, NixlReceiver
 from kvtransfer.transports.nixl.ucx import may_use_cuda_ipc, node_environment
 from kvtransfer.transports.nixl.wire import (
     COMMANDS,
@@ -298,11 +297,9 @@ def test_the_end_of_the_agent_is_a_fence_only_where_no_peer_can_hold_a_mapping(
 ) -> None:
     interfaces = {"10.1.2.3": "eth7", "127.0.0.1": "lo"}
     monkeypatch.setattr("kvtransfer.transports.nixl.ucx._interface_of", lambda address: interfaces[str(address)])
-    monkeypatch.setattr(nixl, "AgentThread", lambda pool, host: AgentThread(pool, host, obedient))
     for name in ("UCX_TLS", "UCX_NET_DEVICES"):
         os.environ.pop(name, None)
-    receiver = NixlReceiver.for_device(FakeTensor(), host)
-    assert isinstance(receiver, NixlDeviceReceiver)
+    receiver = NixlDeviceReceiver(AgentThread(FakeTensor(), host, obedient))
     assert receiver.ends_with_endpoint == is_proof
     assert receiver.ends_with_writer != is_proof
     old = receiver.endpoint
@@ -322,8 +319,7 @@ def test_an_endpoint_does_not_change_before_its_life_has_ended(pool: Any, monkey
         obedient(channel, region, stopped)
         may_end.wait(20)
 
-    monkeypatch.setattr(nixl, "AgentThread", lambda pool, host: AgentThread(pool, host, slow))
-    receiver = NixlReceiver.for_device(pool, "127.0.0.1")
+    receiver = NixlDeviceReceiver(AgentThread(pool, "127.0.0.1", slow))
     old = receiver.endpoint
     assert not receiver.fence()
     receiver.poll()

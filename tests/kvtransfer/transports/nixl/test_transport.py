@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtransfer.host import is_gone
 from kvtransfer.messages import Endpoint, HandoffKey
+from kvtransfer.process_identity import is_gone
 from kvtransfer.transports.base import Arrival, Move
 from kvtransfer.transports.nixl.memory import DRAM
-from kvtransfer.transports.nixl.transport import NixlReceiver, NixlSender
+from kvtransfer.transports.nixl.process import AgentProcess
+from kvtransfer.transports.nixl.sender import NixlSender
 from kvtransfer.transports.nixl.ucx import ucx_environment
 from kvtransfer.transports.nixl.wire import DETAILS, PoolDetails
-from kvtransfer.transports.segment import Segment
+from kvtransfer.transports.shm.segment import Segment
 from tests.kvtransfer.transports.nixl.nixl_pair import GENERATION, NixlPair, moves_of
 from wire.errors import InvalidSetting, TransferFailed
 
@@ -193,14 +194,14 @@ def test_without_the_package_the_setting_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     segment = Segment(4096)
     with pytest.raises(InvalidSetting, match=r"pip install 'baton-serve\[nixl\]'"):
-        NixlReceiver(segment, 1, 4096, "127.0.0.1")
+        AgentProcess(segment, 1, 4096, "127.0.0.1")
     segment.close()
 
 
 def test_an_agent_that_does_not_start_says_why() -> None:
     segment = Segment(4096)
     with pytest.raises(InvalidSetting, match="mmap length is greater than file size"):
-        NixlReceiver(segment, 2, 4096, "127.0.0.1")
+        AgentProcess(segment, 2, 4096, "127.0.0.1")
     segment.close()
 
 

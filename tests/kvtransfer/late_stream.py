@@ -9,20 +9,21 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvtransfer.device_pool import DevicePool
-from kvtransfer.device_queue import Mark
-from kvtransfer.pool import HostPin, Pin
+from device.events import Event
+from device.pinning import HostPin, Pin
+from kvtransfer.pools.device import DevicePool
 from kvtransfer.transports.base import Blocks
 
 
-class LateQueue:
-    """See `DeviceQueue`. `patience`: how often a mark is asked for before it is passed."""
+class LateStream:
+    """See `Stream`. `patience`: how often an event is asked for before it is passed."""
 
     def __init__(self, patience: int = 3) -> None:
         self.num_waits = 0
@@ -50,8 +51,14 @@ class LateQueue:
         self._issued.append(work)
         self._num_issued += 1
 
-    def mark(self) -> Mark:
-        return _LateMark(self, self._num_issued, self._patience)
+    def current(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def record_event(self) -> Event:
+        return _LateEvent(self, self._num_issued, self._patience)
+
+    def synchronize(self) -> None:
+        self.record_event().wait(0.0)
 
     def host_memory(self, num_bytes: int) -> Blocks:
         return np.full(num_bytes, 0xDD, dtype=np.uint8)
@@ -70,22 +77,22 @@ class LateQueue:
 
 
 @dataclass(slots=True)
-class _LateMark:
-    queue: LateQueue
+class _LateEvent:
+    stream: LateStream
     number: int
     patience: int
 
     def is_passed(self) -> bool:
         self.patience -= 1
         if self.patience < 0:
-            self.queue.do(self.number)
-        return self.queue.has_done(self.number)
+            self.stream.do(self.number)
+        return self.stream.has_done(self.number)
 
-    def wait(self) -> None:
-        self.queue.num_waits += 1
-        self.queue.do(self.number)
+    def wait(self, timeout_s: float) -> None:
+        self.stream.num_waits += 1
+        self.stream.do(self.number)
 
 
 def late_pool(blocks: Blocks, patience: int = 3) -> DevicePool:
     """`blocks` as a pool in the memory of a late device."""
-    return DevicePool(torch.from_numpy(blocks), LateQueue(patience))
+    return DevicePool(torch.from_numpy(blocks), LateStream(patience))

@@ -1,4 +1,4 @@
-"""The memory of the "nccl" transport: a pool as a tensor, slots for messages, the copies between them, their streams.
+"""The memory of the "nccl" transport: a pool as a tensor, slots for messages, the copies between them.
 
 Owns how large a message is and how blocks are gathered and scattered, in host memory and on a GPU. Knows no pairs, no
 threads and no torch.distributed.
@@ -6,17 +6,13 @@ threads and no torch.distributed.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 import torch
 
-from kvtransfer.device_queue import wait_for_stream
-from kvtransfer.layout import coalesce
+from kvtransfer.runs import coalesce
 from kvtransfer.transports.base import Blocks
 
 PIECE_BYTES = 4 * 2**20
@@ -74,25 +70,6 @@ def scatter_indexed(pool: torch.Tensor, targets: Sequence[int], slot: torch.Tens
 def _wide(blocks: torch.Tensor) -> torch.Tensor:
     """The same blocks in words of 8 bytes, where they are made of such: what copies by index copies them one by one."""
     return blocks.view(torch.int64) if blocks.shape[1] % 8 == 0 and blocks.data_ptr() % 8 == 0 else blocks
-
-
-def open_stream(device: torch.device) -> Any:
-    """On a GPU: a stream apart from the engine's. None elsewhere."""
-    cuda: Any = torch.cuda
-    return cuda.Stream(device) if device.type == "cuda" else None
-
-
-def on_stream(stream: Any) -> AbstractContextManager[Any]:
-    """Work on this stream, if it is one."""
-    cuda: Any = torch.cuda
-    context: AbstractContextManager[Any] = contextlib.nullcontext() if stream is None else cuda.stream(stream)
-    return context
-
-
-def settle(stream: Any) -> None:
-    """Wait for what a stream was given, if it is one. Raises `TransferFailed` when that takes too long."""
-    if stream is not None:
-        wait_for_stream(stream)
 
 
 def piece_bytes(device: torch.device) -> int:

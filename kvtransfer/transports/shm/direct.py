@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from kvtransfer.layout import coalesce
 from kvtransfer.messages import Endpoint, HandoffKey, ProcessIdentity
+from kvtransfer.runs import coalesce
 from kvtransfer.transports.base import Arrival, Blocks, Move
-from kvtransfer.transports.segment import FOLDER, SEGMENT_NAME, Segment
+from kvtransfer.transports.shm.segment import FOLDER, SEGMENT_NAME, Segment
 from wire.errors import TransferFailed
 
 NAME = "shm"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer.layout import ByteRun, Run, coalesce, head_runs, heads_of
+from kvtransfer.runs import ByteRun, Run, coalesce, head_runs, heads_of
 from wire.layout import KvLayout
 
 _MOVES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=40)

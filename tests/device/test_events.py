@@ -12,11 +12,14 @@ import pytest
 
 from device import cuda
 from device.base import DeviceFailed
+from device.events import CudaEvent
 from device.notices import MAX_NOTICES, NoticeThread
 
 
-class ToldEvent:
-    """Passes when it is told to; `error` is raised by whoever asks, as CUDA does for what failed before."""
+class NativeEvent:
+    """Stands for torch's event: passes when it is told to. `error` is raised by whoever asks, as CUDA does for what
+    failed before.
+    """
 
     def __init__(self, error: Exception | None = None) -> None:
         self.has_passed = threading.Event()
@@ -30,7 +33,7 @@ class ToldEvent:
 
 @pytest.fixture
 def notices() -> Iterator[NoticeThread]:
-    thread = NoticeThread(begin=lambda: None, has_come=partial(cuda.wait_for, timeout_s=60.0))
+    thread = NoticeThread(begin=lambda: None)
     yield thread
     thread.close()
     assert not thread._thread.is_alive()
@@ -38,12 +41,12 @@ def notices() -> Iterator[NoticeThread]:
 
 def test_a_device_that_does_nothing_is_given_up() -> None:
     with pytest.raises(DeviceFailed, match=r"did not get anything done for 0\.01 s"):
-        cuda.wait_for(ToldEvent(), 0.01)
+        CudaEvent(native=NativeEvent()).wait(0.01)
 
 
 def test_an_error_of_the_device_is_its_end() -> None:
     with pytest.raises(DeviceFailed, match=r"the CUDA device failed: illegal memory access$"):
-        cuda.wait_for(ToldEvent(RuntimeError("illegal memory access\nmore lines")), 1.0)
+        CudaEvent(native=NativeEvent(RuntimeError("illegal memory access\nmore lines"))).wait(1.0)
 
 
 def test_an_error_of_the_device_names_what_came_before_it() -> None:
@@ -51,7 +54,7 @@ def test_an_error_of_the_device_names_what_came_before_it() -> None:
         raise ValueError("a value was asked for\nmore lines")
     except ValueError:
         with pytest.raises(DeviceFailed, match=r"failed: capture invalidated \(after: a value was asked for\)$"):
-            cuda.wait_for(ToldEvent(RuntimeError("capture invalidated")), 1.0)
+            CudaEvent(native=NativeEvent(RuntimeError("capture invalidated"))).wait(1.0)
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])
@@ -67,9 +70,9 @@ def test_nothing_is_collected_while_recording(was_enabled: bool, monkeypatch: py
 
 
 def test_notices_wait_for_their_events_and_keep_their_order(notices: NoticeThread) -> None:
-    events, heard = [ToldEvent(), ToldEvent()], list[int]()
+    events, heard = [NativeEvent(), NativeEvent()], list[int]()
     for number, event in enumerate(events):
-        notices.add(event, partial(heard.append, number))
+        notices.add(CudaEvent(native=event), partial(heard.append, number))
     events[1].has_passed.set()
     with pytest.raises(DeviceFailed, match="did not come within"):
         notices.settle(0.05)
@@ -81,27 +84,27 @@ def test_notices_wait_for_their_events_and_keep_their_order(notices: NoticeThrea
 
 @pytest.mark.parametrize("where", ["event", "call"])
 def test_a_notice_that_fails_is_heard_of_when_settling(notices: NoticeThread, where: str) -> None:
-    event = ToldEvent(RuntimeError("lost") if where == "event" else None)
+    event = NativeEvent(RuntimeError("lost") if where == "event" else None)
     event.has_passed.set()
 
     def call() -> None:
         raise ValueError("lost")
 
-    notices.add(event, call)
+    notices.add(CudaEvent(native=event), call)
     with pytest.raises(DeviceFailed, match="lost"):
         notices.settle(5.0)
 
 
 def test_notices_are_bounded(notices: NoticeThread) -> None:
-    event = ToldEvent()
+    event = NativeEvent()
     for _ in range(MAX_NOTICES):
-        notices.add(event, lambda: None)
+        notices.add(CudaEvent(native=event), lambda: None)
     with pytest.raises(DeviceFailed, match="notices wait for the device"):
         add_two(notices, event)  # the thread may hold one of them already
     event.has_passed.set()
     notices.settle(10.0)
 
 
-def add_two(notices: NoticeThread, event: ToldEvent) -> None:
+def add_two(notices: NoticeThread, event: NativeEvent) -> None:
     for _ in range(2):
-        notices.add(event, lambda: None)
+        notices.add(CudaEvent(native=event), lambda: None)

@@ -15,10 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvtransfer.device_queue import WAIT_S, DeviceQueue, Mark
-from kvtransfer.dot64 import WORD_BYTES, require_words, value, weights
-from kvtransfer.pool import Parts, Pending
-from wire.errors import TransferFailed
+from device.base import DeviceFailed
+from device.events import Event
+from device.stream import COPY_TIMEOUT_S, Stream
+from kvtransfer.pools.base import Parts, Pending
+from kvtransfer.pools.dot64 import WORD_BYTES, require_words, value, weights
 
 _SLAB_WORDS = 2**21
 
@@ -31,14 +32,14 @@ class DeviceDot64:
 
     max_blocks = 256
 
-    def __init__(self, pool: Tensor, queue: DeviceQueue) -> None:
+    def __init__(self, pool: Tensor, stream: Stream) -> None:
         self.block_bytes = pool.shape[1]
-        self.queue = queue
+        self.stream = stream
         self._pool = pool
         # most pools can be seen as words; one with odd blocks is gathered byte by byte
         self._words = pool.view(torch.int32) if self.block_bytes % WORD_BYTES == 0 else None
         self._weights = torch.from_numpy(weights(-(-self.block_bytes // WORD_BYTES))).to(pool.device)
-        self._held: deque[tuple[Mark, Tensor]] = deque()
+        self._held: deque[tuple[Event, Tensor]] = deque()
         # CUDA loads kernels at their first launch, which can take long, and must not be while a graph is recorded.
         # Those for one block and for many differ, and what the largest request needs stays with the allocator
         for count in (1, self.max_blocks):
@@ -54,20 +55,20 @@ class DeviceDot64:
         """See `Checksums.begin_parts`."""
         return _Totals(self, block_ids)
 
-    def hold(self, host: Tensor) -> Mark:
-        """Keep host memory until the device is done with it, whatever becomes of who asked: the mark of that moment."""
+    def hold(self, host: Tensor) -> Event:
+        """Keep host memory until the device is done with it, whatever becomes of who asked; the event behind that."""
         while self._held and self._held[0][0].is_passed():
             self._held.popleft()
-        mark = self.queue.mark()
-        self._held.append((mark, host))
-        return mark
+        event = self.stream.record_event()
+        self._held.append((event, host))
+        return event
 
     def to_device(self, host: Tensor) -> Tensor:
-        """A copy there, in the order of the queue."""
+        """A copy there, in the order of the stream."""
         return host.to(self._pool.device, non_blocking=True)
 
     def add(self, totals: Tensor, ids: Tensor, begin_byte: int, end_byte: int) -> None:
-        """Add the words of a part of each block of `ids` [n] to `totals` [n]. To be called by the queue."""
+        """Add the words of a part of each block of `ids` [n] to `totals` [n]. To be called by the stream."""
         begin, end = begin_byte // WORD_BYTES, -(-end_byte // WORD_BYTES)
         num_columns = max(1, min(end - begin, _SLAB_WORDS))
         num_rows = max(1, _SLAB_WORDS // num_columns)
@@ -93,23 +94,23 @@ class _Totals:
 
     def __init__(self, computer: DeviceDot64, block_ids: Sequence[int]) -> None:
         self._computer = computer
-        self._host = _host_words(computer.queue, len(block_ids))
+        self._host = _host_words(computer.stream, len(block_ids))
         self._host.numpy()[:] = block_ids
         self._ids: Tensor | None = None
         self._totals: Tensor | None = None
-        computer.queue.run(self._begin)
+        computer.stream.run(self._begin)
         computer.hold(self._host)
 
     def add(self, begin_byte: int, end_byte: int) -> None:
         """See `Parts.add`."""
         require_words(begin_byte, end_byte, self._computer.block_bytes)
-        self._computer.queue.run(lambda: self._add(begin_byte, end_byte))
+        self._computer.stream.run(lambda: self._add(begin_byte, end_byte))
 
     def finish(self) -> Pending:
         """See `Parts.finish`."""
-        self._computer.queue.run(self._fetch)
-        mark = self._computer.hold(self._host)
-        return _DevicePending(self._host.numpy(), mark, self._computer.block_bytes)
+        self._computer.stream.run(self._fetch)
+        event = self._computer.hold(self._host)
+        return _DevicePending(self._host.numpy(), event, self._computer.block_bytes)
 
     def _begin(self) -> None:
         self._ids = self._computer.to_device(self._host)
@@ -128,21 +129,21 @@ class _Totals:
 class _DevicePending:
     """See `Pending`."""
 
-    def __init__(self, totals: npt.NDArray[np.int64], mark: Mark, block_bytes: int) -> None:
+    def __init__(self, totals: npt.NDArray[np.int64], event: Event, block_bytes: int) -> None:
         self._totals = totals
-        self._mark = mark
+        self._event = event
         self._block_bytes = block_bytes
-        self._deadline_s = time.monotonic() + WAIT_S
+        self._deadline_s = time.monotonic() + COPY_TIMEOUT_S
 
     def take(self) -> Sequence[int] | None:
-        """See `Pending.take`. Raises `TransferFailed` when the device does not come to it, or has failed."""
-        if self._mark.is_passed():
+        """See `Pending.take`. Raises `DeviceFailed` when the device does not come to it, or has failed."""
+        if self._event.is_passed():
             return [value(total, self._block_bytes) for total in self._totals.tolist()]
         if time.monotonic() > self._deadline_s:
-            raise TransferFailed(f"the device of the KV pool did not compute checksums in {WAIT_S:g} s")
+            raise DeviceFailed(f"the device of the KV pool did not compute checksums in {COPY_TIMEOUT_S:g} s")
         return None
 
 
-def _host_words(queue: DeviceQueue, count: int) -> Tensor:
+def _host_words(stream: Stream, count: int) -> Tensor:
     """[count] int64 in host memory that the device reaches."""
-    return torch.from_numpy(queue.host_memory(count * 8).view(np.int64))
+    return torch.from_numpy(stream.host_memory(count * 8).view(np.int64))

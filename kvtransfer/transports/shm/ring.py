@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtransfer.pool import Pin, Pool
+from device.pinning import Pin
+from kvtransfer.pools.base import KvPool
 from kvtransfer.transports.base import Blocks
-from kvtransfer.transports.segment import FOLDER, SEGMENT_NAME, Segment
+from kvtransfer.transports.shm.segment import FOLDER, SEGMENT_NAME, Segment
 from wire.errors import TransferFailed
 
 
@@ -44,7 +45,7 @@ class RingShape:
 class OwnRing:
     """A sender's ring: a new segment. Raises `TransferFailed` when there is no room for it."""
 
-    def __init__(self, shape: RingShape, pool: Pool) -> None:
+    def __init__(self, shape: RingShape, pool: KvPool) -> None:
         try:
             segment = Segment(shape.num_bytes)
         except OSError as error:
@@ -66,7 +67,7 @@ class OwnRing:
 class PeerRing:
     """A ring of a sender, mapped. Raises `TransferFailed` when what `name` leads to cannot be one of this shape."""
 
-    def __init__(self, name: str, shape: RingShape, pool: Pool) -> None:
+    def __init__(self, name: str, shape: RingShape, pool: KvPool) -> None:
         if not SEGMENT_NAME.fullmatch(name):
             raise TransferFailed("the peer named something that is not a segment")
         self.name, self.shape = name, shape

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from device.cuda_context import gpu_identity
 from wire.errors import InvalidSetting, TransferFailed
 
 RECEIVER_RANK, SENDER_RANK = 0, 1
@@ -146,11 +147,6 @@ def form_group(store: PairStore, rank: int, host: str, device: torch.device) -> 
         group = gloo(store, rank, 2, options)
     _recognise(store, group, rank, device)
     return group
-
-
-def gpu_identity(device: torch.device) -> str:
-    """The name of a GPU that no other in the world has."""
-    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def _require_two_gpus(store: PairStore, rank: int, device: torch.device) -> None:

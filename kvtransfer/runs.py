@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvtransfer.transports.base import Move
 from wire.layout import KvLayout
 
 
@@ -38,6 +39,17 @@ def coalesce(sources: Sequence[int], targets: Sequence[int], max_count: int) -> 
             runs.append(Run(sources[first], targets[first], i - first))
             first = i
     return runs
+
+
+def grant_pieces(moves: Sequence[Move], max_count: int) -> list[Sequence[Move]]:
+    """`moves` cut into pieces whose places in the grant follow each other, at most `max_count` moves each."""
+    pieces: list[Sequence[Move]] = []
+    first = 0
+    indexes = [move.index for move in moves]
+    for run in coalesce(indexes, indexes, max_count):
+        pieces.append(moves[first : first + run.count])
+        first += run.count
+    return pieces
 
 
 @dataclass(frozen=True, slots=True)

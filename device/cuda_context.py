@@ -1,6 +1,6 @@
-"""What nixl's agent thread asks of CUDA. Imported for pools in the memory of a GPU only: it needs torch.
+"""What libraries beside torch (UCX, NCCL, kernels) need of CUDA: a thread's context, facts about memory and GPUs.
 
-Knows no agents and no pools, only a device's number.
+Knows no libraries and no pools, only a device's number. Imported for pools in the memory of a GPU only.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 
-def bind_thread(device_index: int) -> None:
+def bind_context(device_index: int) -> None:
     """Make this device the current one of the calling thread, and its context current too.
 
     UCX looks for the context that is current; CUDA binds a thread to one at its first call that needs a device, and
@@ -34,3 +34,14 @@ def is_in_one_allocation(address: int, device_index: int) -> bool:
 def synchronize(device_index: int) -> None:
     """Wait for all work that this process has given the device, on whatever stream."""
     torch.cuda.synchronize(device_index)
+
+
+def gpu_identity(device: torch.device) -> str:
+    """The name of a GPU that no other in the world has."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def compute_facts(device: torch.device) -> tuple[tuple[int, int], int]:
+    """(compute capability, number of multiprocessors) of a GPU."""
+    properties = torch.cuda.get_device_properties(device)
+    return (properties.major, properties.minor), properties.multi_processor_count

@@ -1,6 +1,6 @@
 """Pools in device memory: blocks come to the host and go from there through pinned memory, by direct copies.
 
-Owns the staging memory of one pool and the order of its copies; see `pool` for what may be read and written when.
+Owns the staging memory of one pool and the order of its copies; see `base` for what may be read and written when.
 
 Copies go by runs of neighbouring blocks, not through a gathered buffer: a block is large (0.1 to 2 MiB), the copy
 engines move it without the multiprocessors, which a step keeps busy, and nothing but the bytes themselves is read.
@@ -19,11 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvtransfer.device_checksums import DeviceDot64
-from kvtransfer.device_queue import DeviceQueue, Mark, open_queue
+from device.choose import open_stream
+from device.events import Event
+from device.pinning import Pin
+from device.stream import COPY_TIMEOUT_S, Stream
 from kvtransfer.integrity import DOT64, NONE
-from kvtransfer.layout import coalesce
-from kvtransfer.pool import Checksums, Lent, NoChecksums, Outlet, Pin
+from kvtransfer.pools.base import Checksums, Lent, NoChecksums, Outlet
+from kvtransfer.pools.device_checksums import DeviceDot64
+from kvtransfer.runs import coalesce
 from kvtransfer.transports.base import Blocks
 
 _SLOT_BYTES = 2**20
@@ -32,49 +35,49 @@ _OUTLET_SLOTS = 16
 
 
 class DevicePool:
-    """A pool in a contiguous tensor [num_blocks, block_bytes] uint8 of any device. See `Pool`.
+    """A pool in a contiguous tensor [num_blocks, block_bytes] uint8 of any device. See `KvPool`.
 
-    `queue`: where its work is issued; by default one of its own. Raises `ValueError` for another kind of tensor.
+    `stream`: where its work is issued; by default one of its own. Raises `ValueError` for another kind of tensor.
     """
 
     is_device = True
 
-    def __init__(self, memory: Tensor, queue: DeviceQueue | None = None) -> None:
+    def __init__(self, memory: Tensor, stream: Stream | None = None) -> None:
         if memory.dtype != torch.uint8 or memory.dim() != 2 or not memory.is_contiguous():
             raise ValueError(f"a pool is a contiguous uint8 tensor [num_blocks, block_bytes], not {memory.shape}")
         self.num_blocks, self.block_bytes = memory.shape
         self.memory = memory
-        self._queue = queue if queue is not None else open_queue(memory.device)
+        self._stream = stream if stream is not None else open_stream(memory.device)
         self._slot_blocks = max(1, _SLOT_BYTES // self.block_bytes)
         self._slots = deque(_Slot(memory) for memory in self.staging(_WRITE_SLOTS, self._slot_blocks))
 
     def enter(self) -> None:
-        """See `Pool.enter`."""
-        self._queue.enter()
+        """See `KvPool.enter`."""
+        self._stream.enter()
 
     def checksums(self, kind: str) -> Checksums:
-        """See `Pool.checksums`."""
+        """See `KvPool.checksums`."""
         if kind == NONE:
             return NoChecksums()
         if kind != DOT64:
             raise ValueError(f"there is no checksum {kind!r} for device memory")
-        return DeviceDot64(self.memory, self._queue)
+        return DeviceDot64(self.memory, self._stream)
 
     def outlet(self, max_frame_blocks: int) -> Outlet:
-        """See `Pool.outlet`."""
+        """See `KvPool.outlet`."""
         return _DeviceOutlet(self, max_frame_blocks)
 
     def read(self, block_ids: Sequence[int], into: Blocks) -> None:
-        """See `Pool.read`."""
+        """See `KvPool.read`."""
         target = torch.from_numpy(into)
         for run in coalesce(block_ids, range(len(block_ids)), len(block_ids)):
-            self._queue.copy(
+            self._stream.copy(
                 target[run.target : run.target + run.count], self.memory[run.source : run.source + run.count]
             )
-        self._queue.mark().wait()
+        self._stream.synchronize()
 
     def write(self, block_ids: Sequence[int], payload: Blocks, *, is_direct: bool = False) -> None:
-        """See `Pool.write`. Waits for a slot that is still being copied from."""
+        """See `KvPool.write`. Waits for a slot that is still being copied from."""
         if is_direct:
             self._write_from(torch.from_numpy(payload), block_ids)
             return
@@ -85,24 +88,24 @@ class DevicePool:
             slot.wait()
             np.copyto(slot.memory[: len(part)], payload[first : first + len(part)])
             self._write_from(torch.from_numpy(slot.memory), part)
-            slot.mark = self._queue.mark()
+            slot.taken = self._stream.record_event()
 
     def settle(self) -> None:
-        """See `Pool.settle`."""
-        self._queue.mark().wait()
+        """See `KvPool.settle`."""
+        self._stream.synchronize()
 
     def pin(self, region: Blocks) -> Pin:
-        """See `Pool.pin`."""
-        return self._queue.pin(region)
+        """See `KvPool.pin`."""
+        return self._stream.pin(region)
 
     def staging(self, num_slots: int, slot_blocks: int) -> Blocks:
         """Host memory that the device reaches directly, [num_slots, slot_blocks, block_bytes]."""
-        memory = self._queue.host_memory(num_slots * slot_blocks * self.block_bytes)
+        memory = self._stream.host_memory(num_slots * slot_blocks * self.block_bytes)
         return memory.reshape(num_slots, slot_blocks, self.block_bytes)
 
     def _write_from(self, source: Tensor, block_ids: Sequence[int]) -> None:
         for run in coalesce(range(len(block_ids)), block_ids, len(block_ids)):
-            self._queue.copy(
+            self._stream.copy(
                 self.memory[run.target : run.target + run.count], source[run.source : run.source + run.count]
             )
 
@@ -112,12 +115,12 @@ class _Slot:
     """Staging memory [n, block_bytes], and when it may be written again."""
 
     memory: Blocks
-    mark: Mark | None = None
+    taken: Event | None = None
 
     def wait(self) -> None:
-        if self.mark is not None:
-            self.mark.wait()
-            self.mark = None
+        if self.taken is not None:
+            self.taken.wait(COPY_TIMEOUT_S)
+            self.taken = None
 
 
 @dataclass(slots=True)
