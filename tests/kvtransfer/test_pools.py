@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvtransfer.integrity import DOT64, NONE, XXH3
+from kvtransfer.pools import device
 from kvtransfer.pools.base import KvPool, Lent
 from kvtransfer.pools.device import DevicePool
 from kvtransfer.pools.host import HostPool
@@ -17,8 +18,14 @@ from kvtransfer.transports.base import Blocks
 from kvtransfer.transports.registry import open_pool
 from tests.kvtransfer.late_stream import LateStream, late_pool
 
-_NUM_BLOCKS, _BLOCK_BYTES = 24, 2**18
+_NUM_BLOCKS, _BLOCK_BYTES = 24, 2**12
 _KINDS = [HostPool, lambda blocks: DevicePool(torch.from_numpy(blocks)), late_pool]
+
+
+@pytest.fixture(autouse=True)
+def slots_of_four_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few small blocks fill all slots of a device's pool."""
+    monkeypatch.setattr(device, "_SLOT_BYTES", 4 * _BLOCK_BYTES)
 
 
 @pytest.fixture

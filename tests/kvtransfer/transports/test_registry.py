@@ -27,13 +27,6 @@ from wire.links import LinkSettings
 _NUM_BLOCKS, _BLOCK_BYTES = 8, 4096
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
-
 def offered(context: zmq.Context[zmq.Socket[bytes]], choice: str) -> list[str]:
     settings = TransportSettings(choice, context, "127.0.0.1", LinkSettings(), this_process())
     memory = PoolMemory(settings, "receiver")

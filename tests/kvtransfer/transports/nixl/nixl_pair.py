@@ -77,7 +77,7 @@ class NixlPair:
         self.wait_until(is_over)
         return num_arrived
 
-    def wait_until(self, is_so: Callable[[], bool], timeout_s: float = 15.0) -> float:
+    def wait_until(self, is_so: Callable[[], bool], timeout_s: float = 40.0) -> float:
         """Poll both ends until `is_so`; returns after how many seconds."""
         began_s = time.monotonic()
         while not is_so():
@@ -88,7 +88,7 @@ class NixlPair:
             self.senders.poll()
         return time.monotonic() - began_s
 
-    def wait_for_failure(self, sender: NixlSender, timeout_s: float = 15.0) -> str:
+    def wait_for_failure(self, sender: NixlSender, timeout_s: float = 40.0) -> str:
         """Poll until the sender fails; why."""
         reasons: list[str] = []
 

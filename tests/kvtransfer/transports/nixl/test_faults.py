@@ -18,7 +18,7 @@ from kvtransfer.process_identity import is_gone
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of
 
-_NUM_BLOCKS, _BLOCK_BYTES = 64, 2**20
+_NUM_BLOCKS = 64
 _ROOT = Path(__file__).resolve().parents[4]
 _NODE = """
 import sys, time
@@ -30,13 +30,6 @@ sys.stdout.write(f"{process.host} {process.pid} {process.start_ticks}\\n")
 sys.stdout.flush()
 time.sleep(60)
 """
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[NixlPair]:
-    pair = NixlPair(_NUM_BLOCKS, _BLOCK_BYTES)
-    yield pair
-    pair.close()
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+"""Pools in shared memory: whose names lead where, and what is written."""
+
 from __future__ import annotations
 
 import os
@@ -48,14 +50,6 @@ def segment() -> Iterator[Segment]:
 @pytest.fixture
 def source() -> Blocks:
     return np.zeros((4, BLOCK_BYTES), dtype=np.uint8)
-
-
-@pytest.fixture
-def planted() -> Iterator[Path]:
-    """A place in /dev/shm whose name looks like a segment's; removed afterwards."""
-    path = _FOLDER / f"baton-{secrets.token_hex(16)}"
-    yield path
-    path.unlink(missing_ok=True)
 
 
 def test_names_are_random_and_only_the_owner_may_open_them(segment: Segment) -> None:
