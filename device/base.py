@@ -1,4 +1,4 @@
-"""What a runner needs of a device beyond tensors: inputs in one copy, recorded graphs, results on their way to the host.
+"""What a runner needs of a device beyond tensors: inputs in one copy, recorded graphs, results brought to the host.
 
 Owns nothing but the contract. A device has one order of work, the *stream* of the engine's thread: everything issued on
 it happens in the order of issue, perhaps later than the call that issued it. The host learns what has happened by
