@@ -6,9 +6,9 @@ from contextlib import ExitStack
 
 from decode_node.leg import DecodeLeg, Notice, ReceivingNotices
 from engine.runner.kv_memory import ByteArray, allocate_private
-from kvtransfer.host import this_process
 from kvtransfer.integrity import resolve
 from kvtransfer.mailbox import Mailbox
+from kvtransfer.process_identity import this_process
 from kvtransfer.receiving import ReceivingFacts, ReceivingSide
 from kvtransfer.thread import TransferThread
 from kvtransfer.transports.registry import PoolMemory, TransportSettings, open_pool, open_receivers

@@ -1,8 +1,8 @@
-"""What a runner needs of a device beyond tensors: inputs in one copy, recorded graphs, and results on their way back.
+"""What a runner needs of a device beyond tensors: inputs in one copy, recorded graphs, results brought to the host.
 
 Owns nothing but the contract. A device has one order of work, the *stream* of the engine's thread: everything issued on
 it happens in the order of issue, perhaps later than the call that issued it. The host learns what has happened by
-waiting for an `Arrival`. On a host device everything has happened when a call returns.
+waiting for a `HostCopy`. On a host device everything has happened when a call returns.
 
 Every wait has a deadline: a device that does not answer raises `DeviceFailed`, and its process must not go on.
 """
@@ -55,8 +55,8 @@ class Staging(Protocol):
         ...
 
 
-class Arrival(Protocol):
-    """Results on their way to the host."""
+class HostCopy(Protocol):
+    """A copy of results that is on its way to the host."""
 
     def wait(self, timeout_s: float = STEP_TIMEOUT_S) -> tuple[Array, ...]:
         """The values, once they are here. Raises `DeviceFailed` at the timeout, or when the device has failed."""
@@ -96,7 +96,7 @@ class Device(Protocol):
         """
         ...
 
-    def fetch(self, tensors: Sequence[Tensor]) -> Arrival:
+    def fetch(self, tensors: Sequence[Tensor]) -> HostCopy:
         """Bring tensors to the host, as they are at this point of the stream. They may be overwritten after it."""
         ...
 
@@ -105,7 +105,7 @@ class Device(Protocol):
         ...
 
     def settle(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
-        """Wait until all that `notify` was given has been called. Raises as `Arrival.wait`."""
+        """Wait until all that `notify` was given has been called. Raises as `HostCopy.wait`."""
         ...
 
     def guard(self) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""From the setting `--device` to a device.
+"""From the setting `--device` to a device, and from a device to the stream that transfers use on it.
 
 Owns the names, and the errors of those that this machine cannot honour. Modules of a device are imported when it is
 chosen.
@@ -12,6 +12,7 @@ import re
 import torch
 
 from device.base import Device
+from device.stream import HostStream, Stream
 from wire.errors import InvalidSetting
 
 AUTO, CPU, CUDA, EMULATED = "auto", "cpu", "cuda", "emulated"
@@ -38,6 +39,15 @@ def open_device(name: str) -> Device:
     from device.cuda import CudaDevice
 
     return CudaDevice(index)
+
+
+def open_stream(device: torch.device) -> Stream:
+    """A stream of its own for transfers of tensors on that device."""
+    if device.type != "cuda":
+        return HostStream()
+    from device.cuda_stream import CudaStream
+
+    return CudaStream(device)
 
 
 def require_cuda(name: str, index: int) -> None:

@@ -6,7 +6,7 @@ the notice thread. Knows no models.
 Ordering. Everything a step issues, its uploads and its fetches included, is on one stream: a later step may be issued
 while an earlier one runs, and still sees what that one wrote. Only the host can be too fast: it must not touch pinned
 memory that an upload still reads, so `begin` waits for the event behind the last upload. Work on other streams and in
-other processes is ordered by the host: it starts after `Arrival.wait` or a notice.
+other processes is ordered by the host: it starts after `HostCopy.wait` or a notice.
 
 Errors of CUDA are not recovered from: after most of them the context is of no use, so they end as `DeviceFailed`.
 Running out of memory is the exception, and stays an error of its step.
@@ -15,7 +15,6 @@ Running out of memory is the exception, and stays an error of its step.
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,12 +25,11 @@ import torch
 from torch import Tensor
 
 from device.base import STEP_TIMEOUT_S, Array, DeviceFailed, Graph
+from device.events import CudaEvent, describe_error
 from device.notices import NoticeThread
 from device.staging import StagedMemory
 
 _Outputs = TypeVar("_Outputs")
-_Event: Any = torch.cuda.Event
-_LOOK_AGAIN_S = 2e-5
 
 
 class CudaStaging:
@@ -41,13 +39,13 @@ class CudaStaging:
         self._pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._memory = StagedMemory(self._pinned, self._device)
-        self._taken = _Event()
+        self._taken = CudaEvent()
         self._is_under_way = False
 
     def begin(self) -> None:
         """See `Staging.begin`. Raises `DeviceFailed`."""
         if self._is_under_way:
-            wait_for(self._taken, STEP_TIMEOUT_S)
+            self._taken.wait(STEP_TIMEOUT_S)
             self._is_under_way = False
         self._memory.layout.reset()
 
@@ -64,15 +62,15 @@ class CudaStaging:
 
 
 @dataclass(frozen=True, slots=True)
-class CudaArrival:
-    """See `Arrival`: copies into pinned memory, and the event behind them."""
+class CudaCopy:
+    """See `HostCopy`: copies into pinned memory, and the event behind them."""
 
     copies: tuple[Tensor, ...]
-    event: Any
+    event: CudaEvent
 
     def wait(self, timeout_s: float = STEP_TIMEOUT_S) -> tuple[Array, ...]:
-        """See `Arrival.wait`."""
-        wait_for(self.event, timeout_s)
+        """See `HostCopy.wait`."""
+        self.event.wait(timeout_s)
         return tuple(copy.numpy() for copy in self.copies)
 
 
@@ -87,9 +85,7 @@ class CudaDevice:
         torch.cuda.set_device(index)
         self.torch_device = torch.device("cuda", index)
         self._graph_memory: Any = None
-        self._notices = NoticeThread(
-            begin=partial(torch.cuda.set_device, index), has_come=partial(wait_for, timeout_s=STEP_TIMEOUT_S)
-        )
+        self._notices = NoticeThread(begin=partial(torch.cuda.set_device, index))
 
     def staging(self, num_bytes: int) -> CudaStaging:
         """See `Device.staging`."""
@@ -111,18 +107,18 @@ class CudaDevice:
         self._graph_memory = graph.pool()
         return graph, outputs
 
-    def fetch(self, tensors: Sequence[Tensor]) -> CudaArrival:
+    def fetch(self, tensors: Sequence[Tensor]) -> CudaCopy:
         """See `Device.fetch`."""
         copies = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)
         for copy, tensor in zip(copies, tensors, strict=True):
             copy.copy_(tensor, non_blocking=True)
-        event = _Event()
+        event = CudaEvent()
         event.record()
-        return CudaArrival(copies, event)
+        return CudaCopy(copies, event)
 
     def notify(self, call: Callable[[], None]) -> None:
         """See `Device.notify`."""
-        event = _Event()
+        event = CudaEvent()
         event.record()
         self._notices.add(event, call)
 
@@ -138,7 +134,7 @@ class CudaDevice:
         except torch.OutOfMemoryError:
             raise
         except torch.AcceleratorError as error:
-            raise DeviceFailed(f"the CUDA device failed: {_describe(error)}") from error
+            raise DeviceFailed(f"the CUDA device failed: {describe_error(error)}") from error
 
     def synchronize(self) -> None:
         """See `Device.synchronize`."""
@@ -148,18 +144,6 @@ class CudaDevice:
     def close(self) -> None:
         """See `Device.close`."""
         self._notices.close()
-
-
-def wait_for(event: Any, timeout_s: float) -> None:
-    """Wait until the device has passed `event`; other threads run meanwhile. Raises `DeviceFailed`."""
-    deadline_s = time.monotonic() + timeout_s
-    try:
-        while not event.query():
-            if time.monotonic() > deadline_s:
-                raise DeviceFailed(f"the CUDA device did not get anything done for {timeout_s:g} s")
-            time.sleep(_LOOK_AGAIN_S)
-    except RuntimeError as error:
-        raise DeviceFailed(f"the CUDA device failed: {_describe(error)}") from error
 
 
 @contextmanager
@@ -172,14 +156,3 @@ def _without_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _describe(error: Exception) -> str:
-    """The first line of an error, and of the one before it: a recording that is spoiled, or a device that is gone, says
-    so at a later call, and nothing of why."""
-    before = error.__context__
-    return _first_line(error) if before is None else f"{_first_line(error)} (after: {_first_line(before)})"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from device.base import STEP_TIMEOUT_S, Array, Graph
-from device.host import HostArrival
+from device.host import PresentCopy
 from device.notices import NoticeThread
 from device.staging import StagedMemory
 
@@ -121,7 +121,7 @@ class EmulatedDevice:
 
     def __init__(self) -> None:
         self.num_graphs = 0
-        self._notices = NoticeThread(begin=_nothing_to_begin, has_come=_sleep_until)
+        self._notices = NoticeThread(begin=_nothing_to_begin)
 
     def staging(self, num_bytes: int) -> EmulatedStaging:
         """See `Device.staging`."""
@@ -138,13 +138,13 @@ class EmulatedDevice:
         self.num_graphs += 1
         return EmulatedGraph(recorder.calls), outputs
 
-    def fetch(self, tensors: Sequence[Tensor]) -> HostArrival:
+    def fetch(self, tensors: Sequence[Tensor]) -> PresentCopy:
         """See `Device.fetch`."""
-        return HostArrival(tuple(tensor.clone().numpy() for tensor in tensors))
+        return PresentCopy(tuple(tensor.clone().numpy() for tensor in tensors))
 
     def notify(self, call: Callable[[], None]) -> None:
         """See `Device.notify`: a little late, and on another thread."""
-        self._notices.add(time.monotonic() + _NOTICE_DELAY_S, call)
+        self._notices.add(_LateEvent(time.monotonic() + _NOTICE_DELAY_S), call)
 
     def settle(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
         """See `Device.settle`."""
@@ -166,8 +166,17 @@ def _nothing_to_begin() -> None:
     """A host has no current device."""
 
 
-def _sleep_until(moment_s: float) -> None:
-    time.sleep(max(0.0, moment_s - time.monotonic()))
+@dataclass(frozen=True, slots=True)
+class _LateEvent:
+    """See `Event`: passed at `moment_s`."""
+
+    moment_s: float
+
+    def is_passed(self) -> bool:
+        return time.monotonic() >= self.moment_s
+
+    def wait(self, timeout_s: float) -> None:
+        time.sleep(min(timeout_s, max(0.0, self.moment_s - time.monotonic())))
 
 
 def _require_recordable(operation: Any, arguments: tuple[Any, ...]) -> None:

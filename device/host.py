@@ -31,13 +31,13 @@ class HostStaging:
 
 
 @dataclass(frozen=True, slots=True)
-class HostArrival:
-    """Values that are here already."""
+class PresentCopy:
+    """See `HostCopy`: values that are here already."""
 
     values: tuple[Array, ...]
 
     def wait(self, timeout_s: float = STEP_TIMEOUT_S) -> tuple[Array, ...]:
-        """See `Arrival.wait`."""
+        """See `HostCopy.wait`."""
         return self.values
 
 
@@ -57,9 +57,9 @@ class HostDevice:
         """Not here: see `records`."""
         raise NotImplementedError
 
-    def fetch(self, tensors: Sequence[Tensor]) -> HostArrival:
+    def fetch(self, tensors: Sequence[Tensor]) -> PresentCopy:
         """See `Device.fetch`."""
-        return HostArrival(tuple(tensor.numpy() for tensor in tensors))
+        return PresentCopy(tuple(tensor.numpy() for tensor in tensors))
 
     def notify(self, call: Callable[[], None]) -> None:
         """See `Device.notify`."""

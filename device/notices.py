@@ -1,7 +1,6 @@
 """The thread that tells what a device has done, for `Device.notify`.
 
-Owns the notices that wait, at most `MAX_NOTICES`, and their order. Knows no device: moments are whatever its owner can
-wait for.
+Owns the notices that wait, at most `MAX_NOTICES`, and their order. Knows no device, only events to wait for.
 """
 
 from __future__ import annotations
@@ -9,24 +8,23 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
 
-from device.base import DeviceFailed
+from device.base import STEP_TIMEOUT_S, DeviceFailed
+from device.events import Event
 
 MAX_NOTICES = 4096
 _CLOSE_S = 5.0
 
 
 class NoticeThread:
-    """Calls what it was given, in order, each when its moment has come. A failure of one ends all later ones.
+    """Calls what it was given, in order, each when its event is passed. A failure of one ends all later ones.
 
-    `begin` is called once, on the thread; `has_come` returns when a moment has come, or raises.
+    `begin` is called once, on the thread.
     """
 
-    def __init__(self, begin: Callable[[], None], has_come: Callable[[Any], None]) -> None:
+    def __init__(self, begin: Callable[[], None]) -> None:
         self._begin = begin
-        self._has_come = has_come
-        self._waiting: queue.Queue[tuple[Any, Callable[[], None]] | None] = queue.Queue(MAX_NOTICES)
+        self._waiting: queue.Queue[tuple[Event, Callable[[], None]] | None] = queue.Queue(MAX_NOTICES)
         self._failure: BaseException | None = None
         self._num_added = 0
         self._num_called = 0
@@ -34,10 +32,10 @@ class NoticeThread:
         self._thread = threading.Thread(target=self._run, name="device-notices", daemon=True)
         self._thread.start()
 
-    def add(self, moment: Any, call: Callable[[], None]) -> None:
+    def add(self, event: Event, call: Callable[[], None]) -> None:
         """By the engine's thread. Raises `DeviceFailed` when far too many wait."""
         try:
-            self._waiting.put_nowait((moment, call))
+            self._waiting.put_nowait((event, call))
         except queue.Full:
             raise DeviceFailed(f"{MAX_NOTICES} notices wait for the device") from None
         self._num_added += 1
@@ -63,8 +61,8 @@ class NoticeThread:
         try:
             self._begin()
             while (notice := self._waiting.get()) is not None:
-                moment, call = notice
-                self._has_come(moment)
+                event, call = notice
+                event.wait(STEP_TIMEOUT_S)
                 call()
                 with self._changed:
                     self._num_called += 1

@@ -14,7 +14,7 @@ import itertools
 import time
 from collections.abc import Iterable, Sequence
 
-from kvtransfer.pool import Checksums, Pending
+from kvtransfer.pools.base import Checksums, Pending
 
 
 class ArrivedBlocks:

@@ -32,7 +32,6 @@ from typing import Any, Protocol
 import zmq
 
 from kvtransfer.arrived import ArrivedBlocks
-from kvtransfer.host import is_elsewhere, is_gone, shares_processes
 from kvtransfer.integrity import NONE, XXH3
 from kvtransfer.leases import LeaseTable
 from kvtransfer.messages import (
@@ -52,7 +51,8 @@ from kvtransfer.messages import (
     Revoke,
     Revoked,
 )
-from kvtransfer.pool import Pool
+from kvtransfer.pools.base import KvPool
+from kvtransfer.process_identity import is_elsewhere, is_gone, shares_processes
 from kvtransfer.states import RECEIVING_MOVES, Progress, ReceivingState
 from kvtransfer.thread import MAX_IDLE_S
 from kvtransfer.transports.base import Arrival, Receiver
@@ -176,7 +176,7 @@ class ReceivingSide:
         context: zmq.Context[zmq.Socket[bytes]],
         settings: links.LinkSettings,
         receivers: Sequence[Receiver],
-        pool: Pool,
+        pool: KvPool,
         owner: BlockOwner,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

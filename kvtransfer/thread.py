@@ -45,7 +45,7 @@ class Side(Protocol):
 
 
 class TransferThread:
-    """Runs a side until it is closed. `begin` is called first, on the thread (see `Pool.enter`)."""
+    """Runs a side until it is closed. `begin` is called first, on the thread (see `KvPool.enter`)."""
 
     def __init__(self, side: Side, name: str, begin: Callable[[], None]) -> None:
         self.failure: Exception | None = None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from engine.runner.kv_memory import ByteArray, allocate_private
-from kvtransfer.host import this_process
 from kvtransfer.integrity import resolve
 from kvtransfer.mailbox import Mailbox
+from kvtransfer.process_identity import this_process
 from kvtransfer.pusher import Pusher
 from kvtransfer.sending import SendingFacts, SendingSide, open_listener
 from kvtransfer.thread import TransferThread

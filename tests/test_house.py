@@ -40,11 +40,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "launch": PACKAGES,
     "baton": ("wire", "engine", "launch", "baton"),
     "demo": ("demo",),
-    "bench": ("wire", "program", "device", "demo", "engine", "kvtransfer", "bench"),
+    "bench": ("wire", "program", "device", "demo", "engine", "kvtransfer", "node", "bench"),
 }
 TORCH_FREE = (
     "wire",
     "program",
+    "device.pinning",
     "engine.text",
     "engine.cache",
     "engine.scheduler",
@@ -53,6 +54,13 @@ TORCH_FREE = (
     "router",
     "bench",
 )
+NEEDS_TORCH = (
+    "engine.text.convert",
+    "kvtransfer.pools.device",
+    "kvtransfer.pools.device_checksums",
+    "kvtransfer.transports.nccl",
+)
+"""Runs in a child process of its own; imported for pools in device memory; imported for `--kv-transport nccl`."""
 OWN_PROCESS_SUFFIX = "_process"
 """A module of bench/ with this ending runs in a process of its own, which may need torch."""
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "cloudpickle"}
@@ -63,10 +71,10 @@ def _module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def _imports(path: Path) -> set[str]:
+def _imports(tree: ast.Module) -> set[str]:
     """Modules a file imports, wherever in the file."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -76,7 +84,8 @@ def _imports(path: Path) -> set[str]:
 
 
 FILES = {_module(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
-IMPORTS = {module: _imports(path) for module, path in FILES.items()}
+TREES = {module: ast.parse(path.read_text()) for module, path in FILES.items()}
+IMPORTS = {module: _imports(tree) for module, tree in TREES.items()}
 
 
 def _within(module: str, packages: tuple[str, ...]) -> bool:
@@ -100,25 +109,18 @@ def test_there_is_no_import_cycle() -> None:
 
 
 def test_what_starts_without_torch_names_it_nowhere() -> None:
-    # the first runs in a child process of its own, the next are imported for pools in device memory, the others when
-    # `--kv-transport nccl` asks for them
-    exempt = {"engine.text.convert"} | {
-        f"kvtransfer.{name}"
-        for name in (
-            "device_pool",
-            "device_queue",
-            "device_checksums",
-            "transports.nixl.cuda",
-            "transports.nccl.transport",
-            "transports.nccl.pair_blocks",
-            "transports.nccl.pair_group",
-            "transports.nccl.pair_threads",
-        )
-    }
     for module, imported in IMPORTS.items():
         runs_alone = _within(module, ("bench",)) and module.endswith(OWN_PROCESS_SUFFIX)
-        if _within(module, TORCH_FREE) and module not in exempt and not runs_alone:
+        if _within(module, TORCH_FREE) and not _within(module, NEEDS_TORCH) and not runs_alone:
             assert {name for name in imported if name.split(".")[0] in ("torch", "transformers")} == set(), module
+
+
+def test_cuda_is_spoken_to_in_one_package() -> None:
+    for module, tree in TREES.items():
+        if _within(module, ("device", "bench")):  # benchmarks have stopwatches of their own
+            continue
+        for node in ast.walk(tree):
+            assert not (isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda"), module
 
 
 @pytest.mark.parametrize(
@@ -132,17 +134,16 @@ def test_packages_for_gpus_have_one_importer(package: str, only: str) -> None:
 
 
 def test_nothing_decodes_code_from_bytes() -> None:
-    everything = [*FILES.values(), *sorted((ROOT / "tests").rglob("*.py"))]
-    for path in everything:
-        tree = ast.parse(path.read_text())
-        assert not {name.split(".")[0] for name in _imports(path)} & UNSAFE_MODULES, path
+    tests = {_module(path): ast.parse(path.read_text()) for path in sorted((ROOT / "tests").rglob("*.py"))}
+    for module, tree in {**TREES, **tests}.items():
+        assert not {name.split(".")[0] for name in _imports(tree)} & UNSAFE_MODULES, module
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
             name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
             owner = call.func.value if isinstance(call.func, ast.Attribute) else None
             is_torch_load = name == "load" and isinstance(owner, ast.Name) and owner.id in ("torch", "yaml")
             is_method = isinstance(call.func, ast.Attribute) and name in ("eval", "exec")
-            assert not is_torch_load, path
-            assert name not in UNSAFE_CALLS or is_method, path
+            assert not is_torch_load, module
+            assert name not in UNSAFE_CALLS or is_method, module
 
 
 def test_no_file_is_for_anything() -> None:

@@ -24,9 +24,10 @@ from device.base import Device
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import sampling_bytes
 from engine.scheduler.request import SampledToken
-from kvtransfer.device_pool import DevicePool
 from kvtransfer.integrity import DOT64
-from kvtransfer.pool import Checksums, HostPool, Pool
+from kvtransfer.pools.base import Checksums, KvPool
+from kvtransfer.pools.device import DevicePool
+from kvtransfer.pools.host import HostPool
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
@@ -46,7 +47,7 @@ class Mix:
     params: DecodingParams
 
 
-def device_pool(blocks: Tensor) -> Pool:
+def device_pool(blocks: Tensor) -> KvPool:
     """The pool of transfers over blocks [num_blocks, block_bytes] of a device."""
     return DevicePool(blocks)
 

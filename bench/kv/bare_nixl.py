@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from bench.child import Worker, serve_parent
 from kvtransfer.transports.nixl.ucx import ucx_environment
-from kvtransfer.transports.segment import Segment
+from kvtransfer.transports.shm.segment import Segment
 from wire.errors import RequestFailed
 
 _HOST = "127.0.0.1"

@@ -21,9 +21,9 @@ import zmq
 
 from bench.child import Worker, serve_parent
 from bench.kv.pattern import fill, wrong_blocks
-from kvtransfer.host import this_process
 from kvtransfer.messages import PeerHello
-from kvtransfer.pool import Pool
+from kvtransfer.pools.base import KvPool
+from kvtransfer.process_identity import this_process
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import Incoming, ReceivingFacts, ReceivingSide
 from kvtransfer.sending import SendingFacts, SendingSide, open_listener
@@ -127,7 +127,7 @@ class _Owner(_Inbox):
 class _OneTransport(SenderFactory):
     """Refuses to measure another transport than was asked for."""
 
-    def __init__(self, settings: TransportSettings, memory: PoolMemory, pool: Pool) -> None:
+    def __init__(self, settings: TransportSettings, memory: PoolMemory, pool: KvPool) -> None:
         super().__init__(settings, memory, pool)
         self._names = (settings.choice, SLOTS) if pool.is_device and settings.choice == SHM else (settings.choice,)
 

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 
 from device.base import Device, DeviceFailed
+from device.cuda_context import compute_facts
 from engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
 from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls, load_flashinfer
 from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes, unsupported_reason
@@ -58,8 +59,7 @@ class AttentionChoice:
 
 def gpu_of(device: torch.device) -> Gpu:
     """The facts of a CUDA device."""
-    properties = torch.cuda.get_device_properties(device)
-    return Gpu((properties.major, properties.minor), properties.multi_processor_count)
+    return Gpu(*compute_facts(device))
 
 
 @torch.inference_mode()

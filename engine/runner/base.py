@@ -29,8 +29,8 @@ class RunningStep(Protocol):
 class Runner(Protocol):
     """Computes steps.
 
-    `is_asynchronous`: a step may be launched while the one before it runs. The token that the one before samples is then
-    `PENDING_TOKEN` in the shares of the later one, and the runner puts the sampled one in its place.
+    `is_asynchronous`: a step may be launched while the one before it runs. The token that the one before samples is
+    then `PENDING_TOKEN` in the shares of the later one, and the runner puts the sampled one in its place.
     """
 
     is_asynchronous: bool

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from device.base import Arrival, Device
+from device.base import Device, HostCopy
 from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
 from engine.models.decoder import Decoder
 from engine.runner.base import RunningStep
@@ -37,11 +37,11 @@ class LaunchedStep:
 
     keys: tuple[RequestKey, ...]
     plan: SamplingPlan
-    arrival: Arrival
+    outputs: HostCopy
 
     def result(self) -> Mapping[RequestKey, SampledToken]:
         """See `RunningStep.result`."""
-        arrays = self.arrival.wait()
+        arrays = self.outputs.wait()
         if not self.keys:
             return {}
         sampled = zip(self.keys, self.plan.tokens(arrays), strict=True)

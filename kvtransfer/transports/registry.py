@@ -1,7 +1,8 @@
 """Transports by name: which a receiver offers, which a sender takes, and the memory a pool must live in.
 
 Owns the order of preference. A transport's module is imported when it is first used, and one whose library is missing
-says what to install.
+says what to install. A new transport gets a name, its place in the tables below, and a case in `_open_receiver` and in
+`SenderFactory._open`.
 
 `auto` offers and takes shared memory on one host and ZMQ between hosts. `shm` is the same: where /dev/shm is too small
 or the peer is on another host, ZMQ takes over, with one log line. `nixl` and `nccl` are used when they are asked for,
@@ -21,16 +22,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zmq
 
-from kvtransfer.host import shares_memory
 from kvtransfer.messages import Endpoint, PeerHello, ProcessIdentity
-from kvtransfer.pool import HostPool, Pool
+from kvtransfer.pools.base import KvPool
+from kvtransfer.pools.host import HostPool
+from kvtransfer.process_identity import shares_memory
 from kvtransfer.transports.base import Blocks, Receiver, Sender
-from kvtransfer.transports.segment import Segment, sweep_orphans
+from kvtransfer.transports.shm.segment import Segment, sweep_orphans
 from wire.errors import InvalidSetting, Refused, TransferFailed
 from wire.links import LinkSettings
 
 if TYPE_CHECKING:
-    from kvtransfer.transports.nixl.transport import NixlSenders
+    from kvtransfer.transports.nixl.lives import RunningAgent
+    from kvtransfer.transports.nixl.sender import NixlSenders
 
 AUTO, SHM, ZMQ, NIXL, NCCL = "auto", "shm", "zmq", "nixl", "nccl"
 SLOTS = "shm_slots"
@@ -40,10 +43,11 @@ _TAKEN = {AUTO: (SHM, ZMQ), SHM: (SHM, ZMQ), ZMQ: (ZMQ,), NIXL: (NIXL,), NCCL: (
 _TAKEN_ON_DEVICE = {**_TAKEN, AUTO: (NIXL, SLOTS, ZMQ), SHM: (SLOTS, ZMQ)}
 """The same for pools in device memory."""
 _IN_SEGMENT = {"receiver": (SHM, NIXL), "sender": (NIXL,)}
+"""What needs a pool in host memory to lie in a shared segment."""
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TransportSettings:
     """What the transports of a node are made from."""
 
@@ -92,28 +96,27 @@ class PoolMemory:
             self.segment.close()
 
 
-def open_pool(blocks: Any) -> Pool:
+def open_pool(blocks: Any) -> KvPool:
     """The pool over `blocks` [num_blocks, block_bytes] of bytes: a numpy array, or a torch tensor on a device."""
     if isinstance(blocks, np.ndarray):
         return HostPool(blocks)
-    from kvtransfer.device_pool import DevicePool
+    from kvtransfer.pools.device import DevicePool
 
     return DevicePool(blocks)
 
 
-def open_receivers(settings: TransportSettings, memory: PoolMemory, pool: Pool) -> list[Receiver]:
+def open_receivers(settings: TransportSettings, memory: PoolMemory, pool: KvPool) -> list[Receiver]:
     """Receivers for `pool`, in order of preference; one in host memory was allocated by `memory`.
 
     Raises `InvalidSetting` when the choice names a transport that cannot be used here.
     """
-    openers = _device_receivers(settings, pool) if pool.is_device else _host_receivers(settings, memory, pool)
     receivers: list[Receiver] = []
     try:
         for name in _taken(settings.choice, pool):
-            if name not in openers:
+            if _lacks_segment(name, memory, pool):
                 continue
             try:
-                receivers.append(openers[name]())
+                receivers.append(_open_receiver(name, settings, memory, pool))
             except InvalidSetting as error:
                 _go_on_without(settings, name, error)
     except BaseException:
@@ -123,75 +126,32 @@ def open_receivers(settings: TransportSettings, memory: PoolMemory, pool: Pool) 
     return receivers
 
 
-def _taken(choice: str, pool: Pool) -> tuple[str, ...]:
-    names = (_TAKEN_ON_DEVICE if pool.is_device else _TAKEN)[choice]
-    if choice == AUTO and find_spec(NIXL) is None:
-        names = tuple(name for name in names if name != NIXL)
-    return names
+def _open_receiver(name: str, settings: TransportSettings, memory: PoolMemory, pool: KvPool) -> Receiver:
+    match name:
+        case "shm":
+            from kvtransfer.transports.shm.direct import ShmReceiver
 
+            return ShmReceiver(_required(memory.segment))
+        case "shm_slots":
+            from kvtransfer.transports.shm.slots_receiver import SlotsReceiver
 
-def _go_on_without(settings: TransportSettings, name: str, error: InvalidSetting) -> None:
-    """Raise `error`, unless this transport was only a wish."""
-    if settings.choice != AUTO or name != NIXL:
-        raise error
-    _log.warning("%s cannot be used and is left out: %s", name, error)
+            sweep_orphans()
+            return SlotsReceiver(settings.context, settings.host, pool, settings.links)
+        case "zmq":
+            from kvtransfer.transports.tcp_zmq import ZmqReceiver
 
+            return ZmqReceiver(settings.context, settings.host, pool, settings.links)
+        case "nixl":
+            from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
 
-def _host_receivers(settings: TransportSettings, memory: PoolMemory, pool: Pool) -> dict[str, Callable[[], Receiver]]:
-    """How receivers into host memory are opened, those that `memory` is fit for."""
-    segment = memory.segment
+            agent = _open_nixl_agent(settings, memory, pool)
+            return NixlDeviceReceiver(agent) if pool.is_device else NixlReceiver(agent)
+        case "nccl":
+            from kvtransfer.transports.nccl.receiver import NcclReceiver
 
-    def shm() -> Receiver:
-        from kvtransfer.transports.shm import ShmReceiver
-
-        return ShmReceiver(_required(segment))
-
-    def nixl() -> Receiver:
-        from kvtransfer.transports.nixl.transport import NixlReceiver
-
-        return NixlReceiver(_required(segment), pool.num_blocks, pool.block_bytes, settings.host)
-
-    found = _any_receivers(settings, pool)
-    return found if segment is None else {**found, SHM: shm, NIXL: nixl}
-
-
-def _device_receivers(settings: TransportSettings, pool: Pool) -> dict[str, Callable[[], Receiver]]:
-    """How receivers into device memory are opened."""
-
-    def slots() -> Receiver:
-        from kvtransfer.transports.shm_slots import SlotsReceiver
-
-        sweep_orphans()
-        return SlotsReceiver(settings.context, settings.host, pool, settings.links)
-
-    def nixl() -> Receiver:
-        from kvtransfer.transports.nixl.transport import NixlReceiver
-
-        return NixlReceiver.for_device(pool.memory, settings.host)
-
-    return {**_any_receivers(settings, pool), SLOTS: slots, NIXL: nixl}
-
-
-def _any_receivers(settings: TransportSettings, pool: Pool) -> dict[str, Callable[[], Receiver]]:
-    """How receivers into any memory are opened."""
-
-    def tcp_zmq() -> Receiver:
-        from kvtransfer.transports.tcp_zmq import ZmqReceiver
-
-        return ZmqReceiver(settings.context, settings.host, pool, settings.links)
-
-    def nccl() -> Receiver:
-        from kvtransfer.transports.nccl.transport import NcclReceiver
-
-        return NcclReceiver(settings.context, settings.host, pool.memory, settings.links)
-
-    return {ZMQ: tcp_zmq, NCCL: nccl}
-
-
-def _required(segment: Segment | None) -> Segment:
-    if segment is None:
-        raise RuntimeError("this transport is only opened for pools in a segment")
-    return segment
+            return NcclReceiver(settings.context, settings.host, pool.memory, settings.links)
+        case _:
+            raise ValueError(f"there is no transport {name!r}")
 
 
 class SenderFactory:
@@ -200,28 +160,19 @@ class SenderFactory:
     Raises `InvalidSetting` when the choice names a transport that cannot be used here.
     """
 
-    def __init__(self, settings: TransportSettings, memory: PoolMemory, pool: Pool) -> None:
+    def __init__(self, settings: TransportSettings, memory: PoolMemory, pool: KvPool) -> None:
         self._settings = settings
         self._pool = pool
         self._taken = _taken(settings.choice, pool)
         self._nixl: NixlSenders | None = None
-        if NIXL in self._taken and (pool.is_device or memory.segment is not None):
+        if NIXL in self._taken and not _lacks_segment(NIXL, memory, pool):
             try:
                 self._nixl = self._open_nixl_senders(memory)
             except InvalidSetting as error:
                 _go_on_without(settings, NIXL, error)
-        if NIXL in self._taken and self._nixl is None and settings.choice == AUTO:
-            self._taken = tuple(name for name in self._taken if name != NIXL)
+                self._taken = tuple(name for name in self._taken if name != NIXL)
         if SLOTS in self._taken:
             sweep_orphans()
-
-    def _open_nixl_senders(self, memory: PoolMemory) -> NixlSenders:
-        from kvtransfer.transports.nixl.transport import NixlSenders
-
-        pool = self._pool
-        if pool.is_device:
-            return NixlSenders.for_device(pool.memory, self._settings.host)
-        return NixlSenders(_required(memory.segment), pool.num_blocks, pool.block_bytes, self._settings.host)
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
         """The first endpoint of `hello` that works from here: (transport name, sender). Raises `Refused`."""
@@ -232,7 +183,7 @@ class SenderFactory:
                 reasons.append(f"{name:.40}: this node takes {' or '.join(self._taken)}")
                 continue
             try:
-                return name, self._openers()[name](endpoint, hello)
+                return name, self._open(endpoint, hello)
             except (TransferFailed, InvalidSetting) as error:
                 reasons.append(f"{name}: {error}")
         raise Refused(f"no KV transport in common ({'; '.join(reasons) or 'none offered'})")
@@ -251,40 +202,75 @@ class SenderFactory:
         if self._nixl is not None:
             self._nixl.close()
 
-    def _openers(self) -> dict[str, Callable[[Endpoint, PeerHello], Sender]]:
-        return {
-            SHM: self._open_shm,
-            SLOTS: self._open_slots,
-            ZMQ: self._open_zmq,
-            NIXL: self._open_nixl,
-            NCCL: self._open_nccl,
-        }
+    def _open(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
+        settings, pool = self._settings, self._pool
+        match endpoint.transport:
+            case "shm":
+                from kvtransfer.transports.shm.direct import ShmSender
 
-    def _open_shm(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
+                self._require_shared_memory(hello)
+                return ShmSender(endpoint, pool.memory, hello.num_blocks)
+            case "shm_slots":
+                from kvtransfer.transports.shm.slots_sender import SlotsSender
+
+                self._require_shared_memory(hello)
+                return SlotsSender(settings.context, endpoint, pool, settings.links)
+            case "zmq":
+                from kvtransfer.transports.tcp_zmq import ZmqSender
+
+                return ZmqSender(settings.context, endpoint, pool, settings.links)
+            case "nixl":
+                if self._nixl is None:
+                    raise TransferFailed("this node has no nixl agent")
+                return self._nixl.open(endpoint, hello.num_blocks)
+            case "nccl":
+                from kvtransfer.transports.nccl.sender import NcclSender
+
+                return NcclSender(settings.context, endpoint, pool.memory, settings.links)
+            case _:
+                raise ValueError(f"there is no transport {endpoint.transport!r}")
+
+    def _require_shared_memory(self, hello: PeerHello) -> None:
         if not shares_memory(self._settings.process, hello.process):
             raise TransferFailed("the nodes do not share memory")
-        from kvtransfer.transports.shm import ShmSender
 
-        return ShmSender(endpoint, self._pool.memory, hello.num_blocks)
+    def _open_nixl_senders(self, memory: PoolMemory) -> NixlSenders:
+        from kvtransfer.transports.nixl.sender import NixlSenders
 
-    def _open_slots(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
-        if not shares_memory(self._settings.process, hello.process):
-            raise TransferFailed("the nodes do not share memory")
-        from kvtransfer.transports.shm_slots import SlotsSender
+        return NixlSenders(_open_nixl_agent(self._settings, memory, self._pool), self._pool.block_bytes)
 
-        return SlotsSender(self._settings.context, endpoint, self._pool, self._settings.links)
 
-    def _open_zmq(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
-        from kvtransfer.transports.tcp_zmq import ZmqSender
+def _open_nixl_agent(settings: TransportSettings, memory: PoolMemory, pool: KvPool) -> RunningAgent:
+    """The agent over `pool`, once it is up (2 to 30 s). Raises `InvalidSetting`."""
+    if pool.is_device:
+        from kvtransfer.transports.nixl.thread import AgentThread
 
-        return ZmqSender(self._settings.context, endpoint, self._pool, self._settings.links)
+        return AgentThread(pool.memory, settings.host)
+    from kvtransfer.transports.nixl.process import AgentProcess
 
-    def _open_nixl(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
-        if self._nixl is None:
-            raise TransferFailed("this node has no nixl agent")
-        return self._nixl.open(endpoint, hello.num_blocks)
+    return AgentProcess(_required(memory.segment), pool.num_blocks, pool.block_bytes, settings.host)
 
-    def _open_nccl(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
-        from kvtransfer.transports.nccl.transport import NcclSender
 
-        return NcclSender(self._settings.context, endpoint, self._pool.memory, self._settings.links)
+def _taken(choice: str, pool: KvPool) -> tuple[str, ...]:
+    names = (_TAKEN_ON_DEVICE if pool.is_device else _TAKEN)[choice]
+    if choice == AUTO and find_spec(NIXL) is None:
+        names = tuple(name for name in names if name != NIXL)
+    return names
+
+
+def _go_on_without(settings: TransportSettings, name: str, error: InvalidSetting) -> None:
+    """Raise `error`, unless this transport was only a wish."""
+    if settings.choice != AUTO or name != NIXL:
+        raise error
+    _log.warning("%s cannot be used and is left out: %s", name, error)
+
+
+def _lacks_segment(name: str, memory: PoolMemory, pool: KvPool) -> bool:
+    """Whether a pool in host memory had to lie in a segment for this transport, and does not."""
+    return not pool.is_device and memory.segment is None and name in _IN_SEGMENT[memory.role]
+
+
+def _required(segment: Segment | None) -> Segment:
+    if segment is None:
+        raise RuntimeError("this transport is only opened for pools in a segment")
+    return segment

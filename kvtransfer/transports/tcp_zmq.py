@@ -19,21 +19,20 @@ more. Encrypted when a cluster key is set.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import numpy as np
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
-from kvtransfer.pool import Lent, Pool
-from kvtransfer.transports.announced import GrantedWriter
+from kvtransfer.pools.base import KvPool, Lent
 from kvtransfer.transports.base import Move
+from kvtransfer.transports.zmq_sockets import Connection, ListeningReceiver
 from wire import links
 from wire.codec import BlockIds, Bounds, Codec, U64s
-from wire.errors import BatonError, InvalidSetting, TransferFailed
+from wire.errors import BatonError, TransferFailed
 from wire.request_key import RequestKey
 
 NAME = "zmq"
@@ -71,30 +70,20 @@ class _Incoming:
     num_missing_bytes: int = 0
 
 
-class ZmqReceiver(GrantedWriter):
+class ZmqReceiver(ListeningReceiver):
     """Listens for blocks and writes them into `pool`. `num_refused` counts messages that changed nothing."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], host: str, pool: Pool, settings: links.LinkSettings
+        self, context: zmq.Context[zmq.Socket[bytes]], host: str, pool: KvPool, settings: links.LinkSettings
     ) -> None:
-        super().__init__()
         limits = replace(
             settings,
             max_message_bytes=_max_frame_bytes(pool.block_bytes) + 64,
             max_queued_messages=_MAX_QUEUED_MESSAGES,
         )
-        self._socket, self._address = links.listen(context, zmq.PULL, host, 0, limits)
+        super().__init__(NAME, context, zmq.PULL, host, limits)
         self._pool = pool
         self._incoming: _Incoming | None = None
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The data socket's address."""
-        return Endpoint(NAME, self._address)
-
-    def wait_on(self) -> Sequence[Any]:
-        """The data socket."""
-        return () if self._socket.closed else (self._socket,)
 
     def poll(self) -> None:
         """See `Receiver.poll`."""
@@ -184,7 +173,7 @@ class ZmqSender:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         endpoint: Endpoint,
-        pool: Pool,
+        pool: KvPool,
         settings: links.LinkSettings,
     ) -> None:
         self._block_bytes = pool.block_bytes
@@ -192,21 +181,13 @@ class ZmqSender:
         self._unread: deque[_Unread] = deque()
         self._num_pushes: Counter[RequestKey] = Counter()
         self._num_unread_bytes = 0
-        self._was_connected = False
         self._failure = ""
-        self._socket = links.open_socket(context, zmq.PUSH, replace(settings, max_queued_messages=_MAX_QUEUED_MESSAGES))
-        # nothing is queued for a receiver that does not answer
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        try:
-            links.connect(self._socket, links.parse_address(endpoint.address, "peer endpoint"), settings)
-        except (InvalidSetting, zmq.ZMQError) as error:
-            self.close()
-            raise TransferFailed(f"the peer's endpoint cannot be dialled: {error}") from None
+        limits = replace(settings, max_queued_messages=_MAX_QUEUED_MESSAGES)
+        self._connection = Connection(context, zmq.PUSH, endpoint, limits)
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         """See `Sender.push`. `moves` are neighbours in the grant. False also as long as there is no connection."""
-        if self._socket.closed:
+        if self._connection.is_closed:
             raise TransferFailed("the sender is closed")
         self.poll()
         num_bytes = len(moves) * self._block_bytes
@@ -223,7 +204,7 @@ class ZmqSender:
             generations=tuple(move.generation for move in moves),
         )
         try:
-            self._socket.send(_HEADERS.encode(header), zmq.NOBLOCK | zmq.SNDMORE)
+            self._connection.socket.send(_HEADERS.encode(header), zmq.NOBLOCK | zmq.SNDMORE)
         except zmq.Again:
             return False
         # a message that was begun has to be ended: if its blocks cannot be read, this sender is of no use any more
@@ -235,7 +216,7 @@ class ZmqSender:
         for place, frame in enumerate(lent.frames):
             flags = zmq.NOBLOCK if place == len(lent.frames) - 1 else zmq.NOBLOCK | zmq.SNDMORE
             try:
-                trackers.append(self._socket.send(frame.data, flags, copy=False, track=True))
+                trackers.append(self._connection.socket.send(frame.data, flags, copy=False, track=True))
             except zmq.Again:  # a message that was begun is never too much: its connection is gone
                 self._failure = "the connection to the receiver broke"
                 raise TransferFailed(self._failure) from None
@@ -248,17 +229,15 @@ class ZmqSender:
     def poll(self) -> None:
         """See `Sender.poll`."""
         self._drop_what_is_over()
-        for event in self._connection_events():
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._was_connected = True
-            elif self._was_connected:
-                self._failure = "the connection to the receiver broke"
+        self._connection.watch()
+        if self._connection.has_broken:
+            self._failure = "the connection to the receiver broke"
         if self._failure:
             raise TransferFailed(self._failure)
 
     def wait_on(self) -> Sequence[Any]:
         """Whatever tells that the connection was made or broke. That ZMQ has read something is noticed in `poll`."""
-        return () if self._monitor.closed else (self._monitor,)
+        return () if self._connection.is_closed else (self._connection.monitor,)
 
     def is_reading(self, key: RequestKey) -> bool:
         """See `Sender.is_reading`. Blocks that were copied out of the pool are not read any more."""
@@ -267,18 +246,7 @@ class ZmqSender:
 
     def close(self) -> None:
         """Drop the connection and whatever is still queued on it."""
-        if not self._socket.closed:
-            self._socket.disable_monitor()
-            self._monitor.close(linger=0)
-            self._socket.close(linger=0)
-
-    def _connection_events(self) -> Iterator[int]:
-        while not self._monitor.closed:
-            try:
-                frames = self._monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            yield parse_monitor_message(frames)["event"]
+        self._connection.close()
 
     def _drop_what_is_over(self) -> None:
         while self._unread and self._unread[0].is_over:

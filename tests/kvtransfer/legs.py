@@ -15,7 +15,7 @@ from decode_node.leg import Notice as ReceivingNotice
 from engine.core import EngineCore
 from engine.steps_in_flight import StepFailed
 from kvtransfer.mailbox import Mailbox
-from kvtransfer.pool import HostPool
+from kvtransfer.pools.host import HostPool
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sending import SendingSide, open_listener

@@ -15,16 +15,16 @@ from typing import Any, cast
 import numpy as np
 import zmq
 
-from kvtransfer.host import this_process
 from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER, ProcessIdentity
-from kvtransfer.pool import HostPool
+from kvtransfer.pools.host import HostPool
+from kvtransfer.process_identity import this_process
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingFacts, ReceivingSide
 from kvtransfer.sending import SenderOpener, SendingFacts, SendingSide, open_listener
 from kvtransfer.transports.base import Blocks, Receiver
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings
-from kvtransfer.transports.segment import Segment
-from kvtransfer.transports.shm import ShmReceiver
+from kvtransfer.transports.shm.direct import ShmReceiver
+from kvtransfer.transports.shm.segment import Segment
 from kvtransfer.transports.tcp_zmq import ZmqReceiver
 from tests.kvtransfer.loopback import (
     FaultPlan,

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import zmq
 
 from kvtransfer.messages import Endpoint
-from kvtransfer.pool import HostPool
+from kvtransfer.pools.host import HostPool
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.transports.base import Blocks, Move
 from kvtransfer.transports.tcp_zmq import ZmqReceiver

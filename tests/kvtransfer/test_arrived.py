@@ -7,9 +7,10 @@ import pytest
 
 from kvtransfer.arrived import ArrivedBlocks
 from kvtransfer.integrity import DOT64, XXH3
-from kvtransfer.pool import Checksums, HostPool
+from kvtransfer.pools.base import Checksums
+from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.base import Blocks
-from tests.kvtransfer.late_queue import late_pool
+from tests.kvtransfer.late_stream import late_pool
 
 _BLOCK_IDS = (7, 2, 5, 0)
 

@@ -8,10 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtransfer import dot64
-from kvtransfer.device_pool import DevicePool
 from kvtransfer.integrity import AUTO, DOT64, NONE, XXH3, resolve
-from kvtransfer.pool import Checksums, HostPool, Pending
+from kvtransfer.pools import dot64
+from kvtransfer.pools.base import Checksums, Pending
+from kvtransfer.pools.device import DevicePool
+from kvtransfer.pools.device_checksums import DeviceDot64
+from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.base import Blocks
 from wire.errors import InvalidSetting
 
@@ -65,8 +67,9 @@ def test_blocks_of_more_than_a_slab_have_the_same_values(monkeypatch: pytest.Mon
     blocks = np.random.default_rng(4).integers(0, 256, (5, 4 * 2**16 + 4), dtype=np.uint8)
     order = [4, 0, 3, 3, 1]
     expected = values(HostPool(blocks).checksums(DOT64).begin(order))
+    monkeypatch.setattr(DeviceDot64, "max_blocks", 5)
     for slab_words in (1_000, 2**16 + 1, 3 * 2**16):
-        monkeypatch.setattr("kvtransfer.device_checksums._SLAB_WORDS", slab_words)
+        monkeypatch.setattr("kvtransfer.pools.device_checksums._SLAB_WORDS", slab_words)
         assert values(DevicePool(torch.from_numpy(blocks)).checksums(DOT64).begin(order)) == expected
 
 
@@ -132,7 +135,7 @@ def test_cut_shifted_and_longer_blocks_are_seen(block: Blocks) -> None:
 
 
 def test_weights_hold_what_the_guarantees_rest_on() -> None:
-    found = dot64.weights(2**20).view(np.uint64)
+    found = dot64.weights(2**18).view(np.uint64)
     assert set((found % np.uint64(4)).tolist()) == {1}
     assert len(np.unique(found % np.uint64(2**33))) == len(found)
     # no pattern among neighbours, above or below

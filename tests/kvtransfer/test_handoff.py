@@ -11,8 +11,18 @@ from typing import Any
 
 import pytest
 
-from kvtransfer.host import this_process
-from kvtransfer.messages import Commit, Grant, HandoffName, PeerRefusal, Release, Renew, Resend, Revoke, Revoked
+from kvtransfer.messages import (
+    Commit,
+    Grant,
+    HandoffName,
+    PeerRefusal,
+    Release,
+    Renew,
+    Resend,
+    Revoke,
+    Revoked,
+)
+from kvtransfer.process_identity import this_process
 from kvtransfer.sending import SendingFacts
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.loopback import Fault

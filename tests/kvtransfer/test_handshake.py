@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from kvtransfer.messages import SENDER_TO_RECEIVER, Endpoint, PeerHello, PeerWelcome
-from kvtransfer.pool import HostPool
+from kvtransfer.pools.host import HostPool
 from kvtransfer.receiving import ReceivingFacts
 from kvtransfer.transports.registry import AUTO, PoolMemory, SenderFactory, TransportSettings
 from tests.kvtransfer.pair import (

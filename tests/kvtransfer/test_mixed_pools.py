@@ -1,6 +1,6 @@
 """Whole handoffs between nodes whose pools lie in different memory, and what the two agree on.
 
-Devices are late (see `late_queue`): a block that is reported, or a slot that is used again, before a copy was waited
+Devices are late (see `late_stream`): a block that is reported, or a slot that is used again, before a copy was waited
 for shows in the tokens, because the engine draws them from the bytes.
 """
 
@@ -17,12 +17,13 @@ import zmq
 
 from decode_node.leg import DecodeLeg, ReceivingNotices
 from decode_node.leg import Notice as ReceivingNotice
-from kvtransfer.device_pool import DevicePool
-from kvtransfer.host import this_process
 from kvtransfer.integrity import AUTO, DOT64, NONE, resolve
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.messages import PeerWelcome
-from kvtransfer.pool import HostPool, Pool
+from kvtransfer.pools.base import KvPool
+from kvtransfer.pools.device import DevicePool
+from kvtransfer.pools.host import HostPool
+from kvtransfer.process_identity import this_process
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sending import SendingSide, open_listener
@@ -30,7 +31,7 @@ from kvtransfer.transports.base import Blocks, Receiver
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
 from prefill_node.leg import Notice as SendingNotice
 from prefill_node.leg import PrefillLeg, SendingNotices
-from tests.kvtransfer.late_queue import late_pool
+from tests.kvtransfer.late_stream import late_pool
 from tests.kvtransfer.legs import Node, Relay, SteppedThread, undisturbed
 from tests.kvtransfer.oracle import OracleRunner, make_core
 from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, Echo, LossyLink, empty_blocks, receiving_facts, sending_facts
@@ -47,9 +48,9 @@ class Kind:
     memory: str
     choice: str = "shm"
     checksum: str = DOT64
-    build: Callable[[Blocks], Pool] = field(default=late_pool)
+    build: Callable[[Blocks], KvPool] = field(default=late_pool)
 
-    def pool(self, blocks: Blocks) -> Pool:
+    def pool(self, blocks: Blocks) -> KvPool:
         return HostPool(blocks) if self.memory == HOST else self.build(blocks)
 
 

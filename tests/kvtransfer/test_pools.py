@@ -9,15 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from kvtransfer.device_pool import DevicePool
 from kvtransfer.integrity import DOT64, NONE, XXH3
-from kvtransfer.pool import HostPool, Lent, Pool
+from kvtransfer.pools import device
+from kvtransfer.pools.base import KvPool, Lent
+from kvtransfer.pools.device import DevicePool
+from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.base import Blocks
 from kvtransfer.transports.registry import open_pool
-from tests.kvtransfer.late_queue import LateQueue, late_pool
+from tests.kvtransfer.late_stream import LateStream, late_pool
 
-_NUM_BLOCKS, _BLOCK_BYTES = 24, 2**18
+_NUM_BLOCKS, _BLOCK_BYTES = 24, 2**12
 _KINDS = [HostPool, lambda blocks: DevicePool(torch.from_numpy(blocks)), late_pool]
+
+
+@pytest.fixture(autouse=True)
+def slots_of_four_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few small blocks fill all slots of a device's pool."""
+    monkeypatch.setattr(device, "_SLOT_BYTES", 4 * _BLOCK_BYTES)
 
 
 @pytest.fixture
@@ -26,19 +34,19 @@ def blocks() -> Blocks:
 
 
 @pytest.fixture(params=_KINDS, ids=["host", "device", "late device"])
-def pool(request: pytest.FixtureRequest, blocks: Blocks) -> Pool:
-    build: Callable[[Blocks], Pool] = request.param
+def pool(request: pytest.FixtureRequest, blocks: Blocks) -> KvPool:
+    build: Callable[[Blocks], KvPool] = request.param
     return build(blocks)
 
 
 @pytest.fixture
-def queue() -> LateQueue:
-    return LateQueue(patience=50)
+def stream() -> LateStream:
+    return LateStream(patience=50)
 
 
 @pytest.fixture
-def late(blocks: Blocks, queue: LateQueue) -> DevicePool:
-    return DevicePool(torch.from_numpy(blocks), queue)
+def late(blocks: Blocks, stream: LateStream) -> DevicePool:
+    return DevicePool(torch.from_numpy(blocks), stream)
 
 
 def random_payload(num_blocks: int) -> Blocks:
@@ -46,7 +54,7 @@ def random_payload(num_blocks: int) -> Blocks:
 
 
 @pytest.mark.parametrize("block_ids", [[0], [3, 4, 5, 9, 2], [7, 7, 7], list(range(_NUM_BLOCKS)), []])
-def test_what_is_read_is_there_and_nothing_beside_it(pool: Pool, blocks: Blocks, block_ids: list[int]) -> None:
+def test_what_is_read_is_there_and_nothing_beside_it(pool: KvPool, blocks: Blocks, block_ids: list[int]) -> None:
     into = np.full((len(block_ids) + 1, _BLOCK_BYTES), 0xA5, dtype=np.uint8)
     pool.read(block_ids, into[: len(block_ids)])
     assert (into[:-1] == blocks[block_ids]).all()
@@ -56,7 +64,7 @@ def test_what_is_read_is_there_and_nothing_beside_it(pool: Pool, blocks: Blocks,
 @pytest.mark.parametrize("is_direct", [False, True])
 @pytest.mark.parametrize("block_ids", [[0], [3, 4, 5, 9, 2], list(range(_NUM_BLOCKS)), []])
 def test_what_is_written_is_in_place_once_settled(
-    pool: Pool, blocks: Blocks, block_ids: list[int], is_direct: bool
+    pool: KvPool, blocks: Blocks, block_ids: list[int], is_direct: bool
 ) -> None:
     payload, expected = random_payload(len(block_ids)), blocks.copy()
     expected[block_ids] = payload
@@ -65,7 +73,7 @@ def test_what_is_written_is_in_place_once_settled(
     assert (blocks == expected).all()
 
 
-def test_what_was_given_to_write_may_change_before_it_is_in_place(pool: Pool, blocks: Blocks) -> None:
+def test_what_was_given_to_write_may_change_before_it_is_in_place(pool: KvPool, blocks: Blocks) -> None:
     # twenty blocks: each staging slot is used again and again
     payload = random_payload(20)
     expected = payload.copy()
@@ -77,7 +85,7 @@ def test_what_was_given_to_write_may_change_before_it_is_in_place(pool: Pool, bl
 
 
 @pytest.mark.parametrize("block_ids", [[5], [1, 2, 3, 4, 5, 6, 7, 8, 9], [9, 1, 8, 2, 7, 3], list(range(_NUM_BLOCKS))])
-def test_an_outlet_lends_the_bytes_in_order_and_in_frames(pool: Pool, blocks: Blocks, block_ids: list[int]) -> None:
+def test_an_outlet_lends_the_bytes_in_order_and_in_frames(pool: KvPool, blocks: Blocks, block_ids: list[int]) -> None:
     outlet = pool.outlet(4)
     assert outlet.has_room(len(block_ids))
     lent = outlet.lend(block_ids)
@@ -115,11 +123,11 @@ def test_an_outlet_of_a_device_is_bounded_and_never_lends_a_slot_twice(blocks: B
     assert not outlet.has_room(3), "a slot that was given back twice is free once"
 
 
-def test_the_thread_that_enters_a_pool_enters_its_device(queue: LateQueue, late: DevicePool, blocks: Blocks) -> None:
+def test_the_thread_that_enters_a_pool_enters_its_device(stream: LateStream, late: DevicePool, blocks: Blocks) -> None:
     thread = threading.Thread(target=late.enter)
     thread.start()
     thread.join()
-    assert queue.threads == [thread.ident]
+    assert stream.threads == [thread.ident]
     HostPool(blocks).enter()
 
 
@@ -147,17 +155,17 @@ def test_a_slot_whose_blocks_could_not_be_read_is_free_again(late: DevicePool, m
             outlet.lend([1, 2])
 
 
-def test_checksums_of_a_device_are_not_waited_for(blocks: Blocks, queue: LateQueue, late: DevicePool) -> None:
+def test_checksums_of_a_device_are_not_waited_for(blocks: Blocks, stream: LateStream, late: DevicePool) -> None:
     computer = late.checksums(DOT64)
     pending = [computer.begin([first, first + 1]) for first in range(0, 20, 2)]
     assert [each.take() for each in pending] == [None] * 10
-    assert queue.num_waits == 0
+    assert stream.num_waits == 0
     expected = HostPool(blocks).checksums(DOT64)
     for first, each in enumerate(pending):
         while (found := each.take()) is None:
             pass
         assert found == expected.begin([2 * first, 2 * first + 1]).take()
-    assert queue.num_waits == 0
+    assert stream.num_waits == 0
 
 
 def test_checksums_are_of_the_blocks_as_they_were_written_before(blocks: Blocks, late: DevicePool) -> None:
@@ -169,7 +177,7 @@ def test_checksums_are_of_the_blocks_as_they_were_written_before(blocks: Blocks,
     assert found == HostPool(payload).checksums(DOT64).begin([0, 1]).take()
 
 
-def test_no_checksums_are_zeros(pool: Pool) -> None:
+def test_no_checksums_are_zeros(pool: KvPool) -> None:
     assert pool.checksums(NONE).begin([1, 2]).take() == [0, 0]
     parts = pool.checksums(NONE).begin_parts([1, 2, 3])
     parts.add(0, 3)

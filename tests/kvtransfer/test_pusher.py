@@ -10,10 +10,10 @@ import xxhash
 from kvtransfer.integrity import DOT64, NONE, block_checksum
 from kvtransfer.layers import LayerProgress
 from kvtransfer.messages import ProcessIdentity
-from kvtransfer.pool import HostPool
+from kvtransfer.pools.host import HostPool
 from kvtransfer.pusher import CONNECT_S, STANDSTILL_S, Pusher, PushJob, PushReport
 from kvtransfer.transports.base import Blocks, Move
-from tests.kvtransfer.late_queue import late_pool
+from tests.kvtransfer.late_stream import late_pool
 from tests.kvtransfer.pools import key_of
 from wire.errors import TransferFailed
 from wire.request_key import RequestKey

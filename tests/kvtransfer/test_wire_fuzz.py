@@ -15,8 +15,6 @@ import os
 import random
 import struct
 import typing
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -24,6 +22,9 @@ import pytest
 import xxhash
 
 from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER
+from kvtransfer.transports.nccl import wire as nccl_wire
+from kvtransfer.transports.nixl import wire as nixl_wire
+from kvtransfer.transports.shm import slots_wire
 from kvtransfer.transports.tcp_zmq import BlockBatch
 from wire.codec import PROTOCOL_VERSION, Bounds, Codec, Length, Packed
 from wire.errors import InvalidMessage, Refused
@@ -40,11 +41,9 @@ _RANGES = {"I": (0, 2**32 - 1), "Q": (0, 2**64 - 1)}
 def _codecs() -> dict[str, Codec]:
     """Everything that this package decodes, by name."""
     found = {"D to P": RECEIVER_TO_SENDER, "P to D": SENDER_TO_RECEIVER, "zmq header": Codec(BlockBatch)}
-    for module in ("nixl.wire", "nccl.transport"):
-        name = f"kvtransfer.transports.{module}"
-        if find_spec(name) is not None and (module != "nccl.transport" or find_spec("torch") is not None):
-            codecs = {key: value for key, value in vars(import_module(name)).items() if isinstance(value, Codec)}
-            found |= {f"{module} {key}": codec for key, codec in codecs.items()}
+    for wire in (nccl_wire, nixl_wire, slots_wire):
+        codecs = {key: value for key, value in vars(wire).items() if isinstance(value, Codec)}
+        found |= {f"{wire.__name__.removeprefix('kvtransfer.transports.')} {key}": each for key, each in codecs.items()}
     return found
 
 

@@ -19,7 +19,6 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import zmq
 
-from kvtransfer.host import this_process
 from kvtransfer.layers import LayerProgress
 from kvtransfer.messages import (
     RECEIVER_TO_SENDER,
@@ -29,7 +28,8 @@ from kvtransfer.messages import (
     PeerWelcome,
     ProcessIdentity,
 )
-from kvtransfer.pool import HostPool
+from kvtransfer.pools.host import HostPool
+from kvtransfer.process_identity import this_process
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sending import SendingSide

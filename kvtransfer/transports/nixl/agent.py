@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtransfer.host import this_process
+from kvtransfer.process_identity import this_process
 from kvtransfer.transports.nixl.memory import DRAM, VRAM, Region
 from kvtransfer.transports.nixl.wire import (
     COMMANDS,

@@ -1,7 +1,8 @@
 """The memory of a pool as nixl knows it: addresses, the kind of memory, and on a GPU which one.
 
 Owns the description and what a thread needs to do for memory of that kind before it works on it and after it has
-stopped. Knows neither nixl nor torch: what CUDA has to be asked is in `cuda`, imported for memory of a GPU only.
+stopped. Knows neither nixl nor torch: what CUDA has to be asked is in `device.cuda_context`, imported for memory of a
+GPU only.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class Region:
         UCX would register it all the same, and carry every block through the host.
         """
         if self.kind == VRAM:
-            from kvtransfer.transports.nixl import cuda
+            from device import cuda_context
 
-            if not cuda.is_in_one_allocation(self.base_address, self.device_index):
+            if not cuda_context.is_in_one_allocation(self.base_address, self.device_index):
                 raise InvalidSetting(
                     "--kv-transport nixl: CUDA IPC cannot share the memory of this pool: start without "
                     "expandable_segments and cudaMallocAsync in PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF)"
@@ -60,9 +61,9 @@ class Region:
     def enter(self) -> None:
         """Make the calling thread one that may work on this memory: on a GPU, bind it to the device's context."""
         if self.kind == VRAM:
-            from kvtransfer.transports.nixl import cuda
+            from device import cuda_context
 
-            cuda.bind_thread(self.device_index)
+            cuda_context.bind_context(self.device_index)
 
     def settle(self) -> None:
         """Wait until nothing that this process began reads or writes the memory any more.
@@ -70,9 +71,9 @@ class Region:
         On a GPU a library's copies are under way after its calls have returned, and go on when it is torn down.
         """
         if self.kind == VRAM:
-            from kvtransfer.transports.nixl import cuda
+            from device import cuda_context
 
-            cuda.synchronize(self.device_index)
+            cuda_context.synchronize(self.device_index)
 
 
 def region_of(pool: Any) -> Region:

@@ -29,14 +29,14 @@ from typing import IO, Any
 from kvtransfer.transports.nixl.lives import Crashes, require_nixl
 from kvtransfer.transports.nixl.ucx import ucx_environment
 from kvtransfer.transports.nixl.wire import COMMANDS, REPORTS, Channel, Ready
-from kvtransfer.transports.segment import Segment
+from kvtransfer.transports.shm.segment import Segment
 from wire.errors import InvalidSetting
 
 _FIRST_START_S = 30.0
 _REAP_S = 1.0
 _MAX_TAIL_BYTES = 4096
 _MODULE = "kvtransfer.transports.nixl.agent"
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 _log = logging.getLogger(__name__)
 
 

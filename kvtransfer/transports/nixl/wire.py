@@ -21,6 +21,7 @@ from kvtransfer.messages import HandoffName, ProcessIdentity
 from wire.codec import MAX_MESSAGE_BYTES, U32, U64, BlockIds, Bounds, Codec, Length, U64s
 from wire.errors import BatonError
 
+NAME = "nixl"
 MAX_NOTICE_BYTES = 32_000
 MAX_NOTICES = 256
 MAX_METADATA_BYTES = 60_000

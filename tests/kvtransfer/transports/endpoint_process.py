@@ -25,11 +25,13 @@ import xxhash
 import zmq
 
 from kvtransfer.messages import Endpoint
-from kvtransfer.pool import HostPool, Pool
+from kvtransfer.pools.base import KvPool
+from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.base import Blocks, Move, Receiver, Sender
-from kvtransfer.transports.segment import Segment
-from kvtransfer.transports.shm import ShmReceiver, ShmSender
-from kvtransfer.transports.shm_slots import SlotsReceiver, SlotsSender
+from kvtransfer.transports.shm.direct import ShmReceiver, ShmSender
+from kvtransfer.transports.shm.segment import Segment
+from kvtransfer.transports.shm.slots_receiver import SlotsReceiver
+from kvtransfer.transports.shm.slots_sender import SlotsSender
 from kvtransfer.transports.tcp_zmq import ZmqReceiver, ZmqSender
 from program.process import start_authenticator
 from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackReceiver, LoopbackSender
@@ -224,18 +226,21 @@ class _Opener:
         self._network = network
         self._context = _context(spec, stack)
         if spec.transport == NIXL_THREAD:
-            from kvtransfer.transports.nixl.transport import NixlSenders
+            from kvtransfer.transports.nixl.sender import NixlSenders
+            from kvtransfer.transports.nixl.thread import AgentThread
 
             self.blocks: Blocks = np.zeros((spec.num_blocks, spec.block_bytes), dtype=np.uint8)
-            self._senders = NixlSenders.for_device(self.blocks, spec.host)
+            self._senders = NixlSenders(AgentThread(self.blocks, spec.host), spec.block_bytes)
             stack.callback(self._senders.close)
         elif spec.transport == NIXL:
-            from kvtransfer.transports.nixl.transport import NixlSenders
+            from kvtransfer.transports.nixl.process import AgentProcess
+            from kvtransfer.transports.nixl.sender import NixlSenders
 
             segment = Segment(spec.num_blocks * spec.block_bytes)
             stack.callback(segment.close)
             self.blocks = segment.array.reshape(spec.num_blocks, spec.block_bytes)
-            self._senders = NixlSenders(segment, spec.num_blocks, spec.block_bytes, spec.host)
+            agent = AgentProcess(segment, spec.num_blocks, spec.block_bytes, spec.host)
+            self._senders = NixlSenders(agent, spec.block_bytes)
             stack.callback(self._senders.close)
         else:
             self.blocks = np.zeros((spec.num_blocks, spec.block_bytes), dtype=np.uint8)
@@ -252,7 +257,7 @@ class _Opener:
         if transport in (NIXL, NIXL_THREAD):
             return self._senders.open(endpoint, num_target_blocks)
         if transport == NCCL:
-            from kvtransfer.transports.nccl.transport import NcclSender
+            from kvtransfer.transports.nccl.sender import NcclSender
 
             return NcclSender(self._context, endpoint, self.blocks, self._spec.links)
         if self._network is None:
@@ -268,14 +273,16 @@ def _open_receiver(spec: Spec, stack: contextlib.ExitStack, network: LoopbackNet
         blocks: Blocks = segment.array.reshape(shape)
         if spec.transport == SHM:
             return ShmReceiver(segment), blocks
-        from kvtransfer.transports.nixl.transport import NixlReceiver
+        from kvtransfer.transports.nixl.process import AgentProcess
+        from kvtransfer.transports.nixl.receiver import NixlReceiver
 
-        return NixlReceiver(segment, *shape, spec.host), blocks
+        return NixlReceiver(AgentProcess(segment, *shape, spec.host)), blocks
     blocks = np.zeros(shape, dtype=np.uint8)
     if spec.transport == NIXL_THREAD:
-        from kvtransfer.transports.nixl.transport import NixlReceiver
+        from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver
+        from kvtransfer.transports.nixl.thread import AgentThread
 
-        return NixlReceiver.for_device(blocks, spec.host), blocks
+        return NixlDeviceReceiver(AgentThread(blocks, spec.host)), blocks
     if spec.transport in (ZMQ, DEVICE_ZMQ):
         pool = _pool_over(blocks, spec.transport)
         return ZmqReceiver(_context(spec, stack), spec.host, pool, spec.links), blocks
@@ -283,7 +290,7 @@ def _open_receiver(spec: Spec, stack: contextlib.ExitStack, network: LoopbackNet
         pool = _pool_over(blocks, spec.transport)
         return SlotsReceiver(_context(spec, stack), spec.host, pool, spec.links), blocks
     if spec.transport == NCCL:
-        from kvtransfer.transports.nccl.transport import NcclReceiver
+        from kvtransfer.transports.nccl.receiver import NcclReceiver
 
         return NcclReceiver(_context(spec, stack), spec.host, blocks, spec.links), blocks
     if network is None:
@@ -292,13 +299,13 @@ def _open_receiver(spec: Spec, stack: contextlib.ExitStack, network: LoopbackNet
     return LoopbackReceiver(network, name, blocks, peers_write=spec.transport == MEMORY), blocks
 
 
-def _pool_over(blocks: Blocks, transport: str) -> Pool:
+def _pool_over(blocks: Blocks, transport: str) -> KvPool:
     """`blocks` as a pool; for some transports by way of a tensor, as if it were on a device."""
     if transport not in (DEVICE_ZMQ, SLOTS):
         return HostPool(blocks)
     import torch
 
-    from kvtransfer.device_pool import DevicePool
+    from kvtransfer.pools.device import DevicePool
 
     return DevicePool(torch.from_numpy(blocks))
 

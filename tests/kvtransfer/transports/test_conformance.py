@@ -179,7 +179,7 @@ def test_a_receiver_that_was_frozen_for_a_moment_gets_everything(rig: Rig) -> No
     number = rig.expect(range(_BIG))
     rig.receiver.freeze()
     rig.push(number, range(_BIG), range(_BIG))
-    time.sleep(1.0)
+    time.sleep(0.3)
     rig.receiver.thaw()
     rig.until_delivered(number, _BIG)
     assert rig.has({i: i for i in range(_BIG)})

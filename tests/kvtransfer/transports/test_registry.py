@@ -5,33 +5,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import cast
 
 import numpy as np
 import pytest
 import torch
 import zmq
 
-from kvtransfer.device_pool import DevicePool
-from kvtransfer.host import this_process
 from kvtransfer.messages import Endpoint, PeerHello
-from kvtransfer.pool import HostPool
-from kvtransfer.transports import registry, segment
+from kvtransfer.pools.device import DevicePool
+from kvtransfer.pools.host import HostPool
+from kvtransfer.process_identity import this_process
+from kvtransfer.transports import registry
 from kvtransfer.transports.base import Blocks
+from kvtransfer.transports.nixl import thread
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
+from kvtransfer.transports.shm import segment
 from tests.kvtransfer.pools import LAYOUT
 from wire.errors import InvalidSetting, Refused
 from wire.links import LinkSettings
 
 _NUM_BLOCKS, _BLOCK_BYTES = 8, 4096
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield context
-    context.destroy(linger=0)
 
 
 def offered(context: zmq.Context[zmq.Socket[bytes]], choice: str) -> list[str]:
@@ -118,22 +111,15 @@ def test_memory_that_nobody_shares_is_allocated_as_the_node_does_it(
     assert asked == [_BLOCK_BYTES]
 
 
-class Nixl:
-    """Stands for the module of nixl's transport, where pools on a device are concerned. `error`: it does not work."""
+class Agent:
+    """Stands for nixl's agent on a thread."""
 
-    def __init__(self, error: InvalidSetting | None) -> None:
-        self.error = error
-        self.NixlReceiver = self.NixlSenders = self
+    ready = None
+    num_lives_ended = 0
+    is_alive = False
 
-    def for_device(self, pool: torch.Tensor, host: str) -> Nixl:
-        assert (pool.shape, host) == ((_NUM_BLOCKS, _BLOCK_BYTES), "127.0.0.1")
-        if self.error is not None:
-            raise self.error
-        return self
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint("nixl", "agent")
+    def poll(self) -> list[object]:
+        return []
 
     def close(self) -> None:
         """Nothing was opened."""
@@ -141,9 +127,17 @@ class Nixl:
 
 @pytest.fixture
 def with_nixl(monkeypatch: pytest.MonkeyPatch) -> Callable[[InvalidSetting | None], None]:
+    """Stands for an installed nixl. `error`: it does not work for pools on this device."""
+
     def install(error: InvalidSetting | None) -> None:
+        def open_agent(pool: torch.Tensor, host: str) -> Agent:
+            assert (pool.shape, host) == ((_NUM_BLOCKS, _BLOCK_BYTES), "127.0.0.1")
+            if error is not None:
+                raise error
+            return Agent()
+
         monkeypatch.setattr(registry, "find_spec", lambda name: object())
-        monkeypatch.setitem(sys.modules, "kvtransfer.transports.nixl", cast("ModuleType", Nixl(error)))
+        monkeypatch.setattr(thread, "AgentThread", open_agent)
 
     return install
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvtransfer.transports.segment import sweep_orphans
+from kvtransfer.transports.shm.segment import sweep_orphans
 from tests.kvtransfer.loopback import LoopbackNetwork
 from tests.kvtransfer.transports.endpoint_process import (
     GUARD,

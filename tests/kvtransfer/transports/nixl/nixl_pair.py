@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvtransfer.transports.base import Move
-from kvtransfer.transports.nixl.transport import NixlReceiver, NixlSender, NixlSenders
-from kvtransfer.transports.segment import Segment
+from kvtransfer.transports.nixl.process import AgentProcess
+from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
+from kvtransfer.transports.nixl.sender import NixlSender, NixlSenders
+from kvtransfer.transports.nixl.thread import AgentThread
+from kvtransfer.transports.shm.segment import Segment
 from wire.errors import TransferFailed
 from wire.request_key import RequestKey
 
@@ -40,14 +43,13 @@ class NixlPair:
         self.num_blocks = num_blocks
         sends, receives = on_threads
         self.receiver = (
-            NixlReceiver.for_device(self.target, host)
+            NixlDeviceReceiver(AgentThread(self.target, host))
             if receives
-            else NixlReceiver(self._segments[1], num_blocks, block_bytes, host)
+            else NixlReceiver(AgentProcess(self._segments[1], num_blocks, block_bytes, host))
         )
-        self.senders = (
-            NixlSenders.for_device(self.source, host)
-            if sends
-            else NixlSenders(self._segments[0], num_blocks, block_bytes, host)
+        self.senders = NixlSenders(
+            AgentThread(self.source, host) if sends else AgentProcess(self._segments[0], num_blocks, block_bytes, host),
+            block_bytes,
         )
 
     def open(self) -> NixlSender:
@@ -75,7 +77,7 @@ class NixlPair:
         self.wait_until(is_over)
         return num_arrived
 
-    def wait_until(self, is_so: Callable[[], bool], timeout_s: float = 15.0) -> float:
+    def wait_until(self, is_so: Callable[[], bool], timeout_s: float = 40.0) -> float:
         """Poll both ends until `is_so`; returns after how many seconds."""
         began_s = time.monotonic()
         while not is_so():
@@ -86,7 +88,7 @@ class NixlPair:
             self.senders.poll()
         return time.monotonic() - began_s
 
-    def wait_for_failure(self, sender: NixlSender, timeout_s: float = 15.0) -> str:
+    def wait_for_failure(self, sender: NixlSender, timeout_s: float = 40.0) -> str:
         """Poll until the sender fails; why."""
         reasons: list[str] = []
 

@@ -13,30 +13,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtransfer.host import is_gone
 from kvtransfer.messages import ProcessIdentity
+from kvtransfer.process_identity import is_gone
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of
 
-_NUM_BLOCKS, _BLOCK_BYTES = 64, 2**20
-_ROOT = Path(__file__).resolve().parents[3]
+_NUM_BLOCKS = 64
+_ROOT = Path(__file__).resolve().parents[4]
 _NODE = """
 import sys, time
-from kvtransfer.transports.nixl.transport import NixlReceiver
-from kvtransfer.transports.segment import Segment
-receiver = NixlReceiver(Segment(4096), 1, 4096, "127.0.0.1")
-process = receiver.process
+from kvtransfer.transports.nixl.process import AgentProcess
+from kvtransfer.transports.shm.segment import Segment
+agent = AgentProcess(Segment(4096), 1, 4096, "127.0.0.1")
+process = agent.ready.process
 sys.stdout.write(f"{process.host} {process.pid} {process.start_ticks}\\n")
 sys.stdout.flush()
 time.sleep(60)
 """
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[NixlPair]:
-    pair = NixlPair(_NUM_BLOCKS, _BLOCK_BYTES)
-    yield pair
-    pair.close()
 
 
 @pytest.fixture

@@ -1,0 +1,168 @@
+"""A pool of KV blocks as the transfer layer sees it, wherever its memory is.
+
+Owns nothing but the contract; `host` and `device` keep it. A pool knows blocks and bytes; no handoffs, no sockets. It
+allocates and frees nothing: which blocks may be read or written is for its callers.
+
+Everything is called by the transfer thread and returns soon: copies of a few MiB are waited for, checksums, which may
+have to wait for a device that is busy with a step, are begun and asked for later.
+
+The order of things, which pools in device memory rely on (they read and write apart from the engine's stream):
+- a block is read only after the step that wrote it was collected, or the layer was counted (`LayerProgress`): then the
+  bytes are there for every stream. It is not written while its handoff reads it;
+- a block is written only while it is granted: no step that was launched still reads or writes it. It is reported as
+  arrived after `settle`, and given to the engine after that;
+- a checksum that nobody waits for any more may read blocks that belong to somebody else by then: its value is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from device.pinning import Pin
+from kvtransfer.transports.base import Blocks
+
+
+class Pending(Protocol):
+    """Checksums under way."""
+
+    def take(self) -> Sequence[int] | None:
+        """One for each block, in the order in which they were asked for; None as long as they are computed."""
+        ...
+
+
+class Parts(Protocol):
+    """Checksums of some blocks that are complete only part by part."""
+
+    def add(self, begin_byte: int, end_byte: int) -> None:
+        """Bytes `begin_byte` .. `end_byte - 1` of every block are there. In ascending order, each once."""
+        ...
+
+    def finish(self) -> Pending:
+        """All bytes were added."""
+        ...
+
+
+class Checksums(Protocol):
+    """Computes checksums of a pool's blocks, as the blocks are when it is asked. `max_blocks`: how many to ask for at
+    once; fewer cost more each.
+    """
+
+    max_blocks: int
+
+    def begin(self, block_ids: Sequence[int]) -> Pending:
+        """Begin with whole blocks."""
+        ...
+
+    def begin_parts(self, block_ids: Sequence[int]) -> Parts:
+        """Begin with blocks whose parts are added later."""
+        ...
+
+
+class Lent(Protocol):
+    """Bytes of blocks in host memory, lent until `give_back`."""
+
+    @property
+    def frames(self) -> Sequence[Blocks]:
+        """The bytes, [n, block_bytes] each."""
+        ...
+
+    @property
+    def is_pool(self) -> bool:
+        """Whether they are the pool itself, and no copy."""
+        ...
+
+    def give_back(self) -> None:
+        """Nobody reads the bytes any more."""
+        ...
+
+
+class Outlet(Protocol):
+    """Lends one connection the bytes of blocks, a bounded amount at a time."""
+
+    def has_room(self, num_blocks: int) -> bool:
+        """Whether so many blocks can be lent now."""
+        ...
+
+    def lend(self, block_ids: Sequence[int]) -> Lent:
+        """The bytes of these blocks, in this order: frames of whole blocks. There must be room."""
+        ...
+
+
+class KvPool(Protocol):
+    """Blocks [num_blocks, block_bytes]. `memory` is what the pool is made of (a numpy array, or a torch tensor where it
+    `is_device`), for transports that reach into it by themselves.
+    """
+
+    num_blocks: int
+    block_bytes: int
+    is_device: bool
+    memory: Any
+
+    def enter(self) -> None:
+        """Make the calling thread the one that uses this pool: to be called once, before anything else on it."""
+        ...
+
+    def checksums(self, kind: str) -> Checksums:
+        """What computes this kind (see `integrity`). Raises `ValueError` for one that cannot be computed here."""
+        ...
+
+    def outlet(self, max_frame_blocks: int) -> Outlet:
+        """An outlet whose frames hold at most so many blocks."""
+        ...
+
+    def read(self, block_ids: Sequence[int], into: Blocks) -> None:
+        """Copy blocks to the host, [n, block_bytes] of `into`. The bytes are there when it returns."""
+        ...
+
+    def write(self, block_ids: Sequence[int], payload: Blocks, *, is_direct: bool = False) -> None:
+        """Begin to copy `payload` [n, block_bytes] into blocks. `is_direct`: `payload` lies in memory of a `Pin` that
+        is, and does not change before `settle`; else it may change at once.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Wait until all that was written is in place."""
+        ...
+
+    def pin(self, region: Blocks) -> Pin:
+        """Prepare host memory that stays, [num_bytes], for many copies from and to this pool."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Checksums that are known already. See `Pending`."""
+
+    values: Sequence[int]
+
+    def take(self) -> Sequence[int] | None:
+        """See `Pending.take`."""
+        return self.values
+
+
+class NoChecksums:
+    """Zeros: both sides have agreed not to look. See `Checksums`."""
+
+    max_blocks = 2**20
+
+    def begin(self, block_ids: Sequence[int]) -> Pending:
+        """See `Checksums.begin`."""
+        return Known([0] * len(block_ids))
+
+    def begin_parts(self, block_ids: Sequence[int]) -> Parts:
+        """See `Checksums.begin_parts`."""
+        return _NoParts(len(block_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class _NoParts:
+    num_blocks: int
+
+    def add(self, begin_byte: int, end_byte: int) -> None:
+        """See `Parts.add`."""
+
+    def finish(self) -> Pending:
+        """See `Parts.finish`."""
+        return Known([0] * self.num_blocks)

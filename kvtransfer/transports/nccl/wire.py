@@ -1,0 +1,55 @@
+"""What the two sides of a pair say to each other over ZMQ, and the bounds of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from kvtransfer.messages import HandoffName
+from wire.codec import BlockIds, Bounds, Codec, Length, U64s
+
+NAME = "nccl"
+MAX_FRAME_BYTES = 2**17
+
+
+@dataclass(frozen=True, slots=True)
+class PairHello:
+    """Sender -> receiver, first message of a connection: form a group with me."""
+
+    backend: Annotated[str, Length(16)]
+    block_bytes: Annotated[int, Bounds(1, 2**40)]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEntry:
+    """Either way, while the group is formed."""
+
+    key: Annotated[str, Length(256)]
+    value: Annotated[bytes, Length(2**16)]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBatch:
+    """Sender -> receiver: message `number` (from 0) of the group holds these blocks of the grant, in this order."""
+
+    number: Annotated[int, Bounds(0, 2**62)]
+    handoff: HandoffName
+    first_index: Annotated[int, Bounds(0, 2**40)]
+    block_ids: BlockIds
+    generations: U64s
+
+
+@dataclass(frozen=True, slots=True)
+class PairAlive:
+    """Sender -> receiver, when it has had nothing to send for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairEnd:
+    """Either way: this side has given up the pair. Answers whatever comes without a pair, too."""
+
+    reason: Annotated[str, Length(1024)]
+
+
+TO_RECEIVER = Codec(PairHello, StoreEntry, BlockBatch, PairAlive, PairEnd)
+TO_SENDER = Codec(StoreEntry, PairEnd)

@@ -1,0 +1,150 @@
+"""D's side of the nixl transport: the endpoint of its agent's life, and what has arrived by way of it.
+
+Owns what grants announced and which endpoint is offered. What ends a write, and when, is in the folder's description.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from kvtransfer.messages import Endpoint, ProcessIdentity
+from kvtransfer.transports.announced import AnnouncedBlocks
+from kvtransfer.transports.base import Arrival
+from kvtransfer.transports.nixl.lives import RunningAgent
+from kvtransfer.transports.nixl.ucx import may_use_cuda_ipc
+from kvtransfer.transports.nixl.wire import DETAILS, NAME, NOTICES, Landed, Notices, Ready, Watch
+from wire.errors import BatonError
+from wire.request_key import RequestKey
+
+
+class NixlReceiver:
+    """Offers the pool that `agent` has registered to peers, who write into it. Closes the agent with itself.
+
+    `num_refused` counts notices of blocks that no
+    grant announced, `num_crashes` agents that ended by themselves.
+    """
+
+    peers_write = True
+    is_silent = False
+    ends_with_writer = False
+    ends_with_endpoint = True
+
+    def __init__(self, agent: RunningAgent) -> None:
+        self.num_refused = 0
+        self._announced = AnnouncedBlocks()
+        self._expected: set[RequestKey] = set()
+        self._agent = agent
+        self._endpoint = _endpoint(agent.ready)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is an agent."""
+        return self._agent.ready is not None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The agent's name and what others need to reach it; without details while there is none."""
+        return self._endpoint
+
+    @property
+    def num_crashes(self) -> int:
+        """Agents that ended by themselves."""
+        return self._agent.num_crashes
+
+    @property
+    def process(self) -> ProcessIdentity | None:
+        """The agent process; none while it starts again."""
+        return None if self._agent.ready is None else self._agent.ready.process
+
+    def wait_on(self) -> Sequence[Any]:
+        """The agent's socket."""
+        return self._agent.wait_on()
+
+    def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+        """See `Receiver.expect`."""
+        if not self._expected:
+            self._agent.send(Watch(True))
+        self._expected.add(key)
+        self._announced.expect(key, block_ids, generations)
+
+    def forget(self, key: RequestKey) -> None:
+        """See `Receiver.forget`."""
+        self._announced.forget(key)
+        self._expected.discard(key)
+        if not self._expected:
+            self._agent.send(Watch(False))
+
+    def poll(self) -> None:
+        """See `Receiver.poll`. A dead agent is noticed and replaced here."""
+        for report in self._agent.poll():
+            if isinstance(report, Ready):
+                self._agent.send(Watch(bool(self._expected)))
+            elif isinstance(report, Notices):
+                for notice in report.notices:
+                    self._take(notice)
+        self._look_at_endpoint()
+
+    def take_arrivals(self) -> Sequence[Arrival]:
+        """See `Receiver.take_arrivals`."""
+        return self._announced.take_arrivals()
+
+    def fence(self) -> bool:
+        """End the agent. True once it has ended: the next one is up, and the endpoint complete, some seconds later.
+
+        The proof, by the way the bytes take. RDMA: its registration is gone with the process, the device refuses the
+        key. Copies between processes: the process they name is gone. TCP and queues: it was this process that put the
+        bytes in place. The new agent has a new name and knows no old connection.
+        """
+        if not self._agent.is_starting:  # nobody has been told about one that is
+            self._agent.kill()
+        self._look_at_endpoint()
+        return self._agent.is_starting or not self._agent.is_alive
+
+    def close(self) -> None:
+        """End the agent."""
+        self._agent.close()
+        self._endpoint = _endpoint(None)
+
+    def _look_at_endpoint(self) -> None:
+        """Another endpoint says that the life behind the old one has ended: one that is ending keeps its own."""
+        is_ending = self._agent.is_alive and self._agent.ready is None and not self._agent.is_starting
+        if not is_ending:
+            self._endpoint = _endpoint(self._agent.ready)
+
+    def _take(self, notice: bytes) -> None:
+        try:
+            landed: Landed = NOTICES.decode(notice)
+        except BatonError:
+            self.num_refused += 1
+            return
+        key, first_index = landed.handoff.key, landed.first_index
+        if self._announced.may_write(key, first_index, landed.block_ids, landed.generations):
+            self._announced.arrived(key, first_index, len(landed.block_ids))
+        else:
+            self.num_refused += 1
+
+
+class NixlDeviceReceiver(NixlReceiver):
+    """The same for a pool on a GPU. See the folder's description for what ends a write into a GPU's memory.
+
+    `poll` raises `TransferFailed` when the agent can no longer be ended: the node must not go on.
+    """
+
+    def __init__(self, agent: RunningAgent) -> None:
+        super().__init__(agent)
+        self.ends_with_writer = may_use_cuda_ipc(os.environ)
+        self.ends_with_endpoint = not self.ends_with_writer
+
+    def fence(self) -> bool:
+        """End the agent, and its registration with it. True when that stops every peer; where a peer may hold a
+        mapping of its own it does not, and this returns False although the agent has ended and the endpoint changes.
+        """
+        return super().fence() and self.ends_with_endpoint
+
+
+def _endpoint(ready: Ready | None) -> Endpoint:
+    if ready is None:
+        return Endpoint(NAME, "starting")
+    return Endpoint(NAME, ready.agent_name, DETAILS.encode(ready.details))

@@ -1,0 +1,237 @@
+"""P's side of the nixl transport: one agent for the node, and a sender for each receiver.
+
+Owns the writes in flight, by number and by handoff, and the bounds of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
+from kvtransfer.transports.base import Move
+from kvtransfer.transports.nixl.lives import RunningAgent
+from kvtransfer.transports.nixl.wire import (
+    DETAILS,
+    NOTICES,
+    Connect,
+    Disconnect,
+    Landed,
+    PeerEnded,
+    PoolDetails,
+    Write,
+    WriteEnded,
+)
+from wire.errors import BatonError, TransferFailed
+from wire.request_key import RequestKey
+
+_PIECE_BYTES = 2**24
+_MAX_UNDER_WAY_BYTES = 2**28
+_MAX_UNDER_WAY = 64
+_MAX_BLOCKS_PER_WRITE = 1024
+_CLOSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Pushed:
+    sender: NixlSender
+    key: RequestKey
+    num_bytes: int
+
+
+class NixlSenders:
+    """The sending end of one node: one agent for all its receivers, over blocks of `block_bytes`, closed with it.
+
+    With an agent on a thread, `poll` raises `TransferFailed` when that can no longer be ended: a write that cannot be
+    stopped reads blocks that the node must not use again, so the node must not go on.
+    """
+
+    def __init__(self, agent: RunningAgent, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
+        self._agent = agent
+        self._num_lives_ended = 0
+        self._senders: dict[int, NixlSender] = {}
+        self._under_way: dict[int, _Pushed] = {}
+        self._num_bytes = 0
+        self._next_peer_id = 0
+        self._next_write_id = 0
+
+    @property
+    def num_crashes(self) -> int:
+        """Agents that ended by themselves."""
+        return self._agent.num_crashes
+
+    @property
+    def process(self) -> ProcessIdentity | None:
+        """The agent process; none while it starts again."""
+        return None if self._agent.ready is None else self._agent.ready.process
+
+    def wait_on(self) -> Sequence[Any]:
+        """The agent's socket, shared by all senders."""
+        return self._agent.wait_on()
+
+    def open(self, endpoint: Endpoint, num_target_blocks: int) -> NixlSender:
+        """A sender to the receiver at `endpoint`.
+
+        Raises `TransferFailed` when that is not the endpoint of such a pool, or while one of the agents starts again.
+        """
+        self.poll()
+        if self._agent.ready is None:
+            raise TransferFailed("this node's nixl agent is starting again")
+        if not endpoint.details:
+            raise TransferFailed("the peer's nixl agent is starting again")
+        try:
+            details: PoolDetails = DETAILS.decode(endpoint.details)
+        except BatonError as error:
+            raise TransferFailed(f"the peer's endpoint does not decode: {error}") from None
+        if details.num_bytes != num_target_blocks * self.block_bytes:
+            raise TransferFailed("the peer's endpoint does not have the size of its pool")
+        self._next_peer_id = (self._next_peer_id + 1) % 2**32
+        sender = NixlSender(self, self._next_peer_id, num_target_blocks, self._agent.ready.process)
+        self._senders[sender.peer_id] = sender
+        self._agent.send(Connect(sender.peer_id, endpoint.address, details, num_target_blocks))
+        return sender
+
+    def poll(self) -> None:
+        """Take what the agent reports; senders learn it from here. Never raises for what a peer did."""
+        for report in self._agent.poll():
+            if isinstance(report, WriteEnded):
+                self._write_ended(report)
+            elif isinstance(report, PeerEnded):
+                self._peer_ended(report)
+        if any(sender.is_overdue for sender in self._senders.values()):
+            # a write that does not end can only be ended with its process: every sender begins anew
+            self._agent.kill()
+        if self._agent.num_lives_ended > self._num_lives_ended:
+            self._num_lives_ended = self._agent.num_lives_ended
+            self._fail_all("the nixl agent of this node ended")
+
+    def close(self) -> None:
+        """End the agent, and with it whatever is under way."""
+        self._agent.close()
+        self._fail_all("closed")
+
+    def has_room(self) -> bool:
+        """Whether another piece may be begun."""
+        return (
+            len(self._under_way) < _MAX_UNDER_WAY
+            and self._num_bytes < _MAX_UNDER_WAY_BYTES
+            and self._agent.num_waiting_bytes == 0
+        )
+
+    def write(self, sender: NixlSender, key: RequestKey, moves: Sequence[Move]) -> None:
+        """Begin one write. `moves` follow each other in the grant."""
+        landed = Landed(
+            handoff=HandoffName(*key),
+            first_index=moves[0].index,
+            block_ids=tuple(move.target for move in moves),
+            generations=tuple(move.generation for move in moves),
+        )
+        self._next_write_id += 1
+        pushed = _Pushed(sender, key, len(moves) * self.block_bytes)
+        self._under_way[self._next_write_id] = pushed
+        self._num_bytes += pushed.num_bytes
+        sender.num_reading[key] += 1
+        sources = tuple(move.source for move in moves)
+        self._agent.send(Write(sender.peer_id, self._next_write_id, sources, landed.block_ids, NOTICES.encode(landed)))
+
+    def disconnect(self, sender: NixlSender) -> None:
+        """Have the agent forget this receiver."""
+        self._agent.send(Disconnect(sender.peer_id))
+
+    def _write_ended(self, ended: WriteEnded) -> None:
+        pushed = self._under_way.pop(ended.write_id, None)
+        if pushed is None:
+            return
+        self._num_bytes -= pushed.num_bytes
+        reading = pushed.sender.num_reading
+        reading[pushed.key] -= 1
+        if not reading[pushed.key]:
+            del reading[pushed.key]
+        if ended.error:
+            pushed.sender.fail(ended.error, needs_fence=ended.has_begun)
+
+    def _peer_ended(self, ended: PeerEnded) -> None:
+        sender = self._senders.pop(ended.peer_id, None)
+        if sender is not None and ended.error:
+            sender.fail(ended.error, needs_fence=False)
+
+    def _fail_all(self, reason: str) -> None:
+        under_way, self._under_way, self._num_bytes = self._under_way, {}, 0
+        for pushed in under_way.values():
+            pushed.sender.fail(reason, needs_fence=True)
+        senders, self._senders = self._senders, {}
+        for sender in senders.values():
+            sender.fail(reason, needs_fence=False)
+            sender.num_reading.clear()
+
+
+class NixlSender:
+    """Pushes into one receiver's pool. See `NixlSenders.open`.
+
+    `needs_fence`: a write of this sender ended otherwise than by landing. `is_reading` then speaks for the own pool
+    only; the receiver has to fence before it uses those blocks again.
+    """
+
+    is_silent = False
+    pushes_parts = False
+    piece_bytes = _PIECE_BYTES
+
+    def __init__(self, senders: NixlSenders, peer_id: int, num_target_blocks: int, writer: ProcessIdentity) -> None:
+        self.writer: ProcessIdentity | None = writer
+        self.peer_id = peer_id
+        self.needs_fence = False
+        self.num_reading: Counter[RequestKey] = Counter()
+        self._senders = senders
+        self._num_target_blocks = num_target_blocks
+        self._failure = ""
+        self._close_deadline_s: float | None = None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its writes should have ended by now."""
+        deadline_s = self._close_deadline_s
+        return deadline_s is not None and bool(self.num_reading) and time.monotonic() > deadline_s
+
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
+        """See `Sender.push`."""
+        self.poll()
+        if not self._senders.has_room():
+            return False
+        for first in range(0, len(moves), _MAX_BLOCKS_PER_WRITE):
+            self._senders.write(self, key, moves[first : first + _MAX_BLOCKS_PER_WRITE])
+        return True
+
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+        """Not here: every write has its fixed cost. Raises `TransferFailed`."""
+        raise TransferFailed("nixl moves whole blocks")
+
+    def poll(self) -> None:
+        """See `Sender.poll`."""
+        self._senders.poll()
+        if self._failure:
+            raise TransferFailed(self._failure)
+
+    def wait_on(self) -> Sequence[Any]:
+        """The agent's socket."""
+        return self._senders.wait_on()
+
+    def is_reading(self, key: RequestKey) -> bool:
+        """See `Sender.is_reading`, and `needs_fence`. Moves a `close` along, so asking is enough."""
+        self._senders.poll()
+        return self.num_reading[key] > 0
+
+    def close(self) -> None:
+        """No more pushes. What is under way may land for 2 s; then the agent process is ended, for all its senders."""
+        if self._close_deadline_s is None:
+            self._close_deadline_s = time.monotonic() + _CLOSE_S
+            self._failure = self._failure or "closed"
+            self._senders.disconnect(self)
+
+    def fail(self, reason: str, *, needs_fence: bool) -> None:
+        """The connection is of no use any more."""
+        self._failure = self._failure or reason
+        self.needs_fence = self.needs_fence or needs_fence

@@ -1,0 +1,129 @@
+"""Same host: the receiver's pool is a shared-memory segment, a push is one copy per contiguous run.
+
+Owns the mappings of other nodes' pools. A name is accepted from a registered peer only and must look like one of ours:
+it never leads to another file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvtransfer.messages import Endpoint, ProcessIdentity
+from kvtransfer.runs import coalesce
+from kvtransfer.transports.base import Arrival, Blocks, Move
+from kvtransfer.transports.shm.segment import FOLDER, SEGMENT_NAME, Segment
+from wire.errors import TransferFailed
+from wire.request_key import RequestKey
+
+NAME = "shm"
+_PIECE_BYTES = 2**20
+
+
+class ShmReceiver:
+    """Offers a segment that peers write into."""
+
+    peers_write = True
+    is_silent = True
+    is_ready = True
+    ends_with_writer = True
+    ends_with_endpoint = True
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The segment's name."""
+        return Endpoint(NAME, self._segment.name)
+
+    def wait_on(self) -> Sequence[Any]:
+        """Peers write by themselves."""
+        return ()
+
+    def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
+        """Nothing to prepare: Commit and its checksums decide."""
+
+    def forget(self, key: RequestKey) -> None:
+        """Nothing to forget."""
+
+    def poll(self) -> None:
+        """Nothing to take."""
+
+    def take_arrivals(self) -> Sequence[Arrival]:
+        """Unknown here."""
+        return ()
+
+    def fence(self) -> bool:
+        """Whoever has the segment mapped keeps it."""
+        return False
+
+    def close(self) -> None:
+        """Remove the segment's name."""
+        self._segment.close()
+
+
+class ShmSender:
+    """Copies blocks of `blocks` into the segment named by a peer's endpoint. Raises `TransferFailed` when it cannot be
+    that peer's pool.
+    """
+
+    is_silent = True
+    pushes_parts = True
+    needs_fence = False
+    piece_bytes = _PIECE_BYTES
+    writer: ProcessIdentity | None = None
+
+    def __init__(self, endpoint: Endpoint, blocks: Blocks, num_target_blocks: int) -> None:
+        if not SEGMENT_NAME.fullmatch(endpoint.address):
+            raise TransferFailed("the peer named something that is not a segment")
+        self._blocks = blocks
+        num_bytes = num_target_blocks * blocks.shape[1]
+        try:
+            descriptor = os.open(FOLDER / endpoint.address, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise TransferFailed(f"the peer's segment cannot be opened: {error.strerror}") from None
+        try:
+            if os.fstat(descriptor).st_size != num_bytes:
+                raise TransferFailed("the peer's segment does not have the size of its pool")
+            region = mmap.mmap(descriptor, num_bytes)
+        except (OSError, ValueError, OverflowError) as error:
+            raise TransferFailed(f"the peer's segment cannot be mapped: {error}") from None
+        finally:
+            os.close(descriptor)
+        self._target = np.frombuffer(region, dtype=np.uint8).reshape(num_target_blocks, blocks.shape[1])
+
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
+        """See `Sender.push`: the bytes are there when it returns."""
+        for run in coalesce([move.source for move in moves], [move.target for move in moves], len(moves)):
+            np.copyto(
+                self._target[run.target : run.target + run.count], self._blocks[run.source : run.source + run.count]
+            )
+        return True
+
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+        """See `Sender.push_part`."""
+        for run in coalesce([move.source for move in moves], [move.target for move in moves], len(moves)):
+            np.copyto(
+                self._target[run.target : run.target + run.count, begin_byte:end_byte],
+                self._blocks[run.source : run.source + run.count, begin_byte:end_byte],
+            )
+
+    def poll(self) -> None:
+        """Nothing is ever under way."""
+
+    def wait_on(self) -> Sequence[Any]:
+        """Nothing to wait for."""
+        return ()
+
+    def is_reading(self, key: RequestKey) -> bool:
+        """Never after `push`."""
+        return False
+
+    def close(self) -> None:
+        """The mapping ends with the last reference to it."""
+        self._target = np.empty((0, 0), dtype=np.uint8)

@@ -1,0 +1,183 @@
+"""P's side of `shm_slots` towards one receiver: fills slots and says so.
+
+Owns the ring, and which of its slots are in flight.
+
+Bounds: `_RING_BYTES` (or two blocks). A receiver that takes nothing leaves no free slot: `push` says "not now", and its
+caller counts the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import zmq
+
+from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
+from kvtransfer.pools.base import KvPool
+from kvtransfer.runs import grant_pieces
+from kvtransfer.transports.base import Move
+from kvtransfer.transports.shm.ring import OwnRing, RingShape
+from kvtransfer.transports.shm.slots_wire import (
+    MAX_FRAME_BYTES,
+    MAX_SLOT_BLOCKS,
+    MAX_SLOTS,
+    TO_RECEIVER,
+    TO_SENDER,
+    RingEnd,
+    RingHello,
+    SlotBatch,
+)
+from kvtransfer.transports.zmq_sockets import Connection
+from wire import links
+from wire.errors import BatonError, TransferFailed
+from wire.request_key import RequestKey
+
+_SLOT_BYTES = 4 * 2**20
+_RING_BYTES = 64 * 2**20
+
+
+def slot_blocks_of(block_bytes: int) -> int:
+    """How many blocks of that size a slot holds."""
+    return min(MAX_SLOT_BLOCKS, max(1, _SLOT_BYTES // block_bytes))
+
+
+class SlotsSender:
+    """Sends blocks of `pool` to the receiver at a peer's endpoint, through a ring of at most `ring_bytes`.
+
+    Raises `TransferFailed` for a bad address, or when there is no shared memory. `num_refused` counts answers that
+    changed nothing.
+    """
+
+    is_silent = False
+    pushes_parts = False
+    needs_fence = False
+    writer: ProcessIdentity | None = None
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: Endpoint,
+        pool: KvPool,
+        settings: links.LinkSettings,
+        ring_bytes: int = _RING_BYTES,
+    ) -> None:
+        slot_blocks = slot_blocks_of(pool.block_bytes)
+        num_slots = min(MAX_SLOTS, max(2, ring_bytes // (slot_blocks * pool.block_bytes)))
+        self._shape = RingShape(num_slots, slot_blocks, pool.block_bytes)
+        self.piece_bytes = slot_blocks * pool.block_bytes
+        self.num_refused = 0
+        self._pool = pool
+        self._free = deque(range(num_slots))
+        self._under_way: dict[int, int] = {}
+        self._num_sent = 0
+        self._is_greeted = False
+        self._failure = ""
+        self._ring = OwnRing(self._shape, pool)
+        limits = replace(settings, max_message_bytes=MAX_FRAME_BYTES)
+        try:
+            self._connection = Connection(context, zmq.DEALER, endpoint, limits)
+        except TransferFailed:
+            self._ring.close()
+            raise
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that are not under way."""
+        return len(self._free)
+
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
+        """See `Sender.push`. False also as long as there is no connection. Raises `ValueError` for more than a ring."""
+        self.poll()
+        if not moves:
+            return True
+        pieces = grant_pieces(moves, self._shape.slot_blocks)
+        if len(pieces) > self._shape.num_slots:
+            raise ValueError(f"{len(moves)} blocks do not fit a ring of {self._shape.num_slots} slots")
+        if not self._is_greeted or len(pieces) > len(self._free):
+            return False
+        for piece in pieces:
+            slot = self._free.popleft()
+            # copied before the header leaves: from then on the slot is the receiver's
+            self._pool.read([move.source for move in piece], self._ring.slots[slot, : len(piece)])
+            self._under_way[self._num_sent] = slot
+            self._send(
+                SlotBatch(
+                    number=self._num_sent,
+                    slot=slot,
+                    handoff=HandoffName(*key),
+                    first_index=piece[0].index,
+                    block_ids=tuple(move.target for move in piece),
+                    generations=tuple(move.generation for move in piece),
+                )
+            )
+            self._num_sent += 1
+        return True
+
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+        """Not here: see `pushes_parts`."""
+        raise NotImplementedError
+
+    def poll(self) -> None:
+        """See `Sender.poll`."""
+        self._connection.watch()
+        if self._connection.has_broken:
+            self._failure = self._failure or "the connection to the receiver broke"
+        if self._connection.is_made and not self._is_greeted and not self._failure:
+            self._greet()
+        while not self._failure and not self._connection.is_closed:
+            try:
+                self._hear(self._connection.socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                break
+        if self._failure:
+            raise TransferFailed(self._failure)
+
+    def wait_on(self) -> Sequence[Any]:
+        """The socket for headers, and whatever tells that the connection was made or broke."""
+        return () if self._connection.is_closed else (self._connection.socket, self._connection.monitor)
+
+    def is_reading(self, key: RequestKey) -> bool:
+        """Never after `push`: what is under way are copies, which the receiver writes only where they are granted."""
+        return False
+
+    def close(self) -> None:
+        """Give up the connection and the ring."""
+        if self._connection.is_closed:
+            return
+        self._failure = self._failure or "the sender is closed"
+        with contextlib.suppress(zmq.ZMQError):
+            self._connection.socket.send(TO_RECEIVER.encode(RingEnd("the sender was closed")), zmq.NOBLOCK)
+        self._connection.close()
+        self._ring.close()
+
+    def _greet(self) -> None:
+        shape = self._shape
+        hello = RingHello(self._ring.name, shape.num_slots, shape.slot_blocks, shape.block_bytes)
+        # the socket may hear of its connection a moment after the monitor
+        with contextlib.suppress(zmq.Again):
+            self._connection.socket.send(TO_RECEIVER.encode(hello), zmq.NOBLOCK)
+            self._is_greeted = True
+
+    def _hear(self, frame: bytes) -> None:
+        try:
+            message = TO_SENDER.decode(frame)
+        except BatonError as error:
+            self._failure = f"the receiver sent something else than a message of this protocol: {error}"
+            return
+        if isinstance(message, RingEnd):
+            self._failure = message.reason
+        elif (slot := self._under_way.pop(message.number, None)) is not None:
+            self._free.append(slot)
+        else:
+            self.num_refused += 1  # a slot is free once, however often it is said
+
+    def _send(self, message: SlotBatch) -> None:
+        try:
+            self._connection.socket.send(TO_RECEIVER.encode(message), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self._failure = f"the receiver takes no more headers: {error}"
+            raise TransferFailed(self._failure) from None

@@ -1,0 +1,100 @@
+"""What transports have in common that speak ZMQ: a socket that listens for senders, a socket dialled to a receiver.
+
+Owns addresses, and noticing that a connection was made or broke. Knows no messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from kvtransfer.messages import Endpoint
+from kvtransfer.transports.announced import GrantedWriter
+from wire import links
+from wire.errors import InvalidSetting, TransferFailed
+
+
+class ListeningReceiver(GrantedWriter):
+    """A receiver that writes its own pool and hears of blocks over a socket of `kind`; `name` is its transport's.
+
+    Raises `InvalidSetting` when `host` cannot be listened on.
+    """
+
+    def __init__(
+        self, name: str, context: zmq.Context[zmq.Socket[bytes]], kind: int, host: str, settings: links.LinkSettings
+    ) -> None:
+        super().__init__()
+        self._name = name
+        self._socket, self._address = links.listen(context, kind, host, 0, settings)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The address of the socket."""
+        return Endpoint(self._name, self._address)
+
+    def wait_on(self) -> Sequence[Any]:
+        """The socket."""
+        return () if self._socket.closed else (self._socket,)
+
+
+class Connection:
+    """A sender's one connection: `socket`, which queues nothing for a receiver that does not answer, and `monitor`,
+    which is readable when the connection was made or broke.
+
+    Raises `TransferFailed` for an address that cannot be dialled.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: Endpoint, settings: links.LinkSettings
+    ) -> None:
+        self.is_made = False
+        self.has_broken = False
+        self.socket = links.open_socket(context, kind, settings)
+        self.socket.setsockopt(zmq.IMMEDIATE, 1)
+        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        try:
+            dial(self.socket, endpoint, settings)
+        except TransferFailed:
+            self.close()
+            raise
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this side has closed it."""
+        return bool(self.socket.closed)
+
+    def watch(self) -> None:
+        """Notice that it was made, or that it broke: it stays broken then."""
+        for event in self._events():
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.is_made = True
+            elif self.is_made:
+                self.has_broken = True
+
+    def close(self) -> None:
+        """Drop it, and whatever is still queued on it."""
+        if not self.is_closed:
+            self.socket.disable_monitor()
+            self.monitor.close(linger=0)
+            self.socket.close(linger=0)
+
+    def _events(self) -> Iterator[int]:
+        while not self.monitor.closed:
+            try:
+                frames = self.monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield parse_monitor_message(frames)["event"]
+
+
+def dial(link: zmq.Socket[bytes], endpoint: Endpoint, settings: links.LinkSettings) -> str:
+    """Connect `link` to a peer's endpoint; its address. Raises `TransferFailed` when that cannot be dialled."""
+    try:
+        address = links.parse_address(endpoint.address, "peer endpoint")
+        links.connect(link, address, settings)
+    except (InvalidSetting, zmq.ZMQError) as error:
+        raise TransferFailed(f"the peer's endpoint cannot be dialled: {error}") from None
+    return address

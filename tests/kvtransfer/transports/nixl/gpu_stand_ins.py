@@ -1,0 +1,87 @@
+"""Stand-ins for a pool on a GPU, for torch's allocator, and for the nixl library."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+
+class FakeTensor:
+    """A pool on GPU 3, as far as its description goes."""
+
+    shape, ndim = (4, 4096), 2
+    device = SimpleNamespace(type="cuda", index=3)
+
+    def data_ptr(self) -> int:
+        return 2**40
+
+    def element_size(self) -> int:
+        return 1
+
+    def is_contiguous(self) -> bool:
+        return True
+
+
+def a_segment(**changes: Any) -> dict[str, Any]:
+    """Of torch's allocator, around the pool of `FakeTensor`."""
+    return {"device": 3, "address": 2**40 - 2**21, "total_size": 2**22, "is_expandable": False, **changes}
+
+
+class FakeNixl:
+    """Notes what it is asked for. A write stays under way until it is released."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.agents: list[Any] = []
+        self.state = "PROC"
+
+    def module(self) -> Any:
+        fake = self
+
+        class Native:
+            pass
+
+        class Handle:
+            def __init__(self, what: str) -> None:
+                self.what = what
+
+            def release(self) -> None:
+                fake.calls.append(("release", self.what))
+
+        class NixlAgent:
+            def __init__(self, name: str, config: Any) -> None:
+                self.agent = Native()
+
+            def register_memory(self, descriptors: Any, kind: str) -> str:
+                fake.calls.append(("register", descriptors.tolist(), kind))
+                return "registered"
+
+            def deregister_memory(self, registered: str) -> None:
+                fake.calls.append(("deregister", registered))
+
+            def prep_xfer_dlist(self, name: str, descriptors: Any, kind: str) -> Handle:
+                fake.calls.append(("prepare", name, descriptors.tolist(), kind))
+                return Handle(f"list of {name}")
+
+            def get_agent_metadata(self) -> bytes:
+                return b"metadata"
+
+            def add_remote_agent(self, metadata: bytes) -> str:
+                return "peer"
+
+            def remove_remote_agent(self, name: str) -> None:
+                fake.calls.append(("remove", name))
+
+            def make_prepped_xfer(self, *arguments: Any) -> Handle:
+                return Handle("write")
+
+            def transfer(self, handle: Handle) -> str:
+                return fake.state
+
+            def check_xfer_state(self, handle: Handle) -> str:
+                return fake.state
+
+            def get_new_notifs(self) -> dict[str, list[bytes]]:
+                return {}
+
+        return SimpleNamespace(nixl_agent=NixlAgent, nixl_agent_config=lambda **settings: settings)

@@ -1,0 +1,54 @@
+"""The memory of a pool as nixl is told of it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtransfer.transports.nixl.memory import VRAM, Region, region_of
+from tests.kvtransfer.transports.nixl.gpu_stand_ins import FakeTensor, a_segment
+from wire.errors import InvalidSetting
+
+
+def test_a_pool_on_a_gpu_is_described_with_its_device() -> None:
+    region = region_of(FakeTensor())
+    assert region == Region(2**40, 4 * 4096, 4, VRAM, 3)
+    assert region.whole().tolist() == [[2**40, 4 * 4096, 3]]
+    assert region.blocks().tolist() == [[2**40 + i * 4096, 4096, 3] for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("found", "backend", "may"),
+    [
+        ([a_segment()], "native", True),
+        ([a_segment(is_expandable=True)], "native", False),
+        ([a_segment(is_expandable=True, device=2), a_segment()], "native", True),
+        ([a_segment(is_expandable=True, address=2**40 + 4096), a_segment()], "native", True),
+        ([], "native", True),
+        ([a_segment()], "cudaMallocAsync", False),
+    ],
+)
+def test_memory_that_cuda_ipc_cannot_share_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    segments: list[dict[str, Any]],
+    found: list[dict[str, Any]],
+    backend: str,
+    may: bool,
+) -> None:
+    segments += found
+    monkeypatch.setattr("torch.cuda.get_allocator_backend", lambda: backend)
+    with contextlib.nullcontext() if may else pytest.raises(InvalidSetting, match="expandable_segments"):
+        region_of(FakeTensor()).require_shareable()
+
+
+def test_a_pool_that_is_none_is_refused() -> None:
+    for what in (
+        np.zeros(16, dtype=np.uint8),
+        np.zeros((4, 4), dtype=np.uint16),
+        np.zeros((8, 8), dtype=np.uint8)[:, ::2],
+    ):
+        with pytest.raises(InvalidSetting, match="contiguous"):
+            region_of(what)

@@ -1,0 +1,156 @@
+"""Pools in shared memory: whose names lead where, and what is written."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvtransfer.messages import Endpoint
+from kvtransfer.transports.base import Blocks, Move
+from kvtransfer.transports.shm.direct import ShmReceiver, ShmSender
+from kvtransfer.transports.shm.segment import Segment, sweep_orphans
+from tests.kvtransfer.transports.endpoint_process import key_of
+from wire.errors import TransferFailed
+
+_FOLDER = Path("/dev/shm")
+BLOCK_BYTES = 128
+_HOLD_SEGMENT = """
+import time
+from kvtransfer.transports.shm.segment import Segment
+print(Segment(4096).name, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def segment() -> Iterator[Segment]:
+    segment = Segment(8 * BLOCK_BYTES)
+    yield segment
+    segment.close()
+
+
+@pytest.fixture
+def source() -> Blocks:
+    return np.zeros((4, BLOCK_BYTES), dtype=np.uint8)
+
+
+def test_names_are_random_and_only_the_owner_may_open_them(segment: Segment) -> None:
+    other = Segment(4096)
+    try:
+        assert other.name != segment.name
+        assert stat.S_IMODE(os.stat(_FOLDER / segment.name).st_mode) == 0o600
+    finally:
+        other.close()
+
+
+def test_the_name_is_gone_after_close(segment: Segment) -> None:
+    ShmReceiver(segment).close()
+    assert not (_FOLDER / segment.name).exists()
+
+
+@pytest.mark.parametrize("name", ["", "/etc/passwd", "../etc/passwd", "baton-xyz", "sem.other", f"baton-{'0' * 31}/"])
+def test_names_that_are_not_segments_are_refused(name: str, source: Blocks) -> None:
+    with pytest.raises(TransferFailed, match="not a segment"):
+        ShmSender(Endpoint("shm", name), source, 8)
+
+
+def test_links_are_not_followed(tmp_path: Path, planted: Path, source: Blocks) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(bytes(8 * BLOCK_BYTES))
+    planted.symlink_to(victim)
+    with pytest.raises(TransferFailed, match="cannot be opened"):
+        ShmSender(Endpoint("shm", planted.name), source, 8)
+    sweep_orphans()
+    assert victim.exists()
+
+
+@pytest.mark.parametrize("num_blocks", [0, 7, 9, 2**40])
+def test_a_segment_of_another_size_is_refused(segment: Segment, source: Blocks, num_blocks: int) -> None:
+    with pytest.raises(TransferFailed, match="does not have the size"):
+        ShmSender(Endpoint("shm", segment.name), source, num_blocks)
+
+
+def test_an_empty_segment_is_refused(planted: Path, source: Blocks) -> None:
+    planted.touch(0o600)
+    with pytest.raises(TransferFailed, match="cannot be mapped"):
+        ShmSender(Endpoint("shm", planted.name), source, 0)
+
+
+def test_a_segment_that_is_gone_is_refused(segment: Segment, source: Blocks) -> None:
+    segment.close()
+    with pytest.raises(TransferFailed, match="cannot be opened"):
+        ShmSender(Endpoint("shm", segment.name), source, 8)
+
+
+def test_blocks_beyond_the_pool_are_not_written(segment: Segment, source: Blocks) -> None:
+    sender = ShmSender(Endpoint("shm", segment.name), source, 8)
+    with pytest.raises(ValueError, match="broadcast"):
+        sender.push(key_of(1), [Move(0, 0, 7, 1), Move(1, 1, 8, 1)])
+
+
+def test_too_little_shared_memory_is_an_error_at_creation() -> None:
+    before = set(os.listdir(_FOLDER))
+    with pytest.raises(OSError, match=r"space|large"):
+        Segment(2**50)
+    assert set(os.listdir(_FOLDER)) == before
+
+
+def test_the_segment_of_a_killed_process_is_swept_and_of_a_living_one_kept(segment: Segment) -> None:
+    with subprocess.Popen([sys.executable, "-c", _HOLD_SEGMENT], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        name = owner.stdout.readline().strip()
+        sweep_orphans()
+        assert (_FOLDER / name).exists()
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+    sweep_orphans()
+    assert not (_FOLDER / name).exists()
+    assert (_FOLDER / segment.name).exists()
+
+
+def test_a_segment_swept_between_creation_and_lock_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = iter(["a" * 32, "b" * 32])
+    real_open = os.open
+
+    def open_and_sweep(path: Path, flags: int, mode: int = 0o777) -> int:
+        descriptor = real_open(path, flags, mode)
+        if path.name.endswith("a" * 32):
+            path.unlink()
+        return descriptor
+
+    monkeypatch.setattr(secrets, "token_hex", lambda num_bytes: next(names))
+    monkeypatch.setattr(os, "open", open_and_sweep)
+    segment = Segment(4096)
+    try:
+        assert segment.name == f"baton-{'b' * 32}"
+        assert (_FOLDER / segment.name).exists()
+    finally:
+        segment.close()
+
+
+def test_files_of_others_are_not_swept(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.touch(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(planted).st_uid + 1)
+    assert sweep_orphans() == 0
+    assert planted.exists()
+
+
+def test_parts_of_blocks_are_written_where_they_belong(segment: Segment, source: Blocks) -> None:
+    blocks = segment.array.reshape(8, BLOCK_BYTES)
+    blocks[:] = 0xA5
+    source[:] = np.arange(BLOCK_BYTES, dtype=np.uint8)
+    ShmSender(Endpoint("shm", segment.name), source, 8).push_part(
+        key_of(1), [Move(0, 1, 6, 1), Move(1, 2, 7, 1), Move(2, 0, 0, 1)], 32, 96
+    )
+    written = np.full((8, BLOCK_BYTES), 0xA5, dtype=np.uint8)
+    written[[6, 7, 0], 32:96] = np.arange(32, 96, dtype=np.uint8)
+    assert (blocks == written).all()
