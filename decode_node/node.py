@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from decode_node.leg import DecodeLeg, Notice, ReceivingNotices
+from decode_node.leg import DecodeLeg
 from engine.runner.kv_memory import ByteArray, allocate_private
+from kvtransfer.commands import ReceivingNotice
+from kvtransfer.facts import ReceivingFacts
 from kvtransfer.host import this_process
 from kvtransfer.integrity import resolve
 from kvtransfer.mailbox import Mailbox
-from kvtransfer.receiving import ReceivingFacts, ReceivingSide
+from kvtransfer.receiving import ReceivingSide
 from kvtransfer.thread import TransferThread
 from kvtransfer.transports.base import Receiver
 from kvtransfer.transports.registry import PoolMemory, TransportSettings, open_pool, open_receivers
@@ -50,9 +52,8 @@ class DecodeRole:
             checksum=resolve(self._settings.kv_checksum, in_device_memory=pool.is_device),
         )
         self._receivers = open_receivers(self._transports, self._memory, pool)
-        notices: Mailbox[Notice] = Mailbox()
-        owner = ReceivingNotices(notices)
-        receiving = ReceivingSide(facts, self._context, self._links, self._receivers, pool, owner)
+        notices: Mailbox[ReceivingNotice] = Mailbox()
+        receiving = ReceivingSide(facts, self._context, self._links, self._receivers, pool, notices)
         thread = TransferThread(receiving, "kv-receiving", pool.enter)
         thread.start()
         return DecodeLeg(parts.engine.core, receiving, thread, notices), ""

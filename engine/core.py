@@ -309,6 +309,10 @@ class EngineCore:
         self._under_way.clear()
         return StepFailed(self._scheduler.keys_of(failed.step))
 
+    def has(self, key: RequestKey) -> bool:
+        """Whether a live request has this key."""
+        return self._scheduler.get(key) is not None
+
     def request_keys(self) -> list[RequestKey]:
         """Keys of all live requests."""
         return self._scheduler.live_keys()

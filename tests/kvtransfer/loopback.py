@@ -24,7 +24,8 @@ import numpy as np
 
 from kvtransfer.messages import Endpoint, HandoffKey, PeerHello, ProcessIdentity
 from kvtransfer.transports.announced import AnnouncedBlocks
-from kvtransfer.transports.base import Arrival, Blocks, Move
+from kvtransfer.transports.base import Blocks, BlocksArrived, Move
+from kvtransfer.write_proof import WriteProof
 from wire.errors import Refused, TransferFailed
 
 NAME = "loopback"
@@ -161,8 +162,9 @@ class LoopbackReceiver:
     ) -> None:
         self.peers_write = peers_write
         self.is_silent = peers_write
-        self.ends_with_writer = not can_fence
-        self.ends_with_endpoint = True
+        self.write_proof = WriteProof.OWN_HANDS
+        if peers_write:
+            self.write_proof = WriteProof.ENDPOINT_ENDED if can_fence else WriteProof.WRITER_ENDED
         self.num_refused = 0
         self._network = network
         self._name = name
@@ -201,7 +203,7 @@ class LoopbackReceiver:
             else:
                 self.num_refused += 1
 
-    def take_arrivals(self) -> Sequence[Arrival]:
+    def take_arrivals(self) -> Sequence[BlocksArrived]:
         """See `Receiver.take_arrivals`."""
         return self._announced.take_arrivals()
 
@@ -295,7 +297,7 @@ class LoopbackSender:
 
 @dataclass(frozen=True, slots=True)
 class LoopbackOpener:
-    """Opens senders over `blocks` for a sending side in the same process (see `kvtransfer.sending.SenderOpener`)."""
+    """Opens senders over `blocks` for a sending side in the same process (see `SenderOpener`)."""
 
     network: LoopbackNetwork
     blocks: Blocks

@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 import zmq
 
-from kvtransfer.messages import SENDER_TO_RECEIVER, Endpoint, PeerHello, PeerWelcome
+from kvtransfer.facts import ReceivingFacts
+from kvtransfer.messages import SENDER_TO_RECEIVER, Endpoint, PeerHello, PeerRefusal, PeerWelcome
 from kvtransfer.pool import HostPool
-from kvtransfer.receiving import ReceivingFacts
-from kvtransfer.transports.registry import AUTO, PoolMemory, SenderFactory, TransportSettings
+from kvtransfer.transports.registry import AUTO, ZMQ, PoolMemory, SenderFactory, TransportSettings
 from tests.kvtransfer.pair import (
     MAILBOX,
     NUM_BLOCKS,
     SENDER_EPOCH,
     SETTINGS,
     SHM,
-    ZMQ,
     Pair,
     empty_blocks,
     open_pair,
@@ -38,7 +37,7 @@ def refusal(receiver: ReceivingFacts) -> str:
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         pair.until(lambda: bool(pair.decode.pool.failures))
         assert pair.decode.pool.pool.num_held == 0
-        assert pair.decode.side.num_live == 0
+        assert not pair.decode.side.handoffs
         (reason,) = pair.decode.pool.failures_of(KEY)
         return reason
 
@@ -76,10 +75,9 @@ def test_a_peer_of_another_version_costs_its_handoffs_only() -> None:
     with open_pair(MAILBOX) as pair:
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         pair.until(lambda: is_welcome(pair))
-        (peer_id,) = pair.prefill.side._peers
         newer = bytearray(SENDER_TO_RECEIVER.encode(PeerWelcome("P", 1, "x", sending_facts().process)))
         newer[2] += 1
-        pair.prefill.link.link.send_multipart([peer_id, bytes(newer)])
+        pair.prefill.say_bytes(bytes(newer))
         pair.until(lambda: bool(pair.decode.pool.failures))
         ours = codec.PROTOCOL_VERSION
         assert pair.decode.pool.failures_of(KEY) == [f"protocol version {ours + 1} does not match ours, {ours}"]
@@ -87,7 +85,7 @@ def test_a_peer_of_another_version_costs_its_handoffs_only() -> None:
 
 
 def is_welcome(pair: Pair) -> bool:
-    return any(link.welcome is not None for link in pair.decode.side._links.values())
+    return any(connection.welcome is not None for connection in pair.decode.side.connections)
 
 
 @pytest.mark.parametrize("frames", [[b""], [b"junk"], [b"a", b"b"]], ids=str)
@@ -95,13 +93,12 @@ def test_junk_costs_its_own_connection_only(frames: list[bytes]) -> None:
     with open_pair(MAILBOX) as pair:
         stranger = pair.context.socket(zmq.DEALER)
         stranger.connect(pair.prefill.address)
-        stranger.send_multipart(frames)
+        stranger.send_frames(frames)
         pair.prefill.prefill(KEY, 8)
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         pair.until(lambda: KEY in pair.decode.pool.delivered_kv)
         pair.until(lambda: pair.prefill.side.counters.num_rejected_messages == 1)
-        assert type(SENDER_TO_RECEIVER.decode(stranger.recv())).__name__ == "PeerRefusal"
-        stranger.close(linger=0)
+        assert isinstance(SENDER_TO_RECEIVER.decode(stranger.recv(0)), PeerRefusal)
 
 
 def test_a_handshake_that_gets_no_answer_is_begun_again() -> None:
@@ -111,7 +108,7 @@ def test_a_handshake_that_gets_no_answer_is_begun_again() -> None:
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         pair.pass_time(12)
         assert "no answer from prefill node P" in pair.decode.pool.failures_of(KEY)[0]
-        assert pair.decode.side.num_live == 0
+        assert not pair.decode.side.handoffs
         pair.prefill.link.lose()
         again = key_of(2)
         pair.prefill.prefill(again, 8)

@@ -15,8 +15,8 @@ import pytest
 import torch
 import zmq
 
-from decode_node.leg import DecodeLeg, ReceivingNotices
-from decode_node.leg import Notice as ReceivingNotice
+from decode_node.leg import DecodeLeg
+from kvtransfer.commands import ReceivingNotice, SendingNotice
 from kvtransfer.device_pool import DevicePool
 from kvtransfer.host import this_process
 from kvtransfer.integrity import AUTO, DOT64, NONE, resolve
@@ -25,15 +25,15 @@ from kvtransfer.messages import PeerWelcome
 from kvtransfer.pool import HostPool, Pool
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
-from kvtransfer.sending import SendingSide, open_listener
+from kvtransfer.sender_connections import open_listener
+from kvtransfer.sending import SendingSide
 from kvtransfer.transports.base import Blocks, Receiver
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
-from prefill_node.leg import Notice as SendingNotice
-from prefill_node.leg import PrefillLeg, SendingNotices
+from prefill_node.leg import PrefillLeg
 from tests.kvtransfer.late_queue import late_pool
-from tests.kvtransfer.legs import Node, Relay, SteppedThread, undisturbed
+from tests.kvtransfer.legs import Echo, LossyLink, Node, Relay, SteppedThread, undisturbed
 from tests.kvtransfer.oracle import OracleRunner, make_core
-from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, Echo, LossyLink, empty_blocks, receiving_facts, sending_facts
+from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, empty_blocks, receiving_facts, sending_facts
 from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT, key_of
 
 HOST, DEVICE = "host", "device"
@@ -78,13 +78,13 @@ def open_relay(sender: Kind, receiver: Kind) -> Iterator[tuple[Relay, list[Recei
         cast("zmq.Socket[bytes]", link),
         factory,
         Pusher(sent_pool, kinds[0]),
-        SendingNotices(sent),
+        sent,
     )
     received: Mailbox[ReceivingNotice] = Mailbox()
     facts = replace(receiving_facts(), checksum=kinds[1])
-    receiving = ReceivingSide(facts, context, SETTINGS, receivers, received_pool, ReceivingNotices(received))
+    receiving = ReceivingSide(facts, context, SETTINGS, receivers, received_pool, received)
     threads = SteppedThread(sending, "sending"), SteppedThread(receiving, "receiving")
-    prefill_leg = PrefillLeg(prefill_core, sending, threads[0], sent, LAYOUT.num_layers)
+    prefill_leg = PrefillLeg(prefill_core, sending, threads[0], sent, LAYOUT.layer_ends)
     decode_leg = DecodeLeg(decode_core, receiving, threads[1], received)
     nodes = (
         Node(prefill_leg, threads[0], prefill_core, prefill_runner),

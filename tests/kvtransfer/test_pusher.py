@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from tests.kvtransfer.pools import key_of
 from wire.errors import TransferFailed
 
 _BLOCK_BYTES = 128
+LAYER_ENDS = (32, 48, 96, 128)
+"""Four layers of different sizes."""
 
 
 class RecordingSender:
@@ -227,7 +230,7 @@ def test_a_sender_that_cannot_be_closed_does_no_harm(pusher: Pusher) -> None:
 
 
 def test_layers_are_pushed_as_they_are_stored_and_hashed_as_whole_blocks(pusher: Pusher, blocks: Blocks) -> None:
-    sender, layers = RecordingSender(), LayerProgress(4, lambda: None)
+    sender, layers = RecordingSender(), LayerProgress(LAYER_ENDS, lambda: None)
     pusher.submit(job(sender, 5, 9, layers=layers), 0.0)
     assert run(pusher) == []
     layers.count()
@@ -242,7 +245,7 @@ def test_layers_are_pushed_as_they_are_stored_and_hashed_as_whole_blocks(pusher:
 
 
 def test_a_step_that_fails_ends_its_job_and_not_its_sender(pusher: Pusher) -> None:
-    sender, layers = RecordingSender(), LayerProgress(4, lambda: None)
+    sender, layers = RecordingSender(), LayerProgress(LAYER_ENDS, lambda: None)
     pusher.submit(job(sender, 5, layers=layers), 0.0)
     pusher.submit(job(sender, 6, number=2), 0.0)
     layers.count()
@@ -256,7 +259,7 @@ def test_a_step_that_fails_ends_its_job_and_not_its_sender(pusher: Pusher) -> No
 
 
 def test_abandoning_a_complete_step_changes_nothing(pusher: Pusher) -> None:
-    layers = LayerProgress(1, lambda: None)
+    layers = LayerProgress(LAYER_ENDS[-1:], lambda: None)
     pusher.submit(job(RecordingSender(), 5, layers=layers), 0.0)
     layers.count()
     layers.abandon()
@@ -265,7 +268,7 @@ def test_abandoning_a_complete_step_changes_nothing(pusher: Pusher) -> None:
 
 def test_layers_wake_somebody_only_when_somebody_follows(pusher: Pusher) -> None:
     wakes: list[int] = []
-    layers = LayerProgress(3, lambda: wakes.append(layers.num_done))
+    layers = LayerProgress(LAYER_ENDS[1:], lambda: wakes.append(layers.num_done))
     layers.count()
     assert wakes == []
     pusher.submit(job(RecordingSender(), 5, layers=layers), 0.0)
@@ -311,14 +314,15 @@ def test_a_job_that_ends_while_the_device_computes_is_reported_once(late_pusher:
 
 
 def test_layers_on_a_device_are_summed_as_they_are_stored(late_pusher: Pusher, blocks: Blocks) -> None:
-    sender, layers = RecordingSender(), LayerProgress(4, lambda: None)
+    sender, layers = RecordingSender(), LayerProgress(LAYER_ENDS, lambda: None)
     true, blocks[[5, 9], 32:] = blocks.copy(), 0
     late_pusher.submit(job(sender, 5, 9, layers=layers), 0.0)
-    for layer in range(4):
-        part = slice(32 * layer, 32 * layer + 32)
+    bounds = list(pairwise((0, *LAYER_ENDS)))
+    for begin, end in bounds:
+        part = slice(begin, end)
         blocks[[5, 9], part] = true[[5, 9], part]
         layers.count()
         late_pusher.work(0.0)
     (report,) = run(late_pusher)
-    assert sender.parts == [((5, 9), begin, begin + 32) for begin in (0, 32, 64, 96)]
+    assert sender.parts == [((5, 9), begin, end) for begin, end in bounds]
     assert report.checksums == dot64_of(true, [5, 9])

@@ -17,7 +17,8 @@ from kvtransfer.transports.base import Move
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import RECEIVER_EPOCH
 from tests.kvtransfer.pools import BLOCK_SIZE, key_of
-from tests.kvtransfer.world import HANDSHAKE, TRANSIT_S, Kind, World, flipped, patches
+from tests.kvtransfer.wire import TRANSIT_S
+from tests.kvtransfer.world import HANDSHAKE, Kind, World, flipped, patches
 
 _NUM_STEPS = 3000
 

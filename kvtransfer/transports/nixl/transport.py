@@ -17,7 +17,7 @@ What ends a write. UCX cannot take back a write that has begun, and over TCP (or
 
 Pools on a GPU add one way: with CUDA IPC the *writing* process copies, through a mapping of the receiver's pool of its
 own. Nothing that the receiver does takes that mapping away. A receiver whose UCX may choose it
-(`NixlDeviceReceiver.ends_with_endpoint` is False: a node on a loopback address) therefore needs two proofs before
+(`WriteProof.BOTH_ENDED`: a node on a loopback address) therefore needs two proofs before
 blocks of a broken handoff are used again:
 - its own agent's life has ended: nothing is carried on by it (TCP) or through its registration (RDMA);
 - and the writer has done with the blocks: it says so (`Revoked`, whatever it says about a fence, is sent only after
@@ -43,7 +43,7 @@ from typing import Any
 
 from kvtransfer.messages import Endpoint, HandoffKey, HandoffName, ProcessIdentity
 from kvtransfer.transports.announced import AnnouncedBlocks
-from kvtransfer.transports.base import Arrival, Move
+from kvtransfer.transports.base import BlocksArrived, Move
 from kvtransfer.transports.nixl.lives import RunningAgent
 from kvtransfer.transports.nixl.process import AgentProcess
 from kvtransfer.transports.nixl.thread import AgentThread
@@ -63,6 +63,7 @@ from kvtransfer.transports.nixl.wire import (
     WriteEnded,
 )
 from kvtransfer.transports.segment import Segment
+from kvtransfer.write_proof import WriteProof
 from wire.errors import BatonError, TransferFailed
 
 NAME = "nixl"
@@ -80,10 +81,8 @@ class NixlReceiver:
     grant announced, `num_crashes` agents that ended by themselves.
     """
 
-    peers_write = True
+    write_proof = WriteProof.ENDPOINT_ENDED
     is_silent = False
-    ends_with_writer = False
-    ends_with_endpoint = True
 
     def __init__(self, segment: Segment, num_blocks: int, block_bytes: int, host: str) -> None:
         self._begin(AgentProcess(segment, num_blocks, block_bytes, host))
@@ -148,7 +147,7 @@ class NixlReceiver:
                     self._take(notice)
         self._look_at_endpoint()
 
-    def take_arrivals(self) -> Sequence[Arrival]:
+    def take_arrivals(self) -> Sequence[BlocksArrived]:
         """See `Receiver.take_arrivals`."""
         return self._announced.take_arrivals()
 
@@ -196,14 +195,14 @@ class NixlDeviceReceiver(NixlReceiver):
 
     def __init__(self, pool: Any, host: str) -> None:
         self._begin(AgentThread(pool, host))
-        self.ends_with_writer = may_use_cuda_ipc(os.environ)
-        self.ends_with_endpoint = not self.ends_with_writer
+        is_mapped = may_use_cuda_ipc(os.environ)
+        self.write_proof = WriteProof.BOTH_ENDED if is_mapped else WriteProof.ENDPOINT_ENDED
 
     def fence(self) -> bool:
         """End the agent, and its registration with it. True when that stops every peer; where a peer may hold a
         mapping of its own it does not, and this returns False although the agent has ended and the endpoint changes.
         """
-        return super().fence() and self.ends_with_endpoint
+        return super().fence() and self.write_proof is WriteProof.ENDPOINT_ENDED
 
 
 @dataclass(frozen=True, slots=True)

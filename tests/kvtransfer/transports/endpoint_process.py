@@ -31,6 +31,7 @@ from kvtransfer.transports.segment import Segment
 from kvtransfer.transports.shm import ShmReceiver, ShmSender
 from kvtransfer.transports.shm_slots import SlotsReceiver, SlotsSender
 from kvtransfer.transports.tcp_zmq import ZmqReceiver, ZmqSender
+from kvtransfer.write_proof import WriteProof
 from program.process import start_authenticator
 from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackReceiver, LoopbackSender
 from wire.errors import BatonError
@@ -122,7 +123,7 @@ class ReceiverEnd:
         endpoint = self._receiver.endpoint
         return {
             "endpoint": [endpoint.transport, endpoint.address, endpoint.details.hex()],
-            "peers_write": self._receiver.peers_write,
+            "peers_write": self._receiver.write_proof is not WriteProof.OWN_HANDS,
             "is_silent": self._receiver.is_silent,
         }
 

@@ -16,6 +16,7 @@ from kvtransfer.messages import Endpoint
 from kvtransfer.transports.base import Blocks, Move
 from kvtransfer.transports.segment import Segment, sweep_orphans
 from kvtransfer.transports.shm import ShmReceiver, ShmSender
+from kvtransfer.write_proof import WriteProof
 from tests.kvtransfer.transports.endpoint_process import key_of
 from wire.errors import TransferFailed
 
@@ -183,5 +184,5 @@ def test_parts_of_blocks_are_written_where_they_belong(segment: Segment, source:
 def test_it_is_silent_about_arrivals_and_cannot_be_fenced(segment: Segment) -> None:
     receiver = ShmReceiver(segment)
     assert receiver.is_silent
-    assert receiver.peers_write
+    assert receiver.write_proof is WriteProof.WRITER_ENDED
     assert not receiver.fence()

@@ -42,6 +42,7 @@ from kvtransfer.transports.nixl.wire import (
     Write,
     WriteEnded,
 )
+from kvtransfer.write_proof import WriteProof
 from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of
 from wire.errors import InvalidSetting, TransferFailed
 
@@ -303,8 +304,7 @@ def test_the_end_of_the_agent_is_a_fence_only_where_no_peer_can_hold_a_mapping(
         os.environ.pop(name, None)
     receiver = NixlReceiver.for_device(FakeTensor(), host)
     assert isinstance(receiver, NixlDeviceReceiver)
-    assert receiver.ends_with_endpoint == is_proof
-    assert receiver.ends_with_writer != is_proof
+    assert receiver.write_proof is (WriteProof.ENDPOINT_ENDED if is_proof else WriteProof.BOTH_ENDED)
     old = receiver.endpoint
     assert receiver.fence() == is_proof
     assert receiver.endpoint != old, "the agent has ended all the same"

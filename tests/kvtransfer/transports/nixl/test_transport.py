@@ -14,7 +14,7 @@ import pytest
 
 from kvtransfer.host import is_gone
 from kvtransfer.messages import Endpoint, HandoffKey
-from kvtransfer.transports.base import Arrival, Move
+from kvtransfer.transports.base import BlocksArrived, Move
 from kvtransfer.transports.nixl.memory import DRAM
 from kvtransfer.transports.nixl.transport import NixlReceiver, NixlSender
 from kvtransfer.transports.nixl.ucx import ucx_environment
@@ -81,7 +81,7 @@ def test_pieces_of_several_handoffs_arrive_each_at_its_own(pair: NixlPair, sende
     for part in (slice(0, 5), slice(5, 16)):
         for key, moves in pieces.items():
             assert sender.push(key, moves[part])
-    arrivals: list[Arrival] = []
+    arrivals: list[BlocksArrived] = []
 
     def all_arrived() -> bool:
         arrivals.extend(pair.receiver.take_arrivals())
