@@ -106,12 +106,8 @@ class IncomingHandoff:
         self.receiver, self._writer = receiver, welcome.writer
         if is_elsewhere(self._facts.process, welcome.writer):
             self._writer_is = Writer.ELSEWHERE
-        self._expect(receiver)
-        return self.grant_message()
-
-    def grant_message(self) -> Grant:
-        """What says where to write."""
         blocks = self._blocks
+        receiver.expect(self.key, blocks.block_ids, blocks.generations)
         return Grant(
             handoff=self.name,
             receiver_epoch=self._facts.epoch,
@@ -122,9 +118,6 @@ class IncomingHandoff:
             block_ids=blocks.block_ids,
             generations=blocks.generations,
         )
-
-    def _expect(self, receiver: Receiver) -> None:
-        receiver.expect(self.key, self._blocks.block_ids, self._blocks.generations)
 
     # what arrives
 
@@ -150,26 +143,13 @@ class IncomingHandoff:
         """
         if self.state is not _R.GRANTED or commit.round != self._round:
             return ""
-        if objection := self._objection_to(commit):
+        epochs = (self._facts.epoch, self.connection.peer.epoch)
+        if objection := _objection_to(commit, self._blocks, epochs):
             return objection
         self.commit = commit
         if self.receiver is not None and self.receiver.is_silent:
             self._arrived.note_rest()
         self._life.enter(_R.COMMITTED, clock_s)
-        return ""
-
-    def _objection_to(self, commit: Commit) -> str:
-        blocks = self._blocks
-        if (commit.receiver_epoch, commit.sender_epoch) != (self._facts.epoch, self.connection.peer.epoch):
-            return "the commit names another epoch"
-        if commit.num_tokens != blocks.num_tokens:
-            return f"the commit covers {commit.num_tokens} tokens, the grant {blocks.num_tokens}"
-        if commit.prompt_digest != blocks.prompt_digest:
-            return "the commit is for another prompt"
-        if commit.generations != blocks.generations or len(commit.checksums) != self.num_blocks:
-            return "the commit names other blocks than the grant"
-        if (commit.first.handoff_id, commit.first.attempt) != self.key or len(commit.first.token_ids) != 1:
-            return "the commit carries no first token of this request"
         return ""
 
     # verifying
@@ -208,7 +188,7 @@ class IncomingHandoff:
         self._round += 1
         self._arrived.miss(damaged)
         if self.receiver is not None:
-            self._expect(self.receiver)
+            self.receiver.expect(self.key, self._blocks.block_ids, self._blocks.generations)
         self.renew(now_s)
         return Resend(self.name, self._round, tuple(damaged))
 
@@ -270,3 +250,18 @@ class IncomingHandoff:
         self._leases.end(self.key)
         if self.receiver is not None:
             self.receiver.forget(self.key)
+
+
+def _objection_to(commit: Commit, blocks: ReservedBlocks, epochs: tuple[int, int]) -> str:
+    """Why this commit is not for what was granted; "" if it is. `epochs`: of the receiver and of the sender."""
+    if (commit.receiver_epoch, commit.sender_epoch) != epochs:
+        return "the commit names another epoch"
+    if commit.num_tokens != blocks.num_tokens:
+        return f"the commit covers {commit.num_tokens} tokens, the grant {blocks.num_tokens}"
+    if commit.prompt_digest != blocks.prompt_digest:
+        return "the commit is for another prompt"
+    if commit.generations != blocks.generations or len(commit.checksums) != len(blocks.block_ids):
+        return "the commit names other blocks than the grant"
+    if (commit.first.handoff_id, commit.first.attempt) != blocks.key or len(commit.first.token_ids) != 1:
+        return "the commit carries no first token of this request"
+    return ""

@@ -171,10 +171,6 @@ class OutgoingHandoff:
             self._life.enter(SendingState.RELEASING, now_s)
         return is_committed
 
-    def void_grant(self, peer: Peer) -> None:
-        """Its receiver begins anew and holds no block for it any more: `peer` is where that is answered."""
-        self.peer = peer
-
     # pushing and its end
 
     def take_report(self, report: PushReport) -> None:
@@ -260,7 +256,8 @@ class OutgoingHandoff:
             for index in indexes
         ]
         while moves:
-            size = len(moves) if layers is not None or not self._is_verified else self._job_size(len(moves))
+            is_whole = layers is not None or not self._is_verified
+            size = len(moves) if is_whole else _job_size(len(moves), self._facts.layout.block_bytes)
             self._num_jobs += 1
             self._pusher.submit(PushJob(self.key, peer.sender, moves[:size], layers), now_s)
             moves = moves[size:]
@@ -270,8 +267,9 @@ class OutgoingHandoff:
         """Whether receivers verify, and have to hear what has been pushed."""
         return self._facts.checksum != NONE
 
-    def _job_size(self, num_blocks: int) -> int:
-        """Half of what is left, or a few megabytes: the receiver verifies one job while the next is pushed, a message
-        for each, and finds little to do after the last.
-        """
-        return max(num_blocks // 2, -(-_MIN_JOB_BYTES // self._facts.layout.block_bytes))
+
+def _job_size(num_blocks: int, block_bytes: int) -> int:
+    """Half of what is left, or a few megabytes: the receiver verifies one job while the next is pushed, a message for
+    each, and finds little to do after the last.
+    """
+    return max(num_blocks // 2, -(-_MIN_JOB_BYTES // block_bytes))

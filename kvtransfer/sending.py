@@ -201,7 +201,7 @@ class SendingSide:
         """The same life of the receiver dials again or was fenced: it holds no block for what it granted before."""
         for handoff in self._handoffs.values():
             if handoff.grant is not None and handoff.belongs_to(peer.hello):
-                handoff.void_grant(peer)
+                handoff.peer = peer  # where the answer goes
                 self._cancel(handoff, CancelSending(handoff.key, "the receiver said hello again"), now_s)
         for early in self._early.take_of(peer.hello.epoch):
             self._ended.remember(early.grant.handoff.key)

@@ -790,7 +790,7 @@ def test_f22_a_thousand_leases_behind_a_renewed_one_end_in_one_round_of_the_deco
         for number in range(1, _NUM_LEASES + 1):
             pair.decode.grant(key_of(number), 4, pair.prefill.peer)
         for now_s in range(1, round(LEASE_S)):
-            pair.decode.side._leases.renew(key_of(0), now_s + LEASE_S)
+            pair.decode.side._handoffs._leases.renew(key_of(0), now_s + LEASE_S)
             pair.decode.poll(float(now_s))
         assert pair.decode.pool.failures == []
         pair.decode.poll(LEASE_S)

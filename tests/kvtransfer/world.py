@@ -465,7 +465,9 @@ class World:
     def _check_leases(self) -> None:
         states = (ReceivingState.RESERVED, ReceivingState.GRANTED, ReceivingState.COMMITTED)
         held = {handoff.key for handoff in self.decode.handoffs if handoff.state in states}
-        assert held == set(self.decode._leases._deadlines_s), "blocks are held without a deadline, or a lease leaked"
+        assert held == set(self.decode._handoffs._leases._deadlines_s), (
+            "blocks are held without a deadline, or a lease leaked"
+        )
         sent = {handoff.key: handoff.state for handoff in self.life.side.handoffs}
         computed = {key for key, state in sent.items() if state in (SendingState.PUSHING, SendingState.COMMITTED)}
         assert computed <= set(self.life.side._leases._deadlines_s) <= sent.keys()
@@ -506,7 +508,7 @@ class World:
         assert not self.life.side.handoffs
         for pool in (self.decode_pool.pool, self.life.pool.pool):
             assert pool.num_free == NUM_BLOCKS
-        assert len(self.decode._leases) == len(self.life.side._leases) == 0
+        assert len(self.decode._handoffs._leases) == len(self.life.side._leases) == 0
         assert self.decode.num_quarantined_blocks == 0
         assert not self.life.pusher._readers
         # nothing was written into a free block of the decode node
