@@ -82,15 +82,15 @@ def until_ended(pair: Pair, *keys: HandoffKey) -> None:
 
 @pytest.mark.parametrize("transport", [MEMORY, MAILBOX])
 def test_f14_every_flipped_bit_is_found_wherever_it_is(transport: str) -> None:
-    figures, flipper = count_flips(transport, 4 * BLOCK_BITS)
-    assert figures.num_found == figures.num_flips == 4 * BLOCK_BITS
+    figures, flipper = count_flips(transport, BLOCK_BITS)
+    assert figures.num_found == figures.num_flips == BLOCK_BITS
     assert figures.num_wrong == 0
     assert flipper.positions == set(range(BLOCK_BITS))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_f14_clean_blocks_raise_no_alarm(transport: str) -> None:
-    figures = count_alarms(transport, 4000)
+    figures = count_alarms(transport, 1000)
     assert (figures.num_found, figures.num_wrong) == (0, 0)
 
 
@@ -186,13 +186,11 @@ class Swapper:
     ],
     ids=["name", "and digest", "and blocks", "all but checksums"],
 )
-def test_f16_two_hundred_commits_of_the_wrong_request_are_refused(
-    mix: Callable[[Commit, Commit], Commit], reason: str
-) -> None:
-    num_pairs, num_rounds = 100, 1
+def test_f16_commits_of_the_wrong_request_are_refused(mix: Callable[[Commit, Commit], Commit], reason: str) -> None:
+    num_pairs, num_rounds = 20, 1
     with open_pair(MEMORY, num_blocks=4 * num_pairs) as pair:
         # blocks have been used a different number of times, as they have in any pool that is not new
-        for count in (1, 3, 200):
+        for count in (1, 3, 40):
             pair.decode.pool.pool.release(pair.decode.pool.pool.allocate(count))
         Swapper(pair, mix)
         for number_of_round in range(num_rounds):
@@ -298,23 +296,6 @@ def test_f17_blocks_that_come_after_their_lease_do_not_touch_those_who_have_the_
 
         victims = churn(pair, release)
         assert receiver.num_refused == 2 * len(victims)
-
-
-def test_f17_prompts_whose_blocks_were_reused_before_their_grant_came_are_refused() -> None:
-    with short_leases(MEMORY, lambda number, key, move: Fault()) as pair:
-        victims = [key_of(number) for number in range(1, _NUM_VICTIMS + 1)]
-        for key in victims:
-            pair.prefill.prefill(key, 8)
-        pair.settle()
-        let_leases_end(pair)
-        assert pair.prefill.pool.pool.num_held == 0
-        for key in [key_of(number) for number in range(101, _NUM_VICTIMS + 101)]:
-            pair.prefill.prefill(key, 8)
-        for key in victims:
-            pair.decode.grant(key, 8, pair.prefill.peer)
-            pair.settle()
-        assert_failed(pair, *victims, reason="the handoff has ended")
-        assert pair.prefill.side.counters.num_blocks == 0
 
 
 # --- F18: the five rows of vLLM #52234 -------------------------------------------------------------------------------
@@ -536,7 +517,7 @@ def test_f19_memory_is_not_used_again_before_the_writes_under_way_have_come(rdma
     world.network._plan = lambda number, key, move: Fault(delay=25)
     ages_s: list[float] = []
     world.push(10**6)
-    for number in range(1, 101):
+    for number in range(1, 25):
         key, following = key_of(number), key_of(1000 + number)
         world.grant(key, 8)
         world.begin(key, 8)
@@ -558,8 +539,7 @@ def test_f19_memory_is_not_used_again_before_the_writes_under_way_have_come(rdma
             turns(world, 1)
         world.decode_pool.retire(following)
         turns(world, 3)
-    p99_s = sorted(ages_s)[98]
-    assert 2 * TRANSIT_S < p99_s < 1.0
+    assert 2 * TRANSIT_S < max(ages_s) < 1.0
     assert world.decode.counters.num_fences == 0
     end(world)
 
