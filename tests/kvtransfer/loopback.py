@@ -155,8 +155,6 @@ class LoopbackReceiver:
     with RDMA, or not, as with shared memory.
     """
 
-    is_ready = True
-
     def __init__(
         self, network: LoopbackNetwork, name: str, blocks: Blocks, *, peers_write: bool, can_fence: bool = False
     ) -> None:
@@ -165,6 +163,7 @@ class LoopbackReceiver:
         self.write_proof = WriteProof.OWN_HANDS
         if peers_write:
             self.write_proof = WriteProof.ENDPOINT_ENDED if can_fence else WriteProof.WRITER_ENDED
+        self.is_ready = True
         self.num_refused = 0
         self._network = network
         self._name = name
@@ -210,10 +209,14 @@ class LoopbackReceiver:
     def fence(self) -> bool:
         """See `Receiver.fence`. A mailbox writes nothing that was forgotten: nothing has to change."""
         if self.peers_write and self._can_fence:
-            self._network.detach(self._name)
-            self._name += "+"
-            self._network.attach(self._name, self)
+            self.move_to(self._name + "+")
         return self._can_fence or not self.peers_write
+
+    def move_to(self, name: str) -> None:
+        """Have another endpoint from now on."""
+        self._network.detach(self._name)
+        self._name = name
+        self._network.attach(self._name, self)
 
     def arrive(self, key: HandoffKey, move: Move, payload: bytes) -> None:
         """A block has come over the network."""

@@ -272,7 +272,9 @@ def make_prefill_node(
         opener = SenderFactory(settings, PoolMemory(settings, "sender"), HostPool(blocks))
     router = wire.listen()
     pusher, pool = Pusher(HostPool(blocks)), PrefillPool(blocks)
-    side = SendingSide(facts, cast("zmq.Socket[bytes]", router), opener, pusher, pool, lambda: wire.now_s)
+    side = SendingSide(
+        facts, cast("zmq.Socket[bytes]", router), opener, pusher, pool, lambda: wire.now_s + WITHIN_ROUND_S
+    )
     return PrefillNode(side, pool, Link(wire), router, pusher, ADDRESS, facts.epoch)
 
 
@@ -283,7 +285,9 @@ def make_decode_node(
     receiver, blocks = open_receiver(network, transport, f"{facts.node_id}-{facts.epoch}", facts.num_blocks)
     pool = DecodePool(blocks)
     dial = cast("zmq.Context[zmq.Socket[bytes]]", context)
-    side = ReceivingSide(facts, dial, SETTINGS, [receiver], HostPool(blocks), pool, lambda: context.wire.now_s)
+    side = ReceivingSide(
+        facts, dial, SETTINGS, [receiver], HostPool(blocks), pool, lambda: context.wire.now_s + WITHIN_ROUND_S
+    )
     return DecodeNode(side, pool, [receiver])
 
 

@@ -11,6 +11,7 @@ from kvtransfer.facts import ReceivingFacts
 from kvtransfer.messages import SENDER_TO_RECEIVER, Endpoint, PeerHello, PeerRefusal, PeerWelcome
 from kvtransfer.pool import HostPool
 from kvtransfer.transports.registry import AUTO, ZMQ, PoolMemory, SenderFactory, TransportSettings
+from tests.kvtransfer.loopback import LoopbackReceiver
 from tests.kvtransfer.pair import (
     MAILBOX,
     NUM_BLOCKS,
@@ -114,6 +115,26 @@ def test_a_handshake_that_gets_no_answer_is_begun_again() -> None:
         pair.prefill.prefill(again, 8)
         pair.decode.grant(again, 8, pair.prefill.peer)
         pair.until(lambda: again in pair.decode.pool.delivered_kv)
+
+
+def test_nothing_is_said_before_hello_and_hello_waits_until_everything_can_be_offered() -> None:
+    with open_pair(MAILBOX) as pair:
+        receiver = pair.decode.receivers[0]
+        assert isinstance(receiver, LoopbackReceiver)
+        receiver.is_ready = False
+        pair.decode.wait_for_room(key_of(2), pair.prefill.peer)
+        pair.decode.grant(KEY, 8, pair.prefill.peer)
+        pair.decode.cancel(KEY)
+        pair.pass_time(9)
+        assert pair.prefill.link.seen == []
+        receiver.is_ready = True
+        receiver.move_to("another endpoint")
+        again = key_of(3)
+        pair.decode.grant(again, 8, pair.prefill.peer)
+        pair.prefill.prefill(again, 8)
+        pair.until(lambda: again in pair.decode.pool.delivered_kv)
+        assert isinstance(pair.prefill.link.seen[0], PeerHello)
+        assert pair.decode.pool.failures == []
 
 
 # --- choosing a transport --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from kvtransfer.host import this_process
 from kvtransfer.incoming import FENCE_AFTER_S
-from kvtransfer.messages import PeerWelcome
+from kvtransfer.messages import PeerWelcome, Revoked
 from kvtransfer.write_proof import WriteProof
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pools import key_of
@@ -140,3 +140,30 @@ def test_who_cannot_see_this_process_has_not_mapped_its_memory(mapped: Mapped) -
     assert len(mapped.fenced_s) == 1
     mapped.world.is_prefill_frozen = False
     mapped.end()
+
+
+def test_what_may_still_land_is_fenced_whatever_the_peer_says_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(Kind.RDMA)
+    for target, value in patches(world).items():
+        monkeypatch.setattr(target, value)
+    fence = world.receiver.fence
+    monkeypatch.setattr(world.receiver, "fence", lambda: False)  # not now
+    world.begin(KEY, 16)
+    world.grant(KEY, 16)
+    for _ in range(5):
+        world.turn(TRANSIT_S)
+    world.wire.rewrite = lambda message: [
+        said
+        for needs_fence in (True, False)
+        for said in [replace(message, needs_fence=needs_fence) if isinstance(message, Revoked) else message]
+    ]
+    world.give_up_prefill(KEY, "cancelled")
+    for _ in range(10):
+        world.turn(1.0)
+    assert KEY in world.decode_pool.held
+    assert world.decode.num_quarantined_blocks == 4
+    monkeypatch.setattr(world.receiver, "fence", fence)
+    world.turn(TRANSIT_S)
+    assert KEY not in world.decode_pool.held
+    world.quiesce()
+    world.check_over()

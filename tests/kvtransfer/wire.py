@@ -16,6 +16,7 @@ from wire.codec import Codec
 from wire.errors import BatonError
 
 TRANSIT_S = 0.01
+WITHIN_ROUND_S = 0.25
 
 Fate: TypeAlias = Callable[[object], Sequence[float]]
 """After how many seconds each copy of a message arrives; () loses it."""
@@ -57,6 +58,10 @@ class Wire:
         self._dealers: list[FakeDealer] = []
         self._num_sent = 0
         self._num_connections = 0
+
+    def clock(self) -> float:
+        """What a side reads within a round: later than the time with which it was called."""
+        return self.now_s + WITHIN_ROUND_S
 
     def listen(self) -> FakeRouter:
         """A life of the prefill node begins to listen: connections that are open reach it from now on."""
