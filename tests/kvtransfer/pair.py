@@ -272,9 +272,7 @@ def make_prefill_node(
         opener = SenderFactory(settings, PoolMemory(settings, "sender"), HostPool(blocks))
     router = wire.listen()
     pusher, pool = Pusher(HostPool(blocks)), PrefillPool(blocks)
-    side = SendingSide(
-        facts, cast("zmq.Socket[bytes]", router), opener, pusher, pool, lambda: wire.now_s + WITHIN_ROUND_S
-    )
+    side = SendingSide(facts, cast("zmq.Socket[bytes]", router), opener, pusher, pool, wire.clock)
     return PrefillNode(side, pool, Link(wire), router, pusher, ADDRESS, facts.epoch)
 
 
@@ -285,9 +283,7 @@ def make_decode_node(
     receiver, blocks = open_receiver(network, transport, f"{facts.node_id}-{facts.epoch}", facts.num_blocks)
     pool = DecodePool(blocks)
     dial = cast("zmq.Context[zmq.Socket[bytes]]", context)
-    side = ReceivingSide(
-        facts, dial, SETTINGS, [receiver], HostPool(blocks), pool, lambda: context.wire.now_s + WITHIN_ROUND_S
-    )
+    side = ReceivingSide(facts, dial, SETTINGS, [receiver], HostPool(blocks), pool, context.wire.clock)
     return DecodeNode(side, pool, [receiver])
 
 
