@@ -10,7 +10,7 @@ match the checksums. Anything else fails this one request. Blocks are verified a
 time, or by the device that holds them; Commit finds most of the work done. Damage is answered by one Resend of the
 damaged blocks; the second time it fails the handoff, and the prompt is computed again elsewhere.
 
-Who decides what. The engine grants and cancels by commands, the sender pushes, commits and gives up by messages, time
+Who decides what. The engine grants and cancels by commands, the sender pushes, commits and cancels by messages, time
 ends leases; the states and what each may do in them are the receiver's table in `docs/protocol.md`. Whatever the sender
 is:
 

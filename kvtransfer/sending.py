@@ -259,7 +259,7 @@ class SendingSide:
             self._on_report(report, now_s)
         for sender, reason in self._pusher.failures():
             for peer in self.connections.peers_by(sender):
-                self._give_up(peer, reason, now_s)
+                self._close_transport(peer, reason, now_s)
 
     def _on_report(self, report: PushReport, now_s: float) -> None:
         handoff = self._handoffs.get(report.key)
@@ -283,7 +283,7 @@ class SendingSide:
             self.connections.send(handoff.peer.peer_id, commit)
         return commit is not None
 
-    def _give_up(self, peer: Peer, reason: str, now_s: float) -> None:
+    def _close_transport(self, peer: Peer, reason: str, now_s: float) -> None:
         """A transport has failed: nothing else that waits for it would come through."""
         self.connections.send_away(peer, reason)
         for handoff in self._handoffs.values():
@@ -296,7 +296,7 @@ class SendingSide:
             if handoff.is_drained:
                 self._end(handoff, now_s)
             elif now_s - handoff.since_s > STANDSTILL_S and handoff.peer is not None and handoff.peer.is_connected:
-                self._give_up(handoff.peer, "blocks under way could not be called back", now_s)
+                self._close_transport(handoff.peer, "blocks under way could not be called back", now_s)
 
     def _end(self, handoff: OutgoingHandoff, now_s: float) -> None:
         was_cancelled = handoff.state is SendingState.CANCELLING

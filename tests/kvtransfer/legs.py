@@ -263,7 +263,7 @@ def open_relay(
     lease_s: float = LEASE_S,
     overlaps: bool = False,
 ) -> Iterator[Relay]:
-    """Two legs, closed at the end. `overlaps`: their engines launch a step on top of the one under way."""
+    """Two legs, closed at the end. `overlaps`: their engines schedule asynchronously."""
     network = LoopbackNetwork(plan)
     sent_blocks, received_blocks = empty_blocks(num_blocks), empty_blocks(num_blocks)
     prefill_runner, decode_runner = OracleRunner(sent_blocks, overlaps), OracleRunner(received_blocks, overlaps)

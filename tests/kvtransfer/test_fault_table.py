@@ -509,7 +509,7 @@ def test_f6_a_request_for_an_earlier_life_does_not_disturb_the_handoffs_of_this_
         assert_delivered(pair, KEY)
 
 
-# --- F19: given up while a writer is under way -----------------------------------------------------------------------
+# --- F19: cancelled while a writer is under way ----------------------------------------------------------------------
 
 
 def test_f19_memory_is_not_used_again_before_the_writes_under_way_have_come(rdma: World) -> None:

@@ -1,7 +1,7 @@
 """Whole handoffs between nodes whose pools lie in different memory, and what the two agree on.
 
 Devices are late (see `late_queue`): a block that is reported, or a slot that is used again, before a copy was waited
-for shows in the tokens, because the engine draws them from the bytes.
+for shows in the tokens, because the engine samples them from the bytes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns both sides, their pools, and whatever is under way between them. Nothing happens by itself: a test says what
 happens next, and what becomes of messages (`Fate`) and of blocks (`FaultPlan`) on their way.
 
-Checked the moment it happens: what is delivered is the prompt's KV; a block is written only while it is set aside for
+Checked the moment it happens: what is delivered is the prompt's KV; a block is written only while it is held for
 the handoff and generation it is written for; a block that is read is held for that handoff; a granted handoff ends
 once. `check` looks at what must hold between any two moments, `quiesce` and `check_over` at the end.
 """
@@ -345,7 +345,7 @@ class World:
             self.finish(key)
 
     def finish(self, key: HandoffKey) -> None:
-        """The whole prompt is computed and token 1 drawn."""
+        """The whole prompt is computed and token 1 sampled."""
         prompt = self.life.prompts.pop(key)
         if prompt.layers is None:
             self.life.pool.compute(key, prompt.num_tokens)
