@@ -664,6 +664,27 @@ def test_f20_lost_and_doubled_words_about_the_end_leave_nothing_behind(
     end(world)
 
 
+def test_f20_a_resend_that_comes_again_late_is_not_pushed_into_delivered_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = patched(monkeypatch, World(Kind.MEMORY))
+    faults = [Fault(flipped_bits=(3,))]
+    world.network._plan = lambda number, key, move: faults.pop() if faults else Fault()
+    fates: dict[type[Any], Sequence[float]] = {Resend: (TRANSIT_S, 0.5), Release: ()}
+    world.wire.fate = lambda said: fates.get(type(said), (TRANSIT_S,))
+    world.push(100)
+    world.begin(KEY, 8)
+    world.grant(KEY, 8)
+    turns(world, 5)
+    world.finish(KEY)
+    turns(world, 30)
+    assert KEY in world.decode_pool.running
+    num_blocks = world.life.side.counters.num_blocks
+    turns(world, 60)
+    assert world.life.side.counters.num_blocks == num_blocks
+    end(world)
+
+
 def test_f20_the_commit_of_another_round_is_not_taken_for_that_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     world = patched(monkeypatch, World(Kind.MEMORY))
     faults = [Fault(flipped_bits=(3,))]
