@@ -1,1 +1,1 @@
-"""The last leg: takes KV from prefill nodes, or computes it, and generates every further token."""
+"""The decode leg: takes KV from prefill nodes, or computes it, and generates every further token."""

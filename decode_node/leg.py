@@ -1,19 +1,18 @@
 """What a decode node does with the router's requests: reserve blocks, take the KV, generate.
 
 Owns which of the router's requests are alive here and what each waits for. The engine holds the blocks, the receiving
-side (on the transfer thread) the handoffs; this module connects their verbs: commands go there, and what comes back is
-taken in `poll`. A request without a prefill peer is computed here from its prompt.
+side (on the transfer thread) the handoffs; this module connects their verbs: commands go there, and notices are taken
+in `poll`. A request without a prefill peer is computed here from its prompt.
 
 A request is waiting for room (no blocks yet), awaited (blocks granted, KV on its way), or running (in the engine). A
-granted one stays awaited, wanted or not, until the receiving side has said `Delivered` or `Returned`.
+granted one stays awaited, wanted or not, until the receiving side has said `Delivered` or `Released`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -21,64 +20,26 @@ from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore, Reservation
 from engine.scheduler.request import RequestOutput, Step
+from kvtransfer.commands import (
+    CancelReceiving,
+    Delivered,
+    Failed,
+    GrantBlocks,
+    ReceivingCommand,
+    ReceivingNotice,
+    Released,
+    ReservedBlocks,
+    WaitForRoom,
+)
 from kvtransfer.mailbox import Mailbox
-from kvtransfer.receiving import Incoming, ReceivingSide
+from kvtransfer.receiving import ReceivingSide
 from kvtransfer.thread import TransferThread
 from node.events import token_event
 from node.first_steps import FirstSteps
 from node.metrics import HandoffTimes, StepCounters, counters_as_metrics
-from program.clock import now_us
 from wire.errors import BatonError, InvalidMessage, RequestFailed, TransferFailed
-from wire.messages import Decode, HandoffFigures, PrefillPeer, TokenEvent
+from wire.messages import Decode, PrefillPeer, TokenEvent
 from wire.request_key import RequestKey
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """Verified KV lies in the blocks that were kept for it, since `ready_us`."""
-
-    key: RequestKey
-    first: TokenEvent
-    figures: HandoffFigures
-    ready_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class Spoiled:
-    """A handoff will not come; its blocks may still be written. `reason` is "" when nothing failed."""
-
-    key: RequestKey
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """A handoff is over and its blocks are free to go."""
-
-    key: RequestKey
-
-
-Notice: TypeAlias = Delivered | Spoiled | Returned
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivingNotices:
-    """The engine's end as the receiving side sees it (see `BlockOwner`): notices for the engine's thread."""
-
-    notices: Mailbox[Notice]
-
-    def delivered(self, key: RequestKey, first: TokenEvent, figures: HandoffFigures) -> None:
-        """See `BlockOwner`."""
-        # stamped here, on the transfer thread: the engine may be in a step and take the notice later
-        self.notices.put(Delivered(key, first, figures, now_us()))
-
-    def spoiled(self, key: RequestKey, reason: str) -> None:
-        """See `BlockOwner`."""
-        self.notices.put(Spoiled(key, reason))
-
-    def returned(self, key: RequestKey) -> None:
-        """See `BlockOwner`."""
-        self.notices.put(Returned(key))
 
 
 @dataclass(slots=True)
@@ -92,10 +53,14 @@ class _Awaited:
 
 
 class DecodeLeg:
-    """See `node.loop.Leg`. `thread` runs `receiving`."""
+    """See `node.loop.Leg`. `thread` runs `receiving`, whose counters are read here."""
 
     def __init__(
-        self, core: EngineCore, receiving: ReceivingSide, thread: TransferThread, notices: Mailbox[Notice]
+        self,
+        core: EngineCore,
+        receiving: ReceivingSide,
+        thread: TransferThread[ReceivingCommand],
+        notices: Mailbox[ReceivingNotice],
     ) -> None:
         self._core = core
         self._receiving = receiving
@@ -110,7 +75,7 @@ class DecodeLeg:
 
     @property
     def num_live(self) -> int:
-        """Requests in the engine, and awaited ones: granted blocks that are not back yet among them."""
+        """Requests in the engine, and awaited ones: granted blocks that are not released yet among them."""
         return len(self._core.request_keys()) + len(self._awaited)
 
     @property
@@ -127,7 +92,7 @@ class DecodeLeg:
         return [self._notices.wakeup]
 
     def begin(self, request: Any, now_s: float) -> None:
-        """Take a last leg. Raises `BatonError`."""
+        """Take a decode leg. Raises `BatonError`."""
         if not isinstance(request, Decode):
             raise InvalidMessage(f"a decode node cannot serve {type(request).__name__}")
         key = RequestKey(request.handoff_id, request.attempt)
@@ -147,7 +112,7 @@ class DecodeLeg:
         awaited = self._awaited[key] = _Awaited(request, request.prefill_peer)
         # whoever waits for room already comes first
         if self._num_waiting > 1 or not self._reserve(key, awaited):
-            self._thread.post(partial(self._receiving.wait_for_room, key, request.prefill_peer))
+            self._thread.post(WaitForRoom(key, request.prefill_peer))
 
     def cancel(self, key: RequestKey, now_s: float) -> None:
         """See `Leg`."""
@@ -156,7 +121,7 @@ class DecodeLeg:
         awaited = self._awaited.get(key)
         if awaited is not None and awaited.is_wanted:
             awaited.is_wanted = False
-            self._thread.post(partial(self._receiving.cancel, key))
+            self._thread.post(CancelReceiving(key))
             if awaited.reservation is None:
                 del self._awaited[key]
 
@@ -171,13 +136,14 @@ class DecodeLeg:
         """See `Leg`."""
         self._thread.require_alive()
         for notice in self._notices.take():
-            if isinstance(notice, Delivered):
-                self._deliver(notice)
-            elif isinstance(notice, Spoiled):
-                self._spoil(notice)
-            else:
-                self._awaited.pop(notice.key, None)
-                self._core.release(notice.key)
+            match notice:
+                case Delivered():
+                    self._deliver(notice)
+                case Failed():
+                    self._fail_handoff(notice)
+                case Released():
+                    self._awaited.pop(notice.key, None)
+                    self._core.release(notice.key)
         self._grant_waiting()
 
     def watch(self, step: Step) -> LayerStored | None:
@@ -190,8 +156,8 @@ class DecodeLeg:
         the stream has no gap whatever happened to that message."""
         self._first_steps.step_ends()
         self._counters.count(outputs)
-        drawn = [token_event(output, self._first_steps.times_of(output)) for output in outputs]
-        events = [event for event in drawn if event is not None]
+        sampled = [token_event(output, self._first_steps.times_of(output)) for output in outputs]
+        events = [event for event in sampled if event is not None]
         events, self._first_events = self._first_events + events, []
         return events
 
@@ -237,7 +203,7 @@ class DecodeLeg:
             self._first_steps.watch(notice.key, num_tokens=1, ready_us=notice.ready_us)
             self._first_events.append(replace(notice.first, handoff=notice.figures))
 
-    def _spoil(self, notice: Spoiled) -> None:
+    def _fail_handoff(self, notice: Failed) -> None:
         """The KV will not come: the router decides whether to try again."""
         awaited = self._awaited.get(notice.key)
         if awaited is None or not awaited.is_wanted:
@@ -249,7 +215,7 @@ class DecodeLeg:
             del self._awaited[notice.key]
         else:
             # it may have been granted while this notice was on its way
-            self._thread.post(partial(self._receiving.cancel, notice.key))
+            self._thread.post(CancelReceiving(notice.key))
 
     def metrics(self) -> Iterable[Metric]:
         """See `Leg`."""
@@ -273,12 +239,12 @@ class DecodeLeg:
                 return
 
     def _reserve(self, key: RequestKey, awaited: _Awaited) -> bool:
-        """Keep blocks for a request and grant them. False when there is no room now."""
+        """Reserve blocks for a request and grant them. False when there is no room now."""
         request = awaited.request
         reservation = self._core.reserve(key, request.token_ids, cache_salt=request.cache_salt)
         if reservation is None:
             return False
-        incoming = Incoming(
+        blocks = ReservedBlocks(
             key=key,
             num_tokens=len(request.token_ids),
             num_cached_tokens=reservation.num_cached_tokens,
@@ -287,5 +253,5 @@ class DecodeLeg:
             generations=reservation.missing_generations,
         )
         awaited.reservation = reservation
-        self._thread.post(partial(self._receiving.grant, incoming, awaited.peer))
+        self._thread.post(GrantBlocks(blocks, awaited.peer))
         return True

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from decode_node.leg import DecodeLeg, Notice, ReceivingNotices
+from decode_node.leg import DecodeLeg
 from engine.runner.kv_memory import ByteArray, allocate_private
+from kvtransfer.commands import ReceivingNotice
+from kvtransfer.facts import ReceivingFacts
 from kvtransfer.integrity import resolve
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.process_identity import this_process
-from kvtransfer.receiving import ReceivingFacts, ReceivingSide
+from kvtransfer.receiving import ReceivingSide
 from kvtransfer.thread import TransferThread
 from kvtransfer.transports.registry import PoolMemory, TransportSettings, open_pool, open_receivers
 from node.loop import Leg
@@ -55,9 +57,8 @@ class DecodeRole:
         receivers = open_receivers(self._transports, self._memory, pool)
         for receiver in receivers:
             self._opened.callback(receiver.close)
-        notices: Mailbox[Notice] = Mailbox()
-        owner = ReceivingNotices(notices)
-        receiving = ReceivingSide(facts, self._context, self._links, receivers, pool, owner)
+        notices: Mailbox[ReceivingNotice] = Mailbox()
+        receiving = ReceivingSide(facts, self._context, self._links, receivers, pool, notices)
         thread = TransferThread(receiving, "kv-receiving", pool.enter)
         thread.start()
         return DecodeLeg(parts.engine.core, receiving, thread, notices), ""

@@ -120,8 +120,8 @@ class Commit:
     """P -> D: every granted block was sent. `checksums` are of each block's bytes as P read them, of the kind that the
     handshake named.
 
-    `round` counts from 0; each `Resend` asks for the next. `first` is the token that P drew (and has sent to the router
-    already). `exposed_us`: microseconds by P's clock since the prompt was computed.
+    `round` counts from 0; each `Resend` asks for the next. `first` is the token that P sampled (and has sent to the
+    router already). `exposed_us`: microseconds by P's clock since the prompt was computed.
     """
 
     handoff: HandoffName
@@ -161,7 +161,7 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """P -> D: no write of this handoff is or will be under way. Answers Revoke, or comes unasked when P gave up.
+    """P -> D: no write of this handoff is or will be under way. Answers Revoke, or comes unasked when P cancelled it.
 
     `request_ended`: nothing failed, P's first token already ended the request. `needs_fence`: P has done with it, but
     what it wrote may still land: D must fence its receiver before it uses the blocks.

@@ -274,8 +274,7 @@ class Pusher:
         if entry.parts is None:
             raise RuntimeError("a job with layers has checksums by parts")
         num_done = layers.num_done
-        layer_bytes = self._block_bytes // layers.num_layers
-        begin, end = entry.num_layers_pushed * layer_bytes, num_done * layer_bytes
+        begin, end = layers.end_of(entry.num_layers_pushed), layers.end_of(num_done)
         entry.job.sender.push_part(entry.job.key, entry.job.moves, begin, end)
         entry.parts.add(begin, end)
         entry.num_layers_pushed = num_done

@@ -1,24 +1,30 @@
-"""The life of a handoff on each side: states, allowed transitions, and one function that moves between them.
+"""The life of a handoff on each side: states, allowed moves, and the object that makes them.
 
-Sender (P)                                        Receiver (D)
+`SENDING_MOVES` and `RECEIVING_MOVES` are the tables of `docs/protocol.md`, where each state is described; a test
+compares them. Nothing about how far a handoff has come is kept beside its state.
 
-    COMPUTING   prompt not finished                   GRANTED     blocks set aside, P may write
-        │                                                 │
-    PUSHING     token 1 is out, blocks remain ◄─┐     COMMITTED   all sent, some not arrived or verified
-        │                                       │         │   (damaged once: GRANTED again, and Resend to P)
-    COMMITTED   all sent, D verifies ──Resend───┘     DELIVERED   verified; blocks are the request's
-        │                                                 │
-    ENDED       blocks back in P's cache              ENDED
+Sender (P)                                          Receiver (D)
 
-    WITHDRAWING (from any but ENDED): no new          REVOKING (from GRANTED, COMMITTED): blocks stay set aside
-    writes, waiting for those under way               until P acknowledges or the writer is gone or fenced
+    COMPUTING   the prompt is not finished              WAITING     there are no blocks for it yet
+        |                                                   |
+    PUSHING     token 1 is out, blocks remain <-+       RESERVED    blocks are held, the Grant is not sent yet
+        |                                       |           |
+    COMMITTED   all pushed, D verifies --Resend-+       GRANTED     P may write <-----------------------+
+        |                                                   |                                           |
+    RELEASING   D has what it needs                     COMMITTED   all pushed, not all verified --Resend-+
+        |                                                   |
+    ENDED                                               DELIVERED   verified; the blocks are the request's
+
+    CANCELLING  from the first three: no push begins    REVOKING    from GRANTED and COMMITTED: blocks are quarantined
+        |       any more, what is read is waited for    FENCING     P has done, but what it wrote may still land
+    ENDED                                               CUT_OFF     D's endpoint has ended, P may still write
+                                                        ENDED       nothing can be written; blocks are released
 
 Every move is stamped with a monotonic time; the stamps are the transfer's latency figures.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -29,51 +35,69 @@ class SendingState(Enum):
     COMPUTING = "computing"
     PUSHING = "pushing"
     COMMITTED = "committed"
-    WITHDRAWING = "withdrawing"
+    RELEASING = "releasing"
+    CANCELLING = "cancelling"
     ENDED = "ended"
 
 
 class ReceivingState(Enum):
     """States of a handoff at its receiver."""
 
+    WAITING = "waiting"
+    RESERVED = "reserved"
     GRANTED = "granted"
     COMMITTED = "committed"
     DELIVERED = "delivered"
     REVOKING = "revoking"
+    FENCING = "fencing"
+    CUT_OFF = "cut_off"
     ENDED = "ended"
 
 
 StateT = TypeVar("StateT", SendingState, ReceivingState)
 
+_S, _R = SendingState, ReceivingState
+
 SENDING_MOVES: dict[SendingState, frozenset[SendingState]] = {
-    SendingState.COMPUTING: frozenset({SendingState.PUSHING, SendingState.WITHDRAWING}),
-    SendingState.PUSHING: frozenset({SendingState.COMMITTED, SendingState.WITHDRAWING}),
-    SendingState.COMMITTED: frozenset({SendingState.PUSHING, SendingState.ENDED, SendingState.WITHDRAWING}),
-    SendingState.WITHDRAWING: frozenset({SendingState.ENDED}),
-    SendingState.ENDED: frozenset(),
+    _S.COMPUTING: frozenset({_S.PUSHING, _S.CANCELLING}),
+    _S.PUSHING: frozenset({_S.COMMITTED, _S.CANCELLING}),
+    _S.COMMITTED: frozenset({_S.PUSHING, _S.RELEASING, _S.CANCELLING}),
+    _S.RELEASING: frozenset({_S.ENDED}),
+    _S.CANCELLING: frozenset({_S.ENDED}),
+    _S.ENDED: frozenset(),
 }
 
 RECEIVING_MOVES: dict[ReceivingState, frozenset[ReceivingState]] = {
-    ReceivingState.GRANTED: frozenset({ReceivingState.COMMITTED, ReceivingState.REVOKING, ReceivingState.ENDED}),
-    ReceivingState.COMMITTED: frozenset(
-        {ReceivingState.GRANTED, ReceivingState.DELIVERED, ReceivingState.REVOKING, ReceivingState.ENDED}
-    ),
-    ReceivingState.DELIVERED: frozenset({ReceivingState.ENDED}),
-    ReceivingState.REVOKING: frozenset({ReceivingState.ENDED}),
-    ReceivingState.ENDED: frozenset(),
+    _R.WAITING: frozenset({_R.RESERVED, _R.ENDED}),
+    _R.RESERVED: frozenset({_R.GRANTED, _R.ENDED}),
+    _R.GRANTED: frozenset({_R.COMMITTED, _R.REVOKING}),
+    _R.COMMITTED: frozenset({_R.GRANTED, _R.DELIVERED, _R.REVOKING}),
+    _R.DELIVERED: frozenset(),
+    _R.REVOKING: frozenset({_R.FENCING, _R.CUT_OFF, _R.ENDED}),
+    _R.FENCING: frozenset({_R.ENDED}),
+    _R.CUT_OFF: frozenset({_R.ENDED}),
+    _R.ENDED: frozenset(),
 }
 
 
-@dataclass(slots=True)
-class Progress(Generic[StateT]):
-    """The current state and when each state was entered (seconds, monotonic)."""
+class Lifecycle(Generic[StateT]):
+    """The current state, and when each state was last entered (`entered_s`: seconds, monotonic)."""
 
-    state: StateT
-    stamps: dict[StateT, float] = field(default_factory=dict)
+    __slots__ = ("_moves", "entered_s", "state")
 
-    def move(self, target: StateT, moves: dict[StateT, frozenset[StateT]], now_s: float) -> None:
-        """Enter `target`. Raises `RuntimeError` for a move that the table does not allow: that is our own bug."""
-        if target not in moves[self.state]:
+    def __init__(self, first: StateT, moves: dict[StateT, frozenset[StateT]], now_s: float) -> None:
+        self.state: StateT = first
+        self.entered_s: dict[StateT, float] = {first: now_s}
+        self._moves: dict[StateT, frozenset[StateT]] = moves
+
+    @property
+    def since_s(self) -> float:
+        """When the current state was entered."""
+        return self.entered_s[self.state]
+
+    def enter(self, target: StateT, now_s: float) -> None:
+        """Move to `target`. Raises `RuntimeError` for a move that the table does not allow: that is our own bug."""
+        if target not in self._moves[self.state]:
             raise RuntimeError(f"handoff cannot move from {self.state.value} to {target.value}")
         self.state = target
-        self.stamps[target] = now_s
+        self.entered_s[target] = now_s

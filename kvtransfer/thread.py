@@ -1,8 +1,8 @@
 """The transfer thread of a node: control messages, blocks, leases and checksums, apart from the engine's steps.
 
 Owns one thread, on which a `Side` lives: after `start` nobody else touches it. The engine's thread gives it commands
-with `post`; what the side has to say comes back through whatever the node gave it to call (a `Mailbox`, usually).
-Leases are reaped and renewed here however long a step of the engine takes.
+with `post` (see `commands`); what the side has to say comes back as notices, through a `Mailbox`. Leases are ended and
+renewed here however long a step of the engine takes.
 
 Idle means blocked on sockets. A side that fails takes its thread with it, and `failure` says why: the node must not go
 on without its transfers.
@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Generic, Protocol, TypeVar
 
 import zmq
 
@@ -24,12 +24,16 @@ from wire.errors import RequestFailed
 MAX_IDLE_S = 0.25
 _log = logging.getLogger(__name__)
 
-Command: TypeAlias = Callable[[float], object]
-"""Something to do on the transfer thread; its argument is the time now (seconds, monotonic)."""
+CommandT = TypeVar("CommandT")
+CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 
 
-class Side(Protocol):
-    """One end of the handoffs of a node (see `sending` and `receiving`)."""
+class Side(Protocol[CommandT_contra]):
+    """One end of the handoffs of a node (see `sending` and `receiving`). Times are seconds, monotonic."""
+
+    def do(self, command: CommandT_contra, now_s: float) -> None:
+        """Carry out a command of the engine's thread."""
+        ...
 
     def wait_on(self) -> Sequence[Any]:
         """Sockets (ZMQ or with a file descriptor) that are readable when `round` has something to do."""
@@ -40,18 +44,18 @@ class Side(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up connections."""
+        """Close connections."""
         ...
 
 
-class TransferThread:
-    """Runs a side until it is closed. `begin` is called first, on the thread (see `KvPool.enter`)."""
+class TransferThread(Generic[CommandT]):
+    """Runs a side until it is closed. `begin` is called first, on the thread (see `Pool.enter`)."""
 
-    def __init__(self, side: Side, name: str, begin: Callable[[], None]) -> None:
+    def __init__(self, side: Side[CommandT], name: str, begin: Callable[[], None]) -> None:
         self.failure: Exception | None = None
         self._side = side
         self._begin = begin
-        self._commands: Mailbox[Command] = Mailbox()
+        self._commands: Mailbox[CommandT] = Mailbox()
         self._is_closing = False
         self._poller = zmq.Poller()
         self._sources: list[Any] = []
@@ -61,7 +65,7 @@ class TransferThread:
         """Begin."""
         self._thread.start()
 
-    def post(self, command: Command) -> None:
+    def post(self, command: CommandT) -> None:
         """Have `command` done on the thread, in the order of posts. Bounded by the requests that a node accepts."""
         self._commands.put(command)
 
@@ -97,7 +101,7 @@ class TransferThread:
         wait_s = self._side.round(time.monotonic())
         self._wait(min(wait_s, MAX_IDLE_S))
         for command in self._commands.take():
-            command(time.monotonic())
+            self._side.do(command, time.monotonic())
 
     def _wait(self, wait_s: float) -> None:
         sources = [self._commands.wakeup, *self._side.wait_on()]

@@ -1,1 +1,1 @@
-"""The first leg: computes prompts, draws token 1, pushes KV to decode nodes."""
+"""The prefill leg: computes prompts, samples token 1, pushes KV to decode nodes."""

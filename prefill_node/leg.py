@@ -1,8 +1,8 @@
-"""What a prefill node does with the router's requests: compute the prompt, draw one token, hand the KV over.
+"""What a prefill node does with the router's requests: compute the prompt, sample one token, hand the KV over.
 
 Owns which of the router's requests are alive here, and which of them somebody still wants. The engine holds the blocks,
-the sending side (on the transfer thread) the handoffs; this module connects their verbs: commands go there, and what
-comes back is taken in `poll`. A request ends here when the sending side lets its blocks go.
+the sending side (on the transfer thread) the handoffs; this module connects their verbs: commands go there, and notices
+are taken in `poll`. A request ends here when the sending side says that its blocks are released.
 
 Prompts that a step completes are pushed layer by layer while it runs: such a prompt fails with its step, also when the
 engine could compute it again, because some of its KV has left already.
@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from prometheus_client.core import Metric
 
@@ -22,6 +21,16 @@ from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore
 from engine.scheduler.request import RequestOutput, Step
+from kvtransfer.commands import (
+    BeginHandoff,
+    CancelSending,
+    FinishHandoff,
+    PushComputed,
+    PushLayers,
+    Rejected,
+    SendingCommand,
+    SendingNotice,
+)
 from kvtransfer.layers import LayerProgress
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.sending import SendingSide
@@ -33,9 +42,6 @@ from wire.errors import BatonError, InvalidMessage, RequestFailed
 from wire.messages import Prefill, TokenEvent
 from wire.request_key import RequestKey
 
-Notice: TypeAlias = tuple[RequestKey, str]
-"""A handoff whose blocks are free to go, and why it never began ("" if it did)."""
-
 
 @dataclass(frozen=True, slots=True)
 class _WatchedStep:
@@ -45,37 +51,22 @@ class _WatchedStep:
     ending: list[RequestKey]
 
 
-@dataclass(frozen=True, slots=True)
-class SendingNotices:
-    """The engine's end as the sending side sees it (see `BlockHolder`): notices for the engine's thread."""
-
-    notices: Mailbox[Notice]
-
-    def let_go(self, key: RequestKey) -> None:
-        """See `BlockHolder`."""
-        self.notices.put((key, ""))
-
-    def refused(self, key: RequestKey, reason: str) -> None:
-        """See `BlockHolder`."""
-        self.notices.put((key, reason))
-
-
 class PrefillLeg:
-    """See `node.loop.Leg`. `num_layers`: of the KV layout; `thread` runs `sending`."""
+    """See `node.loop.Leg`. `thread` runs `sending`, whose counters are read here. `layer_ends`: see `KvLayout`."""
 
     def __init__(
         self,
         core: EngineCore,
         sending: SendingSide,
-        thread: TransferThread,
-        notices: Mailbox[Notice],
-        num_layers: int,
+        thread: TransferThread[SendingCommand],
+        notices: Mailbox[SendingNotice],
+        layer_ends: Sequence[int],
     ) -> None:
         self._core = core
         self._sending = sending
         self._thread = thread
         self._notices = notices
-        self._num_layers = num_layers
+        self._layer_ends = layer_ends
         self._live: dict[RequestKey, bool] = {}
         self._failures: list[tuple[RequestKey, BatonError]] = []
         self._finished: list[TokenEvent] = []
@@ -115,9 +106,8 @@ class PrefillLeg:
         self._live[key] = True
         self._first_steps.watch(key, num_tokens=1)
         self._thread.post(
-            partial(
-                self._sending.begin,
-                key,
+            BeginHandoff(
+                key=key,
                 decode_node_id=request.decode_node_id,
                 decode_epoch=request.decode_epoch,
                 num_tokens=len(request.token_ids),
@@ -129,7 +119,7 @@ class PrefillLeg:
         """See `Leg`."""
         if self._live.get(key):
             self._live[key] = False
-            self._thread.post(partial(self._sending.withdraw, key, "cancelled"))
+            self._thread.post(CancelSending(key, "cancelled"))
 
     def cancel_all(self, now_s: float) -> None:
         """See `Leg`."""
@@ -140,23 +130,23 @@ class PrefillLeg:
     def poll(self, now_s: float) -> None:
         """See `Leg`."""
         self._thread.require_alive()
-        for key, refusal in self._notices.take():
-            self._core.abort(key)
-            self._core.release(key)
-            self._first_steps.forget(key)
-            is_wanted = self._live.pop(key, False)
-            if refusal and is_wanted:
-                self._failures.append((key, InvalidMessage(refusal)))
+        for notice in self._notices.take():
+            self._core.abort(notice.key)
+            self._core.release(notice.key)
+            self._first_steps.forget(notice.key)
+            is_wanted = self._live.pop(notice.key, False)
+            if isinstance(notice, Rejected) and is_wanted:
+                self._failures.append((notice.key, InvalidMessage(notice.reason)))
 
     def watch(self, step: Step) -> LayerStored | None:
         """See `Leg`: prompts that the step completes are pushed layer by layer."""
         self._first_steps.step_begins()
-        layers = LayerProgress(self._num_layers, self._thread.wake)
+        layers = LayerProgress(self._layer_ends, self._thread.wake)
         ending: list[RequestKey] = []
         for share in step.requests:
             if share.needs_sample:
                 ending.append(share.key)
-                self._thread.post(partial(self._sending.follow, share.key, tuple(share.block_table), layers))
+                self._thread.post(PushLayers(share.key, tuple(share.block_table), layers))
         self._watched.append(_WatchedStep(layers, ending))
         return layers.count if ending else None
 
@@ -176,7 +166,7 @@ class PrefillLeg:
                 self._finished.append(event)
             else:
                 table = tuple(self._core.block_table(output.key))
-                self._thread.post(partial(self._sending.advance, output.key, table, output.num_computed_tokens))
+                self._thread.post(PushComputed(output.key, table, output.num_computed_tokens))
         return self._finished
 
     def sent(self, now_s: float) -> None:
@@ -185,10 +175,10 @@ class PrefillLeg:
             key = RequestKey(event.handoff_id, event.attempt)
             if event.finish_reason:
                 reason = "the first token ended the request"
-                self._thread.post(partial(self._sending.withdraw, key, reason, request_ended=True))
+                self._thread.post(CancelSending(key, reason, request_ended=True))
             else:
                 table = tuple(self._core.block_table(key))
-                self._thread.post(partial(self._sending.finish, key, table, event, now_s))
+                self._thread.post(FinishHandoff(key, table, event, now_s))
         self._finished = []
 
     def lost(self, error: BatonError, now_s: float) -> None:
@@ -211,7 +201,7 @@ class PrefillLeg:
         if self._live.get(key):
             self._live[key] = False
             self._failures.append((key, error))
-            self._thread.post(partial(self._sending.withdraw, key, str(error)))
+            self._thread.post(CancelSending(key, str(error)))
 
     def metrics(self) -> Iterable[Metric]:
         """See `Leg`."""

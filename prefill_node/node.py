@@ -5,17 +5,20 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from engine.runner.kv_memory import ByteArray, allocate_private
+from kvtransfer.commands import SendingNotice
+from kvtransfer.facts import SendingFacts
 from kvtransfer.integrity import resolve
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.process_identity import this_process
 from kvtransfer.pusher import Pusher
-from kvtransfer.sending import SendingFacts, SendingSide, open_listener
+from kvtransfer.sender_connections import open_listener
+from kvtransfer.sending import SendingSide
 from kvtransfer.thread import TransferThread
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_pool
 from node.loop import Leg
 from node.process import Context, NodeParts
 from node.settings import NodeSettings
-from prefill_node.leg import Notice, PrefillLeg, SendingNotices
+from prefill_node.leg import PrefillLeg
 from wire import links
 from wire.messages import PREFILL
 
@@ -55,12 +58,12 @@ class PrefillRole:
         senders = SenderFactory(self._transports, self._memory, pool)
         self._opened.callback(senders.close)
         link, address = open_listener(self._context, self._settings.host, self._settings.port, self._links)
-        notices: Mailbox[Notice] = Mailbox()
+        notices: Mailbox[SendingNotice] = Mailbox()
         pusher = Pusher(pool, facts.checksum)
-        sending = SendingSide(facts, link, senders, pusher, SendingNotices(notices))
+        sending = SendingSide(facts, link, senders, pusher, notices)
         thread = TransferThread(sending, "kv-sending", pool.enter)
         thread.start()
-        return PrefillLeg(parts.engine.core, sending, thread, notices, layout.num_layers), address
+        return PrefillLeg(parts.engine.core, sending, thread, notices, layout.layer_ends), address
 
     def close(self) -> None:
         """End what the transports share, then the pool's memory."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +20,26 @@ import zmq
 
 from bench.child import Worker, serve_parent
 from bench.kv.pattern import fill, wrong_blocks
+from kvtransfer.commands import (
+    BeginHandoff,
+    Delivered,
+    Failed,
+    FinishHandoff,
+    GrantBlocks,
+    ReceivingNotice,
+    Rejected,
+    Released,
+    ReservedBlocks,
+    SendingNotice,
+)
+from kvtransfer.facts import ReceivingFacts, SendingFacts
 from kvtransfer.messages import PeerHello
 from kvtransfer.pools.base import KvPool
 from kvtransfer.process_identity import this_process
 from kvtransfer.pusher import Pusher
-from kvtransfer.receiving import Incoming, ReceivingFacts, ReceivingSide
-from kvtransfer.sending import SendingFacts, SendingSide, open_listener
+from kvtransfer.receiving import ReceivingSide
+from kvtransfer.sender_connections import open_listener
+from kvtransfer.sending import SendingSide
 from kvtransfer.thread import TransferThread
 from kvtransfer.transports.base import Blocks, Sender
 from kvtransfer.transports.registry import (
@@ -42,12 +55,11 @@ from program.process import keep_freed_memory
 from wire.errors import Refused, RequestFailed
 from wire.layout import KvLayout, LayerKv
 from wire.links import LinkSettings
-from wire.messages import HandoffFigures, PrefillPeer, TokenEvent
+from wire.messages import PrefillPeer, TokenEvent
 from wire.request_key import RequestKey
 
 PREFILL, DECODE = "prefill", "decode"
 TOKENS_PER_BLOCK = 16
-_ToldT = TypeVar("_ToldT")
 _EPOCHS = {PREFILL: 1, DECODE: 2}
 _HOST = "127.0.0.1"
 _LEASE_S = 30.0
@@ -93,35 +105,39 @@ class _Inbox:
     def tell(self, key: RequestKey, failure: str = "") -> None:
         self._told.put((key, time.monotonic(), failure))
 
-    def wait_for(self, key: RequestKey, thread: TransferThread) -> float:
-        """When it was told. Raises `RequestFailed`."""
-        told, at_s, failure = _take(self._told, thread)
-        if failure or told != key:
-            raise RequestFailed(f"a handoff failed: {failure or 'another one ended'}")
-        return at_s
+    def wait_for(self, key: RequestKey, thread: TransferThread[Any]) -> float:
+        """When it was told. Raises `RequestFailed`, also when the thread has failed or says nothing for long."""
+        deadline_s = time.monotonic() + _WAIT_S
+        while time.monotonic() < deadline_s:
+            try:
+                told, at_s, failure = self._told.get(timeout=_LOOK_S)
+            except queue.Empty:
+                thread.require_alive()
+                continue
+            if failure or told != key:
+                raise RequestFailed(f"a handoff failed: {failure or 'another one ended'}")
+            return at_s
+        raise RequestFailed(f"nothing came of a handoff within {_WAIT_S:g} s")
 
 
-class _Holder(_Inbox):
-    """See `BlockHolder`."""
+class _SendingInbox(_Inbox):
+    """Takes the notices of the sending side."""
 
-    def let_go(self, key: RequestKey) -> None:
-        self.tell(key)
-
-    def refused(self, key: RequestKey, reason: str) -> None:
-        self.tell(key, reason)
+    def put(self, notice: SendingNotice, /) -> None:
+        self.tell(notice.key, notice.reason if isinstance(notice, Rejected) else "")
 
 
-class _Owner(_Inbox):
-    """See `BlockOwner`."""
+class _ReceivingInbox(_Inbox):
+    """Takes the notices of the receiving side: of those about a handoff that failed, the first."""
 
-    def delivered(self, key: RequestKey, first: TokenEvent, figures: HandoffFigures) -> None:
-        self.tell(key)
-
-    def spoiled(self, key: RequestKey, reason: str) -> None:
-        self.tell(key, reason or "the request ended")
-
-    def returned(self, key: RequestKey) -> None:
-        """`spoiled` has told."""
+    def put(self, notice: ReceivingNotice, /) -> None:
+        match notice:
+            case Delivered():
+                self.tell(notice.key)
+            case Failed():
+                self.tell(notice.key, notice.reason or "the request ended")
+            case Released():
+                pass
 
 
 class _OneTransport(SenderFactory):
@@ -177,7 +193,7 @@ class PrefillEnd:
         settings = _transport_settings(spec, self._context)
         self._memory, self._yardstick_memory = PoolMemory(settings, "sender"), PoolMemory(settings, "receiver")
         self._factory: SenderFactory | None = None
-        self._thread: TransferThread | None = None
+        self._thread: TransferThread[Any] | None = None
         try:
             self._blocks = _allocate(self._memory, spec)
             self._yardstick = _allocate(self._yardstick_memory, spec)
@@ -195,10 +211,10 @@ class PrefillEnd:
             )
             self._factory = _OneTransport(settings, self._memory, pool)
             link, self._address = open_listener(self._context, _HOST, 0, settings.links)
-            self._holder = _Holder()
+            self._inbox = _SendingInbox()
             pusher = Pusher(pool, spec.checksum)
-            self._side = SendingSide(facts, link, self._factory, pusher, self._holder)
-            self._thread = TransferThread(self._side, "kv-sending", pool.enter)
+            side = SendingSide(facts, link, self._factory, pusher, self._inbox)
+            self._thread = TransferThread(side, "kv-sending", pool.enter)
             self._thread.start()
         except BaseException:
             self.close()
@@ -229,22 +245,13 @@ class PrefillEnd:
         self._context.destroy(linger=0)
 
     def _begin(self, number: int, count: int) -> None:
+        if self._thread is None:
+            raise RuntimeError("the node has been closed")
         key = key_of(number)
-
-        def begin(now_s: float) -> None:
-            self._side.begin(
-                key,
-                now_s,
-                decode_node_id=DECODE,
-                decode_epoch=_EPOCHS[DECODE],
-                num_tokens=count * TOKENS_PER_BLOCK,
-                prompt_digest=key[0],
-            )
-
-        _post_and_wait(self._thread, begin)
+        self._thread.post(BeginHandoff(key, DECODE, _EPOCHS[DECODE], count * TOKENS_PER_BLOCK, prompt_digest=key[0]))
 
     def _finish(self, number: int, first: int, count: int) -> dict[str, float]:
-        """The prompt is computed now: when it was, and when its blocks were let go."""
+        """The prompt is computed now: when it was, and when its blocks were released."""
         if self._thread is None:
             raise RuntimeError("the node has been closed")
         key = key_of(number)
@@ -252,8 +259,8 @@ class PrefillEnd:
         token = TokenEvent(*key, index=0, token_ids=(0,), logprobs=(), finish_reason="", num_cached_tokens=0)
         time.sleep(_SETTLE_S)
         computed_s = time.monotonic()
-        self._thread.post(lambda now_s: self._side.finish(key, table, token, computed_s, now_s))
-        return {"computed_s": computed_s, "let_go_s": self._holder.wait_for(key, self._thread)}
+        self._thread.post(FinishHandoff(key, table, token, computed_s))
+        return {"computed_s": computed_s, "let_go_s": self._inbox.wait_for(key, self._thread)}
 
     def _memcpy(self, first: int, count: int) -> float:
         """Seconds that one copy of these blocks takes."""
@@ -274,7 +281,7 @@ class DecodeEnd:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         settings = _transport_settings(spec, self._context)
         self._memory = PoolMemory(settings, "receiver")
-        self._thread: TransferThread | None = None
+        self._thread: TransferThread[Any] | None = None
         self._receivers = []
         try:
             self._blocks = _allocate(self._memory, spec)
@@ -290,9 +297,9 @@ class DecodeEnd:
             )
             pool = open_pool(self._blocks)
             self._receivers = open_receivers(settings, self._memory, pool)
-            self._owner = _Owner()
-            self._side = ReceivingSide(facts, self._context, settings.links, self._receivers, pool, self._owner)
-            self._thread = TransferThread(self._side, "kv-receiving", pool.enter)
+            self._inbox = _ReceivingInbox()
+            side = ReceivingSide(facts, self._context, settings.links, self._receivers, pool, self._inbox)
+            self._thread = TransferThread(side, "kv-receiving", pool.enter)
             self._thread.start()
         except BaseException:
             self.close()
@@ -324,8 +331,10 @@ class DecodeEnd:
         self._context.destroy(linger=0)
 
     def _grant(self, number: int, first: int, count: int, address: str) -> None:
+        if self._thread is None:
+            raise RuntimeError("the node has been closed")
         key = key_of(number)
-        incoming = Incoming(
+        blocks = ReservedBlocks(
             key=key,
             num_tokens=count * TOKENS_PER_BLOCK,
             num_cached_tokens=0,
@@ -333,8 +342,7 @@ class DecodeEnd:
             block_ids=tuple(range(first, first + count)),
             generations=(number,) * count,
         )
-        peer = PrefillPeer(PREFILL, _EPOCHS[PREFILL], address)
-        _post_and_wait(self._thread, lambda now_s: self._side.grant(incoming, peer, now_s))
+        self._thread.post(GrantBlocks(blocks, PrefillPeer(PREFILL, _EPOCHS[PREFILL], address)))
 
     def _on_host(self) -> Blocks:
         return self._blocks.cpu().numpy() if isinstance(self._blocks, torch.Tensor) else self._blocks
@@ -343,32 +351,7 @@ class DecodeEnd:
         """When this handoff was delivered."""
         if self._thread is None:
             raise RuntimeError("the node has been closed")
-        return self._owner.wait_for(key_of(number), self._thread)
-
-
-def _post_and_wait(thread: TransferThread | None, command: Callable[[float], None]) -> None:
-    """Have a command done on the transfer thread. Raises `RequestFailed`."""
-    if thread is None:
-        raise RuntimeError("the node has been closed")
-    done: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def do(now_s: float) -> None:
-        command(now_s)
-        done.put(None)
-
-    thread.post(do)
-    _take(done, thread)
-
-
-def _take(told: queue.SimpleQueue[_ToldT], thread: TransferThread) -> _ToldT:
-    """What the transfer thread tells next. Raises `RequestFailed` when it has failed or says nothing for long."""
-    deadline_s = time.monotonic() + _WAIT_S
-    while time.monotonic() < deadline_s:
-        try:
-            return told.get(timeout=_LOOK_S)
-        except queue.Empty:
-            thread.require_alive()
-    raise RequestFailed(f"nothing came of a handoff within {_WAIT_S:g} s")
+        return self._inbox.wait_for(key_of(number), self._thread)
 
 
 def _begin(spec: dict[str, Any]) -> Worker:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvtransfer.transports.base import Arrival
+from kvtransfer.transports.base import BlocksArrived
+from kvtransfer.write_proof import WriteProof
 from wire.request_key import RequestKey
 
 
@@ -18,7 +19,7 @@ class _Grant:
     block_ids: tuple[int, ...]
     generations: tuple[int, ...]
     arrived: set[int] = field(default_factory=set)
-    news: list[Arrival] = field(default_factory=list)
+    news: list[BlocksArrived] = field(default_factory=list)
 
 
 class AnnouncedBlocks:
@@ -54,12 +55,12 @@ class AnnouncedBlocks:
         """These blocks, which `may_write` allowed, are in the pool now."""
         grant = self._grants[key]
         grant.arrived.update(range(first_index, first_index + count))
-        grant.news.append(Arrival(key, first_index, count))
+        grant.news.append(BlocksArrived(key, first_index, count))
         self._with_news.add(key)
 
-    def take_arrivals(self) -> Sequence[Arrival]:
+    def take_arrivals(self) -> Sequence[BlocksArrived]:
         """See `Receiver.take_arrivals`."""
-        arrivals: list[Arrival] = []
+        arrivals: list[BlocksArrived] = []
         for key in self._with_news:
             arrivals += self._grants[key].news
             self._grants[key].news = []
@@ -73,11 +74,9 @@ class GrantedWriter:
     `num_refused` counts messages that changed nothing.
     """
 
-    peers_write = False
+    write_proof = WriteProof.OWN_HANDS
     is_silent = False
     is_ready = True
-    ends_with_writer = True
-    ends_with_endpoint = True
 
     def __init__(self) -> None:
         self.num_refused = 0
@@ -91,7 +90,7 @@ class GrantedWriter:
         """See `Receiver.forget`."""
         self._announced.forget(key)
 
-    def take_arrivals(self) -> Sequence[Arrival]:
+    def take_arrivals(self) -> Sequence[BlocksArrived]:
         """See `Receiver.take_arrivals`."""
         return self._announced.take_arrivals()
 

@@ -8,12 +8,11 @@ waits (a slow peer, a library's own progress) goes on elsewhere and is noticed i
 readable then.
 
 Sending. `push` begins to move blocks and may return before their bytes have left; as long as `is_reading` says so the
-blocks of that handoff must not change. A sender that stands still is given up by its caller, who counts the time.
+blocks of that handoff must not change. A sender that stands still is closed by its caller, who counts the time.
 
-Receiving. There are two kinds of receiver:
-- with `peers_write`, peers write the pool by themselves. Blocks of a broken handoff must stay set aside until the peer
-  has acknowledged, the receiver was fenced, or (where it `ends_with_writer`) the writing process is gone;
-- the others write their pool themselves in `poll`, and only blocks that were announced with `expect`, each once.
+Receiving. What proves that a peer writes nothing any more differs, and each receiver declares it (`write_proof`). Where
+peers write the pool by themselves, blocks of a broken handoff are quarantined until there is such a proof. A receiver
+with `OWN_HANDS` writes its pool itself in `poll`, and only blocks that were announced with `expect`, each once.
 
 A receiver finds out by itself which blocks have arrived (`take_arrivals`), unless it `is_silent`: then the sending side
 tells by message, and `push` returns only when the bytes are in place.
@@ -29,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtransfer.messages import Endpoint, ProcessIdentity
+from kvtransfer.write_proof import WriteProof
 from wire.request_key import RequestKey
 
 Blocks = npt.NDArray[np.uint8]
@@ -46,7 +46,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class BlocksArrived:
     """Blocks `first_index` .. `first_index + count - 1` of a grant are in the pool."""
 
     key: RequestKey
@@ -57,18 +57,12 @@ class Arrival:
 class Receiver(Protocol):
     """D's side of one transport.
 
-    `ends_with_writer`: once the process that writes has ended, nothing that it wrote can land any more. So it is with
-    shared memory, and not where something else carries the bytes on.
-
-    `ends_with_endpoint`: once the endpoint has changed, no peer writes by the old one. So it is where peers write by
-    way of this side. False where they may hold mappings of the pool of their own: then what an old endpoint granted
-    also needs the peer's word, or its end where it `ends_with_writer`.
+    `write_proof`: what shows that nothing can be written into a revoked grant any more. `is_silent`: it does not notice
+    what has arrived.
     """
 
-    peers_write: bool
+    write_proof: WriteProof
     is_silent: bool
-    ends_with_writer: bool
-    ends_with_endpoint: bool
 
     @property
     def is_ready(self) -> bool:
@@ -96,7 +90,7 @@ class Receiver(Protocol):
         """Take what has arrived. Bounded work, never blocks, never raises for what a peer sent."""
         ...
 
-    def take_arrivals(self) -> Sequence[Arrival]:
+    def take_arrivals(self) -> Sequence[BlocksArrived]:
         """Blocks that arrived since the last call, of handoffs that are expected. Empty where `is_silent`."""
         ...
 
@@ -108,7 +102,7 @@ class Receiver(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up sockets, segments and processes."""
+        """Close sockets, segments and processes."""
         ...
 
 
@@ -156,5 +150,5 @@ class Sender(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up the connection: what is under way is dropped. `is_reading` says when that has come true."""
+        """End the connection: what is under way is dropped. `is_reading` says when that has come true."""
         ...

@@ -75,7 +75,7 @@ def test_blocks_that_change_hands_all_the_time_hold_what_their_owner_thinks(rela
             live.append(waiting.pop(0))
             relay.ask(live[-1], prompts[live[-1]])
         relay.decode.leg.poll(relay.now_s)
-        for _ in range(chance.randrange(6)):  # what is granted may be written while a step is under way
+        for _ in range(chance.randrange(6)):  # what is granted may be written while a step is in flight
             relay.prefill.thread.turn(relay.now_s)
             relay.decode.thread.turn(relay.now_s)
         relay.round()

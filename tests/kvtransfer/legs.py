@@ -6,25 +6,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import zmq
 
-from decode_node.leg import DecodeLeg, ReceivingNotices
-from decode_node.leg import Notice as ReceivingNotice
+from decode_node.leg import DecodeLeg
 from engine.core import EngineCore
 from engine.steps_in_flight import StepFailed
+from kvtransfer.commands import ReceivingNotice, SendingNotice
 from kvtransfer.mailbox import Mailbox
+from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER
 from kvtransfer.pools.host import HostPool
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
-from kvtransfer.sending import SendingSide, open_listener
+from kvtransfer.sender_connections import open_listener
+from kvtransfer.sending import SendingSide
 from kvtransfer.thread import Side, TransferThread
-from prefill_node.leg import Notice as SendingNotice
-from prefill_node.leg import PrefillLeg, SendingNotices
+from prefill_node.leg import PrefillLeg
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
 from tests.kvtransfer.oracle import OracleRunner, make_core
-from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, Echo, LossyLink, empty_blocks, receiving_facts, sending_facts
+from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, empty_blocks, receiving_facts, sending_facts
 from tests.kvtransfer.pools import LAYOUT, LEASE_S
 from wire.errors import BatonError
 from wire.messages import Decode, Prefill, PrefillPeer, StepTimes, TokenEvent
@@ -34,15 +35,73 @@ from wire.sampling import DecodingParams
 _DEADLINE_S = 10.0
 
 
-class SteppedThread(TransferThread):
+class LossyLink:
+    """A ROUTER socket that loses the messages for which `is_lost` says so. `seen` names all that were not lost."""
+
+    def __init__(self, link: zmq.Socket[bytes]) -> None:
+        self.link = link
+        self.is_lost: Callable[[object], bool] = lambda message: False
+        self.seen: list[object] = []
+
+    def send_multipart(self, frames: Sequence[bytes], flags: int) -> None:
+        if not self._loses(SENDER_TO_RECEIVER.decode(frames[-1])):
+            self.link.send_multipart(frames, flags)
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        while True:
+            frames = self.link.recv_multipart(flags)
+            try:
+                message = RECEIVER_TO_SENDER.decode(frames[-1])
+            except BatonError:
+                return frames  # for the side to find out
+            if not self._loses(message):
+                return frames
+
+    def lose(self, *kinds: type[Any]) -> None:
+        """Lose every message of these types from now on."""
+        self.is_lost = lambda message: isinstance(message, kinds)
+
+    def num_seen(self, kind: type[Any]) -> int:
+        return sum(isinstance(message, kind) for message in self.seen)
+
+    def close(self) -> None:
+        self.link.close()
+
+    def _loses(self, message: object) -> bool:
+        if self.is_lost(message):
+            return True
+        self.seen.append(message)
+        return False
+
+
+class Echo:
+    """A round trip through a context's own I/O thread: what was sent before it has had its chance to arrive."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._near, self._far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        port = self._near.bind_to_random_port("tcp://127.0.0.1")
+        self._far.connect(f"tcp://127.0.0.1:{port}")
+
+    def wait(self) -> None:
+        self._near.send(b"")
+        self._far.recv()
+        self._far.send(b"")
+        self._near.recv()
+
+    def close(self) -> None:
+        self._near.close(linger=0)
+        self._far.close(linger=0)
+
+
+class SteppedThread(TransferThread[Any]):
     """The transfer thread's part, done when a test says so."""
 
-    def __init__(self, side: Side, name: str) -> None:
+    def __init__(self, side: Side[Any], name: str) -> None:
         super().__init__(side, name, lambda: None)
 
     def turn(self, now_s: float) -> None:
         for command in self._commands.take():
-            command(now_s)
+            self._side.do(command, now_s)
         self._side.round(now_s)
 
     def close(self, timeout_s: float = 0.0) -> None:
@@ -205,7 +264,7 @@ def open_relay(
     lease_s: float = LEASE_S,
     overlaps: bool = False,
 ) -> Iterator[Relay]:
-    """Two legs, closed at the end. `overlaps`: their engines launch a step on top of the one under way."""
+    """Two legs, closed at the end. `overlaps`: their engines schedule asynchronously."""
     network = LoopbackNetwork(plan)
     sent_blocks, received_blocks = empty_blocks(num_blocks), empty_blocks(num_blocks)
     prefill_runner, decode_runner = OracleRunner(sent_blocks, overlaps), OracleRunner(received_blocks, overlaps)
@@ -219,15 +278,14 @@ def open_relay(
         cast("zmq.Socket[bytes]", link),
         LoopbackOpener(network, sent_blocks),
         Pusher(HostPool(sent_blocks)),
-        SendingNotices(sent),
+        sent,
     )
     sending_thread = SteppedThread(sending, "sending")
-    prefill_leg = PrefillLeg(prefill_core, sending, sending_thread, sent, LAYOUT.num_layers)
+    prefill_leg = PrefillLeg(prefill_core, sending, sending_thread, sent, LAYOUT.layer_ends)
     receiver = LoopbackReceiver(network, "D", received_blocks, peers_write=peers_write)
     facts = replace(receiving_facts(), num_blocks=num_blocks, lease_s=lease_s)
     received: Mailbox[ReceivingNotice] = Mailbox()
-    owner = ReceivingNotices(received)
-    receiving = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(received_blocks), owner)
+    receiving = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(received_blocks), received)
     receiving_thread = SteppedThread(receiving, "receiving")
     decode_leg = DecodeLeg(decode_core, receiving, receiving_thread, received)
     prefill = Node(prefill_leg, sending_thread, prefill_core, prefill_runner)

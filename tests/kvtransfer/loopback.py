@@ -24,7 +24,8 @@ import numpy as np
 
 from kvtransfer.messages import Endpoint, PeerHello, ProcessIdentity
 from kvtransfer.transports.announced import AnnouncedBlocks
-from kvtransfer.transports.base import Arrival, Blocks, Move
+from kvtransfer.transports.base import Blocks, BlocksArrived, Move
+from kvtransfer.write_proof import WriteProof
 from wire.errors import Refused, TransferFailed
 from wire.request_key import RequestKey
 
@@ -155,15 +156,15 @@ class LoopbackReceiver:
     with RDMA, or not, as with shared memory.
     """
 
-    is_ready = True
-
     def __init__(
         self, network: LoopbackNetwork, name: str, blocks: Blocks, *, peers_write: bool, can_fence: bool = False
     ) -> None:
         self.peers_write = peers_write
         self.is_silent = peers_write
-        self.ends_with_writer = not can_fence
-        self.ends_with_endpoint = True
+        self.write_proof = WriteProof.OWN_HANDS
+        if peers_write:
+            self.write_proof = WriteProof.ENDPOINT_ENDED if can_fence else WriteProof.WRITER_ENDED
+        self.is_ready = True
         self.num_refused = 0
         self._network = network
         self._name = name
@@ -202,17 +203,21 @@ class LoopbackReceiver:
             else:
                 self.num_refused += 1
 
-    def take_arrivals(self) -> Sequence[Arrival]:
+    def take_arrivals(self) -> Sequence[BlocksArrived]:
         """See `Receiver.take_arrivals`."""
         return self._announced.take_arrivals()
 
     def fence(self) -> bool:
         """See `Receiver.fence`. A mailbox writes nothing that was forgotten: nothing has to change."""
         if self.peers_write and self._can_fence:
-            self._network.detach(self._name)
-            self._name += "+"
-            self._network.attach(self._name, self)
+            self.move_to(self._name + "+")
         return self._can_fence or not self.peers_write
+
+    def move_to(self, name: str) -> None:
+        """Have another endpoint from now on."""
+        self._network.detach(self._name)
+        self._name = name
+        self._network.attach(self._name, self)
 
     def arrive(self, key: RequestKey, move: Move, payload: bytes) -> None:
         """A block has come over the network."""
@@ -296,7 +301,7 @@ class LoopbackSender:
 
 @dataclass(frozen=True, slots=True)
 class LoopbackOpener:
-    """Opens senders over `blocks` for a sending side in the same process (see `kvtransfer.sending.SenderOpener`)."""
+    """Opens senders over `blocks` for a sending side in the same process (see `SenderOpener`)."""
 
     network: LoopbackNetwork
     blocks: Blocks

@@ -37,7 +37,7 @@ class _Row:
 
 @dataclass(slots=True)
 class OracleRunner:
-    """Writes real bytes as KV. `error` is raised instead while it is set; `forced_token` is drawn while it is set.
+    """Writes real bytes as KV. `error` is raised instead while it is set; `forced_token` is sampled while it is set.
     The launch of number `failing_launch`, counted from 1, fails.
 
     With `is_asynchronous`, a step touches its blocks as late as it may: when its result is asked for.
@@ -50,7 +50,7 @@ class OracleRunner:
     forced_token: int | None = None
     num_slots_written: int = 0
     num_launched: int = 0
-    drawn: Mapping[RequestKey, SampledToken] = field(default_factory=dict)
+    sampled: Mapping[RequestKey, SampledToken] = field(default_factory=dict)
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         self.num_launched += 1
@@ -74,14 +74,14 @@ class OracleRunner:
             self._write(row)
         if layer_stored is not None:
             layer_stored()
-        self.drawn = {row.key: self._draw(row) for row in rows if row.needs_sample}
-        return self.drawn
+        self.sampled = {row.key: self._sample(row) for row in rows if row.needs_sample}
+        return self.sampled
 
     def _complete(self, row: _Row) -> _Row:
-        """With the token that the step before has drawn."""
+        """With the token that the step before has sampled."""
         if row.token_ids[-1] != PENDING_TOKEN:
             return row
-        return replace(row, token_ids=(*row.token_ids[:-1], self.drawn[row.key].token_id))
+        return replace(row, token_ids=(*row.token_ids[:-1], self.sampled[row.key].token_id))
 
     def _write(self, row: _Row) -> None:
         for position in range(row.start, row.start + row.num_tokens):
@@ -90,7 +90,7 @@ class OracleRunner:
             self.blocks[block_id, slot * _SLOT_BYTES : (slot + 1) * _SLOT_BYTES] = np.frombuffer(content, np.uint8)
             self.num_slots_written += 1
 
-    def _draw(self, row: _Row) -> SampledToken:
+    def _sample(self, row: _Row) -> SampledToken:
         if self.forced_token is not None:
             return SampledToken(self.forced_token, None)
         num_tokens = row.start + row.num_tokens

@@ -12,7 +12,7 @@ from hashlib import blake2b
 import numpy as np
 
 from engine.cache.block_pool import BlockPool
-from kvtransfer.receiving import Incoming
+from kvtransfer.commands import Delivered, Failed, ReceivingNotice, Rejected, ReservedBlocks, SendingNotice
 from kvtransfer.transports.base import Blocks
 from wire.layout import KvLayout, LayerKv
 from wire.messages import HandoffFigures, TokenEvent
@@ -50,7 +50,7 @@ def first_token(key: RequestKey) -> TokenEvent:
 
 @dataclass(slots=True)
 class PrefillPool:
-    """A prefill node's pool: the `BlockHolder` of a sending side."""
+    """A prefill node's pool: takes the notices of a sending side."""
 
     blocks: Blocks
     pool: BlockPool = field(init=False)
@@ -70,44 +70,53 @@ class PrefillPool:
         for index in range(num_blocks_of(num_tokens)):
             self.blocks[self.tables[key][index]] = np.frombuffer(kv(digest_of(key), index), dtype=np.uint8)
 
-    def let_go(self, key: RequestKey) -> None:
+    def put(self, notice: SendingNotice, /) -> None:
+        if isinstance(notice, Rejected):
+            self.refusals.append((notice.key, notice.reason))
+        self._free(notice.key)
+
+    def _free(self, key: RequestKey) -> None:
         table = self.tables.pop(key, None)
         if table is not None:
             # freed memory is overwritten at once: whoever still reads it gets caught
             self.blocks[table] = FREE_BYTE
             self.pool.release(table)
 
-    def refused(self, key: RequestKey, reason: str) -> None:
-        self.refusals.append((key, reason))
-        self.let_go(key)
-
 
 @dataclass(slots=True)
 class DecodePool:
-    """A decode node's pool: the `BlockOwner` of a receiving side. Everything it is told is kept."""
+    """A decode node's pool: takes the notices of a receiving side. Everything it is told is kept."""
 
     blocks: Blocks
     pool: BlockPool = field(init=False)
     held: dict[RequestKey, list[int]] = field(default_factory=dict)
-    waiting: dict[RequestKey, Incoming] = field(default_factory=dict)
+    waiting: dict[RequestKey, ReservedBlocks] = field(default_factory=dict)
     delivered_kv: dict[RequestKey, list[bytes]] = field(default_factory=dict)
     figures: dict[RequestKey, HandoffFigures] = field(default_factory=dict)
     delivered_first: dict[RequestKey, TokenEvent] = field(default_factory=dict)
     failures: list[tuple[RequestKey, str]] = field(default_factory=list)
-    returned_keys: list[RequestKey] = field(default_factory=list)
+    released_keys: list[RequestKey] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(len(self.blocks))
         self.blocks[:] = FREE_BYTE
 
-    def reserve(self, key: RequestKey, num_tokens: int, num_cached_tokens: int) -> Incoming:
-        """Set blocks aside for what is not cached. Raises `NoFreeBlocks`."""
+    def reserve(self, key: RequestKey, num_tokens: int, num_cached_tokens: int) -> ReservedBlocks:
+        """Reserve blocks for what is not cached. Raises `NoFreeBlocks`."""
         block_ids = self.pool.allocate(num_blocks_of(num_tokens) - num_cached_tokens // BLOCK_SIZE)
         self.held[key] = block_ids
         generations = tuple(self.pool.generation(block_id) for block_id in block_ids)
-        incoming = Incoming(key, num_tokens, num_cached_tokens, digest_of(key), tuple(block_ids), generations)
+        incoming = ReservedBlocks(key, num_tokens, num_cached_tokens, digest_of(key), tuple(block_ids), generations)
         self.waiting[key] = incoming
         return incoming
+
+    def put(self, notice: ReceivingNotice, /) -> None:
+        if isinstance(notice, Delivered):
+            self.delivered(notice.key, notice.first, notice.figures)
+        elif isinstance(notice, Failed):
+            self.failed(notice.key, notice.reason)
+        else:
+            self.released(notice.key)
 
     def delivered(self, key: RequestKey, first: TokenEvent, figures: HandoffFigures) -> None:
         incoming = self.waiting[key]
@@ -116,13 +125,13 @@ class DecodePool:
         self.figures[key] = figures
         self._free(key)
 
-    def spoiled(self, key: RequestKey, reason: str) -> None:
+    def failed(self, key: RequestKey, reason: str) -> None:
         if reason:
             self.failures.append((key, reason))
 
-    def returned(self, key: RequestKey) -> None:
+    def released(self, key: RequestKey) -> None:
         assert key not in self.delivered_kv, "a handoff ends once"
-        self.returned_keys.append(key)
+        self.released_keys.append(key)
         self._free(key)
 
     def failures_of(self, key: RequestKey) -> list[str]:

@@ -3,8 +3,8 @@
     python -m tests.kvtransfer.proof --flips 10000 --blocks 1000000
 
 Prints the counts for each transport and exits with 1 on any miss. Everything goes through both sides of the transfer,
-their messages and a transport; flips happen on the way. `zmq` has a relay in its way that flips, `shm` has clean blocks
-only: nothing is between its two ends.
+their messages and a transport; flips happen on the way. `shm` has clean blocks only: nothing is between
+its two ends. What a network does to the messages of `zmq` is tested with its receiver (`transports/test_tcp_zmq.py`).
 """
 
 from __future__ import annotations
@@ -14,109 +14,24 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import zmq
-
-from kvtransfer.messages import Endpoint
-from kvtransfer.pools.host import HostPool
-from kvtransfer.receiving import ReceivingSide
-from kvtransfer.transports.base import Blocks, Move
-from kvtransfer.transports.tcp_zmq import ZmqReceiver
-from tests.kvtransfer.loopback import Fault, LoopbackNetwork, without_faults
+from kvtransfer.transports.base import Move
+from tests.kvtransfer.loopback import Fault, without_faults
 from tests.kvtransfer.pair import (
     MAILBOX,
     MEMORY,
-    NUM_BLOCKS,
-    SETTINGS,
     SHM,
-    ZMQ,
-    DecodeNode,
-    Echo,
     Pair,
-    empty_blocks,
-    make_prefill_node,
     open_pair,
-    receiving_facts,
-    sending_facts,
 )
-from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE, LEASE_S, DecodePool, key_of
+from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE, key_of
 from wire.request_key import RequestKey
 
 BLOCK_BITS = 8 * BLOCK_BYTES
 _HANDOFF_BLOCKS = 200
 _POOL_BLOCKS = 256
-
-Frames: TypeAlias = Sequence[bytes]
-Tampering: TypeAlias = Callable[[Frames], Sequence[Frames]]
-"""What becomes of a data message on its way: any number of messages."""
-
-
-def untouched(message: Frames) -> Sequence[Frames]:
-    """A way that leaves messages alone."""
-    return [message]
-
-
-class RelayedZmqReceiver(ZmqReceiver):
-    """A ZMQ receiver that senders reach through a relay, which may do anything to their messages."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], blocks: Blocks) -> None:
-        super().__init__(context, "127.0.0.1", HostPool(blocks), SETTINGS)
-        self.tamper: Tampering = untouched
-        self._inward, self._outward = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-        self._port = self._inward.bind_to_random_port("tcp://127.0.0.1")
-        self._outward.connect(super().endpoint.address)
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The relay's address."""
-        return Endpoint(ZMQ, f"tcp://127.0.0.1:{self._port}")
-
-    def wait_on(self) -> Sequence[Any]:
-        return [*super().wait_on(), self._inward]
-
-    def poll(self) -> None:
-        while self._inward.poll(0):
-            self.pass_on(self.tamper(self._inward.recv_multipart()))
-        super().poll()
-
-    def pass_on(self, messages: Sequence[Frames]) -> None:
-        """Send these to the receiver."""
-        for message in messages:
-            self._outward.send_multipart(list(message))
-
-    def close(self) -> None:
-        self._inward.close(linger=0)
-        self._outward.close(linger=0)
-        super().close()
-
-
-@contextmanager
-def open_relayed_pair(
-    *, num_blocks: int = NUM_BLOCKS, lease_s: float = LEASE_S
-) -> Iterator[tuple[Pair, RelayedZmqReceiver]]:
-    """Two nodes with a ZMQ context each, and the relay between them."""
-    sender_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    receiver_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    network, blocks = LoopbackNetwork(), empty_blocks(num_blocks)
-    sender = replace(sending_facts(), lease_s=lease_s)
-    prefill = make_prefill_node(sender_context, network, ZMQ, facts=sender, num_blocks=num_blocks)
-    receiver = RelayedZmqReceiver(receiver_context, blocks)
-    pool, facts = DecodePool(blocks), replace(receiving_facts(), num_blocks=num_blocks, lease_s=lease_s)
-    side = ReceivingSide(facts, receiver_context, SETTINGS, [receiver], HostPool(blocks), pool)
-    echo = Echo(receiver_context)
-    try:
-        yield Pair(receiver_context, network, ZMQ, prefill, DecodeNode(side, pool, [receiver]), echo), receiver
-    finally:
-        prefill.close()
-        side.close()
-        receiver.close()
-        echo.close()
-        sender_context.destroy(linger=0)
-        receiver_context.destroy(linger=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,18 +77,6 @@ class Flipper:
         self._seen.add((key, move.index))
         return Fault(flipped_bits=(self.bit(),))
 
-    def tamper(self, message: Frames) -> Sequence[Frames]:
-        """For a relay. Blocks that come again are those of a second message of their handoff, and stay as they are."""
-        header, payload = message[0], bytearray(b"".join(message[1:]))
-        for begin in range(0, len(payload), BLOCK_BYTES):
-            # its true content names a block: the relay knows no handoffs
-            place = RequestKey(bytes(payload[begin : begin + BLOCK_BYTES]), 0)
-            if self.num_left > 0 and (place, 0) not in self._seen:
-                self._seen.add((place, 0))
-                bit = self.bit()
-                payload[begin + bit // 8] ^= 1 << bit % 8
-        return [[header, bytes(payload)]]
-
 
 def hand_over(pair: Pair, num_blocks: int) -> int:
     """Hand over prompts of so many blocks altogether. Returns how many of them did not arrive as they are."""
@@ -195,10 +98,6 @@ def hand_over(pair: Pair, num_blocks: int) -> int:
 def count_flips(transport: str, num_flips: int) -> tuple[Figures, Flipper]:
     """As many blocks as flips, each damaged once."""
     flipper = Flipper(num_flips)
-    if transport == ZMQ:
-        with open_relayed_pair(num_blocks=_POOL_BLOCKS) as (pair, receiver):
-            receiver.tamper = flipper.tamper
-            return _count(transport, pair, num_flips, flipper), flipper
     with open_pair(transport, plan=flipper.plan, num_blocks=_POOL_BLOCKS) as pair:
         return _count(transport, pair, num_flips, flipper), flipper
 
@@ -222,12 +121,12 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)  # one line for each damaged handoff
     is_right = True
-    for transport in (MEMORY, MAILBOX, ZMQ):
+    for transport in (MEMORY, MAILBOX):
         begun_s = time.monotonic()
         figures = count_flips(transport, options.flips)[0]
         is_right &= figures.is_right and figures.num_flips == options.flips
         _tell(f"found {figures.num_found} of {figures.num_flips} flips", figures, begun_s)
-    for transport in (MEMORY, MAILBOX, SHM, ZMQ):
+    for transport in (MEMORY, MAILBOX, SHM):
         begun_s = time.monotonic()
         figures = count_alarms(transport, options.blocks)
         is_right &= figures.is_right

@@ -20,7 +20,7 @@ from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE, key_of
 from wire.request_key import RequestKey
 
-_NUM_PROMPTS = 12
+_NUM_PROMPTS = 6
 _MAX_ATTEMPTS = 3
 _DEADLINE_S = 30.0
 
@@ -96,8 +96,8 @@ def texts_of(prompts: Sequence[Sequence[int]], *, max_tokens: int = 8) -> list[l
     return [undisturbed(prompt, max_tokens=max_tokens) for prompt in prompts]
 
 
-_KINDS = {"memory": (True, False), "mailbox": (False, False), "overlapped": (True, True)}
-"""(whether peers write into the pool themselves, whether the engines launch a step on top of the one under way)"""
+_KINDS = {"memory": (True, False), "mailbox, asynchronous": (False, True)}
+"""(whether peers write into the pool themselves, whether the engines schedule asynchronously)"""
 
 every_kind = pytest.mark.parametrize(("peers_write", "overlaps"), _KINDS.values(), ids=_KINDS)
 PROMPTS = [prompt_of(number) for number in range(_NUM_PROMPTS)]
@@ -113,7 +113,7 @@ def test_a_clean(peers_write: bool, overlaps: bool) -> None:
 
 
 @every_kind
-@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("index", [0, 4])
 def test_b_a_flipped_bit_is_caught_and_sent_again(peers_write: bool, overlaps: bool, index: int) -> None:
     plan = Damager(indexes=frozenset({index}))
     with open_relay(plan=plan, peers_write=peers_write, overlaps=overlaps) as relay:
@@ -146,12 +146,12 @@ def test_c_a_path_that_damages_everything_ends_in_recomputation(peers_write: boo
 
 
 @every_kind
-def test_d_240_at_once_raise_no_false_alarm(peers_write: bool, overlaps: bool) -> None:
-    prompts = [prompt_of(number, 6 + number % 7) for number in range(240)]
+def test_d_many_at_once_raise_no_false_alarm(peers_write: bool, overlaps: bool) -> None:
+    prompts = [prompt_of(number, 6 + number % 7) for number in range(60)]
     with open_relay(peers_write=peers_write, overlaps=overlaps, num_blocks=64) as relay:
         assert serve(relay, prompts, max_tokens=3) == texts_of(prompts, max_tokens=3)
         assert relay.decode.failures == []
-        assert received(relay, "delivered") == 240
+        assert received(relay, "delivered") == 60
         assert received(relay, "damaged_blocks") == received(relay, "resends") == 0
 
 

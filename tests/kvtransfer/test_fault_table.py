@@ -5,16 +5,15 @@ A row passes when no wrong KV is delivered, every handoff ends once, and every b
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kvtransfer.commands import GrantBlocks
+from kvtransfer.incoming import FENCE_AFTER_S
 from kvtransfer.messages import (
-    RECEIVER_TO_SENDER,
-    SENDER_TO_RECEIVER,
     Commit,
     Grant,
     HandoffName,
@@ -25,13 +24,13 @@ from kvtransfer.messages import (
     Revoke,
     Revoked,
 )
-from kvtransfer.receiving import FENCE_AFTER_S
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.loopback import Fault, LoopbackReceiver
-from tests.kvtransfer.pair import MAILBOX, MEMORY, TRANSPORTS, ZMQ, Pair, open_pair, receiving_facts, sending_facts
+from tests.kvtransfer.pair import MAILBOX, MEMORY, TRANSPORTS, Pair, open_pair, receiving_facts, sending_facts
 from tests.kvtransfer.pools import BLOCK_BYTES, FREE_BYTE, LEASE_S, first_token, key_of
-from tests.kvtransfer.proof import BLOCK_BITS, Frames, count_alarms, count_flips, open_relayed_pair
-from tests.kvtransfer.world import NUM_LAYERS, TRANSIT_S, Kind, World, patches
+from tests.kvtransfer.proof import BLOCK_BITS, count_alarms, count_flips
+from tests.kvtransfer.wire import TRANSIT_S
+from tests.kvtransfer.world import LAYER_ENDS, NUM_LAYERS, Kind, World, patches
 from wire.messages import PrefillPeer
 from wire.request_key import RequestKey
 
@@ -81,17 +80,17 @@ def until_ended(pair: Pair, *keys: RequestKey) -> None:
 # --- F14: a byte flipped on its way ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transport", [MEMORY, MAILBOX, ZMQ])
+@pytest.mark.parametrize("transport", [MEMORY, MAILBOX])
 def test_f14_every_flipped_bit_is_found_wherever_it_is(transport: str) -> None:
-    figures, flipper = count_flips(transport, 4 * BLOCK_BITS)
-    assert figures.num_found == figures.num_flips == 4 * BLOCK_BITS
+    figures, flipper = count_flips(transport, BLOCK_BITS)
+    assert figures.num_found == figures.num_flips == BLOCK_BITS
     assert figures.num_wrong == 0
     assert flipper.positions == set(range(BLOCK_BITS))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_f14_clean_blocks_raise_no_alarm(transport: str) -> None:
-    figures = count_alarms(transport, 4000)
+    figures = count_alarms(transport, 1000)
     assert (figures.num_found, figures.num_wrong) == (0, 0)
 
 
@@ -109,7 +108,7 @@ def test_f14_a_bit_that_flips_in_the_pool_before_it_is_verified_is_found() -> No
 
 # --- F15: cut, reordered, doubled, missing ---------------------------------------------------------------------------
 
-_SPOILED_ON_THE_WAY = {
+_FAULTS_ON_THE_WAY = {
     "cut by a byte": Fault(num_cut_bytes=1),
     "cut to nothing": Fault(num_cut_bytes=BLOCK_BYTES),
     "missing": Fault(num_copies=0),
@@ -118,14 +117,14 @@ _SPOILED_ON_THE_WAY = {
 }
 
 
-@pytest.mark.parametrize("fault", _SPOILED_ON_THE_WAY)
+@pytest.mark.parametrize("fault", _FAULTS_ON_THE_WAY)
 @pytest.mark.parametrize("number_of_block", range(_ALL_BLOCKS))
 @pytest.mark.parametrize("transport", [MEMORY, MAILBOX])
 def test_f15_a_block_that_does_not_come_as_it_was_sent_is_never_taken(
     transport: str, fault: str, number_of_block: int
 ) -> None:
     def plan(number: int, key: RequestKey, move: Move) -> Fault:
-        return _SPOILED_ON_THE_WAY[fault] if number == number_of_block else Fault()
+        return _FAULTS_ON_THE_WAY[fault] if number == number_of_block else Fault()
 
     with open_pair(transport, plan=plan) as pair:
         hand_over_one(pair)
@@ -135,61 +134,6 @@ def test_f15_a_block_that_does_not_come_as_it_was_sent_is_never_taken(
             assert_next_attempt_works(pair)
         else:
             assert_delivered(pair, KEY)
-
-
-def swapped(message: Frames) -> Sequence[Frames]:
-    payload = b"".join(message[1:])
-    return [[message[0], payload[BLOCK_BYTES : 2 * BLOCK_BYTES] + payload[:BLOCK_BYTES] + payload[2 * BLOCK_BYTES :]]]
-
-
-_TAMPERINGS: dict[str, Callable[[Frames], Sequence[Frames]]] = {
-    "cut by a byte": lambda message: [[*message[:-1], message[-1][:-1]]],
-    "cut by a block": lambda message: [[*message[:-1], message[-1][:-BLOCK_BYTES]]],
-    "payload missing": lambda message: [message[:1]],
-    "missing": lambda message: [],
-    "doubled": lambda message: [message, message],
-    "blocks swapped": swapped,
-    "header cut": lambda message: [[message[0][:-3], *message[1:]]],
-    "header of nothing": lambda message: [[b"", *message[1:]]],
-}
-_TAKEN = ("doubled", "blocks swapped")
-
-
-@pytest.mark.parametrize("change", _TAMPERINGS)
-def test_f15_over_zmq_a_message_that_was_tampered_with_is_never_taken(change: str) -> None:
-    with open_relayed_pair() as (pair, receiver):
-        todo = deque([_TAMPERINGS[change]])
-        receiver.tamper = lambda message: todo.popleft()(message) if todo else [message]
-        hand_over_one(pair)
-        until_ended(pair, KEY)
-        assert not todo
-        if change in _TAKEN:
-            assert_delivered(pair, KEY)
-            assert pair.decode.side.counters.num_damaged_blocks == (2 if change == "blocks swapped" else 0)
-        else:
-            assert_failed(pair, KEY)
-            assert_next_attempt_works(pair)
-        assert receiver.num_refused == (change not in ("missing", "blocks swapped"))
-
-
-def test_f15_over_zmq_messages_may_overtake_each_other() -> None:
-    with open_relayed_pair() as (pair, receiver):
-        held: list[Frames] = []
-
-        def reverse(message: Frames) -> Sequence[Frames]:
-            held.append(message)
-            return held[::-1] if len(held) == 3 else []
-
-        receiver.tamper = reverse
-        pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
-        pair.prefill.begin(KEY, _NUM_TOKENS)
-        pair.until(lambda: pair.prefill.link.num_seen(Grant) == 1)
-        for num_tokens, num_blocks in ((8, 2), (16, 4)):
-            pair.prefill.advance(KEY, num_tokens)
-            pair.until(lambda num_blocks=num_blocks: pair.prefill.side.counters.num_blocks == num_blocks)  # type: ignore[misc]
-        pair.prefill.finish(KEY, _NUM_TOKENS)
-        assert_delivered(pair, KEY)
-        assert len(held) == 3
 
 
 # --- F16: the right checksum of the wrong request --------------------------------------------------------------------
@@ -218,22 +162,18 @@ class Swapper:
 
     def __init__(self, pair: Pair, mix: Callable[[Commit, Commit], Commit]) -> None:
         self._mix = mix
-        self._waiting: dict[int, tuple[bytes, Commit]] = {}
-        side: Any = pair.prefill.side
-        self._send: Callable[..., None] = side._send
-        side._send = self.send
+        self._waiting: dict[int, Commit] = {}
+        pair.wire.rewrite = self.rewrite
 
-    def send(self, peer_id: bytes, message: Any, *more: Any) -> None:
+    def rewrite(self, message: object) -> Sequence[object]:
         if not isinstance(message, Commit):
-            self._send(peer_id, message, *more)
-            return
+            return [message]
         couple = int.from_bytes(message.handoff.handoff_id, "big") // 2
         if couple not in self._waiting:
-            self._waiting[couple] = (peer_id, message)
-            return
-        _, other = self._waiting.pop(couple)
-        self._send(peer_id, self._mix(message, other))
-        self._send(peer_id, self._mix(other, message))
+            self._waiting[couple] = message
+            return []
+        other = self._waiting.pop(couple)
+        return [self._mix(message, other), self._mix(other, message)]
 
 
 @pytest.mark.parametrize(
@@ -246,13 +186,11 @@ class Swapper:
     ],
     ids=["name", "and digest", "and blocks", "all but checksums"],
 )
-def test_f16_a_thousand_commits_of_the_wrong_request_are_refused(
-    mix: Callable[[Commit, Commit], Commit], reason: str
-) -> None:
-    num_pairs, num_rounds = 100, 5
+def test_f16_commits_of_the_wrong_request_are_refused(mix: Callable[[Commit, Commit], Commit], reason: str) -> None:
+    num_pairs, num_rounds = 20, 1
     with open_pair(MEMORY, num_blocks=4 * num_pairs) as pair:
         # blocks have been used a different number of times, as they have in any pool that is not new
-        for count in (1, 3, 200):
+        for count in (1, 3, 40):
             pair.decode.pool.pool.release(pair.decode.pool.pool.allocate(count))
         Swapper(pair, mix)
         for number_of_round in range(num_rounds):
@@ -311,16 +249,6 @@ def short_leases(transport: str, plan: Callable[[int, RequestKey, Move], Fault])
     )
 
 
-def holding(held: list[Frames]) -> Callable[[Frames], Sequence[Frames]]:
-    """Keep every message back."""
-
-    def tamper(message: Frames) -> Sequence[Frames]:
-        held.append(message)
-        return []
-
-    return tamper
-
-
 def let_leases_end(pair: Pair) -> None:
     for _ in range(3):
         pair.now_s += _SHORT_LEASE_S
@@ -370,36 +298,6 @@ def test_f17_blocks_that_come_after_their_lease_do_not_touch_those_who_have_the_
         assert receiver.num_refused == 2 * len(victims)
 
 
-def test_f17_over_zmq_messages_that_come_after_their_lease_do_not_touch_those_who_have_the_memory_now() -> None:
-    with open_relayed_pair(num_blocks=2 * _NUM_VICTIMS, lease_s=_SHORT_LEASE_S) as (pair, receiver):
-        held: list[Frames] = []
-        receiver.tamper = holding(held)
-
-        def release() -> None:
-            receiver.tamper = lambda message: [message]
-            receiver.pass_on(held)
-
-        churn(pair, release)
-        assert receiver.num_refused == len(held) > 0
-
-
-def test_f17_prompts_whose_blocks_were_reused_before_their_grant_came_are_refused() -> None:
-    with short_leases(MEMORY, lambda number, key, move: Fault()) as pair:
-        victims = [key_of(number) for number in range(1, _NUM_VICTIMS + 1)]
-        for key in victims:
-            pair.prefill.prefill(key, 8)
-        pair.settle()
-        let_leases_end(pair)
-        assert pair.prefill.pool.pool.num_held == 0
-        for key in [key_of(number) for number in range(101, _NUM_VICTIMS + 101)]:
-            pair.prefill.prefill(key, 8)
-        for key in victims:
-            pair.decode.grant(key, 8, pair.prefill.peer)
-            pair.settle()
-        assert_failed(pair, *victims, reason="the handoff has ended")
-        assert pair.prefill.side.counters.num_blocks == 0
-
-
 # --- F18: the five rows of vLLM #52234 -------------------------------------------------------------------------------
 
 
@@ -409,14 +307,12 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 def say_to_prefill(pair: Pair, message: object) -> None:
-    (link,) = pair.decode.side._links.values()
-    link.socket.send(RECEIVER_TO_SENDER.encode(message))
+    pair.decode.say(message)
     pair.settle()
 
 
 def say_to_decode(pair: Pair, message: object) -> None:
-    (peer_id,) = pair.prefill.side._peers
-    pair.prefill.link.link.send_multipart([peer_id, SENDER_TO_RECEIVER.encode(message)])
+    pair.prefill.say(message)
     pair.settle()
 
 
@@ -455,7 +351,7 @@ def test_f18_blocks_of_an_earlier_grant_of_the_same_handoff_are_not_taken_for_th
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         pair.until(lambda: pair.prefill.link.num_seen(Grant) == 1)
         earlier = pair.decode.pool.waiting[KEY]
-        pair.decode.side.cancel(KEY, pair.now_s)
+        pair.decode.cancel(KEY)
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         now = pair.decode.pool.waiting[KEY]
         assert now.block_ids == earlier.block_ids
@@ -492,7 +388,7 @@ def test_f18_a_grant_of_blocks_out_of_range_is_refused(transport: str, change: d
     with open_pair(transport) as pair:
         pair.prefill.prefill(KEY, _NUM_TOKENS)
         incoming = replace(pair.decode.pool.reserve(KEY, _NUM_TOKENS, 0), **change)
-        pair.decode.side.grant(incoming, pair.prefill.peer, pair.now_s)
+        pair.decode.side.do(GrantBlocks(incoming, pair.prefill.peer), pair.now_s)
         pair.pass_time(LEASE_S + 2)
         assert_failed(pair, KEY, reason="beyond the pool of 16")
         assert pair.prefill.side.counters.num_blocks == 0
@@ -518,7 +414,7 @@ def test_f18_indexes_out_of_range_cost_their_connection_and_nothing_is_delivered
             assert pair.prefill.side.counters.num_rejected_messages == 1
             pair.pass_time(LEASE_S + 2)
         pair.prefill.link.lose()
-        pair.prefill.side.withdraw(KEY, "cancelled", pair.now_s)
+        pair.prefill.cancel(KEY)
         pair.until(lambda: pair.is_quiet)
         assert_next_attempt_works(pair)
 
@@ -539,14 +435,13 @@ def test_f18_a_grant_after_the_lease_is_refused(transport: str) -> None:
 @pytest.mark.parametrize("kind", [Grant, Commit], ids=lambda kind: str(kind.__name__))
 def test_f18_a_stale_epoch_is_refused(transport: str, kind: type[Any], whose: str) -> None:
     with open_pair(transport) as pair:
-        side: Any = pair.decode.side if kind is Grant else pair.prefill.side
-        send, todo = side._send, [1]
+        todo = [1]
 
-        def stale_once(to: object, message: Any) -> None:
+        def stale_once(message: Any) -> Sequence[object]:
             is_meant = isinstance(message, kind) and bool(todo)
-            send(to, replace(message, **{whose: todo.pop()}) if is_meant else message)
+            return [replace(message, **{whose: todo.pop()}) if is_meant else message]
 
-        side._send = stale_once
+        pair.wire.rewrite = stale_once
         hand_over_one(pair)
         pair.pass_time(LEASE_S + 2)
         assert_failed(pair, KEY, reason="another epoch")
@@ -614,7 +509,7 @@ def test_f6_a_request_for_an_earlier_life_does_not_disturb_the_handoffs_of_this_
         assert_delivered(pair, KEY)
 
 
-# --- F19: given up while a writer is under way -----------------------------------------------------------------------
+# --- F19: cancelled while a writer is under way ----------------------------------------------------------------------
 
 
 def test_f19_memory_is_not_used_again_before_the_writes_under_way_have_come(rdma: World) -> None:
@@ -622,7 +517,7 @@ def test_f19_memory_is_not_used_again_before_the_writes_under_way_have_come(rdma
     world.network._plan = lambda number, key, move: Fault(delay=25)
     ages_s: list[float] = []
     world.push(10**6)
-    for number in range(1, 101):
+    for number in range(1, 25):
         key, following = key_of(number), key_of(1000 + number)
         world.grant(key, 8)
         world.begin(key, 8)
@@ -644,8 +539,7 @@ def test_f19_memory_is_not_used_again_before_the_writes_under_way_have_come(rdma
             turns(world, 1)
         world.decode_pool.retire(following)
         turns(world, 3)
-    p99_s = sorted(ages_s)[98]
-    assert 2 * TRANSIT_S < p99_s < 1.0
+    assert 2 * TRANSIT_S < max(ages_s) < 1.0
     assert world.decode.counters.num_fences == 0
     end(world)
 
@@ -691,7 +585,7 @@ def test_f19_what_a_failed_sender_left_under_way_is_fenced_before_the_memory_is_
         turns(world, 1)
         was_under_way = was_under_way or bool(world.network._delayed)
     assert was_under_way, "nothing was under way, so this shows nothing"
-    assert world.life.side.num_live == 0, "nothing is read any more"
+    assert world.life.side.handoffs == (), "nothing is read any more"
     while KEY in world.decode_pool.held:
         turns(world, 1, 0.1)
     assert world.wire.now_s < FENCE_AFTER_S, "the word of the prefill node is enough, nobody waits for the timer"
@@ -701,7 +595,7 @@ def test_f19_what_a_failed_sender_left_under_way_is_fenced_before_the_memory_is_
     end(world)
 
 
-def test_f19_memory_that_cannot_be_fenced_stays_set_aside_as_long_as_its_writer_is_silent(
+def test_f19_memory_that_cannot_be_fenced_stays_quarantined_as_long_as_its_writer_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = patched(monkeypatch, World(Kind.MEMORY))
@@ -739,24 +633,6 @@ def test_f19_the_prefill_nodes_blocks_are_not_used_again_while_they_are_read(rdm
     end(world)
 
 
-def test_f19_over_zmq_messages_of_a_handoff_that_was_given_up_are_not_written() -> None:
-    with open_relayed_pair() as (pair, receiver):
-        held: list[Frames] = []
-        receiver.tamper = holding(held)
-        hand_over_one(pair)
-        pair.until(lambda: bool(held))
-        pair.decode.side.cancel(KEY, pair.now_s)
-        assert pair.decode.pool.pool.num_held == 0, "nobody but the receiver itself writes its pool"
-        pair.decode.grant(key_of(2), _NUM_TOKENS, pair.prefill.peer)
-        receiver.pass_on(held)
-        receiver.tamper = lambda message: [message]
-        pair.settle()
-        assert receiver.num_refused == len(held)
-        assert (pair.decode.pool.blocks == FREE_BYTE).all()
-        pair.prefill.prefill(key_of(2), _NUM_TOKENS)
-        assert_delivered(pair, key_of(2))
-
-
 # --- F20: the words about the end, lost or doubled -------------------------------------------------------------------
 
 
@@ -785,6 +661,27 @@ def test_f20_lost_and_doubled_words_about_the_end_leave_nothing_behind(
     is_expected = not is_cancelled and not (message is Commit and fate == ())
     assert (KEY in world.decode_pool.delivered_kv) == is_expected
     assert len(world.decode_pool.failures) == (not is_cancelled and not is_expected)
+    end(world)
+
+
+def test_f20_a_resend_that_comes_again_late_is_not_pushed_into_delivered_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = patched(monkeypatch, World(Kind.MEMORY))
+    faults = [Fault(flipped_bits=(3,))]
+    world.network._plan = lambda number, key, move: faults.pop() if faults else Fault()
+    fates: dict[type[Any], Sequence[float]] = {Resend: (TRANSIT_S, 0.5), Release: ()}
+    world.wire.fate = lambda said: fates.get(type(said), (TRANSIT_S,))
+    world.push(100)
+    world.begin(KEY, 8)
+    world.grant(KEY, 8)
+    turns(world, 5)
+    world.finish(KEY)
+    turns(world, 30)
+    assert KEY in world.decode_pool.running
+    num_blocks = world.life.side.counters.num_blocks
+    turns(world, 60)
+    assert world.life.side.counters.num_blocks == num_blocks
     end(world)
 
 
@@ -880,21 +777,21 @@ def test_f22_a_thousand_leases_behind_a_renewed_one_end_in_one_round_of_the_pref
         for now_s in range(1, round(LEASE_S)):
             pair.prefill.side._leases.renew(key_of(0), now_s + LEASE_S)
             pair.prefill.poll(float(now_s))
-        assert pair.prefill.side.num_live == _NUM_LEASES + 1
+        assert len(pair.prefill.side.handoffs) == _NUM_LEASES + 1
         pair.prefill.poll(LEASE_S)
-        assert pair.prefill.side.num_live == pair.prefill.pool.pool.num_held == 1
+        assert len(pair.prefill.side.handoffs) == pair.prefill.pool.pool.num_held == 1
         assert pair.prefill.side.counters.num_expired == _NUM_LEASES
 
 
 def test_f22_a_thousand_leases_behind_a_renewed_one_end_in_one_round_of_the_decode_node() -> None:
     with open_pair(MEMORY, num_blocks=_NUM_LEASES + 1) as pair:
         pair.decode.grant(key_of(0), 4, pair.prefill.peer)
-        pair.until(lambda: pair.decode.side._handoffs[key_of(0)].receiver is not None)
+        pair.until(lambda: pair.decode.side.handoffs[0].receiver is not None)
         pair.prefill.link.is_lost = lambda message: True
         for number in range(1, _NUM_LEASES + 1):
             pair.decode.grant(key_of(number), 4, pair.prefill.peer)
         for now_s in range(1, round(LEASE_S)):
-            pair.decode.side._leases.renew(key_of(0), now_s + LEASE_S)
+            pair.decode.side._handoffs._leases.renew(key_of(0), now_s + LEASE_S)
             pair.decode.poll(float(now_s))
         assert pair.decode.pool.failures == []
         pair.decode.poll(LEASE_S)
@@ -909,7 +806,7 @@ def test_f22_grants_that_a_silent_prefill_node_never_answers_expire_together() -
             pair.decode.grant(key_of(number), 4, pair.prefill.peer)
         pair.pass_time(LEASE_S + 1)
         assert_failed(pair, *map(key_of, range(1, 4)), reason="no answer from prefill node P")
-        assert pair.decode.pool.pool.num_held == pair.decode.side.num_live == 0
+        assert pair.decode.pool.pool.num_held == len(pair.decode.side.handoffs) == 0
 
 
 # --- the order of grant and step --------------------------------------------------------------------------------------
@@ -931,7 +828,7 @@ def test_a_step_is_pushed_layer_by_layer_whenever_its_grant_comes(
     world.store_layer(KEY)
     turns(world, 5)
     block_ids = world.decode_pool.held[KEY]
-    layer_bytes = BLOCK_BYTES // NUM_LAYERS
+    layer_bytes = LAYER_ENDS[0]
     assert (world.decode_pool.blocks[block_ids, :layer_bytes] != FREE_BYTE).any(), "layer 0 was not pushed"
     assert (world.decode_pool.blocks[block_ids, layer_bytes:] == FREE_BYTE).all()
     for _ in range(NUM_LAYERS - 1):

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import zmq
 
-from kvtransfer.messages import SENDER_TO_RECEIVER, Endpoint, PeerHello, PeerWelcome
+from kvtransfer.facts import ReceivingFacts
+from kvtransfer.messages import SENDER_TO_RECEIVER, Endpoint, PeerHello, PeerRefusal, PeerWelcome
 from kvtransfer.pools.host import HostPool
-from kvtransfer.receiving import ReceivingFacts
-from kvtransfer.transports.registry import AUTO, PoolMemory, SenderFactory, TransportSettings
+from kvtransfer.transports.registry import AUTO, ZMQ, PoolMemory, SenderFactory, TransportSettings
+from tests.kvtransfer.loopback import LoopbackReceiver
 from tests.kvtransfer.pair import (
     MAILBOX,
     NUM_BLOCKS,
     SENDER_EPOCH,
     SETTINGS,
     SHM,
-    ZMQ,
     Pair,
     empty_blocks,
     open_pair,
@@ -38,7 +38,7 @@ def refusal(receiver: ReceivingFacts) -> str:
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         pair.until(lambda: bool(pair.decode.pool.failures))
         assert pair.decode.pool.pool.num_held == 0
-        assert pair.decode.side.num_live == 0
+        assert not pair.decode.side.handoffs
         (reason,) = pair.decode.pool.failures_of(KEY)
         return reason
 
@@ -77,10 +77,9 @@ def test_a_peer_of_another_version_costs_its_handoffs_only() -> None:
     with open_pair(MAILBOX) as pair:
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         pair.until(lambda: is_welcome(pair))
-        (peer_id,) = pair.prefill.side._peers
         newer = bytearray(SENDER_TO_RECEIVER.encode(PeerWelcome("P", 1, "x", sending_facts().process)))
         newer[2] += 1
-        pair.prefill.link.link.send_multipart([peer_id, bytes(newer)])
+        pair.prefill.say_bytes(bytes(newer))
         pair.until(lambda: bool(pair.decode.pool.failures))
         ours = codec.PROTOCOL_VERSION
         assert pair.decode.pool.failures_of(KEY) == [f"protocol version {ours + 1} does not match ours, {ours}"]
@@ -88,7 +87,7 @@ def test_a_peer_of_another_version_costs_its_handoffs_only() -> None:
 
 
 def is_welcome(pair: Pair) -> bool:
-    return any(link.welcome is not None for link in pair.decode.side._links.values())
+    return any(connection.welcome is not None for connection in pair.decode.side.connections)
 
 
 @pytest.mark.parametrize("frames", [[b""], [b"junk"], [b"a", b"b"]], ids=str)
@@ -96,13 +95,12 @@ def test_junk_costs_its_own_connection_only(frames: list[bytes]) -> None:
     with open_pair(MAILBOX) as pair:
         stranger = pair.context.socket(zmq.DEALER)
         stranger.connect(pair.prefill.address)
-        stranger.send_multipart(frames)
+        stranger.send_frames(frames)
         pair.prefill.prefill(KEY, 8)
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         pair.until(lambda: KEY in pair.decode.pool.delivered_kv)
         pair.until(lambda: pair.prefill.side.counters.num_rejected_messages == 1)
-        assert type(SENDER_TO_RECEIVER.decode(stranger.recv())).__name__ == "PeerRefusal"
-        stranger.close(linger=0)
+        assert isinstance(SENDER_TO_RECEIVER.decode(stranger.recv(0)), PeerRefusal)
 
 
 def test_a_handshake_that_gets_no_answer_is_begun_again() -> None:
@@ -112,12 +110,32 @@ def test_a_handshake_that_gets_no_answer_is_begun_again() -> None:
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         pair.pass_time(12)
         assert "no answer from prefill node P" in pair.decode.pool.failures_of(KEY)[0]
-        assert pair.decode.side.num_live == 0
+        assert not pair.decode.side.handoffs
         pair.prefill.link.lose()
         again = key_of(2)
         pair.prefill.prefill(again, 8)
         pair.decode.grant(again, 8, pair.prefill.peer)
         pair.until(lambda: again in pair.decode.pool.delivered_kv)
+
+
+def test_nothing_is_said_before_hello_and_hello_waits_until_everything_can_be_offered() -> None:
+    with open_pair(MAILBOX) as pair:
+        receiver = pair.decode.receivers[0]
+        assert isinstance(receiver, LoopbackReceiver)
+        receiver.is_ready = False
+        pair.decode.wait_for_room(key_of(2), pair.prefill.peer)
+        pair.decode.grant(KEY, 8, pair.prefill.peer)
+        pair.decode.cancel(KEY)
+        pair.pass_time(9)
+        assert pair.prefill.link.seen == []
+        receiver.is_ready = True
+        receiver.move_to("another endpoint")
+        again = key_of(3)
+        pair.decode.grant(again, 8, pair.prefill.peer)
+        pair.prefill.prefill(again, 8)
+        pair.until(lambda: again in pair.decode.pool.delivered_kv)
+        assert isinstance(pair.prefill.link.seen[0], PeerHello)
+        assert pair.decode.pool.failures == []
 
 
 # --- choosing a transport --------------------------------------------------------------------------------------------

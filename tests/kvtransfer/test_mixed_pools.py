@@ -1,7 +1,7 @@
 """Whole handoffs between nodes whose pools lie in different memory, and what the two agree on.
 
 Devices are late (see `late_stream`): a block that is reported, or a slot that is used again, before a copy was waited
-for shows in the tokens, because the engine draws them from the bytes.
+for shows in the tokens, because the engine samples them from the bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 import torch
 import zmq
 
-from decode_node.leg import DecodeLeg, ReceivingNotices
-from decode_node.leg import Notice as ReceivingNotice
+from decode_node.leg import DecodeLeg
+from kvtransfer.commands import ReceivingNotice, SendingNotice
 from kvtransfer.integrity import AUTO, DOT64, NONE, resolve
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.messages import PeerWelcome
@@ -26,15 +26,15 @@ from kvtransfer.pools.host import HostPool
 from kvtransfer.process_identity import this_process
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
-from kvtransfer.sending import SendingSide, open_listener
+from kvtransfer.sender_connections import open_listener
+from kvtransfer.sending import SendingSide
 from kvtransfer.transports.base import Blocks, Receiver
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
-from prefill_node.leg import Notice as SendingNotice
-from prefill_node.leg import PrefillLeg, SendingNotices
+from prefill_node.leg import PrefillLeg
 from tests.kvtransfer.late_stream import late_pool
-from tests.kvtransfer.legs import Node, Relay, SteppedThread, undisturbed
+from tests.kvtransfer.legs import Echo, LossyLink, Node, Relay, SteppedThread, undisturbed
 from tests.kvtransfer.oracle import OracleRunner, make_core
-from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, Echo, LossyLink, empty_blocks, receiving_facts, sending_facts
+from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, empty_blocks, receiving_facts, sending_facts
 from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT, key_of
 
 HOST, DEVICE = "host", "device"
@@ -79,13 +79,13 @@ def open_relay(sender: Kind, receiver: Kind) -> Iterator[tuple[Relay, list[Recei
         cast("zmq.Socket[bytes]", link),
         factory,
         Pusher(sent_pool, kinds[0]),
-        SendingNotices(sent),
+        sent,
     )
     received: Mailbox[ReceivingNotice] = Mailbox()
     facts = replace(receiving_facts(), checksum=kinds[1])
-    receiving = ReceivingSide(facts, context, SETTINGS, receivers, received_pool, ReceivingNotices(received))
+    receiving = ReceivingSide(facts, context, SETTINGS, receivers, received_pool, received)
     threads = SteppedThread(sending, "sending"), SteppedThread(receiving, "receiving")
-    prefill_leg = PrefillLeg(prefill_core, sending, threads[0], sent, LAYOUT.num_layers)
+    prefill_leg = PrefillLeg(prefill_core, sending, threads[0], sent, LAYOUT.layer_ends)
     decode_leg = DecodeLeg(decode_core, receiving, threads[1], received)
     nodes = (
         Node(prefill_leg, threads[0], prefill_core, prefill_runner),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from wire.errors import TransferFailed
 from wire.request_key import RequestKey
 
 _BLOCK_BYTES = 128
+LAYER_ENDS = (32, 48, 96, 128)
+"""Four layers of different sizes."""
 
 
 class RecordingSender:
@@ -228,7 +231,7 @@ def test_a_sender_that_cannot_be_closed_does_no_harm(pusher: Pusher) -> None:
 
 
 def test_layers_are_pushed_as_they_are_stored_and_hashed_as_whole_blocks(pusher: Pusher, blocks: Blocks) -> None:
-    sender, layers = RecordingSender(), LayerProgress(4, lambda: None)
+    sender, layers = RecordingSender(), LayerProgress(LAYER_ENDS, lambda: None)
     pusher.submit(job(sender, 5, 9, layers=layers), 0.0)
     assert run(pusher) == []
     layers.count()
@@ -243,7 +246,7 @@ def test_layers_are_pushed_as_they_are_stored_and_hashed_as_whole_blocks(pusher:
 
 
 def test_a_step_that_fails_ends_its_job_and_not_its_sender(pusher: Pusher) -> None:
-    sender, layers = RecordingSender(), LayerProgress(4, lambda: None)
+    sender, layers = RecordingSender(), LayerProgress(LAYER_ENDS, lambda: None)
     pusher.submit(job(sender, 5, layers=layers), 0.0)
     pusher.submit(job(sender, 6, number=2), 0.0)
     layers.count()
@@ -257,7 +260,7 @@ def test_a_step_that_fails_ends_its_job_and_not_its_sender(pusher: Pusher) -> No
 
 
 def test_abandoning_a_complete_step_changes_nothing(pusher: Pusher) -> None:
-    layers = LayerProgress(1, lambda: None)
+    layers = LayerProgress(LAYER_ENDS[-1:], lambda: None)
     pusher.submit(job(RecordingSender(), 5, layers=layers), 0.0)
     layers.count()
     layers.abandon()
@@ -266,7 +269,7 @@ def test_abandoning_a_complete_step_changes_nothing(pusher: Pusher) -> None:
 
 def test_layers_wake_somebody_only_when_somebody_follows(pusher: Pusher) -> None:
     wakes: list[int] = []
-    layers = LayerProgress(3, lambda: wakes.append(layers.num_done))
+    layers = LayerProgress(LAYER_ENDS[1:], lambda: wakes.append(layers.num_done))
     layers.count()
     assert wakes == []
     pusher.submit(job(RecordingSender(), 5, layers=layers), 0.0)
@@ -277,8 +280,9 @@ def test_layers_wake_somebody_only_when_somebody_follows(pusher: Pusher) -> None
 
 
 @pytest.fixture
-def late_pusher(blocks: Blocks) -> Pusher:
-    """Its checksums are computed by a device that is late."""
+def late_pusher(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> Pusher:
+    """Its checksums are computed by a device that is late, and a busy machine does not end its turns early."""
+    monkeypatch.setattr("kvtransfer.pusher._SLICE_S", 3600.0)
     return Pusher(late_pool(blocks, patience=20), DOT64)
 
 
@@ -312,14 +316,15 @@ def test_a_job_that_ends_while_the_device_computes_is_reported_once(late_pusher:
 
 
 def test_layers_on_a_device_are_summed_as_they_are_stored(late_pusher: Pusher, blocks: Blocks) -> None:
-    sender, layers = RecordingSender(), LayerProgress(4, lambda: None)
+    sender, layers = RecordingSender(), LayerProgress(LAYER_ENDS, lambda: None)
     true, blocks[[5, 9], 32:] = blocks.copy(), 0
     late_pusher.submit(job(sender, 5, 9, layers=layers), 0.0)
-    for layer in range(4):
-        part = slice(32 * layer, 32 * layer + 32)
+    bounds = list(pairwise((0, *LAYER_ENDS)))
+    for begin, end in bounds:
+        part = slice(begin, end)
         blocks[[5, 9], part] = true[[5, 9], part]
         layers.count()
         late_pusher.work(0.0)
     (report,) = run(late_pusher)
-    assert sender.parts == [((5, 9), begin, begin + 32) for begin in (0, 32, 64, 96)]
+    assert sender.parts == [((5, 9), begin, end) for begin, end in bounds]
     assert report.checksums == dot64_of(true, [5, 9])

@@ -1,4 +1,4 @@
-"""Both sides on a simulated network and clock, thousands of steps under a seed.
+"""Both sides on a simulated network and clock, thousands of steps under a seed; `BATON_SCHEDULES` seeds, 2 unless told.
 
 Control messages are lost, doubled, delayed and reordered; KV is lost, cut, flipped, doubled and late; connections
 break; nodes cancel, freeze and die. What is checked, and when, is said in `world`.
@@ -6,6 +6,7 @@ break; nodes cancel, freeze and die. What is checked, and when, is said in `worl
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 
@@ -16,10 +17,12 @@ from kvtransfer.transports.base import Move
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import RECEIVER_EPOCH
 from tests.kvtransfer.pools import BLOCK_SIZE, key_of
-from tests.kvtransfer.world import HANDSHAKE, TRANSIT_S, Kind, World, flipped, patches
+from tests.kvtransfer.wire import TRANSIT_S
+from tests.kvtransfer.world import HANDSHAKE, Kind, World, flipped, patches
 from wire.request_key import RequestKey
 
-_NUM_STEPS = 3000
+_NUM_STEPS = 2000
+_NUM_SEEDS = int(os.environ.get("BATON_SCHEDULES", "2"))
 
 
 class Schedule:
@@ -128,7 +131,7 @@ class Schedule:
 
 
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name.lower())
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(_NUM_SEEDS))
 def test_no_schedule_delivers_wrong_kv_reuses_a_block_too_early_or_leaks(
     monkeypatch: pytest.MonkeyPatch, seed: int, kind: Kind
 ) -> None:

@@ -1,54 +1,60 @@
+"""The tables of the states: what they allow, and that docs/protocol.md says the same."""
+
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
-from kvtransfer.states import RECEIVING_MOVES, SENDING_MOVES, Progress, ReceivingState, SendingState
+from kvtransfer.states import RECEIVING_MOVES, SENDING_MOVES, Lifecycle, ReceivingState, SendingState
 
+_PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 S, R = SendingState, ReceivingState
-_SENDING = {
-    (S.COMPUTING, S.PUSHING),
-    (S.COMPUTING, S.WITHDRAWING),
-    (S.PUSHING, S.COMMITTED),
-    (S.COMMITTED, S.PUSHING),
-    (S.PUSHING, S.WITHDRAWING),
-    (S.COMMITTED, S.ENDED),
-    (S.COMMITTED, S.WITHDRAWING),
-    (S.WITHDRAWING, S.ENDED),
-}
-_RECEIVING = {
-    (R.COMMITTED, R.GRANTED),
-    (R.GRANTED, R.COMMITTED),
-    (R.GRANTED, R.REVOKING),
-    (R.GRANTED, R.ENDED),
-    (R.COMMITTED, R.DELIVERED),
-    (R.COMMITTED, R.REVOKING),
-    (R.COMMITTED, R.ENDED),
-    (R.DELIVERED, R.ENDED),
-    (R.REVOKING, R.ENDED),
-}
+
+
+def documented(side: str) -> dict[str, set[str]]:
+    """State -> states that may follow, as the table of this side in the protocol says."""
+    _, _, after = _PROTOCOL.read_text().partition(f"| {side} | entered when | leaves to |\n|---|---|---|\n")
+    rows = [line.split("|")[1:4] for line in itertools.takewhile(lambda line: line.startswith("|"), after.splitlines())]
+    names = {state.name for state in (*S, *R)}
+    return {
+        row[0].strip(): {word for word in row[2].replace(",", " ").replace("(", " ").split() if word in names}
+        for row in rows
+    }
+
+
+def test_the_protocol_has_the_senders_table() -> None:
+    coded = {state.name: {target.name for target in targets} for state, targets in SENDING_MOVES.items()}
+    assert documented("sender (P)") == coded
+    assert coded.keys() == {state.name for state in S}
+
+
+def test_the_protocol_has_the_receivers_table() -> None:
+    coded = {state.name: {target.name for target in targets} for state, targets in RECEIVING_MOVES.items()}
+    assert documented("receiver (D)") == coded
+    assert coded.keys() == {state.name for state in R}
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(S, S)))
-def test_sender_moves_as_documented_and_not_otherwise(old: SendingState, new: SendingState) -> None:
-    progress = Progress(old)
-    if (old, new) in _SENDING:
-        progress.move(new, SENDING_MOVES, 3.5)
-        assert (progress.state, progress.stamps) == (new, {new: 3.5})
+def test_a_sender_moves_as_its_table_says_and_not_otherwise(old: SendingState, new: SendingState) -> None:
+    life = Lifecycle(old, SENDING_MOVES, 1.0)
+    if new in SENDING_MOVES[old]:
+        life.enter(new, 3.5)
+        assert (life.state, life.since_s, life.entered_s) == (new, 3.5, {old: 1.0, new: 3.5})
     else:
         with pytest.raises(RuntimeError, match=f"from {old.value} to {new.value}"):
-            progress.move(new, SENDING_MOVES, 3.5)
-        assert progress.state is old
+            life.enter(new, 3.5)
+        assert (life.state, life.entered_s) == (old, {old: 1.0})
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(R, R)))
-def test_receiver_moves_as_documented_and_not_otherwise(old: ReceivingState, new: ReceivingState) -> None:
-    progress = Progress(old)
-    if (old, new) in _RECEIVING:
-        progress.move(new, RECEIVING_MOVES, 3.5)
-        assert (progress.state, progress.stamps) == (new, {new: 3.5})
+def test_a_receiver_moves_as_its_table_says_and_not_otherwise(old: ReceivingState, new: ReceivingState) -> None:
+    life = Lifecycle(old, RECEIVING_MOVES, 1.0)
+    if new in RECEIVING_MOVES[old]:
+        life.enter(new, 3.5)
+        assert (life.state, life.since_s, life.entered_s) == (new, 3.5, {old: 1.0, new: 3.5})
     else:
         with pytest.raises(RuntimeError, match=f"from {old.value} to {new.value}"):
-            progress.move(new, RECEIVING_MOVES, 3.5)
-        assert progress.state is old
+            life.enter(new, 3.5)
+        assert (life.state, life.entered_s) == (old, {old: 1.0})

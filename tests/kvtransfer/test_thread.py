@@ -3,18 +3,23 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from kvtransfer.thread import MAX_IDLE_S, TransferThread
 from wire.errors import RequestFailed
 
+Thread: TypeAlias = TransferThread[Callable[[float], object]]
+
 
 class RecordingSide:
-    """Notes when it was called. `wait_s` is what it asks for; `error` is raised while it is set."""
+    """Notes when it was called. `wait_s` is what it asks for; `error` is raised while it is set.
+
+    Its commands are functions of the time.
+    """
 
     def __init__(self) -> None:
         self.rounds: list[float] = []
@@ -23,6 +28,9 @@ class RecordingSide:
         self.error: Exception | None = None
         self.is_closed = threading.Event()
         self.end, self.other_end = socket.socketpair()
+
+    def do(self, command: Callable[[float], object], now_s: float) -> None:
+        command(now_s)
 
     def wait_on(self) -> Sequence[Any]:
         return [self.end]
@@ -46,7 +54,7 @@ def side() -> RecordingSide:
 
 
 @pytest.fixture
-def thread(side: RecordingSide) -> Iterator[TransferThread]:
+def thread(side: RecordingSide) -> Iterator[Thread]:
     thread = TransferThread(side, "test", lambda: None)
     thread.start()
     yield thread
@@ -54,14 +62,14 @@ def thread(side: RecordingSide) -> Iterator[TransferThread]:
     assert side.is_closed.is_set()
 
 
-def run(thread: TransferThread) -> None:
+def run(thread: Thread) -> None:
     """Wait until everything that was posted is done."""
     done = threading.Event()
     thread.post(lambda now_s: done.set())
     assert done.wait(5)
 
 
-def test_commands_run_in_order_on_the_thread_of_the_side(thread: TransferThread, side: RecordingSide) -> None:
+def test_commands_run_in_order_on_the_thread_of_the_side(thread: Thread, side: RecordingSide) -> None:
     found: list[tuple[int, int]] = []
 
     def note(number: int, now_s: float) -> None:
@@ -75,7 +83,7 @@ def test_commands_run_in_order_on_the_thread_of_the_side(thread: TransferThread,
     assert threading.get_ident() not in side.threads
 
 
-def test_a_round_follows_a_command_and_whatever_becomes_readable(thread: TransferThread, side: RecordingSide) -> None:
+def test_a_round_follows_a_command_and_whatever_becomes_readable(thread: Thread, side: RecordingSide) -> None:
     for stimulus in (lambda: run(thread), lambda: side.other_end.send(b"1"), thread.wake):
         num_rounds = len(side.rounds)
         stimulus()
@@ -87,14 +95,14 @@ def test_a_round_follows_a_command_and_whatever_becomes_readable(thread: Transfe
         run(thread)
 
 
-def test_an_idle_side_is_called_a_few_times_a_second_and_no_more(thread: TransferThread, side: RecordingSide) -> None:
+def test_an_idle_side_is_called_a_few_times_a_second_and_no_more(thread: Thread, side: RecordingSide) -> None:
     run(thread)
     num_rounds = len(side.rounds)
     time.sleep(3.5 * MAX_IDLE_S)
     assert 2 <= len(side.rounds) - num_rounds <= 5
 
 
-def test_a_side_with_more_to_do_is_called_at_once(thread: TransferThread, side: RecordingSide) -> None:
+def test_a_side_with_more_to_do_is_called_at_once(thread: Thread, side: RecordingSide) -> None:
     side.wait_s = 0.0
     run(thread)
     num_rounds = len(side.rounds)
@@ -102,7 +110,7 @@ def test_a_side_with_more_to_do_is_called_at_once(thread: TransferThread, side: 
     assert len(side.rounds) - num_rounds > 20
 
 
-def test_a_side_that_fails_is_closed_and_said_to_whoever_asks(thread: TransferThread, side: RecordingSide) -> None:
+def test_a_side_that_fails_is_closed_and_said_to_whoever_asks(thread: Thread, side: RecordingSide) -> None:
     thread.require_alive()
     side.error = ZeroDivisionError("by zero")
     thread.wake()
@@ -130,7 +138,7 @@ def test_a_thread_that_cannot_begin_does_nothing_and_says_so(side: RecordingSide
     thread.close()
 
 
-def test_a_command_that_fails_does_the_same(thread: TransferThread, side: RecordingSide) -> None:
+def test_a_command_that_fails_does_the_same(thread: Thread, side: RecordingSide) -> None:
     thread.post(lambda now_s: [][0])
     assert side.is_closed.wait(5)
     assert isinstance(thread.failure, IndexError)

@@ -1,9 +1,9 @@
 """A prefill node and a decode node on a simulated network and a virtual clock, in one thread.
 
-Owns both sides, their pools, the connections between them and whatever is under way. Nothing happens by itself: a test
-says what happens next, and what becomes of messages (`Fate`) and of blocks (`FaultPlan`) on their way.
+Owns both sides, their pools, and whatever is under way between them. Nothing happens by itself: a test says what
+happens next, and what becomes of messages (`Fate`) and of blocks (`FaultPlan`) on their way.
 
-Checked the moment it happens: what is delivered is the prompt's KV; a block is written only while it is set aside for
+Checked the moment it happens: what is delivered is the prompt's KV; a block is written only while it is held for
 the handoff and generation it is written for; a block that is read is held for that handoff; a granted handoff ends
 once. `check` looks at what must hold between any two moments, `quiesce` and `check_over` at the end.
 """
@@ -11,23 +11,26 @@ once. `check` looks at what must hold between any two moments, `quiesce` and `ch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import zmq
 
-from kvtransfer.layers import LayerProgress
-from kvtransfer.messages import (
-    RECEIVER_TO_SENDER,
-    SENDER_TO_RECEIVER,
-    PeerHello,
-    PeerRefusal,
-    PeerWelcome,
-    ProcessIdentity,
+from kvtransfer.commands import (
+    BeginHandoff,
+    CancelReceiving,
+    CancelSending,
+    FinishHandoff,
+    GrantBlocks,
+    PushComputed,
+    PushLayers,
+    WaitForRoom,
 )
+from kvtransfer.layers import LayerProgress
+from kvtransfer.messages import PeerHello, PeerRefusal, PeerWelcome, ProcessIdentity
 from kvtransfer.pools.host import HostPool
 from kvtransfer.process_identity import this_process
 from kvtransfer.pusher import Pusher
@@ -44,7 +47,15 @@ from tests.kvtransfer.loopback import (
     LoopbackSender,
     without_faults,
 )
-from tests.kvtransfer.pair import NUM_BLOCKS, RECEIVER_EPOCH, SENDER_EPOCH, empty_blocks, receiving_facts, sending_facts
+from tests.kvtransfer.pair import (
+    ADDRESS,
+    NUM_BLOCKS,
+    RECEIVER_EPOCH,
+    SENDER_EPOCH,
+    empty_blocks,
+    receiving_facts,
+    sending_facts,
+)
 from tests.kvtransfer.pools import (
     BLOCK_BYTES,
     BLOCK_SIZE,
@@ -55,22 +66,16 @@ from tests.kvtransfer.pools import (
     first_token,
     kv,
 )
+from tests.kvtransfer.wire import FakeContext, Fate, Wire, arrives
 from wire.links import LinkSettings
 from wire.messages import HandoffFigures, PrefillPeer, TokenEvent
 from wire.request_key import RequestKey
 
-ADDRESS = "tcp://prefill:1"
 NUM_LAYERS = 4
-TRANSIT_S = 0.01
+LAYER_ENDS = (16, 24, 96, BLOCK_BYTES)
+"""Layers of a block need not be of one size."""
 HANDSHAKE = (PeerHello, PeerWelcome, PeerRefusal)
-_LAYER_BYTES = BLOCK_BYTES // NUM_LAYERS
 _LONG_S = 3600.0
-
-Fate: TypeAlias = Callable[[object], Sequence[float]]
-"""After how many seconds each copy of a message arrives; () loses it."""
-
-Inbox: TypeAlias = list[tuple[float, int, bytes, bytes]]
-"""(when it arrives, number, identity of its connection, frame)."""
 
 
 class Kind(Enum):
@@ -91,107 +96,6 @@ class Kind(Enum):
         return self is not Kind.RDMA
 
 
-def arrives(message: object) -> Sequence[float]:
-    """The fate of messages on a network that works."""
-    return (TRANSIT_S,)
-
-
-class Wire:
-    """All connections: frames under way, each with the moment it arrives."""
-
-    def __init__(self, fate: Fate) -> None:
-        self.now_s = 0.0
-        self.fate = fate
-        self.listener: FakeRouter | None = None
-        self._num_sent = 0
-        self._num_connections = 0
-
-    def connect(self, dealer: FakeDealer) -> None:
-        """A connection, new or again: ZMQ gives it a new identity at the listener."""
-        self._num_connections += 1
-        dealer.identity = f"connection {self._num_connections}".encode()
-        if self.listener is not None:
-            self.listener.dealers[dealer.identity] = dealer
-
-    def carry(self, inbox: Inbox, identity: bytes, frame: bytes, message: object) -> None:
-        """Have each copy of a frame arrive in its time. Nothing comes after a hello that was said before it: the
-        sides may count on that much of the order of a connection.
-        """
-        delays_s = self.fate(message)
-        if isinstance(message, PeerHello) and delays_s:
-            latest_s = self.now_s + min(delays_s)
-            inbox[:] = [(min(at_s, latest_s) if of == identity else at_s, n, of, f) for at_s, n, of, f in inbox]
-        for delay_s in delays_s:
-            self._num_sent += 1
-            inbox.append((self.now_s + delay_s, self._num_sent, identity, frame))
-
-    def take(self, inbox: Inbox) -> tuple[bytes, bytes]:
-        """The next frame that has arrived. Raises `zmq.Again`."""
-        arrived = min((entry for entry in inbox if entry[0] <= self.now_s), default=None)
-        if arrived is None:
-            raise zmq.Again
-        inbox.remove(arrived)
-        return arrived[2], arrived[3]
-
-
-class FakeRouter:
-    """The listening socket of one life of the prefill node."""
-
-    def __init__(self, wire: Wire) -> None:
-        self.dealers: dict[bytes, FakeDealer] = {}
-        self.inbox: Inbox = []
-        self._wire = wire
-
-    def recv_multipart(self, flags: int) -> list[bytes]:
-        return [*self._wire.take(self.inbox)]
-
-    def send_multipart(self, frames: Sequence[bytes], flags: int) -> None:
-        dealer = self.dealers.get(frames[0])
-        if dealer is None or dealer.closed or dealer.identity != frames[0]:
-            raise zmq.ZMQError(zmq.EHOSTUNREACH)
-        self._wire.carry(dealer.inbox, b"", frames[1], SENDER_TO_RECEIVER.decode(frames[1]))
-
-
-class FakeDealer:
-    """The decode node's end of a connection."""
-
-    def __init__(self, wire: Wire) -> None:
-        self.identity = b""
-        self.inbox: Inbox = []
-        self.closed = False
-        self._wire = wire
-
-    def setsockopt(self, option: int, value: object) -> None:
-        """All options are the same to the simulation."""
-
-    def connect(self, address: str) -> None:
-        self._wire.connect(self)
-
-    def recv(self, flags: int) -> bytes:
-        return self._wire.take(self.inbox)[1]
-
-    def send(self, frame: bytes, flags: int) -> None:
-        listener = self._wire.listener
-        if listener is not None and self.identity in listener.dealers:
-            self._wire.carry(listener.inbox, self.identity, frame, RECEIVER_TO_SENDER.decode(frame))
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class FakeContext:
-    """Opens the decode node's sockets."""
-
-    def __init__(self, wire: Wire) -> None:
-        self.dealers: list[FakeDealer] = []
-        self._wire = wire
-
-    def socket(self, kind: int) -> FakeDealer:
-        self.dealers = [dealer for dealer in self.dealers if not dealer.closed]
-        self.dealers.append(FakeDealer(self._wire))
-        return self.dealers[-1]
-
-
 class CheckedReceiver(LoopbackReceiver):
     """Looks at every block the moment it is written. As `Kind.RDMA` it is told what has arrived."""
 
@@ -200,8 +104,7 @@ class CheckedReceiver(LoopbackReceiver):
             network, "D", pool.blocks, peers_write=kind is not Kind.MAILBOX, can_fence=kind is not Kind.MEMORY
         )
         self._pool, self._violations = pool, violations
-        self.is_silent = self.ends_with_writer = kind is Kind.MEMORY
-        self.ends_with_endpoint = True
+        self.is_silent = kind is Kind.MEMORY
 
     def arrive(self, key: RequestKey, move: Move, payload: bytes) -> None:
         super().arrive(key, move, payload)
@@ -212,8 +115,8 @@ class CheckedReceiver(LoopbackReceiver):
                 self.num_refused += 1
 
     def write(self, move: Move, begin_byte: int, payload: bytes) -> None:
-        if not self._pool.is_set_aside(move.target, move.generation):
-            self._violations.append(f"block {move.target} is written by {move}, and was not set aside for it")
+        if not self._pool.is_held_for_a_handoff(move.target, move.generation):
+            self._violations.append(f"block {move.target} is written by {move}, and was not held for it")
         super().write(move, begin_byte, payload)
 
 
@@ -336,14 +239,14 @@ class CheckedDecodePool(DecodePool):
         assert first == first_token(key)
         assert not self.num_told[key], "a handoff that failed was delivered"
 
-    def spoiled(self, key: RequestKey, reason: str) -> None:
-        super().spoiled(key, reason)
+    def failed(self, key: RequestKey, reason: str) -> None:
+        super().failed(key, reason)
         self.num_told[key] += 1
         assert self.num_told[key] == 1, "a failure was reported twice"
         assert not self.num_ends[key], "a handoff that has ended failed"
 
-    def returned(self, key: RequestKey) -> None:
-        super().returned(key)
+    def released(self, key: RequestKey) -> None:
+        super().released(key)
         self.num_ends[key] += 1
         assert self.num_ends[key] == 1, "a handoff ended twice"
 
@@ -352,7 +255,7 @@ class CheckedDecodePool(DecodePool):
         self.held[key] = self.running.pop(key)
         self._free(key)
 
-    def is_set_aside(self, block_id: int, generation: int) -> bool:
+    def is_held_for_a_handoff(self, block_id: int, generation: int) -> bool:
         """Whether this use of the block is that of a handoff which is not over."""
         return self.pool.generation(block_id) == generation and any(
             block_id in block_ids for block_ids in self.held.values()
@@ -360,7 +263,7 @@ class CheckedDecodePool(DecodePool):
 
 
 class World:
-    """Everything there is, and what can happen to it. Patches `kvtransfer.receiving.is_gone` while it is in use: ask
+    """Everything there is, and what can happen to it. Patches `kvtransfer.incoming.is_gone` while it is in use: ask
     `is_gone` here.
     """
 
@@ -396,10 +299,7 @@ class World:
         self.num_lives += 1
         epoch = SENDER_EPOCH + self.num_lives
         process = replace(this_process(), start_ticks=self.num_lives)
-        self.wire.listener = router = FakeRouter(self.wire)
-        for dealer in self.context.dealers:
-            if not dealer.closed:
-                self.wire.connect(dealer)
+        router = self.wire.listen()
         blocks = empty_blocks()
         pool, pusher = PrefillPool(blocks), SteppedPusher(HostPool(blocks))
         opener = CheckedOpener(self.network, pool, self.violations)
@@ -414,14 +314,7 @@ class World:
         life = self.life
         life.pool.start(key, num_tokens)
         life.prompts[key] = Prompt(num_tokens)
-        life.side.begin(
-            key,
-            self.wire.now_s,
-            decode_node_id="D",
-            decode_epoch=decode_epoch,
-            num_tokens=num_tokens,
-            prompt_digest=digest_of(key),
-        )
+        life.side.do(BeginHandoff(key, "D", decode_epoch, num_tokens, digest_of(key)), self.wire.now_s)
 
     def compute(self, key: RequestKey, num_tokens: int) -> None:
         """A chunk ends at this token."""
@@ -429,21 +322,22 @@ class World:
         if prompt.layers is None and num_tokens > prompt.num_computed_tokens:
             prompt.num_computed_tokens = num_tokens
             self.life.pool.compute(key, num_tokens)
-            self.life.side.advance(key, tuple(self.life.pool.tables[key]), num_tokens, self.wire.now_s)
+            self.life.side.do(PushComputed(key, tuple(self.life.pool.tables[key]), num_tokens), self.wire.now_s)
 
     def begin_last_step(self, key: RequestKey) -> None:
         """The step that computes the rest begins; it may be pushed layer by layer."""
         prompt = self.life.prompts[key]
         if prompt.layers is None:
-            prompt.layers = LayerProgress(NUM_LAYERS, lambda: None)
-            self.life.side.follow(key, tuple(self.life.pool.tables[key]), prompt.layers, self.wire.now_s)
+            prompt.layers = LayerProgress(LAYER_ENDS, lambda: None)
+            self.life.side.do(PushLayers(key, tuple(self.life.pool.tables[key]), prompt.layers), self.wire.now_s)
 
     def store_layer(self, key: RequestKey) -> None:
         """The KV of one more layer is in the blocks of the last step. The last layer finishes the prompt."""
         prompt, pool = self.life.prompts[key], self.life.pool
         if prompt.layers is None:
             return
-        part = slice(prompt.layers.num_done * _LAYER_BYTES, (prompt.layers.num_done + 1) * _LAYER_BYTES)
+        done = prompt.layers.num_done
+        part = slice(prompt.layers.end_of(done), prompt.layers.end_of(done + 1))
         table = pool.tables[key]
         for index in range(prompt.num_computed_tokens // BLOCK_SIZE, len(table)):
             pool.blocks[table[index], part] = np.frombuffer(kv(digest_of(key), index)[part], dtype=np.uint8)
@@ -452,12 +346,12 @@ class World:
             self.finish(key)
 
     def finish(self, key: RequestKey) -> None:
-        """The whole prompt is computed and token 1 drawn."""
+        """The whole prompt is computed and token 1 sampled."""
         prompt = self.life.prompts.pop(key)
         if prompt.layers is None:
             self.life.pool.compute(key, prompt.num_tokens)
         now_s, table = self.wire.now_s, tuple(self.life.pool.tables[key])
-        self.life.side.finish(key, table, first_token(key), now_s, now_s)
+        self.life.side.do(FinishHandoff(key, table, first_token(key), now_s), now_s)
 
     def fail_step(self, key: RequestKey) -> None:
         """A step cannot be computed."""
@@ -468,7 +362,7 @@ class World:
         prompt = self.life.prompts.pop(key, None)
         if prompt is not None and prompt.layers is not None:
             prompt.layers.abandon()
-        self.life.side.withdraw(key, reason, self.wire.now_s, request_ended=request_ended)
+        self.life.side.do(CancelSending(key, reason, request_ended), self.wire.now_s)
 
     # what the decode node's engine and router do
 
@@ -476,18 +370,18 @@ class World:
         self, key: RequestKey, num_tokens: int, num_cached_tokens: int = 0, peer: PrefillPeer | None = None
     ) -> None:
         """`Decode` arrives and there is room. Raises `NoFreeBlocks`."""
-        incoming = self.decode_pool.reserve(key, num_tokens, num_cached_tokens)
+        blocks = self.decode_pool.reserve(key, num_tokens, num_cached_tokens)
         self.granted.append(key)
-        self.decode.grant(incoming, peer or self.life.peer, self.wire.now_s)
+        self.decode.do(GrantBlocks(blocks, peer or self.life.peer), self.wire.now_s)
 
     def wait_for_room(self, key: RequestKey) -> None:
         """`Decode` arrives and there is none."""
-        self.decode.wait_for_room(key, self.life.peer, self.wire.now_s)
+        self.decode.do(WaitForRoom(key, self.life.peer), self.wire.now_s)
 
     def cancel_decode(self, key: RequestKey) -> None:
         """The decode node does not want it any more."""
         self.cancelled.add(key)
-        self.decode.cancel(key, self.wire.now_s)
+        self.decode.do(CancelReceiving(key), self.wire.now_s)
 
     # what happens to the nodes and between them
 
@@ -570,13 +464,16 @@ class World:
         assert len(set(owned)) == len(owned) == num_held, "blocks have no owner, or two"
 
     def _check_leases(self) -> None:
-        received = self.decode._handoffs
-        awaited = (ReceivingState.GRANTED, ReceivingState.COMMITTED)
-        held = {key for key, handoff in received.items() if handoff.progress.state in awaited}
-        assert held == set(self.decode._leases._deadlines_s), "blocks are held without a deadline, or a lease leaked"
-        sent = self.life.side._outgoing
-        computed = {k for k, h in sent.items() if h.progress.state in (SendingState.PUSHING, SendingState.COMMITTED)}
-        assert computed <= set(self.life.side._leases._deadlines_s) <= set(sent)
+        states = (ReceivingState.RESERVED, ReceivingState.GRANTED, ReceivingState.COMMITTED)
+        held = {handoff.key for handoff in self.decode.handoffs if handoff.state in states}
+        assert held == set(self.decode._handoffs._leases._deadlines_s), (
+            "blocks are held without a deadline, or a lease leaked"
+        )
+        sent = {handoff.key: handoff.state for handoff in self.life.side.handoffs}
+        computed = {key for key, state in sent.items() if state in (SendingState.PUSHING, SendingState.COMMITTED)}
+        assert computed <= set(self.life.side._leases._deadlines_s) <= sent.keys()
+        quarantined = sum(handoff.num_blocks for handoff in self.decode.handoffs if handoff.is_quarantined)
+        assert quarantined == self.decode.num_quarantined_blocks
 
     def quiesce(self) -> None:
         """No more requests and no more faults: let everything come to its end."""
@@ -586,8 +483,9 @@ class World:
         self.mend_data()
         for key in self.life.computing:
             self.give_up_prefill(key, "cancelled")
-        for key in list(self.decode._interests):
-            self.cancel_decode(key)
+        for handoff in self.decode.handoffs:
+            if handoff.state is ReceivingState.WAITING:
+                self.cancel_decode(handoff.key)
         for key in list(self.decode_pool.running):
             self.decode_pool.retire(key)
         self.push(10**6)
@@ -602,17 +500,17 @@ class World:
     def is_quiet(self) -> bool:
         """Whether nothing is alive."""
         pools = (self.decode_pool.pool, self.life.pool.pool)
-        return not self.decode.num_live + self.life.side.num_live and all(p.num_free == NUM_BLOCKS for p in pools)
+        return not self.decode.handoffs and not self.life.side.handoffs and all(p.num_free == NUM_BLOCKS for p in pools)
 
     def check_over(self) -> None:
         """After `quiesce`: everything is free, nothing is left, and every granted handoff has ended once."""
         assert self.violations == []
-        assert self.decode.num_live == self.life.side.num_live == 0
+        assert not self.decode.handoffs
+        assert not self.life.side.handoffs
         for pool in (self.decode_pool.pool, self.life.pool.pool):
             assert pool.num_free == NUM_BLOCKS
-        assert len(self.decode._leases) == len(self.life.side._leases) == 0
+        assert len(self.decode._handoffs._leases) == len(self.life.side._leases) == 0
         assert self.decode.num_quarantined_blocks == 0
-        assert not self.life.side._draining
         assert not self.life.pusher._readers
         # nothing was written into a free block of the decode node
         assert (self.decode_pool.blocks == FREE_BYTE).all()
@@ -625,7 +523,7 @@ class World:
 def patches(world: World) -> dict[str, object]:
     """What a simulated world replaces: who is alive, and the real time that a round may take."""
     return {
-        "kvtransfer.receiving.is_gone": world.is_gone,
+        "kvtransfer.incoming.is_gone": world.is_gone,
         "kvtransfer.receiving._SLICE_S": _LONG_S,
         "kvtransfer.pusher._SLICE_S": _LONG_S,
     }

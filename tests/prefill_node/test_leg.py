@@ -200,7 +200,7 @@ def test_figures_are_reported(relay: Relay) -> None:
     assert found["baton:kv_send_blocks"] == 5
 
 
-def test_token_1_says_when_its_first_chunk_began_and_when_it_was_drawn(relay: Relay) -> None:
+def test_token_1_says_when_its_first_chunk_began_and_when_it_was_sampled(relay: Relay) -> None:
     asked_us = now_us()
     relay.ask_prefill(KEY, PROMPT)
     relay.prefill.round(0.0)

@@ -20,7 +20,7 @@ What ends a write. UCX cannot take back a write that has begun, and over TCP (or
 
 Pools on a GPU add one way: with CUDA IPC the *writing* process copies, through a mapping of the receiver's pool of its
 own. Nothing that the receiver does takes that mapping away. A receiver whose UCX may choose it
-(`NixlDeviceReceiver.ends_with_endpoint` is False: a node on a loopback address) therefore needs two proofs before
+(`WriteProof.BOTH_ENDED`: a node on a loopback address) therefore needs two proofs before
 blocks of a broken handoff are used again:
 - its own agent's life has ended: nothing is carried on by it (TCP) or through its registration (RDMA);
 - and the writer has done with the blocks: it says so (`Revoked`, whatever it says about a fence, is sent only after

@@ -11,10 +11,11 @@ from typing import Any
 
 from kvtransfer.messages import Endpoint, ProcessIdentity
 from kvtransfer.transports.announced import AnnouncedBlocks
-from kvtransfer.transports.base import Arrival
+from kvtransfer.transports.base import BlocksArrived
 from kvtransfer.transports.nixl.lives import RunningAgent
 from kvtransfer.transports.nixl.ucx import may_use_cuda_ipc
 from kvtransfer.transports.nixl.wire import DETAILS, NAME, NOTICES, Landed, Notices, Ready, Watch
+from kvtransfer.write_proof import WriteProof
 from wire.errors import BatonError
 from wire.request_key import RequestKey
 
@@ -22,14 +23,11 @@ from wire.request_key import RequestKey
 class NixlReceiver:
     """Offers the pool that `agent` has registered to peers, who write into it. Closes the agent with itself.
 
-    `num_refused` counts notices of blocks that no
-    grant announced, `num_crashes` agents that ended by themselves.
+    `num_refused` counts notices of blocks that no grant announced, `num_crashes` agents that ended by themselves.
     """
 
-    peers_write = True
+    write_proof = WriteProof.ENDPOINT_ENDED
     is_silent = False
-    ends_with_writer = False
-    ends_with_endpoint = True
 
     def __init__(self, agent: RunningAgent) -> None:
         self.num_refused = 0
@@ -86,7 +84,7 @@ class NixlReceiver:
                     self._take(notice)
         self._look_at_endpoint()
 
-    def take_arrivals(self) -> Sequence[Arrival]:
+    def take_arrivals(self) -> Sequence[BlocksArrived]:
         """See `Receiver.take_arrivals`."""
         return self._announced.take_arrivals()
 
@@ -134,14 +132,14 @@ class NixlDeviceReceiver(NixlReceiver):
 
     def __init__(self, agent: RunningAgent) -> None:
         super().__init__(agent)
-        self.ends_with_writer = may_use_cuda_ipc(os.environ)
-        self.ends_with_endpoint = not self.ends_with_writer
+        is_mapped = may_use_cuda_ipc(os.environ)
+        self.write_proof = WriteProof.BOTH_ENDED if is_mapped else WriteProof.ENDPOINT_ENDED
 
     def fence(self) -> bool:
         """End the agent, and its registration with it. True when that stops every peer; where a peer may hold a
         mapping of its own it does not, and this returns False although the agent has ended and the endpoint changes.
         """
-        return super().fence() and self.ends_with_endpoint
+        return super().fence() and self.write_proof is WriteProof.ENDPOINT_ENDED
 
 
 def _endpoint(ready: Ready | None) -> Endpoint:

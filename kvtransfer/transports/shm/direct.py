@@ -15,8 +15,9 @@ import numpy as np
 
 from kvtransfer.messages import Endpoint, ProcessIdentity
 from kvtransfer.runs import coalesce
-from kvtransfer.transports.base import Arrival, Blocks, Move
+from kvtransfer.transports.base import Blocks, BlocksArrived, Move
 from kvtransfer.transports.shm.segment import FOLDER, SEGMENT_NAME, Segment
+from kvtransfer.write_proof import WriteProof
 from wire.errors import TransferFailed
 from wire.request_key import RequestKey
 
@@ -27,11 +28,9 @@ _PIECE_BYTES = 2**20
 class ShmReceiver:
     """Offers a segment that peers write into."""
 
-    peers_write = True
+    write_proof = WriteProof.WRITER_ENDED
     is_silent = True
     is_ready = True
-    ends_with_writer = True
-    ends_with_endpoint = True
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -54,7 +53,7 @@ class ShmReceiver:
     def poll(self) -> None:
         """Nothing to take."""
 
-    def take_arrivals(self) -> Sequence[Arrival]:
+    def take_arrivals(self) -> Sequence[BlocksArrived]:
         """Unknown here."""
         return ()
 

@@ -33,6 +33,7 @@ from kvtransfer.transports.shm.segment import Segment
 from kvtransfer.transports.shm.slots_receiver import SlotsReceiver
 from kvtransfer.transports.shm.slots_sender import SlotsSender
 from kvtransfer.transports.tcp_zmq import ZmqReceiver, ZmqSender
+from kvtransfer.write_proof import WriteProof
 from program.process import start_authenticator
 from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackReceiver, LoopbackSender
 from wire.errors import BatonError
@@ -125,7 +126,7 @@ class ReceiverEnd:
         endpoint = self._receiver.endpoint
         return {
             "endpoint": [endpoint.transport, endpoint.address, endpoint.details.hex()],
-            "peers_write": self._receiver.peers_write,
+            "peers_write": self._receiver.write_proof is not WriteProof.OWN_HANDS,
             "is_silent": self._receiver.is_silent,
         }
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvtransfer.transports.announced import AnnouncedBlocks, GrantedWriter
-from kvtransfer.transports.base import Arrival
+from kvtransfer.transports.base import BlocksArrived
 from tests.kvtransfer.transports.endpoint_process import key_of
+from wire.request_key import RequestKey
 
 KEY = key_of(1)
 GRANTED, GENERATIONS = (5, 2, 7), (4, 4, 9)
@@ -58,8 +59,8 @@ def test_nothing_else_may(
     assert not announced.may_write(KEY, first_index, block_ids, generations)
 
 
-@pytest.mark.parametrize("key", [key_of(2), (KEY[0], 2)], ids=["another handoff", "another attempt"])
-def test_a_grant_is_of_one_attempt_at_one_handoff(announced: AnnouncedBlocks, key: tuple[bytes, int]) -> None:
+@pytest.mark.parametrize("key", [key_of(2), RequestKey(KEY.handoff_id, 2)], ids=["another handoff", "another attempt"])
+def test_a_grant_is_of_one_attempt_at_one_handoff(announced: AnnouncedBlocks, key: RequestKey) -> None:
     assert not announced.may_write(key, 0, GRANTED, GENERATIONS)
 
 
@@ -73,7 +74,7 @@ def test_blocks_that_have_arrived_may_not_come_again_alone_or_among_others(annou
 def test_arrivals_are_told_once(announced: AnnouncedBlocks) -> None:
     announced.arrived(KEY, 1, 2)
     announced.arrived(KEY, 0, 1)
-    assert announced.take_arrivals() == [Arrival(KEY, 1, 2), Arrival(KEY, 0, 1)]
+    assert announced.take_arrivals() == [BlocksArrived(KEY, 1, 2), BlocksArrived(KEY, 0, 1)]
     assert announced.take_arrivals() == []
 
 

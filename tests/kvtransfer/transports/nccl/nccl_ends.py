@@ -36,7 +36,7 @@ FROM_RECEIVER = Codec(StoreEntry, PairEnd)
 
 
 def key_of(number: int) -> RequestKey:
-    return (number.to_bytes(16, "big"), 1)
+    return RequestKey.numbered(number)
 
 
 def moves_of(sources: Sequence[int], targets: Sequence[int], first_index: int = 0) -> list[Move]:

@@ -24,6 +24,7 @@ from kvtransfer.transports.nixl.memory import Region
 from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver
 from kvtransfer.transports.nixl.thread import AgentThread
 from kvtransfer.transports.nixl.wire import Channel, Notices, PoolDetails, Ready, WriteEnded
+from kvtransfer.write_proof import WriteProof
 from tests.kvtransfer.transports.nixl.gpu_stand_ins import FakeTensor, a_segment
 from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of
 from wire.errors import InvalidSetting, TransferFailed
@@ -267,8 +268,7 @@ def test_the_end_of_the_agent_is_a_fence_only_where_no_peer_can_hold_a_mapping(
     for name in ("UCX_TLS", "UCX_NET_DEVICES"):
         os.environ.pop(name, None)
     receiver = NixlDeviceReceiver(AgentThread(FakeTensor(), host, obedient))
-    assert receiver.ends_with_endpoint == is_proof
-    assert receiver.ends_with_writer != is_proof
+    assert receiver.write_proof is (WriteProof.ENDPOINT_ENDED if is_proof else WriteProof.BOTH_ENDED)
     old = receiver.endpoint
     assert receiver.fence() == is_proof
     assert receiver.endpoint != old, "the agent has ended all the same"

@@ -1,0 +1,268 @@
+"""One handoff as its decode node has it: the blocks, the grant, what has arrived, and whether it can be trusted.
+
+Owns its state, its lease and the checksums of its blocks. Knows no sockets and no other handoff: `ReceivingSide` brings
+it what happened and sends what it returns.
+
+Invariants: it holds a lease while it is reserved, granted or committed, and at no other time; it is delivered only when
+its Commit names what was granted, every block has arrived, and all bytes match their checksums; its blocks are released
+only when `judge` (see `write_proof`) says so. What a revoked one has learnt so far is its state, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kvtransfer.arrived import ArrivedBlocks
+from kvtransfer.commands import ReservedBlocks
+from kvtransfer.facts import ReceivingFacts
+from kvtransfer.integrity import NONE
+from kvtransfer.leases import LeaseTable
+from kvtransfer.messages import Commit, Grant, HandoffName, ProcessIdentity, Pushed, Resend
+from kvtransfer.pools.base import Checksums
+from kvtransfer.process_identity import is_elsewhere, is_gone, shares_processes
+from kvtransfer.receiver_connections import Connection
+from kvtransfer.states import RECEIVING_MOVES, Lifecycle, ReceivingState
+from kvtransfer.transports.base import Receiver
+from kvtransfer.write_proof import Known, PeerWord, Verdict, Writer, judge
+from wire.errors import InvalidMessage
+from wire.messages import HandoffFigures
+from wire.request_key import RequestKey
+
+FENCE_AFTER_S = 5.0
+_REVOKE_AGAIN_S = 1.0
+_MAX_RESENDS = 1
+_R = ReceivingState
+
+
+class IncomingHandoff:
+    """See the module. `receiver` is where its blocks arrive, once it is granted."""
+
+    def __init__(
+        self,
+        key: RequestKey,
+        connection: Connection,
+        facts: ReceivingFacts,
+        leases: LeaseTable[RequestKey],
+        now_s: float,
+    ) -> None:
+        self.key = key
+        self.name = HandoffName(*key)
+        self.connection = connection
+        self.receiver: Receiver | None = None
+        self.commit: Commit | None = None
+        self._facts = facts
+        self._leases = leases
+        self._life = Lifecycle(_R.WAITING, RECEIVING_MOVES, now_s)
+        self._blocks = ReservedBlocks(key, 0, 0, b"", (), ())
+        self._arrived = ArrivedBlocks(0, checksums=False)
+        self._writer: ProcessIdentity | None = None
+        self._writer_is = Writer.MAY_RUN
+        self._round = 0
+        self._next_question_s = 0.0
+
+    @property
+    def state(self) -> ReceivingState:
+        """Where in its life it is."""
+        return self._life.state
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that it holds."""
+        return len(self._blocks.block_ids)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it may still be delivered."""
+        return self._life.state in (_R.WAITING, _R.RESERVED, _R.GRANTED, _R.COMMITTED)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether blocks of it may arrive."""
+        return self._life.state in (_R.GRANTED, _R.COMMITTED)
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether nobody wants its blocks, but a peer may still write them."""
+        return self._life.state in (_R.REVOKING, _R.FENCING, _R.CUT_OFF)
+
+    def renew(self, now_s: float) -> None:
+        """Something of it has arrived, or its sender has said something about it."""
+        self._leases.renew(self.key, now_s + self._facts.lease_s)
+
+    # granting
+
+    def reserve(self, blocks: ReservedBlocks, connection: Connection, now_s: float) -> None:
+        """There are blocks for it now."""
+        self._life.enter(_R.RESERVED, now_s)
+        self.connection, self._blocks = connection, blocks
+        self._arrived = ArrivedBlocks(len(blocks.block_ids), checksums=self._facts.checksum != NONE)
+        self._leases.begin(self.key, now_s + self._facts.lease_s)
+
+    def grant(self, now_s: float) -> Grant:
+        """Let the peer write, who has welcomed this node."""
+        receiver, welcome = self.connection.receiver, self.connection.welcome
+        if receiver is None or welcome is None:
+            raise RuntimeError("a grant is sent to a peer that has welcomed us")
+        self._life.enter(_R.GRANTED, now_s)
+        self.receiver, self._writer = receiver, welcome.writer
+        if is_elsewhere(self._facts.process, welcome.writer):
+            self._writer_is = Writer.ELSEWHERE
+        blocks = self._blocks
+        receiver.expect(self.key, blocks.block_ids, blocks.generations)
+        return Grant(
+            handoff=self.name,
+            receiver_epoch=self._facts.epoch,
+            sender_epoch=self.connection.peer.epoch,
+            num_tokens=blocks.num_tokens,
+            num_cached_tokens=blocks.num_cached_tokens,
+            prompt_digest=blocks.prompt_digest,
+            block_ids=blocks.block_ids,
+            generations=blocks.generations,
+        )
+
+    # what arrives
+
+    def take_blocks(self, indexes: Iterable[int], now_s: float) -> None:
+        """The receiver has seen these arrive."""
+        if self.is_awaited:
+            self._arrived.note(indexes)
+            self.renew(now_s)
+
+    def take_pushed(self, pushed: Pushed, now_s: float) -> None:
+        """The sender says that blocks are there. Raises `InvalidMessage` for some that were not granted."""
+        if self.receiver is None or not self.receiver.is_silent:
+            return
+        if any(index >= self.num_blocks for index in pushed.indexes):
+            raise InvalidMessage("blocks were pushed that the grant does not have")
+        if self.state is _R.GRANTED:
+            self._arrived.note(pushed.indexes)
+            self.renew(now_s)
+
+    def take_commit(self, commit: Commit, clock_s: float) -> str:
+        """Everything was pushed. Returns why the commit does not belong to the grant; "" if it does, or if it was said
+        before. `clock_s`: the time at this very moment.
+        """
+        if self.state is not _R.GRANTED or commit.round != self._round:
+            return ""
+        epochs = (self._facts.epoch, self.connection.peer.epoch)
+        if objection := _objection_to(commit, self._blocks, epochs):
+            return objection
+        self.commit = commit
+        if self.receiver is not None and self.receiver.is_silent:
+            self._arrived.note_rest()
+        self._life.enter(_R.COMMITTED, clock_s)
+        return ""
+
+    # verifying
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether the checksum of everything that arrived is known."""
+        return self._arrived.is_hashed
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether checksums are missing that are worth asking for at once: the client waits for them, or it is this
+        thread that computes them.
+        """
+        return not self._arrived.is_hashed and (self.commit is not None or not self._arrived.is_waiting)
+
+    def hash(self, checksums: Checksums, end_s: float) -> None:
+        """Compute checksums of what has arrived, until `end_s` (see `ArrivedBlocks.hash`)."""
+        self._arrived.hash(checksums, self._blocks.block_ids, end_s)
+
+    def damaged(self) -> list[int] | None:
+        """Places in the grant whose bytes are not what was sent; None while not everything is here and hashed."""
+        if self.commit is None or self._arrived.num_missing or not self._arrived.is_hashed:
+            return None
+        return self._arrived.damaged(self.commit.checksums)
+
+    @property
+    def may_ask_again(self) -> bool:
+        """Whether damaged blocks may be asked for once more."""
+        return self._round < _MAX_RESENDS
+
+    def ask_again(self, damaged: Sequence[int], now_s: float) -> Resend:
+        """Have these blocks pushed again."""
+        self._life.enter(_R.GRANTED, now_s)
+        self.commit = None
+        self._round += 1
+        self._arrived.miss(damaged)
+        if self.receiver is not None:
+            self.receiver.expect(self.key, self._blocks.block_ids, self._blocks.generations)
+        self.renew(now_s)
+        return Resend(self.name, self._round, tuple(damaged))
+
+    def deliver(self, commit: Commit, now_s: float, clock_s: float) -> HandoffFigures:
+        """The blocks are what was sent, and the request's from here on. `clock_s`: the time at this very moment."""
+        entered_s = self._life.entered_s
+        # by two clocks, each for its own part: only the flight of Commit between them is in neither
+        exposed_us = commit.exposed_us + round((clock_s - entered_s[_R.COMMITTED]) * 1e6)
+        transfer_us = round((clock_s - entered_s[_R.RESERVED]) * 1e6)
+        self._life.enter(_R.DELIVERED, now_s)
+        self._leave()
+        return HandoffFigures(
+            self.num_blocks, self.num_blocks * self._facts.layout.block_bytes, transfer_us, exposed_us
+        )
+
+    # the end
+
+    def revoke(self, now_s: float) -> None:
+        """Take the grant back: the blocks are quarantined."""
+        self._life.enter(_R.REVOKING, now_s)
+        self._next_question_s = now_s + _REVOKE_AGAIN_S
+        self._leave()
+
+    def end(self, now_s: float) -> None:
+        """Nothing of it can be written any more, or nothing ever could."""
+        self._life.enter(_R.ENDED, now_s)
+        self._leave()
+
+    def is_question_due(self, now_s: float) -> bool:
+        """Whether to ask again whether anything may still be written: the peer, and the system for its process."""
+        is_due = now_s >= self._next_question_s
+        if is_due:
+            self._next_question_s = now_s + _REVOKE_AGAIN_S
+            writer = self._writer
+            if writer is not None and shares_processes(self._facts.process, writer) and is_gone(writer):
+                self._writer_is = Writer.ENDED
+        return is_due
+
+    def judge(self, now_s: float, *, word: PeerWord | None = None, has_endpoint_ended: bool = False) -> Verdict:
+        """What follows from what its state remembers and from the news, which its state remembers from here on."""
+        if self.receiver is None:
+            raise RuntimeError("only a grant can be revoked")
+        known = Known(
+            word=PeerWord.MAY_LAND if self.state is _R.FENCING else word or PeerWord.SILENT,
+            has_endpoint_ended=has_endpoint_ended or self.state is _R.CUT_OFF,
+            writer=self._writer_is,
+            is_overdue=now_s - self._life.entered_s[_R.REVOKING] >= FENCE_AFTER_S,
+        )
+        verdict = judge(self.receiver.write_proof, known)
+        if verdict is not Verdict.RELEASE and self.state is _R.REVOKING:
+            if known.has_endpoint_ended:
+                self._life.enter(_R.CUT_OFF, now_s)
+            elif known.word is PeerWord.MAY_LAND:
+                self._life.enter(_R.FENCING, now_s)
+        return verdict
+
+    def _leave(self) -> None:
+        """It waits for no block any more."""
+        self._leases.end(self.key)
+        if self.receiver is not None:
+            self.receiver.forget(self.key)
+
+
+def _objection_to(commit: Commit, blocks: ReservedBlocks, epochs: tuple[int, int]) -> str:
+    """Why this commit is not for what was granted; "" if it is. `epochs`: of the receiver and of the sender."""
+    if (commit.receiver_epoch, commit.sender_epoch) != epochs:
+        return "the commit names another epoch"
+    if commit.num_tokens != blocks.num_tokens:
+        return f"the commit covers {commit.num_tokens} tokens, the grant {blocks.num_tokens}"
+    if commit.prompt_digest != blocks.prompt_digest:
+        return "the commit is for another prompt"
+    if commit.generations != blocks.generations or len(commit.checksums) != len(blocks.block_ids):
+        return "the commit names other blocks than the grant"
+    if (commit.first.handoff_id, commit.first.attempt) != blocks.key or len(commit.first.token_ids) != 1:
+        return "the commit carries no first token of this request"
+    return ""

@@ -1,0 +1,193 @@
+"""The connections of a decode node: one to each life of a prefill node that the router has named.
+
+Owns the sockets, hello and welcome, what is offered to peers, and the closing of what is idle. Knows no handoffs: what
+a connection's end means for them is said by whoever asked for the end.
+
+What may happen to the other side: one that does not answer the hello, refuses it, or turns out to be another life than
+the router named loses its connection; the next handoff begins with a new one. One that takes no messages loses them:
+every message is said again or replaced by a deadline. Until hello is said (it waits until everything can be offered)
+nothing else is: a peer refuses whoever begins in another way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import zmq
+
+from kvtransfer.facts import ReceivingFacts
+from kvtransfer.messages import RECEIVER_TO_SENDER, HandoffName, PeerHello, PeerWelcome, Renew
+from kvtransfer.transports.base import Receiver
+from wire import links
+from wire.errors import Refused
+from wire.messages import PrefillPeer
+
+_IDLE_S = 60.0
+_log = logging.getLogger(__name__)
+
+LifeKey: TypeAlias = tuple[str, int]
+"""(node id, epoch) of a prefill node."""
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One connection to one life of a prefill node. `receiver` is what it pushes to, known with `welcome`."""
+
+    peer: PrefillPeer
+    socket: zmq.Socket[bytes]
+    used_s: float
+    has_said_hello: bool = False
+    welcome: PeerWelcome | None = None
+    receiver: Receiver | None = None
+
+    @property
+    def life(self) -> LifeKey:
+        """Whose connection it is."""
+        return (self.peer.node_id, self.peer.epoch)
+
+
+class ReceiverConnections:
+    """All connections of one decode node, and the receivers that it offers over them."""
+
+    def __init__(
+        self,
+        facts: ReceivingFacts,
+        context: zmq.Context[zmq.Socket[bytes]],
+        settings: links.LinkSettings,
+        receivers: Sequence[Receiver],
+    ) -> None:
+        self._facts = facts
+        self._context = context
+        self._settings = settings
+        self._receivers = {receiver.endpoint.transport: receiver for receiver in receivers}
+        self._endpoints = {name: receiver.endpoint for name, receiver in self._receivers.items()}
+        self._connections: dict[LifeKey, Connection] = {}
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(list(self._connections.values()))
+
+    @property
+    def receivers(self) -> Collection[Receiver]:
+        """Where blocks arrive."""
+        return self._receivers.values()
+
+    def wait_on(self) -> Sequence[Any]:
+        """What is readable when blocks or a message have arrived."""
+        data = [source for receiver in self._receivers.values() for source in receiver.wait_on()]
+        return [*data, *(connection.socket for connection in self._connections.values())]
+
+    def to(self, peer: PrefillPeer, now_s: float) -> Connection:
+        """The connection to this life of the peer, made when it is first needed. Raises `InvalidSetting`, `Refused`."""
+        connection = self._connections.get((peer.node_id, peer.epoch))
+        if connection is None:
+            connection = Connection(peer, self._dial(links.parse_address(peer.address, "peer address")), now_s)
+            self._connections[connection.life] = connection
+            self._say_hello(connection)
+        connection.used_s = now_s
+        return connection
+
+    def _dial(self, address: str) -> zmq.Socket[bytes]:
+        try:
+            socket = links.open_socket(self._context, zmq.DEALER, self._settings)
+        except zmq.ZMQError as error:
+            raise Refused(f"no socket for another prefill node: {error}") from None
+        try:
+            links.connect(socket, address, self._settings)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise Refused(f"a prefill node cannot be reached at {address}: {error}") from None
+        return socket
+
+    def _say_hello(self, connection: Connection) -> None:
+        """Offer what there is, or wait until everything can be offered."""
+        connection.welcome = connection.receiver = None
+        if all(receiver.is_ready for receiver in self._receivers.values()):
+            connection.has_said_hello = True
+            hello = PeerHello(
+                node_id=self._facts.node_id,
+                epoch=self._facts.epoch,
+                sender_epoch=connection.peer.epoch,
+                fingerprint=self._facts.fingerprint,
+                layout=self._facts.layout,
+                num_blocks=self._facts.num_blocks,
+                checksum=self._facts.checksum,
+                process=self._facts.process,
+                endpoints=tuple(self._endpoints.values()),
+            )
+            self.send(connection, hello)
+
+    def take_welcome(self, connection: Connection, welcome: PeerWelcome) -> bool:
+        """The peer will push. False when it has said so before. Raises `Refused` when it is not who was dialled, or
+        chose what was not offered.
+        """
+        peer = connection.peer
+        if (welcome.node_id, welcome.epoch) != connection.life:
+            raise Refused(f"{peer.node_id} has restarted: epoch {welcome.epoch} instead of {peer.epoch}")
+        if connection.welcome is not None:
+            return False
+        connection.welcome = welcome
+        connection.receiver = self._receivers.get(welcome.transport)
+        if connection.receiver is None:
+            raise Refused(f"{peer.node_id} chose the transport {welcome.transport!r:.40}, which was not offered")
+        return True
+
+    def take_changes(self) -> list[Receiver]:
+        """Receivers whose endpoint is another than at the last call: nobody writes by the old one any more, or only who
+        has mapped the pool. `greet_again` offers the new ones.
+        """
+        changed = [name for name, receiver in self._receivers.items() if receiver.endpoint != self._endpoints[name]]
+        for name in changed:
+            self._endpoints[name] = self._receivers[name].endpoint
+        return [self._receivers[name] for name in changed]
+
+    def greet_again(self) -> None:
+        """Begin every connection anew: what was granted over it is void."""
+        for connection in self._connections.values():
+            self._say_hello(connection)
+
+    def receive(self, connection: Connection) -> bytes | None:
+        """The next message of a connection; None when there is none, or it is closed."""
+        if connection.socket.closed:
+            return None
+        try:
+            return connection.socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def send(self, connection: Connection, message: object) -> None:
+        """Say something to the peer, or lose it."""
+        if connection.socket.closed or not connection.has_said_hello:
+            return
+        try:
+            connection.socket.send(RECEIVER_TO_SENDER.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            name, kind = connection.peer.node_id, type(message).__name__
+            _log.warning("prefill node %s takes no messages, %s dropped", name, kind)
+
+    def renew(self, by_life: Mapping[LifeKey, Sequence[HandoffName]], now_s: float) -> None:
+        """Tell every peer which of its handoffs are alive here."""
+        for life, names in by_life.items():
+            connection = self._connections.get(life)
+            if connection is not None:
+                connection.used_s = now_s
+                self.send(connection, Renew(tuple(names)))
+
+    def drop(self, connection: Connection) -> None:
+        """Close a connection that is of no use."""
+        connection.socket.close()
+        if self._connections.get(connection.life) is connection:
+            del self._connections[connection.life]
+
+    def close_idle(self, in_use: Collection[Connection], now_s: float) -> None:
+        """Close what no handoff has needed for a minute."""
+        for connection in self:
+            if connection not in in_use and now_s - connection.used_s > _IDLE_S:
+                self.drop(connection)
+
+    def close(self) -> None:
+        """Close every connection. Receivers belong to whoever opened them."""
+        for connection in self:
+            self.drop(connection)

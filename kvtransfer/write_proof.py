@@ -1,0 +1,78 @@
+"""When blocks of a revoked grant may be used again: the one place where this is decided.
+
+A grant lets a peer write. Once it is revoked its blocks are quarantined until nothing can be written into them any
+more, and never on a timer alone: a peer that is slow, frozen or cut off may wake up and write. What counts as a proof
+depends on how bytes get into the pool, so each `Receiver` declares its `WriteProof`; `Known` says everything else.
+
+Pure: knows no handoffs, sockets or clocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class WriteProof(Enum):
+    """What proves, where the peer does not say so itself, that nothing it wrote can land any more."""
+
+    OWN_HANDS = auto()
+    """Nothing needs to: the receiver writes its pool itself, and only what is granted."""
+    WRITER_ENDED = auto()
+    """The writing process has ended. Its bytes take no other way than its own copies (shared memory)."""
+    ENDPOINT_ENDED = auto()
+    """The receiver's endpoint has ended: all bytes come by way of it, and may come after their writer's end (RDMA)."""
+    BOTH_ENDED = auto()
+    """Bytes come by way of the endpoint, or by a mapping of the pool that the writer holds: the endpoint must have
+    ended, and the writer must have done or ended. A writer elsewhere cannot have mapped the pool."""
+
+
+class PeerWord(Enum):
+    """What the peer has said about its writes (`Revoked`)."""
+
+    SILENT = auto()
+    DONE = auto()
+    """No write of it is or will be under way."""
+    MAY_LAND = auto()
+    """It has done, but what it wrote may still land: `needs_fence`."""
+
+
+class Writer(Enum):
+    """What this side knows about the process that writes."""
+
+    MAY_RUN = auto()
+    ENDED = auto()
+    ELSEWHERE = auto()
+    """It cannot see the processes of this host, and so cannot have mapped their memory."""
+
+
+class Verdict(Enum):
+    """What to do with the blocks."""
+
+    RELEASE = auto()
+    WAIT = auto()
+    FENCE = auto()
+    """End the own endpoint: nothing else is needed, or nothing else has come for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known about a revoked grant. `is_overdue`: the peer has been silent for longer than it is waited for."""
+
+    word: PeerWord
+    has_endpoint_ended: bool
+    writer: Writer
+    is_overdue: bool
+
+
+def judge(proof: WriteProof, known: Known) -> Verdict:
+    """Whether the blocks of a revoked grant may be released."""
+    if proof is WriteProof.OWN_HANDS or known.word is PeerWord.DONE:
+        return Verdict.RELEASE
+    if proof is WriteProof.WRITER_ENDED:
+        return Verdict.RELEASE if known.writer is Writer.ENDED else Verdict.WAIT
+    if not known.has_endpoint_ended:
+        is_due = known.word is PeerWord.MAY_LAND or known.is_overdue
+        return Verdict.FENCE if is_due else Verdict.WAIT
+    is_unmapped = known.word is PeerWord.MAY_LAND or known.writer is not Writer.MAY_RUN
+    return Verdict.RELEASE if proof is WriteProof.ENDPOINT_ENDED or is_unmapped else Verdict.WAIT

@@ -1,0 +1,58 @@
+"""When blocks of a revoked grant are released, over everything that can be known."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from kvtransfer.write_proof import Known, PeerWord, Verdict, WriteProof, Writer, judge
+
+_OWN, _WRITER, _ENDPOINT, _BOTH = WriteProof
+_SILENT, _DONE, _MAY_LAND = PeerWord
+_RUNS, _GONE, _ELSEWHERE = Writer
+_RELEASE, _WAIT, _FENCE = Verdict
+_ANY = None
+
+# proof, the peer's word, own endpoint ended, writer, overdue -> verdict
+TABLE: list[tuple[object, object, object, tuple[Writer, ...], object, Verdict]] = [
+    (_OWN, _ANY, _ANY, (_RUNS, _GONE, _ELSEWHERE), _ANY, _RELEASE),
+    (_WRITER, _DONE, _ANY, (_RUNS, _GONE, _ELSEWHERE), _ANY, _RELEASE),
+    (_ENDPOINT, _DONE, _ANY, (_RUNS, _GONE, _ELSEWHERE), _ANY, _RELEASE),
+    (_BOTH, _DONE, _ANY, (_RUNS, _GONE, _ELSEWHERE), _ANY, _RELEASE),
+    # shared memory: the end of its writer, and nothing that this side could do
+    (_WRITER, _SILENT, _ANY, (_GONE,), _ANY, _RELEASE),
+    (_WRITER, _MAY_LAND, _ANY, (_GONE,), _ANY, _RELEASE),
+    (_WRITER, _SILENT, _ANY, (_RUNS, _ELSEWHERE), _ANY, _WAIT),
+    (_WRITER, _MAY_LAND, _ANY, (_RUNS, _ELSEWHERE), _ANY, _WAIT),
+    # a network: the end of the own endpoint, whatever became of the writer
+    (_ENDPOINT, _SILENT, True, (_RUNS, _GONE, _ELSEWHERE), _ANY, _RELEASE),
+    (_ENDPOINT, _MAY_LAND, True, (_RUNS, _GONE, _ELSEWHERE), _ANY, _RELEASE),
+    (_ENDPOINT, _SILENT, False, (_RUNS, _GONE, _ELSEWHERE), False, _WAIT),
+    (_ENDPOINT, _SILENT, False, (_RUNS, _GONE, _ELSEWHERE), True, _FENCE),
+    (_ENDPOINT, _MAY_LAND, False, (_RUNS, _GONE, _ELSEWHERE), _ANY, _FENCE),
+    # a network or a mapping: the end of the own endpoint, and no writer with a mapping
+    (_BOTH, _SILENT, True, (_RUNS,), _ANY, _WAIT),
+    (_BOTH, _SILENT, True, (_GONE, _ELSEWHERE), _ANY, _RELEASE),
+    (_BOTH, _MAY_LAND, True, (_RUNS, _GONE, _ELSEWHERE), _ANY, _RELEASE),
+    (_BOTH, _SILENT, False, (_RUNS, _GONE, _ELSEWHERE), False, _WAIT),
+    (_BOTH, _SILENT, False, (_RUNS, _GONE, _ELSEWHERE), True, _FENCE),
+    (_BOTH, _MAY_LAND, False, (_RUNS, _GONE, _ELSEWHERE), _ANY, _FENCE),
+]
+_CASES = list(itertools.product(WriteProof, PeerWord, (False, True), Writer, (False, True)))
+
+
+@pytest.mark.parametrize(("proof", "word", "has_ended", "writer", "is_overdue"), _CASES)
+def test_blocks_are_released_on_proof_only(
+    proof: WriteProof, word: PeerWord, has_ended: bool, writer: Writer, is_overdue: bool
+) -> None:
+    (expected,) = [
+        verdict
+        for of, said, ended, writers, overdue, verdict in TABLE
+        if of is proof
+        and said in (_ANY, word)
+        and ended in (_ANY, has_ended)
+        and writer in writers
+        and overdue in (_ANY, is_overdue)
+    ]
+    assert judge(proof, Known(word, has_ended, writer, is_overdue)) is expected
