@@ -155,11 +155,9 @@ def made(hint: Any, chance: random.Random) -> Any:
     if is_optional and chance.random() < 0.3:
         return None
     if kind is KvLayout:
-        counts = [chance.randrange(1, 2**20) for _ in range(4)]
-        layers = [LayerKv(counts[0], counts[1]), LayerKv(counts[0], counts[1], window=counts[2])] * chance.randrange(
-            1, 9
-        )
-        return KvLayout.of_layers(chance.choice(sorted(DTYPE_BYTES)), counts[3], layers)
+        num_heads, head_dim, window, block_size = (chance.randrange(1, 2**20) for _ in range(4))
+        layers = [LayerKv(num_heads, head_dim), LayerKv(num_heads, head_dim, window)] * chance.randrange(1, 9)
+        return KvLayout.of_layers(chance.choice(sorted(DTYPE_BYTES)), block_size, layers)
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind, include_extras=True)
         record = typing.cast(Any, kind)

@@ -105,8 +105,7 @@ class Relay:
     @property
     def kv(self) -> Tensor:
         """[B, L, 2, Hkv, block_size, D] of layers that have one shape."""
-        shape = (len(self.layers), 2, self.num_kv_heads, self.block_size, self.head_dim)
-        return self.paged.blocks.view(-1, *shape)
+        return self.paged.blocks.view(-1, len(self.layers), 2, self.num_kv_heads, self.block_size, self.head_dim)
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.random).to(self.dtype)
