@@ -20,52 +20,18 @@ from bench.serve.settings import (
 from bench.workload.dataset_settings import DatasetSettings
 from wire.errors import InvalidSetting
 
-VLLM_FLAGS = [
-    "append-result",
-    "backend",
-    "base-url",
-    "burstiness",
-    "dataset-name",
-    "dataset-path",
-    "disable-tqdm",
-    "endpoint",
-    "extra-body",
-    "goodput",
-    "header",
-    "host",
-    "ignore-eos",
-    "label",
-    "max-concurrency",
-    "metadata",
-    "metric-percentiles",
-    "model",
-    "num-prompts",
-    "num-warmups",
-    "percentile-metrics",
-    "port",
-    "prefix-repetition-num-prefixes",
-    "prefix-repetition-output-len",
-    "prefix-repetition-prefix-len",
-    "prefix-repetition-suffix-len",
-    "ramp-up-end-rps",
-    "ramp-up-start-rps",
-    "ramp-up-strategy",
-    "random-input-len",
-    "random-output-len",
-    "random-prefix-len",
-    "random-range-ratio",
-    "ready-check-timeout-sec",
-    "request-rate",
-    "result-dir",
-    "result-filename",
-    "save-detailed",
-    "save-result",
-    "seed",
-    "served-model-name",
-    "sharegpt-output-len",
-    "temperature",
-    "tokenizer",
-]
+# fmt: off
+VLLM_FLAGS = {
+    "append-result", "backend", "base-url", "burstiness", "dataset-name", "dataset-path", "disable-tqdm",
+    "endpoint", "extra-body", "goodput", "header", "host", "ignore-eos", "label", "max-concurrency", "metadata",
+    "metric-percentiles", "model", "num-prompts", "num-warmups", "percentile-metrics", "port",
+    "prefix-repetition-num-prefixes", "prefix-repetition-output-len", "prefix-repetition-prefix-len",
+    "prefix-repetition-suffix-len", "ramp-up-end-rps", "ramp-up-start-rps", "ramp-up-strategy", "random-input-len",
+    "random-output-len", "random-prefix-len", "random-range-ratio", "ready-check-timeout-sec", "request-rate",
+    "result-dir", "result-filename", "save-detailed", "save-result", "seed", "served-model-name",
+    "sharegpt-output-len", "temperature", "tokenizer",
+}
+# fmt: on
 
 
 def parse(arguments: list[str]) -> tuple[Any, ...]:
@@ -76,7 +42,7 @@ def test_help_knows_the_flags_of_vllm(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit, match="0"):
         parse(["--help"])
     flags = set(re.findall(r"^  --([a-z-]+)", capsys.readouterr().out, re.MULTILINE))
-    assert set(VLLM_FLAGS) - flags == set()
+    assert VLLM_FLAGS - flags == set()
 
 
 def test_a_command_for_vllm_is_understood() -> None:
