@@ -12,6 +12,7 @@ from typing import Any
 
 from wire.errors import (
     BatonError,
+    ChildFailed,
     ContextLengthExceeded,
     DeadlineExceeded,
     InvalidMessage,
@@ -57,6 +58,7 @@ HTTP_OF: dict[type[BatonError], HttpError] = {
     TransferFailed: _INTERNAL,
     InvalidSetting: _INTERNAL,
     ModelLoadError: _INTERNAL,
+    ChildFailed: _INTERNAL,
 }
 
 # errors of the HTTP layer itself, which no exception of ours stands for: status -> (type, code, sentence)

@@ -22,7 +22,7 @@ STAYS_HERE = ("bench/results/*", "bench/traces/.gitattributes")
 
 def test_every_package_is_in_it_and_nothing_else() -> None:
     patterns = SETUPTOOLS["packages"]["find"]["include"]
-    folders = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.suffix != ".egg-info"}
     included = {folder for folder in folders if any(fnmatch(folder, pattern) for pattern in patterns)}
     assert included == set(PACKAGES) == {path.parent.name for path in ROOT.glob("*/__init__.py")}
 
