@@ -471,7 +471,7 @@ async def test_a_connection_serves_one_request_after_another(server: Server, pro
         for _ in range(2):
             connection.received.clear()
             await connection.send(request_bytes("POST", "/v1/completions", body, is_last=False))
-            assert _content(parse_reply(await connection.until(b"0\r\n\r\n")).chunks) == TEXT
+            assert _content(parse_reply(await connection.until(b"[DONE]\n\n\r\n0\r\n\r\n")).chunks) == TEXT
 
 
 async def test_a_long_prompt_is_prepared_off_the_event_loop(server: Server, prompts: PromptMaker) -> None:
