@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "launch": PACKAGES,
     "baton": ("wire", "engine", "launch", "baton"),
     "demo": ("demo",),
-    "bench": ("wire", "program", "device", "demo", "engine", "kvtransfer", "bench"),
+    "bench": ("wire", "program", "device", "demo", "engine", "kvtransfer", "node", "bench"),
 }
 TORCH_FREE = (
     "wire",
