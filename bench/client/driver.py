@@ -57,7 +57,7 @@ class LoadRun:
 
 
 async def run_load(
-    endpoints: Sequence[Endpoint], plan: LoadPlan, options: RequestOptions, on_done: Callable[[Outcome], None]
+    endpoints: Sequence[Endpoint], plan: LoadPlan, options: RequestOptions, on_done: Callable[[Outcome], object]
 ) -> LoadRun:
     """Send everything and wait for all answers. `on_done` gets each outcome as it ends. Raises `InvalidSetting`."""
     _check(endpoints, plan)
@@ -108,7 +108,7 @@ class _Load:
         endpoints: Sequence[Endpoint],
         plan: LoadPlan,
         options: RequestOptions,
-        on_done: Callable[[Outcome], None],
+        on_done: Callable[[Outcome], object],
         check: SelfCheck,
     ) -> None:
         self._session = session

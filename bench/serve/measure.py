@@ -1,7 +1,7 @@
 """Load against servers that already run, from the settings to the result.
 
 Owns the order of things: check settings, ask the servers, make the workload, warm up, send, summarise. Servers are
-started elsewhere; the dataset and the client come from their own packages; nothing here prints.
+started elsewhere; the dataset and the client come from their own packages; nothing here prints but the progress bar.
 Invariants: what is wrong with the settings shows before the first request; no warm-up prompt is a measured one.
 """
 
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, cast
 
+from tqdm import tqdm
+
 from bench.breakdown import summarise_breakdowns
 from bench.client.asking import client_runner
 from bench.client.driver import LoadPlan, LoadRun, run_load
-from bench.client.outcome import Outcome
 from bench.client.request import PromptForm, RequestOptions
 from bench.facts import collect_facts
 from bench.runs import rate_as_json
@@ -24,8 +26,7 @@ from bench.serve.arrival import arrivals_of, process_of
 from bench.serve.metrics import summarise
 from bench.serve.model import tokenizer_folder, vocabulary_for
 from bench.serve.notes import notes_of
-from bench.serve.progress import Progress, progress_bar
-from bench.serve.readiness import Deadline, find_server, get_ready, other_prompts
+from bench.serve.readiness import find_server, get_ready, other_prompts
 from bench.serve.result import RunResult, middle_of
 from bench.serve.settings import (
     CHAT,
@@ -61,37 +62,28 @@ def run_serve_benchmark(settings: ServeBenchSettings, dataset: DatasetSettings, 
         if settings.repeat > 1:
             say(f"repeat {repeat + 1} of {settings.repeat}")
         seeded = dataclasses.replace(dataset, seed=dataset.seed + repeat)
-        with progress_bar(not settings.disable_tqdm) as move, client_runner() as runner:
-            results.append(runner.run(measure(settings, seeded, command, move, say)))
+        with client_runner() as runner:
+            results.append(runner.run(measure(settings, seeded, command, say)))
     return middle_of(results)
 
 
-async def measure(
-    settings: ServeBenchSettings, dataset: DatasetSettings, command: str, on_progress: Progress, say: Say
-) -> RunResult:
+async def measure(settings: ServeBenchSettings, dataset: DatasetSettings, command: str, say: Say) -> RunResult:
     """One run. `command` is what the result says it was made by. Raises `BatonError`."""
-    deadline = Deadline(settings)
-    endpoints = [await find_server(settings, url, deadline) for url in urls(settings)]
+    ready_at_s = time.monotonic() + settings.ready_check_timeout_sec
+    endpoints = [await find_server(settings, url, ready_at_s) for url in urls(settings)]
     served = endpoints[0].model
     vocabulary = vocabulary_for(settings, served)
     workload = make_workload(dataset, vocabulary)
     arrivals = arrivals_of(settings, dataset, workload.conversations)
     options = _options(settings)
     extra = other_prompts(1 + settings.num_warmups, dataset, workload.conversations, vocabulary)
-    await get_ready(settings, endpoints, extra, options, deadline, say)
+    await get_ready(settings, endpoints, extra, options, ready_at_s, say)
 
     num_requests = sum(len(conversation.turns) for conversation in workload.conversations)
     say(f"sending {num_requests} requests to {served}, {arrivals.facts['process']}")
-    on_progress(0, num_requests)
-    num_done = 0
-
-    def count(_: Outcome) -> None:
-        nonlocal num_done
-        num_done += 1
-        on_progress(num_done, num_requests)
-
     plan = LoadPlan(workload.conversations, arrivals.offsets_s, settings.max_concurrency, settings.timeout_s)
-    load = await run_load(endpoints, plan, options, count)
+    with tqdm(total=num_requests, disable=settings.disable_tqdm, unit="req") as bar:
+        load = await run_load(endpoints, plan, options, lambda _: bar.update())
     summary = {
         **_identity(settings, dataset, served),
         **_figures(settings, dataset, load),

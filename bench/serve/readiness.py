@@ -28,27 +28,15 @@ _PAUSE_S = 0.25
 _SEED_STEP = 1_000_003
 
 
-class Deadline:
-    """Until when a server may still get ready, counted from the making of this."""
-
-    def __init__(self, settings: ServeBenchSettings) -> None:
-        self._until_s = time.monotonic() + settings.ready_check_timeout_sec
-
-    @property
-    def allows_another_try(self) -> bool:
-        """Whether there is time for a pause and one more attempt."""
-        return time.monotonic() + _PAUSE_S <= self._until_s
-
-
-async def find_server(settings: ServeBenchSettings, url: str, deadline: Deadline) -> Endpoint:
-    """What `url` serves, asked for until `deadline`, once at least. Raises `RequestFailed`."""
+async def find_server(settings: ServeBenchSettings, url: str, ready_at_s: float) -> Endpoint:
+    """What `url` serves, asked for until `ready_at_s` (`time.monotonic()`), once at least. Raises `RequestFailed`."""
     name = settings.served_model_name or settings.model
     kind: Kind = "chat" if settings.backend == CHAT else "completions"
     while True:
         try:
             endpoint = await probe(url, kind, name, _PROBE_TIMEOUT_S, headers(settings))
         except RequestFailed:
-            if not deadline.allows_another_try:
+            if time.monotonic() + _PAUSE_S > ready_at_s:
                 raise
             await asyncio.sleep(_PAUSE_S)
         else:
@@ -60,7 +48,7 @@ async def get_ready(
     endpoints: Sequence[Endpoint],
     prompts: Sequence[Conversation],
     options: RequestOptions,
-    deadline: Deadline,
+    ready_at_s: float,
     say: Callable[[str], None],
 ) -> None:
     """Send what comes before the measured requests: the first of `prompts` as a check, the others to warm up.
@@ -71,7 +59,7 @@ async def get_ready(
     check, *warmups = prompts
     for endpoint in endpoints if settings.ready_check_timeout_sec else ():
         while failed := await _failures([endpoint], [check], options, 1, settings.timeout_s):
-            if not deadline.allows_another_try:
+            if time.monotonic() + _PAUSE_S > ready_at_s:
                 raise RequestFailed(f"{endpoint.url} does not get ready: {failed[0].failure}: {failed[0].message}")
             await asyncio.sleep(_PAUSE_S)
     if warmups:

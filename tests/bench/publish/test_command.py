@@ -25,16 +25,25 @@ sections:
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    """A folder with a comparison, a sweep and prose."""
-    folder = tmp_path / "results"
-    folder.mkdir()
-    (folder / "pd.json").write_text(json.dumps(compare_result((1, 4), 3, num=10, detailed=True)))
-    (folder / "sweep.json").write_text(json.dumps(sweep_result()))
-    (folder / "pd.md").write_text("**Where Baton loses.** Here.\n")
-    (folder / "contents.yaml").write_text(CONTENTS)
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `results` (a comparison, a sweep and prose) and `docs`, made of them. Not to be changed."""
+    folder = tmp_path_factory.mktemp("published")
+    results = folder / "results"
+    results.mkdir()
+    (results / "pd.json").write_text(json.dumps(compare_result((1, 4), 3, detailed=True)))
+    (results / "sweep.json").write_text(json.dumps(sweep_result()))
+    (results / "pd.md").write_text("**Where Baton loses.** Here.\n")
+    (results / "contents.yaml").write_text(CONTENTS)
+    assert run(results) == 0
     return folder
+
+
+@pytest.fixture
+def results(published: Path, tmp_path: Path) -> Path:
+    """A copy of the results, with their documents beside it."""
+    shutil.copytree(published, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "results"
 
 
 def run(results: Path, *flags: str) -> int:
@@ -45,9 +54,8 @@ def test_the_committed_page_is_what_the_committed_results_say(capsys: pytest.Cap
     assert main(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_a_page_has_sections_pictures_and_a_report(results: Path) -> None:
-    assert run(results) == 0
-    docs = results.parent / "docs"
+def test_a_page_has_sections_pictures_and_a_report(published: Path) -> None:
+    docs = published / "docs"
     text = (docs / PAGE).read_text()
     assert [line for line in text.splitlines() if line.startswith("## ")] == [
         "## Against others",
@@ -63,17 +71,15 @@ def test_a_page_has_sections_pictures_and_a_report(results: Path) -> None:
     assert not list(docs.glob("pictures/*timeline*"))
 
 
-def test_every_table_has_its_command_date_commit_machine_and_versions(results: Path) -> None:
-    assert run(results) == 0
-    for section in (results.parent / "docs" / PAGE).read_text().split("\n## ")[1:3]:
+def test_every_table_has_its_command_date_commit_machine_and_versions(published: Path) -> None:
+    for section in (published / "docs" / PAGE).read_text().split("\n## ")[1:3]:
         before = section[: section.index("| ---")]
         for said in ("    baton bench compare --target", "2026-01-02", "0123456789ab", "16 lanes", "torch 2.13.0"):
             assert said in before
 
 
-def test_a_comparison_prints_ratios_beside_their_halves(results: Path) -> None:
-    assert run(results) == 0
-    text = (results.parent / "docs" / PAGE).read_text()
+def test_a_comparison_prints_ratios_beside_their_halves(published: Path) -> None:
+    text = (published / "docs" / PAGE).read_text()
     assert "|  | Baton P/D | Baton colocated | vLLM P/D | Baton colocated / Baton P/D | vLLM P/D / Baton P/D |" in text
     row = next(line for line in text.splitlines() if line.startswith("| TTFT p50 (ms) |"))
     assert row.endswith("slower) |")
@@ -84,26 +90,20 @@ def test_a_comparison_prints_ratios_beside_their_halves(results: Path) -> None:
 
 
 def test_a_check_writes_nothing_and_sees_what_is_old(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    docs = results.parent / "docs"
-    assert run(results, "--check") == 1
-    assert not docs.exists()
-    assert run(results) == 0
     assert run(results, "--check") == 0
-    capsys.readouterr()
-    (results / "pd.md").write_text("other words")
+    shutil.rmtree(results.parent / "docs")
     assert run(results, "--check") == 1
+    assert not (results.parent / "docs").exists()
     assert PAGE in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("lost", ["pictures/pd-gaps.png", "pd.html"])
 def test_a_check_sees_a_linked_file_that_is_not_there(results: Path, lost: str) -> None:
-    assert run(results) == 0
     (results.parent / "docs" / lost).unlink()
     assert run(results, "--check") == 1
 
 
 def test_a_figure_that_changes_changes_the_page(results: Path) -> None:
-    assert run(results) == 0
     document = json.loads((results / "pd.json").read_text())
     for entry in document["runs"]:
         entry["result"]["p99_itl_ms"] *= 2

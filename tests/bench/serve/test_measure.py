@@ -25,7 +25,7 @@ async def measured(
     servers: Sequence[MockServer], settings: ServeBenchSettings = SETTINGS, dataset: DatasetSettings = DATASET
 ) -> RunResult:
     settings = dataclasses.replace(settings, base_url=tuple(server.url for server in servers))
-    return await measure(settings, dataset, "baton bench serve", lambda *_: None, lambda _: None)
+    return await measure(settings, dataset, "baton bench serve", lambda _: None)
 
 
 async def run_against(schedule: Schedule, settings: ServeBenchSettings = SETTINGS, **options: Any) -> RunResult:
@@ -50,14 +50,6 @@ async def test_a_result_says_what_was_measured_and_where() -> None:
     assert summary["arrival"]["process"] == "poisson"
     assert summary["client"]["wall_s"] > 0
     assert summary["breakdown"] is None
-
-
-async def test_progress_goes_from_none_to_all() -> None:
-    seen: list[tuple[int, int]] = []
-    async with mock_server(QUICK) as server:
-        settings = dataclasses.replace(SETTINGS, base_url=(server.url,))
-        await measure(settings, DATASET, "", lambda *progress: seen.append(progress), lambda _: None)
-    assert seen == [(num_done, 6) for num_done in range(7)]
 
 
 async def test_warm_up_requests_have_other_prompts_and_are_in_no_figure() -> None:
@@ -120,7 +112,7 @@ async def test_a_server_that_comes_late_is_waited_for() -> None:
     async with mock_server(QUICK) as first:
         url = first.url
     settings = dataclasses.replace(SETTINGS, base_url=(url,), ready_check_timeout_sec=30.0)
-    waiting = asyncio.create_task(measure(settings, DATASET, "", lambda *_: None, lambda _: None))
+    waiting = asyncio.create_task(measure(settings, DATASET, "", lambda _: None))
     async with mock_server(QUICK, MockOptions(port=int(url.rsplit(":", 1)[1]))):
         assert (await waiting).summary["completed"] == 6
 
