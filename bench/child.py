@@ -17,7 +17,6 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,11 +29,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 class Worker(Protocol):
-    """What a child does."""
-
-    def do(self, command: str, arguments: dict[str, Any]) -> Any:
-        """Carry out a command; what it returns is the answer."""
-        ...
+    """What a child does: each of its public methods is a command, and what it returns is the answer."""
 
     def close(self) -> None:
         """Give up what it holds."""
@@ -124,10 +119,14 @@ def serve_parent(begin: Callable[[dict[str, Any]], Worker]) -> None:
     try:
         _answer(answers, lambda: workers.append(begin(order["spec"])))
         while workers and (line := commands.readline()):
-            _answer(answers, partial(workers[0].do, **json.loads(line)))
+            _answer(answers, _command_of(workers[0], **json.loads(line)))
     finally:
         for worker in workers:
             worker.close()
+
+
+def _command_of(worker: Worker, command: str, arguments: dict[str, Any]) -> Callable[[], Any]:
+    return lambda: getattr(worker, command)(**arguments)
 
 
 def _answer(descriptor: int, work: Callable[[], Any]) -> None:

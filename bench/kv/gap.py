@@ -8,6 +8,7 @@ transfer when decoding could have begun.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = parse_alone("baton bench gap", __doc__.splitlines()[0], arguments, GapSettings)
     with client_runner() as runner:
         outcomes = runner.run(_measure(settings))
-    print(describe(outcomes[1:]))  # the first connects the nodes to each other
+    sys.stdout.write(describe(outcomes[1:]) + "\n")  # the first request connects the nodes to each other
     return 0
 
 
