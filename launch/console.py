@@ -12,9 +12,9 @@ from typing import Any, NoReturn, TextIO
 
 from tqdm import tqdm
 
+from program.events import GRAPHS, WEIGHTS
+
 BAR_DELAY_S = 0.5
-WEIGHTS, GRAPHS = "weights", "graphs"
-"""Stages: bytes of weights that are read, decode steps that are recorded as CUDA graphs."""
 _STARTS = {WEIGHTS: "loading {} of weights", GRAPHS: "recording {} CUDA graphs"}
 _ENDS = {WEIGHTS: "loaded {} of weights", GRAPHS: "recorded {} CUDA graphs"}
 _BARS: dict[str, dict[str, Any]] = {

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from launch.api_client import ApiClient
-from launch.child import ChildSpec
 from launch.console import Console
 from launch.placement import VISIBLE_DEVICES, Placement, find_cpus, find_devices, place_nodes
 from launch.ports import ReservedPort
 from launch.settings import LOOPBACK, Deployment, child_environment, resolve_serve
+from launch.supervised import ChildSpec
 from launch.supervisor import Supervisor
 from node.settings import NodeSettings
 from program.settings import as_flags

@@ -22,8 +22,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from launch.child import ChildEvent, ChildProcess, ChildSpec, Exited, Loading, Ready
 from launch.console import Console
+from launch.supervised import ChildReport, ChildSpec, Exited, Said, SupervisedChild
+from program.events import Loading, Ready
 from wire.errors import BatonError
 
 FIRST_RESTART_DELAY_S = 0.5
@@ -46,7 +47,7 @@ class Signalled:
     number: int
 
 
-Event = ChildEvent | Signalled
+Event = ChildReport | Signalled
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class _Place:
     """One child over its restarts. `process` is None between an exit and the next start, due at `restart_at`."""
 
     spec: ChildSpec
-    process: ChildProcess | None = None
+    process: SupervisedChild | None = None
     is_ready: bool = False
     address: str = ""
     started_at: float = 0.0
@@ -109,15 +110,15 @@ class Supervisor:
             match event := self._next_event(deadline):
                 case None:
                     raise BatonError(f"not ready after {self._start_timeout_s:g} s: {', '.join(waiting)}")
-                case Loading():
-                    self._console.loading(event.name, event.done, event.total, event.stage)
+                case Said(name, Loading() as loading):
+                    self._console.loading(name, loading.done, loading.total, loading.stage)
                 case Exited():
                     self._console.close_bar()
                     raise BatonError(f"{event.name}: {event.describe()}")
                 case Signalled():
                     self._console.close_bar()
                     return False
-                case Ready():
+                case Said():
                     pass
         self._console.close_bar()
         return True
@@ -130,11 +131,11 @@ class Supervisor:
                     self._restart_due()
                 case Exited():
                     self._schedule_restart(self._places[event.name], event.describe())
-                case Ready():
-                    self._console.log(OWN_NAME, f"{event.name} is ready again")
+                case Said(name, Ready()):
+                    self._console.log(OWN_NAME, f"{name} is ready again")
                 case Signalled():
                     return
-                case Loading():
+                case Said():
                     pass
 
     def _stop(self, patience_s: float) -> bool:
@@ -150,7 +151,7 @@ class Supervisor:
     def _start(self, place: _Place) -> None:
         place.restart_at = None
         place.started_at = time.monotonic()
-        place.process = ChildProcess(place.spec, self._events.put, self._console)
+        place.process = SupervisedChild(place.spec, self._events.put, self._console)
 
     def _schedule_restart(self, place: _Place, reason: str) -> None:
         if time.monotonic() - place.started_at >= STABLE_AFTER_S:
@@ -204,15 +205,15 @@ class Supervisor:
         except queue.Empty:
             return None
         match event:
-            case Ready():
-                self._places[event.name].is_ready = True
-                self._places[event.name].address = event.address
+            case Said(name, Ready(address=address)):
+                self._places[name].is_ready = True
+                self._places[name].address = address
             case Exited():
                 self._places[event.name].process = None
                 self._places[event.name].is_ready = False
             case Signalled():
                 self._signals.append(event.number)
-            case Loading():
+            case Said():
                 pass
         return event
 

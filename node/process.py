@@ -29,7 +29,8 @@ from node.router_link import RouterLink
 from node.settings import NodeSettings
 from node.stopper import Stopper
 from program.clock import host_clock
-from program.process import configure_logging, emit, keep_freed_memory, spare_what_lasts, start_authenticator
+from program.events import GRAPHS, WEIGHTS, Loading, Ready, emit
+from program.process import configure_logging, keep_freed_memory, spare_what_lasts, start_authenticator
 from wire import links
 from wire.errors import InvalidSetting
 from wire.messages import Hello, NodeStatus
@@ -96,7 +97,7 @@ def _serve(
 ) -> None:
     node_id = settings.node_id or f"{role.name}-{secrets.token_hex(3)}"
     epoch = secrets.randbits(63)
-    engine = build_engine(settings, role.allocate, _Progress(role.name, "weights"), _Progress(role.name, "graphs"))
+    engine = build_engine(settings, role.allocate, _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS))
     leg, peer_address = role.build_leg(NodeParts(settings, context, link_settings, engine, node_id, epoch))
     core = engine.core
 
@@ -142,7 +143,7 @@ class _Announcer:
     def __call__(self) -> None:
         if not self.is_done and self.router.is_registered:
             self.is_done = True
-            emit(event="ready", role=self.role, address=self.address, peer_address=self.peer_address)
+            emit(Ready(self.role, self.address, peer_address=self.peer_address))
 
 
 def _hello(
@@ -196,4 +197,4 @@ class _Progress:
     def __call__(self, done: int, total: int) -> None:
         if done == total or time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _EVENT_INTERVAL_S
-            emit(event="loading", role=self._role, stage=self._stage, done=done, total=total)
+            emit(Loading(self._role, done, total, self._stage))

@@ -1,14 +1,13 @@
-"""What every program of Baton does at its edges: report events and errors, log, set up its memory, let in only programs
-with the key."""
+"""What every program of Baton does at its edges: report errors, log, set up its memory, let in only programs that have
+the cluster key."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
@@ -17,28 +16,8 @@ import zmq.auth.thread
 from wire.errors import BatonError
 from wire.links import ZAP_DOMAIN, ClusterKey
 
-_BAR_WIDTH = 30
 _MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
 _KEEP_BYTES = 2**30
-
-
-def emit(**event: object) -> None:
-    """Say on stdout how the start goes: one line of JSON for a program that listens, words for a person."""
-    sys.stdout.write(_for_person(event) if sys.stdout.isatty() else json.dumps(event) + "\n")
-    sys.stdout.flush()
-
-
-def _for_person(event: Mapping[str, object]) -> str:
-    """The event for a terminal; a "loading" line is overwritten by the next one."""
-    done, total = event.get("done"), event.get("total")
-    if isinstance(done, int) and isinstance(total, int):
-        filled = _BAR_WIDTH * done // max(1, total)
-        bar = "#" * filled + "." * (_BAR_WIDTH - filled)
-        return f"\rloading weights [{bar}] {done / 1e6:.0f} of {total / 1e6:.0f} MB" + "\n" * (done == total)
-    line = f"{event.get('role')} ready at {event.get('address')}"
-    if "control_address" in event:
-        line += f", nodes join with --router {event['control_address']}"
-    return line + "\n"
 
 
 def report_errors(run: Callable[[], None]) -> int:
@@ -69,8 +48,9 @@ def keep_freed_memory() -> None:
 
 
 def spare_what_lasts() -> None:
-    """At the end of a start: have the garbage collector look at nothing of it again. It would find no garbage there,
-    and stop every request for a tenth of a second each time.
+    """At the end of a start: tell the garbage collector to pass over everything that exists.
+
+    It would find no garbage there, and stop every request for a tenth of a second each time.
     """
     gc.collect()
     gc.freeze()

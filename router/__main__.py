@@ -23,7 +23,8 @@ from aiohttp import web
 from engine.models.config import load_config
 from engine.models.identity import find_checkpoint, model_fingerprint, model_name
 from engine.models.weights import weight_files
-from program.process import configure_logging, emit, report_errors, spare_what_lasts, start_authenticator
+from program.events import Ready, emit
+from program.process import configure_logging, report_errors, spare_what_lasts, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve
 from router.app import build_app
 from router.control import ControlLink
@@ -93,7 +94,7 @@ async def serve(settings: RouterSettings) -> None:
         address = await _listen(app, settings, stack)
         control.start()
         spare_what_lasts()
-        emit(event="ready", role="router", address=address, control_address=control.address)
+        emit(Ready("router", address, control.address))
         await _until_stopped(endpoints, relay, settings.shutdown_timeout_s)
 
 

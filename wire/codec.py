@@ -30,10 +30,15 @@ import xxhash
 from wire.errors import InvalidMessage, Refused
 
 PROTOCOL_VERSION = 5
-"""Version history. 1: registration, two legs at once, grant, push, commit, release, revoke. 2: blocks verified as they
-arrive (Pushed), damaged ones sent again (Resend), the kind of checksum agreed on, what a handoff took reported.
-3: the clock of a node, and by it the times of a request's first tokens. 4: pools in device memory: dot64 checksums, `needs_fence`,
-the memory of a nixl pool. 5: the words of the glossary (sampled_us)."""
+"""How the versions differ.
+
+1: registration, two legs at once, grant, push, commit, release, revoke.
+2: blocks are verified as they arrive (Pushed), damaged ones are sent again (Resend), the kind of checksum is agreed on,
+   and what a handoff took is reported.
+3: the clock of a node, and by it the times of a request's first tokens.
+4: pools in device memory: dot64 checksums, `needs_fence`, the memory of a nixl pool.
+5: the words of the glossary (`sampled_us`).
+"""
 
 _MAGIC = b"BT"
 _HEADER = struct.Struct("<2sHIQ")

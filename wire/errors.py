@@ -13,7 +13,8 @@
     ├── InvalidMessage          a control message that cannot be what its sender meant
     ├── TransferFailed          a handoff whose bytes cannot be trusted or did not arrive
     ├── InvalidSetting          a flag, environment name or file value that cannot be used
-    └── ModelLoadError          a checkpoint that cannot be loaded
+    ├── ModelLoadError          a checkpoint that cannot be loaded
+    └── ChildFailed             a process that this one started did not do its work
 
 Each class has a stable `code`: codes are interface and never change. The router maps classes to HTTP in one table
 (`router/openai/errors.py`); a node sends code and message to the router, which makes an error of `remote_error`.
@@ -122,6 +123,12 @@ class ModelLoadError(BatonError):
     """A checkpoint that cannot be found, is incomplete, damaged, or of an unsupported architecture."""
 
     code = "model_load_error"
+
+
+class ChildFailed(BatonError):
+    """A child process that did not start, did not answer in time, or has ended."""
+
+    code = "child_failed"
 
 
 def remote_error(code: str, message: str) -> BatonError:

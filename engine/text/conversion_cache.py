@@ -8,17 +8,16 @@ at all.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from hashlib import blake2b
 from importlib import metadata
 from pathlib import Path
 
-from engine.text import convert
+from program.child import Child, describe_end
 from wire.errors import ModelLoadError
 
 CONVERSION_TIMEOUT_S = 300
+CONVERTER = "engine.text.convert"
 _SOURCE_PATTERNS = ("*.model", "*.tiktoken", "vocab.*", "merges.txt", "tekken.json")
 _SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
 
@@ -72,14 +71,14 @@ def _convert(folder: Path, target: Path) -> None:
     """Run the conversion in a child process and move its result to `target`."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
-        out_file = Path(work) / "tokenizer.json"
-        # -P keeps this folder out of the child's import path
-        command = [sys.executable, "-P", convert.__file__, str(folder), str(out_file)]
-        try:
-            child = subprocess.run(command, capture_output=True, text=True, timeout=CONVERSION_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise ModelLoadError(f"converting the tokenizer of {folder} took over {CONVERSION_TIMEOUT_S} s") from error
-        if child.returncode != 0 or not out_file.is_file():
-            reason = (child.stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
-            raise ModelLoadError(f"cannot convert the tokenizer of {folder}: {reason}")
+        out_file, log_file = Path(work) / "tokenizer.json", Path(work) / "log"
+        with log_file.open("wb") as log, Child(CONVERTER, str(folder), str(out_file), stderr=log.fileno()) as child:
+            status = child.wait(CONVERSION_TIMEOUT_S)
+        if status is None:
+            raise ModelLoadError(f"converting the tokenizer of {folder} took over {CONVERSION_TIMEOUT_S} s")
+        if status != 0 or not out_file.is_file():
+            said = log_file.read_text(errors="replace").strip().splitlines()
+            raise ModelLoadError(
+                f"cannot convert the tokenizer of {folder}: {said[-1] if said else describe_end(status)}"
+            )
         out_file.replace(target)

@@ -3,7 +3,7 @@
 Runs in a child process, because importing transformers takes seconds and pulls in torch. Reads only the
 given folder (no network, no code from the checkpoint) and stands alone: it imports nothing of this project.
 
-    python convert.py FOLDER OUT_FILE
+    python -m engine.text.convert FOLDER OUT_FILE
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ DRIVER = """
 import json, os, sys
 import psutil
 from wire.errors import BatonError
-from launch.child import ChildSpec
+from launch.supervised import ChildSpec
 from launch.console import Console
 from launch.supervisor import Supervisor
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import io
 
-from launch.console import GRAPHS, Console
+from launch.console import Console
+from program.events import GRAPHS
 
 
 class FakeTerminal(io.StringIO):

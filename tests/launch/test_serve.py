@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.child import ChildSpec
 from launch.cli import main
 from launch.placement import Placement
 from launch.serve import announce, child_specs, placements
 from launch.settings import resolve_serve
+from launch.supervised import ChildSpec
 from tests.launch.endpoint import FakeEndpoint
 from wire.errors import InvalidSetting
 

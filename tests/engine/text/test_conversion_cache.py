@@ -41,7 +41,7 @@ def test_converts_once_and_again_only_when_the_sources_change(
     assert find_tokenizer_file(older_checkpoint, cache).is_file()
     changed = (older_checkpoint / "merges.txt").read_text().replace("0.2", "0.3")
     (older_checkpoint / "merges.txt").write_text(changed)
-    with pytest.raises(ModelLoadError, match="exit status 1"):
+    with pytest.raises(ModelLoadError, match="exited with status 1"):
         find_tokenizer_file(older_checkpoint, cache)
 
 

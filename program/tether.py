@@ -1,8 +1,9 @@
-"""Run a module as `python -m` does, tied to the life of the process that started it.
+"""Run a module of Baton as `python -m` does, as a child that does not outlive its parent.
 
-`python -P tether.py PARENT_PID MODULE ARGUMENT...`. On Linux the kernel kills this process when the supervisor is gone,
-however it went; elsewhere only the module runs. A file of its own because the request to the kernel has to come from
-the child: doing it between fork and exec is unsafe in a supervisor that has threads.
+`python -P tether.py PARENT_PID MODULE ARGUMENT...`, started by `program.child`. On Linux the kernel kills this process
+when the thread that started it ends, however it ends; elsewhere only the module runs. PARENT_PID 0 means no tether.
+A file of its own because the request to the kernel has to come from the child: a parent that has threads must not run
+Python between fork and exec.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def die_with(parent_pid: int) -> None:
 def main() -> None:
     """Tie this process to its parent, then become MODULE."""
     parent_pid, module = int(sys.argv[1]), sys.argv[2]
-    die_with(parent_pid)
+    if parent_pid:
+        die_with(parent_pid)
     # -P keeps the working directory, where a folder may be called `router` too, off the path; ours comes first.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     sys.argv = [module, *sys.argv[3:]]

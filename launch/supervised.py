@@ -1,0 +1,117 @@
+"""One supervised process: how it is started, what it says, and how it ends.
+
+Owns the child and the three threads that turn its pipes into reports. Does not know about other children or when to
+restart. A child tells its state on stdout (`program.events`); what it writes to stderr is for people and is passed on
+with the child's name in front.
+Invariant: `Exited` is reported exactly once, is the last report of a process, and comes when nothing of its process
+group is left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import IO
+
+from launch.console import Console
+from program.child import PIPE, Child, describe_end
+from program.events import Event, Ready, parse_event
+
+MAX_LINE_BYTES = 64 * 1024
+"""A longer line is passed on in pieces."""
+DRAIN_TIMEOUT_S = 1.0
+"""How long a dead child's pipes are read, should something outside its process group keep them open."""
+ERROR_PREFIX = "error: "
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run: `python -m module *arguments` with exactly `environment`."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    stops_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The child called `name` reported how its start goes."""
+
+    name: str
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The process is gone. `error` is the `error: ...` line it wrote before it was ready, without the prefix, or ""."""
+
+    name: str
+    status: int
+    error: str
+
+    def describe(self) -> str:
+        """How it ended, in words."""
+        return self.error or describe_end(self.status)
+
+
+ChildReport = Said | Exited
+
+
+class SupervisedChild:
+    """A running child. Construct it on the main thread: the kernel ties the child to the thread that started it."""
+
+    def __init__(self, spec: ChildSpec, report: Callable[[ChildReport], None], console: Console) -> None:
+        self.spec = spec
+        self._report = report
+        self._console = console
+        self._is_ready = False
+        self._error = ""
+        self._child = Child(spec.module, *spec.arguments, environment=spec.environment, stdout=PIPE, stderr=PIPE)
+        self._readers = [
+            self._start_thread(self._read, self._child.stdout, self._take_output),
+            self._start_thread(self._read, self._child.stderr, self._take_log),
+        ]
+        self._start_thread(self._wait)
+
+    def terminate(self) -> None:
+        """Ask the child to drain and exit."""
+        self._child.terminate()
+
+    def kill(self) -> None:
+        """Kill the child and everything in its process group."""
+        self._child.kill()
+
+    def _start_thread(self, target: Callable[..., None], *arguments: object) -> threading.Thread:
+        name = f"{self.spec.name}:{target.__name__}"
+        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _wait(self) -> None:
+        status = self._child.watch()
+        for reader in self._readers:
+            reader.join(DRAIN_TIMEOUT_S)
+        self._report(Exited(self.spec.name, status, self._error))
+
+    @staticmethod
+    def _read(stream: IO[bytes], take: Callable[[str], None]) -> None:
+        with stream:
+            while line := stream.readline(MAX_LINE_BYTES):
+                take(line.decode(errors="replace").rstrip("\r\n"))
+
+    def _take_output(self, line: str) -> None:
+        event = parse_event(line)
+        if event is None:
+            self._console.log(self.spec.name, line)
+            return
+        self._is_ready = self._is_ready or isinstance(event, Ready)
+        self._report(Said(self.spec.name, event))
+
+    def _take_log(self, line: str) -> None:
+        if line.startswith(ERROR_PREFIX) and not self._is_ready:
+            self._error = line.removeprefix(ERROR_PREFIX)  # shown once, by whoever handles `Exited`
+        else:
+            self._console.log(self.spec.name, line)
