@@ -210,7 +210,10 @@ def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], as
 def plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns of fixed width: what is a number in the first row is set to the right."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    is_number = [bool(rows) and rows[0][column][:1].isdigit() for column in range(len(heads))]
+    is_number = [
+        bool(rows) and bool(rows[0][column]) and not rows[0][column].strip("0123456789.-% ")
+        for column in range(len(heads))
+    ]
     return "\n".join(
         "  ".join(
             cell.rjust(width) if right else cell.ljust(width)

@@ -10,17 +10,12 @@ request is not among them: for it the request's own way counts too, from its sen
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from bench.child import ROOT, Child
+from bench.child import Child as Commanded
 from bench.limits.result import Ratio, difference_of, range_of
 from bench.limits.ways import DirectEnd, Received, receive_streams
 from bench.stats import median, percentile
@@ -28,10 +23,10 @@ from demo.location import DEMO_MODEL_NAME, checkpoint_path
 from engine.models.config import load_config
 from engine.models.identity import model_fingerprint
 from engine.text.tokenizer import Tokenizer
-from wire.errors import RequestFailed
+from program.child import PIPE, Child
 
 _FAKE_NODE = "bench.limits.fake_node_process"
-_TETHER = ROOT / "launch" / "tether.py"
+_ROUTER_FLAGS = ("--port=0", "--control-port=0", "--shutdown-timeout-s=1", "--log-level=warning")
 _ROUTER, _DIRECT = "router", "direct"
 _PERCENTILES = (50, 99)
 _READY_S, _LEAVE_S = 30.0, 5.0
@@ -75,26 +70,16 @@ class RouterSamples:
 
 
 class RouterProcess:
-    """A router with the demo model's tokenizer, ready once it is made. The kernel ends it with this process.
-
-    Context manager. Raises `RequestFailed` when it does not get ready.
-    """
+    """A router with the demo model's tokenizer, ready once it is made. Context manager. Raises `ChildFailed`."""
 
     def __init__(self) -> None:
-        flags = ("--port=0", "--control-port=0", "--shutdown-timeout-s=1", "--log-level=warning")
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_TETHER), str(os.getpid()), "router", *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            process_group=0,
-        )
-        output = self._process.stdout
-        line = output.readline() if output and select.select([output], [], [], _READY_S)[0] else b""
-        if not line:
+        self._process = Child("router", *_ROUTER_FLAGS, stdout=PIPE)
+        try:
+            ready = self._process.wait_ready(_READY_S)
+        except BaseException:
             self.close()
-            raise RequestFailed(f"the router was not ready within {_READY_S:g} s (status {self._process.returncode})")
-        ready = json.loads(line)
-        self.url, self.control_address = str(ready["address"]), str(ready["control_address"])
+            raise
+        self.url, self.control_address = ready.address, ready.control_address
 
     def __enter__(self) -> RouterProcess:
         return self
@@ -109,21 +94,16 @@ class RouterProcess:
 
     def close(self) -> None:
         """End it."""
-        self._process.terminate()
-        try:
-            self._process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._process.communicate()
+        self._process.end(_LEAVE_S)
 
 
 def measure_router_hop(plan: RouterPlan, say: Callable[[str], None]) -> list[RouterSamples]:
-    """Measure in turns. Raises `RequestFailed`."""
+    """Measure in turns. Raises `RequestFailed`, `ChildFailed`."""
     token_id = Tokenizer.from_folder(checkpoint_path()).encode(" word")[-1]
     fingerprint = model_fingerprint(checkpoint_path(), load_config(checkpoint_path()))
     found = []
     with ExitStack() as stack:
-        node = stack.enter_context(Child(_FAKE_NODE, {"fingerprint": fingerprint, "token_id": token_id}))
+        node = stack.enter_context(Commanded(_FAKE_NODE, {"fingerprint": fingerprint, "token_id": token_id}))
         router = stack.enter_context(RouterProcess())
         direct = stack.enter_context(DirectEnd())
         node.hear()
@@ -144,7 +124,7 @@ def measure_router_hop(plan: RouterPlan, say: Callable[[str], None]) -> list[Rou
 def _round(
     plan: RouterPlan,
     prompts: list[list[int]],
-    node: Child,
+    node: Commanded,
     router: RouterProcess,
     direct: DirectEnd,
     samples: RouterSamples,

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-
 from bench.kv.pattern import fill, wrong_blocks
 
 

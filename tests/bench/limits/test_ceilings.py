@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from bench.limits.ceilings import Ceilings, buffer_bytes, last_cache_bytes
 
 from bench.child import Child
-from bench.limits.ceilings import Ceilings, buffer_bytes, last_cache_bytes
 from bench.limits.model_shapes import Product
 
 

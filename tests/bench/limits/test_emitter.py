@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from bench.limits.receivers import DirectReceiver
 
 from bench.child import Child
-from bench.limits.receivers import DirectReceiver
 
 COUNT, NUM_TOKENS, INTERVAL_S = 3, 8, 0.004
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from bench.limits.engine_ratios import EngineMeasurement, engine_limits
 
 from bench.child import Child
-from bench.limits.engine_ratios import EngineMeasurement, engine_limits
 from bench.limits.model_shapes import ModelShapes
 from bench.limits.settings import ENGINE_NAMES, SYSTEM_NAMES, LimitsSettings
 from wire.errors import BatonError

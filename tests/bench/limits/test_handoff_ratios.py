@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from bench.limits.handoff_ratios import HandoffSamples, add_request, handoff_ratios
 
 from bench.client.outcome import Outcome
-from bench.limits.handoff_ratios import HandoffSamples, add_request, handoff_ratios
 from program.clock import host_clock
 from wire.errors import RequestFailed
 

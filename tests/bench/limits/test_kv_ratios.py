@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from bench.limits.kv_ratios import kv_ratios
 
 from bench.kv.measure import Case
-from bench.limits.kv_ratios import kv_ratios
 
 
 def test_rates_are_compared_and_times_subtracted() -> None:

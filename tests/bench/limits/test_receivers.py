@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-
 from bench.limits.receivers import EventCounter, receive_streams
+
 from wire.errors import RequestFailed
 
 EVENTS = [b'data: {"text":"a"}\n\n', b'data: {"text":"b"}\n\n', b"data: [DONE]\n\n"]

@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from bench.limits.receivers import Received
 from bench.limits.router_path import RouterPlan, RouterSamples, Way, measure_router_path, router_ratios
 from bench.limits.router_process import RouterProcess

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from bench.limits.system import system_limits
 
 from bench.limits.isolation import ARRANGEMENTS, IsolationPlan, isolation_ratio, measure_isolation
 from bench.limits.result import Ratio
 from bench.limits.settings import LimitsSettings
-from bench.limits.system import system_limits
 from bench.targets.process_tree import descendants
 from wire.errors import RequestFailed
 
