@@ -1,7 +1,9 @@
-"""Checks of attention: every backend against exact attention in float64, and what it has left in the KV pool.
+"""Attention against exact attention in float64: which heads, blocks and batches every backend must get right, and what
+it must have left in the KV pool.
 
-Owns the inputs of a case and the exact result. A pool is full of NaN before a case, except for what earlier steps would
-have left: so a backend that lets anything through that it must not see gives NaN. Inputs are random in every case.
+Owns the grid, the inputs of a case and the exact result. A pool is full of NaN before a case, except for what earlier
+steps would have left: so a backend that lets anything through that it must not see gives NaN. Inputs are random in
+every case.
 
 Letters: T tokens of the step, Hq query heads, Hkv key heads, D head size, B blocks, L layers.
 """
@@ -10,38 +12,92 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from bench.gpu_check.attention_cases import (
-    ERROR_BOUNDS,
-    GROUPS,
-    NUM_KV_HEADS,
-    WINDOWS,
-    AttentionCase,
-    Share,
-    attention_cases,
-)
-from bench.gpu_check.parts_process import Setup, first_line
-from bench.gpu_check.rows import Row, count_row, error_row, missing_row, worst_of
 from device.base import Device
 from engine.attention.base import AttentionBackend, SequenceShare
-from engine.attention.choose import FLASHINFER, AttentionShape, choose_attention
-from engine.attention.flashinfer import load_flashinfer
-from engine.attention.torch_backend import TorchAttention
 from engine.models.decoder import TORCH_DTYPES
 
+DTYPES = ("bfloat16", "float16")
+HEAD_SIZES = (128, 64)
+GROUPS = (4, 1, 8, 7)
+"""Query heads per key head."""
+BLOCK_SIZES = (16, 32, 64)
+NUM_KV_HEADS = 2
+WINDOWS: tuple[int | None, ...] = (None, 37)
+"""One entry a layer; every case runs all layers."""
+BATCHES = ("decode", "prefill", "prefix", "mixed")
+
+ERROR_BOUNDS = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 2e-5}
+"""Largest error of an element over the largest value of the exact result: rounding of weights and results."""
 _STAGING_BYTES = 2**25
 _SPARE_BLOCKS = 7
-_SHOWN = 3
 GRAPH_SIZES = (1, 3, 8)
 MAX_TABLE = 32
 """Blocks of the longest sequence of a recorded step."""
 
 MakeBackend = Callable[[Tensor, int, Device], AttentionBackend]
 """(KV tensor, query heads, device): a backend over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One sequence of a batch: tokens `start` .. `start + num_tokens - 1` are new.
+
+    The KV of the first `num_shared` tokens lies in blocks of the nearest sequence before it that shares none: a prefix
+    hit. Those tokens are older than the step in both.
+    """
+
+    start: int
+    num_tokens: int
+    num_shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """One step. `group`: query heads per key head."""
+
+    group: int
+    block_size: int
+    batch: str
+
+    def __str__(self) -> str:
+        return f"{self.batch}, group {self.group}, blocks of {self.block_size}"
+
+    def shares(self) -> list[Share]:
+        """The sequences of the step, at and around the borders of blocks."""
+        size = self.block_size
+        decodes = [Share(context - 1, 1) for context in (1, size - 1, size, size + 1, 3 * size + 5, 203)]
+        prompts = [Share(0, length) for length in (2, size, size + 1, 150)]
+        prefixes = [
+            Share(2 * size, 3),
+            Share(2 * size, 9, num_shared=2 * size),
+            Share(2 * size, 1, num_shared=2 * size),
+            Share(size + 3, 41),
+            Share(4 * size, size),
+        ]
+        batches = {
+            "decode": decodes,
+            "prefill": prompts,
+            "prefix": prefixes,
+            "mixed": [*decodes[:3], *prompts[1:], *prefixes],
+        }
+        return batches[self.batch]
+
+
+def attention_cases(*, quick: bool) -> list[AttentionCase]:
+    """The grid for one dtype and head size. `quick` keeps every pair of a group and a batch, and of a block size and a
+    batch, with one of three block sizes in turn.
+    """
+    cases = []
+    for row, group in enumerate(GROUPS):
+        for column, batch in enumerate(BATCHES):
+            sizes = (BLOCK_SIZES[(row + column) % len(BLOCK_SIZES)],) if quick else BLOCK_SIZES
+            cases += [AttentionCase(group, size, batch) for size in sizes]
+    return cases
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +114,6 @@ class Inputs:
     fused: Tensor
     exact: Tensor
     stored: Tensor
-
-
-def torch_backend(kv: Tensor, num_heads: int, device: Device) -> AttentionBackend:
-    """The reference backend."""
-    return TorchAttention(kv, WINDOWS)
-
-
-def flashinfer_backend(kv: Tensor, num_heads: int, device: Device) -> AttentionBackend:
-    """What a node gets with `--attention-backend flashinfer`. Raises `InvalidSetting` where it cannot be."""
-    num_kv_heads, head_dim = kv.shape[3], kv.shape[5]
-    shape = AttentionShape(num_heads, num_kv_heads, head_dim, kv.dtype, WINDOWS, MAX_TABLE, max(GRAPH_SIZES))
-    # not tried out for each of the many cases: they are what tries it
-    return choose_attention(FLASHINFER, device, shape, attempt=lambda *_: None).build(kv)
-
-
-def backends(device: Device) -> dict[str, MakeBackend | str]:
-    """The backends to check on a device: how to make each, or why it cannot be."""
-    if device.torch_device.type != "cuda":
-        return {"torch": torch_backend}
-    try:
-        load_flashinfer()
-    except Exception as error:  # a package that compiles kernels fails in many ways
-        return {"flashinfer": first_line(error), "torch": torch_backend}
-    return {"flashinfer": flashinfer_backend, "torch": torch_backend}
 
 
 def make_inputs(case: AttentionCase, dtype: str, head_dim: int, device: torch.device, seed: int) -> Inputs:
@@ -171,7 +203,12 @@ def check_graph(make: MakeBackend, inputs: Sequence[Inputs], device: Device) -> 
         output.fill_(math.nan)
         graph.replay()
         errors.append(relative_error(output, step.exact))
-    return worst_of(errors)
+    return max(errors, key=_or_infinite)
+
+
+def worst(errors: dict[str, float]) -> str:
+    """The case with the largest error; what is not a number is larger than any."""
+    return max(errors, key=lambda case: _or_infinite(errors[case]))
 
 
 def relative_error(output: Tensor, exact: Tensor) -> float:
@@ -190,70 +227,6 @@ def num_stored_wrong(kv: Tensor, inputs: Inputs) -> int:
     compared = free.to(kv.device)[:, None, None, None, :, None]
     same = (kv == inputs.stored) | (kv.isnan() & inputs.stored.isnan())
     return int((~same & compared).sum())
-
-
-class AttentionBench:
-    """See `Bench`. Checks are named "dtype/head size", and "graph plans"."""
-
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
-        self._device = setup.open()
-
-    def check(self, name: str) -> list[Row]:
-        """See `Bench.check`."""
-        if name == "graph plans":
-            return self._graph_plans()
-        dtype, size = name.split("/")
-        rows = []
-        for backend, make in backends(self._device).items():
-            if isinstance(make, str):
-                rows.append(missing_row(f"attention, {backend}", name, make))
-            else:
-                rows += self._grid(backend, make, dtype, int(size))
-        return rows
-
-    def close(self) -> None:
-        """See `Bench.close`."""
-        self._device.close()
-
-    def _grid(self, backend: str, make: MakeBackend, dtype: str, head_dim: int) -> list[Row]:
-        """A row for all cases of a backend, one for what they stored, and one for each of the first wrong ones."""
-        name, what, bound = f"attention, {backend}", f"{dtype}, head {head_dim}", ERROR_BOUNDS[dtype]
-        cases = attention_cases(quick=self._setup.is_quick)
-        errors: dict[str, float] = {}
-        num_wrong_stores = 0
-        for seed, case in enumerate(cases):
-            inputs = make_inputs(case, dtype, head_dim, self._device.torch_device, seed)
-            errors[str(case)], wrong_stores = check_case(make, inputs, self._device)
-            num_wrong_stores += wrong_stores > 0
-        worst = max(errors, key=lambda case: math.inf if math.isnan(errors[case]) else errors[case])
-        note = f"{len(errors)} cases, the worst is {worst}"
-        rows = [error_row(name, what, errors[worst], bound, "of max", num_cases=len(errors), note=note)]
-        rows.append(count_row(f"{name}: KV stored", what, num_wrong_stores, len(cases), num_cases=0))
-        wrong = [case for case, error in errors.items() if not error <= bound]
-        return rows + [error_row(name, f"{what}, {case}", errors[case], bound, num_cases=0) for case in wrong[:_SHOWN]]
-
-    def _graph_plans(self) -> list[Row]:
-        rows = []
-        for backend, make in backends(self._device).items():
-            name = f"attention, {backend}, recorded"
-            if isinstance(make, str):
-                rows.append(missing_row(name, "decode", make))
-            elif not self._device.records:
-                rows.append(missing_row(name, "decode", "this device records nothing"))
-            else:
-                rows += [self._graph_row(name, make, group) for group in GROUPS]
-        return rows
-
-    def _graph_row(self, name: str, make: MakeBackend, group: int) -> Row:
-        errors: list[float] = []
-        for size in GRAPH_SIZES:
-            error = check_graph(make, graph_inputs(group, size, self._device.torch_device), self._device)
-            if error is None:
-                return missing_row(name, f"group {group}", "this backend runs decode steps without a recording")
-            errors.append(error)
-        note = f"batches of {', '.join(map(str, GRAPH_SIZES))}, six steps each"
-        return error_row(name, f"group {group}", worst_of(errors), ERROR_BOUNDS["bfloat16"], note=note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +249,8 @@ def graph_inputs(group: int, size: int, device: torch.device) -> list[Inputs]:
     return [_grown(each, num_blocks) for each in inputs]
 
 
-def open_bench(setup: Setup) -> AttentionBench:
-    """See `bench.gpu_check.worker_process`."""
-    return AttentionBench(setup)
+def _or_infinite(error: float) -> float:
+    return math.inf if math.isnan(error) else error
 
 
 def _run(backend: AttentionBackend, layer: int, inputs: Inputs) -> Tensor:
@@ -336,4 +308,4 @@ def _grown(inputs: Inputs, num_blocks: int) -> Inputs:
         more = kv.new_full((num_blocks - kv.shape[0], *kv.shape[1:]), math.nan)
         return torch.cat((kv, more))
 
-    return Inputs(inputs.shares, inputs.num_heads, grow(inputs.kv), inputs.fused, inputs.exact, grow(inputs.stored))
+    return replace(inputs, kv=grow(inputs.kv), stored=grow(inputs.stored))
