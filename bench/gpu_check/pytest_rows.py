@@ -35,7 +35,7 @@ class _RowWriter:
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or not report.passed:
             self._num_tests += 1
-            reason = str(report.longrepr[2]) if report.skipped else _crash(report)
+            reason = str(report.longrepr[2]).removeprefix("Skipped: ") if report.skipped else _crash(report)
             row = row_of(report.nodeid, report.outcome, reason, report.when, dict(report.user_properties))
             self._say({"row": row.as_json()})
 

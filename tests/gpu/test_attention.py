@@ -21,14 +21,14 @@ from tests.gpu.attention import (
     make_inputs,
     worst,
 )
-from tests.gpu.conftest import IS_QUICK
+from tests.gpu.conftest import IS_GPU, IS_QUICK
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("head_dim", HEAD_SIZES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", HEAD_SIZES if IS_GPU else HEAD_SIZES[-1:])
+@pytest.mark.parametrize("dtype", DTYPES if IS_GPU else DTYPES[:1])
 @pytest.mark.parametrize("backend", ["flashinfer", "torch"], indirect=True)
-def test_every_case_is_near_exact_attention_and_stores_its_kv(
+def test_attention_is_exact_and_stores_its_kv(
     backend: MakeBackend, dtype: str, head_dim: int, device: Device, within: Callable[..., None]
 ) -> None:
     errors, wrong_stores = {}, []
@@ -51,7 +51,7 @@ def test_a_recorded_plan_follows_every_later_step(
     backend: MakeBackend, group: int, device: Device, within: Callable[..., None]
 ) -> None:
     errors = {}
-    for size in GRAPH_SIZES:
+    for size in GRAPH_SIZES if IS_GPU else GRAPH_SIZES[1:2]:
         error = check_graph(backend, graph_inputs(group, size, device.torch_device), device)
         assert error is not None, "this backend runs decode steps without a recording"
         errors[f"batches of {size}"] = error

@@ -144,7 +144,7 @@ def divergence(found: Sequence[Expected], exact: Sequence[Expected]) -> tuple[fl
 
 
 @pytest.mark.timeout(300)
-def test_bfloat16_stays_with_float32_as_far_as_transformers_does(
+def test_bfloat16_stays_as_near_to_float32_as_in_transformers(
     relays: Relays, device: Device, within: Callable[..., None]
 ) -> None:
     num_prompts, num_tokens = (6, 64) if IS_GPU else (2, 12)

@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench.gap import describe, main
 
 from bench.client.outcome import Outcome
+from bench.kv.gap import describe, main
 from wire.errors import InvalidSetting, RequestFailed
 
 
