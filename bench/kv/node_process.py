@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-import torch
 import zmq
 
 from bench.child import Worker, serve_parent
@@ -143,6 +142,8 @@ class _End:
         memory, shape = PoolMemory(self._settings, side), (self._spec["num_blocks"], self._spec["block_bytes"])
         self._closing.callback(memory.close)
         if self._spec["device"]:
+            import torch  # takes seconds, and nothing else here needs it
+
             return memory, torch.zeros(shape, dtype=torch.uint8, device=self._spec["device"])
         region = memory.allocate(shape[0] * shape[1])
         region[:] = 0
@@ -260,7 +261,7 @@ class DecodeEnd(_End):
 
     def wrong_blocks(self, first: int, count: int) -> list[int]:
         """Those of these blocks that do not hold what the sender's do."""
-        blocks = self._blocks.cpu().numpy() if isinstance(self._blocks, torch.Tensor) else self._blocks
+        blocks = self._blocks if isinstance(self._blocks, np.ndarray) else self._blocks.cpu().numpy()
         return wrong_blocks(blocks, first, count)
 
 
@@ -276,10 +277,12 @@ def _fill(blocks: Any) -> None:
 
 def _copy(target: Any, source: Any) -> None:
     """Done when it returns, wherever the two are."""
-    if not isinstance(target, torch.Tensor):
+    if isinstance(target, np.ndarray):
         np.copyto(target, source)
         return
-    target.copy_(source if isinstance(source, torch.Tensor) else torch.from_numpy(source))
+    import torch
+
+    target.copy_(torch.from_numpy(source) if isinstance(source, np.ndarray) else source)
     if target.is_cuda:
         torch.cuda.synchronize(target.device)
 

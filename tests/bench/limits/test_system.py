@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from bench.limits.system import system_limits
 
-from bench.limits.isolation import ARRANGEMENTS, isolation_ratio, measure_isolation
+from bench.kv.measure import Case
+from bench.limits.command import kv_ratios, system_limits
+from bench.limits.report import Found
 from bench.limits.settings import LimitsSettings
 from bench.targets.process_tree import descendants
 from wire.errors import RequestFailed
@@ -50,15 +51,6 @@ def test_the_handoff_is_measured_in_a_real_system() -> None:
     found = measured("exposed_ratio,handover_us")
     assert [ratio.name for ratio in found.ratios] == ["exposed_ratio", "handover_us"]
     assert found.ratios[1].value > 0
-
-
-def test_isolation_is_measured_in_a_real_system() -> None:
-    settings = LimitsSettings(quick=True, prompt_tokens=32)
-    (samples,) = measure_isolation(settings, lambda _: None, ARRANGEMENTS[1:2])
-    ratio = isolation_ratio(samples)
-    assert (ratio.name, ratio.case) == ("itl_isolation", "colocated")
-    assert ratio.value > 0
-    assert samples.ttft_ms
 
 
 def test_an_error_in_the_middle_ends_the_processes() -> None:
