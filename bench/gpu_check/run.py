@@ -91,8 +91,8 @@ class GroupRun:
                     match message:
                         case {"row": dict(fields)}:
                             rows.append(Row.from_json(fields))
-                        case {"begun": str(begun)}:
-                            at = begun
+                        case _:
+                            at = str(message["begun"])
         except ChildFailed as error:
             rows.append(failed_row(self._group.name, at, str(error)))
         except (TypeError, ValueError, KeyError) as error:
