@@ -1,10 +1,8 @@
-"""Processes that a benchmark measures: one command at a time over pipes, ended by their id, never left behind.
+"""Processes that a benchmark measures: one command at a time over pipes, see `program.child`, never left behind.
 
-Owns the pipes and the life of a child. A command and its answer are one line of JSON each. Whoever waits for an answer
-is blocked on a pipe, so the process that asks takes no time from those that are measured.
-
-A child ends when its standard input does, however its parent went. It leads a process group of its own: a terminal's
-Ctrl-C reaches the parent only, which closes it.
+Owns the commands. A command and its answer are one line of JSON each. Whoever waits for an answer is blocked on a pipe,
+so the process that asks takes no time from those that are measured. A child ends when its standard input does, however
+its parent went, and tidies up.
 """
 
 from __future__ import annotations
@@ -12,16 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from wire.errors import BatonError, RequestFailed
+from program import child
+from wire.errors import BatonError, ChildFailed, RequestFailed
 
 ROOT = Path(__file__).resolve().parents[1]
 _ANSWER_S = 120.0
@@ -30,11 +26,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 class Worker(Protocol):
-    """What a child does."""
-
-    def do(self, command: str, arguments: dict[str, Any]) -> Any:
-        """Carry out a command; what it returns is the answer."""
-        ...
+    """What a child does: each of its public methods is a command, and what it returns is the answer."""
 
     def close(self) -> None:
         """Give up what it holds."""
@@ -45,14 +37,9 @@ class Child:
     """Runs `python -m module`, which calls `serve_parent`, on core `cpu` (None: any). Context manager."""
 
     def __init__(self, module: str, spec: dict[str, Any], cpu: int | None = None) -> None:
-        self._module = module
-        search_path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**_ONE_THREAD, **os.environ, "PYTHONPATH": search_path},
-            process_group=0,
+        environment = {**_ONE_THREAD, **os.environ}
+        self._process = child.Child(
+            module, environment=environment, stdin=child.PIPE, stdout=child.PIPE, outlives_parent=True
         )
         self._send({"cpu": cpu, "spec": spec})
 
@@ -78,38 +65,27 @@ class Child:
 
     def hear(self, timeout_s: float = _ANSWER_S) -> Any:
         """The next answer; the first one says that the child is ready. Raises `RequestFailed`."""
-        output = self._process.stdout
-        if output is None or not select.select([output], [], [], timeout_s)[0]:
-            raise RequestFailed(f"{self._module} did not answer within {timeout_s:g} s")
-        line = output.readline()
-        if not line:
-            raise RequestFailed(f"{self._module} ended (status {self._process.wait()})")
-        answer = json.loads(line)
+        try:
+            answer = json.loads(self._process.read_line(timeout_s))
+        except ChildFailed as error:
+            raise RequestFailed(str(error)) from None
         if "failure" in answer:
             raise RequestFailed(answer["failure"])
         return answer["answer"]
 
     def close(self) -> None:
         """End it: by the end of its input, and by a signal when that takes too long."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        try:
-            self._process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait(_LEAVE_S)
+        self._process.end()
 
     def _send(self, message: dict[str, Any]) -> None:
-        stream = self._process.stdin
-        if stream is None:
-            raise RuntimeError("a child has an input")
         try:
-            stream.write(json.dumps(message).encode() + b"\n")
-            stream.flush()
-        except OSError as error:
-            raise RequestFailed(f"{self._module} takes no commands: {error}") from None
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+        except (OSError, ValueError) as error:
+            raise RequestFailed(f"{self._process.module} takes no commands: {error}") from None
 
 
 def serve_parent(begin: Callable[[dict[str, Any]], Worker]) -> None:
@@ -124,10 +100,14 @@ def serve_parent(begin: Callable[[dict[str, Any]], Worker]) -> None:
     try:
         _answer(answers, lambda: workers.append(begin(order["spec"])))
         while workers and (line := commands.readline()):
-            _answer(answers, partial(workers[0].do, **json.loads(line)))
+            _answer(answers, _command_of(workers[0], **json.loads(line)))
     finally:
         for worker in workers:
             worker.close()
+
+
+def _command_of(worker: Worker, command: str, arguments: dict[str, Any]) -> Callable[[], Any]:
+    return lambda: getattr(worker, command)(**arguments)
 
 
 def _answer(descriptor: int, work: Callable[[], Any]) -> None:
@@ -139,8 +119,6 @@ def _answer(descriptor: int, work: Callable[[], Any]) -> None:
         traceback.print_exc()
         answer = {"failure": f"{type(error).__name__}: {error}"}
     message = memoryview(json.dumps(answer).encode() + b"\n")
-    try:
+    with contextlib.suppress(BrokenPipeError):  # the parent has gone: so ends the input
         while message:
             message = message[os.write(descriptor, message) :]
-    except BrokenPipeError:
-        return  # the parent has gone: so ends the input

@@ -33,7 +33,7 @@ BENCHMARKS = {
     "report": Benchmark("bench.report.command", "result files as plots, as one HTML page and as tables"),
     "kv": Benchmark("bench.kv.command", "handoffs of KV blocks between two processes, by transport, against memcpy"),
     "gpu-check": Benchmark("bench.gpu_check.command", "everything of the GPU path, checked and measured on one GPU"),
-    "gap": Benchmark("bench.gap", "what a client sees of the handoff: the gap from token 1 to token 2"),
+    "gap": Benchmark("bench.kv.gap", "what a client sees of the handoff: the gap from token 1 to token 2"),
 }
 
 

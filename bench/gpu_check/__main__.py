@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from bench.gpu_check.command import run
+from bench.gpu_check.command import main
+from wire.errors import BatonError
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except BatonError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -10,48 +10,47 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bench.arguments import parse_alone
 from bench.facts import collect_facts
-from bench.gpu_check.machine import PACKAGES, describe_device, read_clocks
-from bench.gpu_check.plan import chosen_groups
+from bench.gpu_check.groups import chosen_groups
+from bench.gpu_check.machine import describe_device, read_clocks
 from bench.gpu_check.rows import exit_status
-from bench.gpu_check.run import GroupResult, GroupRun
-from bench.gpu_check.settings import GpuCheckSettings
+from bench.gpu_check.run import GroupRun
 from bench.gpu_check.table import document, render
-from bench.output_file import write_text
-from wire.errors import BatonError
+from bench.output_file import require_folder, write_text
+from program.settings import setting
 
 _DESCRIPTION = "Check and measure the GPU path of Baton on this machine."
-_INTERRUPTED_STATUS = 130
+_PACKAGES = ("baton-serve", "torch", "triton", "transformers", "flashinfer-python", "nixl", "numpy", "pyzmq")
+_DEVICES = ("cuda", "cpu")
 
 
-def run(arguments: Sequence[str]) -> int:
-    """`main` for a shell: an error is one line."""
-    try:
-        return main(arguments)
-    except BatonError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return _INTERRUPTED_STATUS
+@dataclass(frozen=True, slots=True)
+class GpuCheckSettings:
+    """Settings of `python -m bench.gpu_check`."""
+
+    only: str = setting("", "run only these groups, for example attention,graphs; empty: all")
+    device: str = setting(
+        "cuda", "what to check; cpu: the same code with tiny sizes, speeds mean nothing", choices=_DEVICES
+    )
+    quick: bool = setting(False, "fewer cases and rounds")
+    strict: bool = setting(False, "exit with 1 for a missed target too")
+    json: str = setting("", "file for the table, the machine and the versions")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Check, measure and print; the exit status. Raises `BatonError` when nothing could be begun."""
     settings = parse_alone("python -m bench.gpu_check", _DESCRIPTION, arguments, GpuCheckSettings)
-    settings.check()
+    require_folder(settings.json)
     groups = chosen_groups(settings.only, quick=settings.quick)
     device = describe_device(settings.device)
-    facts = collect_facts(shlex.join(["python", "-m", "bench.gpu_check", *arguments]), PACKAGES)
-    limits_s = sum(group.limit_s(quick=settings.quick) for group in groups)
-    _say(f"{device['device']}: {len(groups)} groups, at most {limits_s:g} s")
+    facts = collect_facts(shlex.join(["python", "-m", "bench.gpu_check", *arguments]), _PACKAGES)
+    _say(f"{device['device']}: {len(groups)} groups, at most {sum(group.limit_s for group in groups):g} s")
     before = read_clocks()
-    results: list[GroupResult] = []
-    for group in groups:
-        results.append(GroupRun(group, settings.device, quick=settings.quick).run(_say))
-    rows = [row for result in results for row in result.rows]
-    status = exit_status(rows, strict=settings.strict)
+    results = [GroupRun(group, settings.device, quick=settings.quick).run(_say) for group in groups]
+    status = exit_status([row for result in results for row in result.rows], strict=settings.strict)
     print("\n".join([*facts.describe(), ", ".join(f"{name} {value}" for name, value in device.items()), ""]))
     print(render(results))
     if settings.json:

@@ -1,20 +1,19 @@
-"""What has to be said of the machine beside the table: the GPU, the driver, the clocks, the versions.
+"""What has to be said of the machine beside the table: the GPU, the driver, the clocks.
 
 Reads only: nothing of the card is ever set. Knows no check.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 from typing import Any
 
-from bench.child import Child
-from wire.errors import InvalidSetting, RequestFailed
+from bench.gpu_check.run import MEASURE
+from program.child import PIPE, Child
+from wire.errors import ChildFailed, InvalidSetting
 
-PACKAGES = ("baton-serve", "torch", "triton", "transformers", "flashinfer-python", "nixl", "numpy", "pyzmq")
-_PROCESS = "bench.gpu_check.machine_process"
-_START_S = 60.0
-_SMI_S = 10.0
+_START_S, _SMI_S = 60.0, 10.0
 _FIELDS = (
     "name",
     "driver_version",
@@ -29,12 +28,15 @@ _FIELDS = (
 
 def describe_device(device: str) -> dict[str, Any]:
     """What torch sees. Raises `InvalidSetting` when there is no such device."""
-    with Child(_PROCESS, {"device": device}) as child:
+    with Child(MEASURE, "machine", device, "", "", stdout=PIPE) as child:
         try:
-            child.hear(_START_S)
-            found: dict[str, Any] = child.ask("describe")
-        except RequestFailed as error:
-            raise InvalidSetting(str(error)) from None
+            while not (line := child.read_line(_START_S)).startswith(b'{"'):
+                continue
+        except ChildFailed as error:
+            raise InvalidSetting(f"--device {device}: torch does not start: {error}") from None
+    found: dict[str, Any] = json.loads(line)
+    if "missing" in found:
+        raise InvalidSetting(found["missing"])
     return found
 
 

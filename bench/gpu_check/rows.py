@@ -2,10 +2,10 @@
 
 Owns the verdicts and the exit status. Knows no device and no check: whoever measured hands over numbers.
 
-A row about *correctness* has a bound that its value must keep. A row about *speed* has a bound that the machine sets
-(the floor of a time, the ceiling of a rate), measured in the same run, and perhaps a target that Baton sets itself.
-Invariants: what is not a number is never right; a value that beats the machine's own limit is doubted, not praised;
-a check that crashed, hung or was not reached is a failure, never an omission.
+A row about *correctness* is a test of `tests/gpu`, with a bound where it has one. A row about *speed* has a bound that
+the machine sets (the floor of a time, the ceiling of a rate), measured in the same run, and perhaps a target that Baton
+sets itself. Invariants: what is not a number is never right; a value that beats the machine's own limit is doubted, not
+praised; what crashed, hung or was not reached is a failure, never an omission.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STRICTLY_BAD = _ALWAYS_BAD | {Verdict.BELOW, Verdict.DOUBTED}
 class Row:
     """One line. `value`, `bound` and `target` are in `unit`; None where there is none.
 
-    `num_cases`: how many cases of its check the row stands for. `is_speed`: it means nothing where no GPU is.
+    `num_cases`: how many cases the row stands for. `is_speed`: it means nothing where no GPU is.
     """
 
     name: str
@@ -75,38 +75,19 @@ class Row:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Row:
-        """What `as_json` wrote. Raises `ValueError` and `TypeError` for anything else."""
+        """What `as_json` wrote. Raises `KeyError`, `ValueError` and `TypeError` for anything else."""
         known = {name: value for name, value in fields.items() if name != "share"}
         return cls(**{**known, "verdict": Verdict(known["verdict"])})
 
 
-def error_row(
-    name: str, case: str, error: float, bound: float, unit: str = "", *, num_cases: int = 1, note: str = ""
-) -> Row:
-    """Correctness: an error that must not be above `bound`. What is not a number is wrong."""
-    verdict = Verdict.OK if error <= bound else Verdict.WRONG
-    return Row(name, case, _number(error), unit, bound, None, verdict, note or _doubt(error), num_cases)
-
-
-def count_row(name: str, case: str, num_wrong: int, num_all: int, *, num_cases: int = 1, note: str = "") -> Row:
-    """Correctness: how many of `num_all` things were wrong. None may be, and nothing compared is a failure."""
-    if num_all < 1:
-        return failed_row(name, case, "nothing was compared", num_cases=num_cases)
-    verdict = Verdict.OK if num_wrong == 0 else Verdict.WRONG
-    unit = f"wrong of {num_all}"
-    return Row(name, case, float(num_wrong), unit, 0.0, None, verdict, note, num_cases)
-
-
 def time_row(name: str, case: str, value: float, unit: str, floor: float, share: float = 0.0, note: str = "") -> Row:
     """Speed: a time against the least that the machine needs. Target: `floor / share`; `share` 0 sets none."""
-    target = floor / share if share else None
-    return _speed_row(name, case, value, unit, floor, target, note)
+    return _speed_row(name, case, value, unit, floor, floor / share if share else None, note)
 
 
-def rate_row(name: str, case: str, value: float, unit: str, ceiling: float, share: float = 0.0, note: str = "") -> Row:
-    """Speed: a rate ("GB/s", "tok/s") against the most that the machine does. Target: `ceiling * share`."""
-    target = ceiling * share if share else None
-    return _speed_row(name, case, value, unit, ceiling, target, note)
+def rate_row(name: str, case: str, value: float, unit: str, ceiling: float, note: str = "") -> Row:
+    """Speed: a rate ("GB/s", "tok/s") against the most that the machine does."""
+    return _speed_row(name, case, value, unit, ceiling, None, note)
 
 
 def limit_row(name: str, case: str, value: float, unit: str, most: float, note: str = "") -> Row:
@@ -114,38 +95,31 @@ def limit_row(name: str, case: str, value: float, unit: str, most: float, note: 
     return _speed_row(name, case, value, unit, None, most, note)
 
 
-def least_row(name: str, case: str, value: float, unit: str, least: float, note: str = "") -> Row:
+def least_row(name: str, case: str, value: float, unit: str, least: float) -> Row:
     """Speed: a ratio that is to reach `least`."""
     verdict = Verdict.OK if value >= least else Verdict.BELOW
-    return Row(name, case, _number(value), unit, None, least, verdict, note or _doubt(value), is_speed=True)
+    return Row(name, case, _number(value), unit, None, least, verdict, _doubt(value), is_speed=True)
 
 
 def figure_row(name: str, case: str, value: float, unit: str, note: str = "") -> Row:
     """Speed: measured, and held against nothing."""
-    return Row(name, case, _number(value), unit, None, None, Verdict.MEASURED, note, is_speed=True)
+    return _speed_row(name, case, value, unit, None, None, note)
 
 
-def worst_of(errors: Iterable[float]) -> float:
-    """The largest error; NaN when one of them is, or when there are none."""
-    found = list(errors)
-    return max(found) if found and not any(map(math.isnan, found)) else math.nan
-
-
-def missing_row(name: str, case: str, reason: str, *, num_cases: int = 1) -> Row:
+def missing_row(name: str, case: str, reason: str) -> Row:
     """What cannot be checked on this machine, and why."""
-    return Row(name, case, None, "", None, None, Verdict.NOT_RUN, reason, num_cases)
+    return Row(name, case, None, "", None, None, Verdict.NOT_RUN, reason)
 
 
-def failed_row(name: str, case: str, reason: str, *, num_cases: int = 1) -> Row:
-    """A check that crashed, hung, was not reached, or compared nothing."""
-    return Row(name, case, None, "", None, None, Verdict.FAILED, reason, num_cases)
+def failed_row(name: str, case: str, reason: str) -> Row:
+    """What crashed, hung, or was not reached."""
+    return Row(name, case, None, "", None, None, Verdict.FAILED, reason)
 
 
 def exit_status(rows: Iterable[Row], *, strict: bool) -> int:
     """1 when a row is bad, or when there are no rows at all."""
-    verdicts = [row.verdict for row in rows]
-    bad = _STRICTLY_BAD if strict else _ALWAYS_BAD
-    return 1 if not verdicts or bad & set(verdicts) else 0
+    verdicts = {row.verdict for row in rows}
+    return 1 if not verdicts or verdicts & (_STRICTLY_BAD if strict else _ALWAYS_BAD) else 0
 
 
 def _speed_row(
@@ -154,13 +128,11 @@ def _speed_row(
     row = Row(name, case, _number(value), unit, bound, target, Verdict.MEASURED, note or _doubt(value), is_speed=True)
     share = row.share
     if row.value is None or (share is not None and share > DOUBTED_SHARE):
-        verdict = Verdict.DOUBTED
-    elif target is None:
-        verdict = Verdict.MEASURED
-    else:
-        reached = value >= target if _is_rate(unit) else value <= target
-        verdict = Verdict.OK if reached else Verdict.BELOW
-    return dataclasses.replace(row, verdict=verdict)
+        return dataclasses.replace(row, verdict=Verdict.DOUBTED)
+    if target is None:
+        return row
+    reached = value >= target if _is_rate(unit) else value <= target
+    return dataclasses.replace(row, verdict=Verdict.OK if reached else Verdict.BELOW)
 
 
 def _is_rate(unit: str) -> bool:

@@ -9,21 +9,26 @@ from typing import Any
 
 from bench.facts import Facts
 from bench.gpu_check.rows import Row, Verdict
-from bench.gpu_check.run import GroupResult
+from bench.gpu_check.run import CORRECTNESS, GroupResult
 
 _HEADINGS = ("check", "case", "value", "limit", "share", "target", "verdict", "")
 _MOST_NOTE = 110
 
 
 def render(results: Sequence[GroupResult]) -> str:
-    """One table for all groups, a line of time for each, and the counts."""
+    """One table for all groups, a line of time for each, the counts, and whether correctness was checked at all."""
     lines = [_cells(row) for result in results for row in result.rows]
     widths = [max(len(line[column]) for line in [_HEADINGS, *lines]) for column in range(len(_HEADINGS) - 1)]
     text = [_line(_HEADINGS, widths), "  ".join("-" * width for width in widths)]
     for result in results:
         text.append(f"{result.group.name}: {result.group.doc} ({result.taken_s:.0f} s of {result.limit_s:g} s)")
         text += [_line(_cells(row), widths) for row in result.rows]
-    return "\n".join([*text, "", counts([row for result in results for row in result.rows])])
+    rows = [row for result in results for row in result.rows]
+    text += ["", counts(rows)]
+    unchecked = {row.case: row.note for row in rows if row.name == CORRECTNESS}
+    if unchecked:
+        text.append(f"Correctness was NOT checked ({', '.join(unchecked)}): {'; '.join(set(unchecked.values()))}")
+    return "\n".join(text)
 
 
 def counts(rows: Sequence[Row]) -> str:

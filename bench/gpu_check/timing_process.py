@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.gpu_check.floors import busy_us, gb_per_s, weighted_tflop_per_s
+from bench.gpu_check.models import busy_us, gb_per_s, weighted_tflop_per_s
 from bench.limits.model_shapes import Product
 from bench.stats import median
 
@@ -24,7 +24,7 @@ _Event: Any = torch.cuda.Event
 _Stream: Any = torch.cuda.Stream
 _CACHE_TIMES = 8
 _WARM_UP_CALLS = 3
-_NUM_ROUNDS = 7
+_NUM_ROUNDS, _QUICK_ROUNDS = 7, 3
 _ROUND_MS = 25.0
 _MAX_CALLS = 400
 _RECORDED_CALLS = 100
@@ -35,9 +35,10 @@ class Stopwatch:
     """Times calls on `device`."""
 
     def __init__(self, device: torch.device, *, quick: bool) -> None:
-        self._is_gpu = device.type == "cuda"
-        self._num_rounds = 3 if quick else _NUM_ROUNDS
-        self._round_ms = _ROUND_MS if self._is_gpu else 1.0
+        self.device = device
+        self.is_gpu = device.type == "cuda"
+        self._num_rounds = _QUICK_ROUNDS if quick else _NUM_ROUNDS
+        self._round_ms = _ROUND_MS if self.is_gpu else 1.0
 
     def median_ms(self, call: Callable[[], object]) -> float:
         """One call, the median over rounds of as many calls as fill a few milliseconds."""
@@ -48,7 +49,7 @@ class Stopwatch:
 
     def recorded_ms(self, call: Callable[[], object]) -> float:
         """As `median_ms`, without the time that the host needs to start each call: many of them as one CUDA graph."""
-        if not self._is_gpu:
+        if not self.is_gpu:
             return self.median_ms(call)
         beside = _Stream()
         with torch.cuda.stream(beside):
@@ -61,20 +62,47 @@ class Stopwatch:
                 call()
         return self.median_ms(graph.replay) / _RECORDED_CALLS
 
-    def in_turns_ms(self, *calls: Callable[[], object]) -> list[float]:
-        """Medians of things that are compared, measured A B A B."""
-        for call in calls:
-            for _ in range(_WARM_UP_CALLS):
-                call()
-        counts = [max(1, min(_MAX_CALLS, int(self._round_ms / max(self._round(call, 1), 1e-4)))) for call in calls]
-        rounds = [
-            [self._round(call, count) / count for call, count in zip(calls, counts, strict=True)]
-            for _ in range(self._num_rounds)
-        ]
-        return [median(column) for column in zip(*rounds, strict=True)]
+    def stream_bytes(self) -> int:
+        """How much the streams below move in one call."""
+        return 2**31 if self.is_gpu else 2**22
+
+    def copy_gb_per_s(self) -> float:
+        """A large copy within the device's memory: bytes read and bytes written."""
+        source, target = self._noise(), self._noise()
+        return gb_per_s(2 * source.nbytes, self.median_ms(lambda: target.copy_(source)))
+
+    def read_gb_per_s(self) -> float:
+        """A large matrix times a vector, which reads everything and writes next to nothing: like decoding."""
+        width = 2**13
+        rows = self._noise().view(-1, width)
+        vector = torch.randn(width, device=self.device, dtype=rows.dtype)
+        return gb_per_s(rows.nbytes, self.median_ms(lambda: torch.mv(rows, vector)))
+
+    def gemm_tflop_per_s(self, products: Sequence[Product]) -> float:
+        """The rate of plain bfloat16 products at the shapes of a model, weighted as the model uses them."""
+        return weighted_tflop_per_s(products, [self._product_ms(product) for product in products])
+
+    def rotated(self, make: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Tensors in turn, together several times as large as the caches."""
+        cache = torch.cuda.get_device_properties(self.device).L2_cache_size if self.is_gpu else 2**20
+        first = make()
+        count = max(2, min(_MAX_ROTATED, -(-_CACHE_TIMES * cache // max(first.nbytes, 1))))
+        turns = cycle([first, *(make() for _ in range(count - 1))])
+        return lambda: next(turns)
+
+    def busy_ms(self, run: Callable[[], object]) -> float | None:
+        """How long the GPU was busy while `run` ran, whatever ran beside each other. None when nothing was seen."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            run()
+            torch.cuda.synchronize()
+        seen = [event for event in profiler.events() or () if event.device_type.name == "CUDA"]
+        total = busy_us((event.time_range.start, event.time_range.end) for event in seen)
+        return total / 1e3 if seen else None
 
     def _round(self, call: Callable[[], object], num_calls: int) -> float:
-        if not self._is_gpu:
+        if not self.is_gpu:
             begin_s = time.perf_counter()
             for _ in range(num_calls):
                 call()
@@ -88,67 +116,12 @@ class Stopwatch:
         end.synchronize()
         return float(begin.elapsed_time(end))
 
+    def _product_ms(self, product: Product) -> float:
+        rows = torch.randn(product.num_rows, product.num_in, device=self.device).to(torch.bfloat16)
+        shape, deviation = (product.num_out, product.num_in), product.num_in**-0.5
+        weights = self.rotated(lambda: torch.randn(shape, device=self.device, dtype=torch.bfloat16).mul_(deviation))
+        return self.median_ms(lambda: torch.nn.functional.linear(rows, weights()))
 
-def cache_bytes(device: torch.device) -> int:
-    """What a measurement must be several times larger than."""
-    return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.type == "cuda" else 2**20
-
-
-def stream_bytes(device: torch.device) -> int:
-    """How much the streams below move in one call."""
-    return 2**31 if device.type == "cuda" else 2**22
-
-
-def copy_gb_per_s(device: torch.device, watch: Stopwatch) -> float:
-    """A large copy within the device's memory: bytes read and bytes written."""
-    source, target = _noise(device), _noise(device)
-    return gb_per_s(2 * source.nbytes, watch.median_ms(lambda: target.copy_(source)))
-
-
-def read_gb_per_s(device: torch.device, watch: Stopwatch) -> float:
-    """A large matrix times a vector, which reads everything and writes next to nothing: what decoding looks like."""
-    width = 2**13
-    rows = _noise(device).view(-1, width)
-    vector = torch.randn(width, device=device, dtype=rows.dtype)
-    return gb_per_s(rows.nbytes, watch.median_ms(lambda: torch.mv(rows, vector)))
-
-
-def gemm_tflop_per_s(device: torch.device, watch: Stopwatch, products: Sequence[Product]) -> float:
-    """The rate of plain bfloat16 products at the shapes of a model, weighted as the model uses them."""
-    return weighted_tflop_per_s(products, [_product_ms(device, watch, product) for product in products])
-
-
-def rotated(device: torch.device, make: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Tensors in turn, together several times as large as the caches."""
-    first = make()
-    count = max(2, min(_MAX_ROTATED, -(-_CACHE_TIMES * cache_bytes(device) // max(first.nbytes, 1))))
-    turns = cycle([first, *(make() for _ in range(count - 1))])
-    return lambda: next(turns)
-
-
-def device_busy_ms(run: Callable[[], object]) -> float | None:
-    """How long the GPU was busy while `run` ran, whatever ran beside each other. None when nothing was seen."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        run()
-        torch.cuda.synchronize()
-    seen = [event for event in profiler.events() or () if event.device_type.name == "CUDA"]
-    total = busy_us((event.time_range.start, event.time_range.end) for event in seen)
-    return total / 1e3 if seen else None
-
-
-def _product_ms(device: torch.device, watch: Stopwatch, product: Product) -> float:
-    rows = torch.randn(product.num_rows, product.num_in, device=device).to(torch.bfloat16)
-    deviation = product.num_in**-0.5
-
-    def weight() -> Tensor:
-        return torch.randn(product.num_out, product.num_in, device=device, dtype=torch.bfloat16).mul_(deviation)
-
-    weights = rotated(device, weight)
-    return watch.median_ms(lambda: torch.nn.functional.linear(rows, weights()))
-
-
-def _noise(device: torch.device) -> Tensor:
-    """`stream_bytes` of bfloat16."""
-    return torch.randn(stream_bytes(device) // 2, device=device, dtype=torch.bfloat16)
+    def _noise(self) -> Tensor:
+        """`stream_bytes` of bfloat16."""
+        return torch.randn(self.stream_bytes() // 2, device=self.device, dtype=torch.bfloat16)

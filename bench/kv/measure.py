@@ -10,21 +10,24 @@ While a handoff is under way this process waits on a pipe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any, Self
 
 from bench.child import Child
-from bench.kv.settings import Plan
+from bench.kv.settings import Cores, Plan
 from kvtransfer.transports.registry import NIXL
 from wire.errors import RequestFailed, TransferFailed
 
 _NODE, _LIMITS, _BARE = "bench.kv.node_process", "bench.kv.limits_process", "bench.kv.bare_nixl"
-_PREFILL, _DECODE = "prefill", "decode"
 _SMALL_BYTES = 16 * 2**20
 _MORE_ROUNDS = 10
-_NUM_HOPS = 20
+_FIXED_COST_BLOCK_BYTES = 2**16
+_LIMIT_BYTES, _QUICK_LIMIT_BYTES = 2**28, 2**22
 _NUM_LIMIT_ROUNDS = 7
+_NUM_HOPS, _HOP_BYTES, _HOP_PAUSE_S = 20, 300, 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def measure(plan: Plan, say: Callable[[str], None]) -> Results:
         for checksum in plan.checksums:
             try:
                 say(f"{transport}, checksum {checksum}")
-                results.small_cases.extend(_session(plan, transport, checksum, plan.small_block_bytes, (1,)))
+                results.small_cases.extend(_session(plan, transport, checksum, _FIXED_COST_BLOCK_BYTES, (1,)))
                 results.cases.extend(_session(plan, transport, checksum, plan.block_bytes, plan.blocks))
             except RequestFailed as error:
                 results.failures[f"{transport}, {checksum}"] = str(error)
@@ -89,18 +92,13 @@ def measure(plan: Plan, say: Callable[[str], None]) -> Results:
 
 
 def _measure_limits(plan: Plan) -> Limits:
-    found = Limits(plan.limit_bytes)
-    spec = {"num_bytes": plan.limit_bytes}
-    with ExitStack() as stack:
-        one, other = (stack.enter_context(Child(_LIMITS, spec, cpu)) for cpu in plan.cores or (None, None))
-        one.hear()
-        other.hear()
-        one.ask("connect", port=other.ask("port"))
-        one.ask("zmq_connect", port=other.ask("zmq_port"))
+    found = Limits(_QUICK_LIMIT_BYTES if plan.is_quick else _LIMIT_BYTES)
+    hashing_s = 0.03 if plan.is_quick else 0.3
+    with core_limits(plan.cores, found.num_bytes) as (one, other):
         for number in range(1 + _NUM_LIMIT_ROUNDS):
-            taken = found if number else Limits(plan.limit_bytes)  # the first round is warm-up
+            taken = found if number else Limits(found.num_bytes)  # the first round is warm-up
             taken.copy_s.append(one.ask("copy"))
-            other.tell("hash_for", duration_s=plan.hashing_s)
+            other.tell("hash_for", duration_s=hashing_s)
             taken.copy_beside_hashing_s.append(one.ask("copy"))
             other.hear()
             taken.hash_s.append(one.ask("hash"))
@@ -108,129 +106,136 @@ def _measure_limits(plan: Plan) -> Limits:
             other.tell("receive")
             taken.tcp_s.append(one.ask("send"))
             other.hear()
-            other.tell("pass_on", count=_NUM_HOPS)
-            taken.zmq_hop_s.extend(one.ask("hop", count=_NUM_HOPS))
-            other.hear()
+            # each after a pause as between two handoffs; half of the way
+            trips_s = round_trips(one, other, _NUM_HOPS, message_bytes=_HOP_BYTES, pause_s=_HOP_PAUSE_S)
+            taken.zmq_hop_s.extend(trip_s / 2 for trip_s in trips_s)
     return found
+
+
+@contextmanager
+def core_limits(cores: Cores, num_bytes: int) -> Iterator[tuple[Child, Child]]:
+    """Two connected processes that measure what cores can do. Raises `RequestFailed`."""
+    with ExitStack() as stack:
+        one, other = (stack.enter_context(Child(_LIMITS, {"num_bytes": num_bytes}, cpu)) for cpu in cores)
+        one.hear()
+        other.hear()
+        one.ask("connect", **other.ask("bind"))
+        yield one, other
+
+
+def round_trips(one: Child, other: Child, count: int, *, message_bytes: int, pause_s: float = 0.0) -> list[float]:
+    """Seconds of so many ZMQ messages from one to the other and back."""
+    other.tell("send_back", count=count)
+    taken_s: list[float] = one.ask("round_trips", count=count, message_bytes=message_bytes, pause_s=pause_s)
+    other.hear()
+    return taken_s
 
 
 def _session(plan: Plan, transport: str, checksum: str, block_bytes: int, blocks: tuple[int, ...]) -> Iterator[Case]:
     num_pool_blocks = max(*blocks, -(-plan.min_pool_bytes // block_bytes))
     with ExitStack() as stack:
-        pair = stack.enter_context(NodePair(plan, transport, checksum, num_pool_blocks, block_bytes))
-        bare = stack.enter_context(BarePair(plan, num_pool_blocks, block_bytes)) if transport == NIXL else None
+        pair = stack.enter_context(NodePair(transport, checksum, num_pool_blocks, block_bytes, plan.cores))
+        bare = stack.enter_context(BarePair(num_pool_blocks, block_bytes, plan.cores)) if transport == NIXL else None
         pair.hand_over(0, num_pool_blocks)
         for num_blocks in blocks:
             case = Case(transport, checksum, block_bytes, num_blocks)
             pair.hand_over_verified(0, num_blocks)
             is_small = case.num_bytes <= _SMALL_BYTES and not plan.is_quick
-            places = _Places(num_pool_blocks, num_blocks)
+            # through the pool and round again
+            places = cycle(range(0, max(1, num_pool_blocks - num_blocks + 1), num_blocks))
             for _ in range(plan.num_rounds * (_MORE_ROUNDS if is_small else 1)):
-                case.memcpy_s.append(pair.copy(places.next(), num_blocks))
-                wall_s, let_go_s = pair.hand_over(places.next(), num_blocks)
+                case.memcpy_s.append(pair.copy(next(places), num_blocks))
+                wall_s, let_go_s = pair.hand_over(next(places), num_blocks)
                 case.wall_s.append(wall_s)
                 case.let_go_s.append(let_go_s)
                 if bare is not None:
-                    case.bare_nixl_s.append(bare.write(places.next(), num_blocks))
+                    case.bare_nixl_s.append(bare.write(next(places), num_blocks))
             yield case
 
 
-class _Places:
-    """Where in a pool the next blocks begin: through it and round again."""
+class _TwoChildren:
+    """Two processes that end together. Context manager."""
 
-    def __init__(self, num_pool_blocks: int, num_blocks: int) -> None:
-        self._num_places = max(1, num_pool_blocks // num_blocks)
-        self._num_blocks = num_blocks
-        self._next = 0
-
-    def next(self) -> int:
-        """The first block."""
-        place, self._next = self._next, (self._next + 1) % self._num_places
-        return place * self._num_blocks
-
-
-class NodePair:
-    """A prefill and a decode node with equal pools. Raises `RequestFailed` when one cannot be."""
-
-    def __init__(self, plan: Plan, transport: str, checksum: str, num_blocks: int, block_bytes: int) -> None:
-        self.transport = transport
-        self._num_handoffs = 0
-        cores = plan.cores or (None, None)
+    def __init__(self, module: str, specs: Iterable[dict[str, Any]], cores: Cores) -> None:
         with ExitStack() as stack:
-            self._prefill, self._decode = (
-                stack.enter_context(
-                    Child(
-                        _NODE,
-                        {
-                            "role": role,
-                            "transport": transport,
-                            "checksum": checksum,
-                            "num_blocks": num_blocks,
-                            "block_bytes": block_bytes,
-                            "device": plan.device,
-                        },
-                        cpu,
-                    )
-                )
-                for role, cpu in zip((_PREFILL, _DECODE), cores, strict=True)
+            self._one, self._other = (
+                stack.enter_context(Child(module, spec, cpu)) for spec, cpu in zip(specs, cores, strict=True)
             )
-            self._prefill.hear()
-            self._decode.hear()
-            self._address = self._prefill.ask("address")
+            self._one.hear()
+            self._other.hear()
             self._children = stack.pop_all()
 
-    def __enter__(self) -> NodePair:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._children.close()
+
+
+class NodePair(_TwoChildren):
+    """A prefill and a decode node with equal pools; `device` as torch names it, "" for the host's memory.
+
+    Raises `RequestFailed` when one cannot be.
+    """
+
+    def __init__(
+        self,
+        transport: str,
+        checksum: str,
+        num_blocks: int,
+        block_bytes: int,
+        cores: Cores = (None, None),
+        device: str = "",
+    ) -> None:
+        spec = {
+            "transport": transport,
+            "checksum": checksum,
+            "num_blocks": num_blocks,
+            "block_bytes": block_bytes,
+            "device": device,
+        }
+        super().__init__(_NODE, [{"role": "prefill", **spec}, {"role": "decode", **spec}], cores)
+        self.transport = transport
+        self._num_handoffs = 0
 
     def hand_over(self, first: int, count: int) -> tuple[float, float]:
         """One handoff of these blocks: seconds until it was delivered, and until the sender let go of them."""
         self._num_handoffs += 1
         number = self._num_handoffs
-        self._prefill.ask("begin", number=number, count=count)
-        self._decode.ask("grant", number=number, first=first, count=count, address=self._address)
-        stamps = self._prefill.ask("finish", number=number, first=first, count=count)
-        delivered_s = self._decode.ask("delivered", number=number)
+        self._one.ask("begin", number=number, count=count)
+        self._other.ask("grant", number=number, first=first, count=count, address=self._one.ask("address"))
+        stamps = self._one.ask("finish", number=number, first=first, count=count)
+        delivered_s = self._other.ask("delivered", number=number)
         return delivered_s - stamps["computed_s"], stamps["let_go_s"] - stamps["computed_s"]
 
     def hand_over_verified(self, first: int, count: int) -> None:
         """The same into blocks that were cleared. Raises `TransferFailed` when they do not hold what was sent."""
-        self._decode.ask("clear", first=first, count=count)
+        self._other.ask("clear", first=first, count=count)
         self.hand_over(first, count)
-        wrong = self._decode.ask("wrong_blocks", first=first, count=count)
+        wrong = self._other.ask("wrong_blocks", first=first, count=count)
         if wrong:
             raise TransferFailed(f"{len(wrong)} of {count} blocks were delivered with other bytes than were sent")
 
     def copy(self, first: int, count: int) -> float:
         """Seconds that the prefill process takes to copy as much into memory of the same kind."""
-        return float(self._prefill.ask("memcpy", first=first, count=count))
+        return float(self._one.ask("memcpy", first=first, count=count))
 
 
-class BarePair:
+class BarePair(_TwoChildren):
     """Two nixl agents without Baton."""
 
-    def __init__(self, plan: Plan, num_blocks: int, block_bytes: int) -> None:
-        spec = {"num_blocks": num_blocks, "block_bytes": block_bytes}
-        with ExitStack() as stack:
-            cores = plan.cores or (None, None)
-            self._writer, self._target = (stack.enter_context(Child(_BARE, spec, cpu)) for cpu in cores)
-            self._writer.hear()
-            self._target.hear()
-            self._writer.ask("connect", **self._target.ask("details"))
+    def __init__(self, num_blocks: int, block_bytes: int, cores: Cores) -> None:
+        super().__init__(_BARE, [{"num_blocks": num_blocks, "block_bytes": block_bytes}] * 2, cores)
+        try:
+            self._one.ask("connect", **self._other.ask("details"))
             self.write(0, num_blocks)
-            self._children = stack.pop_all()
-
-    def __enter__(self) -> BarePair:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._children.close()
+        except BaseException:
+            self._children.close()
+            raise
 
     def write(self, first: int, count: int) -> float:
         """Seconds that one write takes."""
-        self._target.tell("wait_for_notice")
-        taken_s = float(self._writer.ask("write", first=first, count=count))
-        self._target.hear()
+        self._other.tell("wait_for_notice")
+        taken_s = float(self._one.ask("write", first=first, count=count))
+        self._other.hear()
         return taken_s

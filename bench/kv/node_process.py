@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import queue
 import time
-from dataclasses import dataclass
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-import torch
 import zmq
 
 from bench.child import Worker, serve_parent
-from bench.kv.pattern import fill, wrong_blocks
 from kvtransfer.commands import (
     BeginHandoff,
     Delivered,
@@ -65,48 +63,43 @@ _HOST = "127.0.0.1"
 _LEASE_S = 30.0
 _WAIT_S = 60.0
 _LOOK_S = 0.5
-_PAGE_BYTES = 4096
+_SEED = 20_211
 _SETTLE_S = 0.003
 """What a grant gets to arrive before the prompt counts as computed. A later one would only make figures worse."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSpec:
-    """What a node is made of. `role` is "prefill" or "decode". `device`: where its pool lies, as torch names it; "" for
-    memory that the transport allocates on the host.
-    """
-
-    role: str
-    transport: str
-    checksum: str
-    num_blocks: int
-    block_bytes: int
-    device: str = ""
-
-    @property
-    def layout(self) -> KvLayout:
-        """A layout with blocks of this size; what the bytes mean is of no importance here."""
-        # keys and values of 2 bytes an element
-        kv = LayerKv(num_kv_heads=1, head_dim=self.block_bytes // (4 * TOKENS_PER_BLOCK))
-        return KvLayout.of_layers("bfloat16", TOKENS_PER_BLOCK, [kv])
+def pattern(block_id: int, block_bytes: int) -> Blocks:
+    """[block_bytes] that block `block_id` of the sending pool holds. Different in every block, and never all alike."""
+    return np.random.default_rng((_SEED, block_id)).integers(0, 256, block_bytes, dtype=np.uint8)
 
 
-def key_of(number: int) -> RequestKey:
-    """The key of the handoff with this number."""
-    return RequestKey.numbered(number)
+def wrong_blocks(blocks: Blocks, first: int, count: int) -> list[int]:
+    """Blocks of `first` .. `first + count - 1` that do not hold their pattern."""
+    ids = range(first, first + count)
+    return [block_id for block_id in ids if not np.array_equal(blocks[block_id], pattern(block_id, blocks.shape[1]))]
 
 
-class _Inbox:
-    """What the transfer thread tells the main thread: a time for each handoff, or why it failed."""
+class _Told:
+    """What a side tells its engine: a time for each handoff, or why it failed."""
 
     def __init__(self) -> None:
         self._told: queue.SimpleQueue[tuple[RequestKey, float, str]] = queue.SimpleQueue()
+
+    def put(self, notice: SendingNotice | ReceivingNotice, /) -> None:
+        """See `NoticeSink`."""
+        match notice:
+            case Rejected():
+                self.tell(notice.key, notice.reason)
+            case Failed():
+                self.tell(notice.key, notice.reason or "the request ended")
+            case Delivered() | Released():
+                self.tell(notice.key)
 
     def tell(self, key: RequestKey, failure: str = "") -> None:
         self._told.put((key, time.monotonic(), failure))
 
     def wait_for(self, key: RequestKey, thread: TransferThread[Any]) -> float:
-        """When it was told. Raises `RequestFailed`, also when the thread has failed or says nothing for long."""
+        """When it was told. Raises `RequestFailed`."""
         deadline_s = time.monotonic() + _WAIT_S
         while time.monotonic() < deadline_s:
             try:
@@ -118,26 +111,6 @@ class _Inbox:
                 raise RequestFailed(f"a handoff failed: {failure or 'another one ended'}")
             return at_s
         raise RequestFailed(f"nothing came of a handoff within {_WAIT_S:g} s")
-
-
-class _SendingInbox(_Inbox):
-    """Takes the notices of the sending side."""
-
-    def put(self, notice: SendingNotice, /) -> None:
-        self.tell(notice.key, notice.reason if isinstance(notice, Rejected) else "")
-
-
-class _ReceivingInbox(_Inbox):
-    """Takes the notices of the receiving side: of those about a handoff that failed, the first."""
-
-    def put(self, notice: ReceivingNotice, /) -> None:
-        match notice:
-            case Delivered():
-                self.tell(notice.key)
-            case Failed():
-                self.tell(notice.key, notice.reason or "the request ended")
-            case Released():
-                pass
 
 
 class _OneTransport(SenderFactory):
@@ -156,184 +129,117 @@ class _OneTransport(SenderFactory):
         return name, sender
 
 
-def _transport_settings(spec: NodeSpec, context: zmq.Context[zmq.Socket[bytes]]) -> TransportSettings:
-    return TransportSettings(spec.transport, context, _HOST, LinkSettings(), this_process())
+class _End:
+    """What both ends have. `spec`: `role`, `transport`, `checksum`, `num_blocks`, `block_bytes`, and `device`, which
+    says where the pool lies as torch names it, "" for memory that the transport allocates on the host.
+    """
 
-
-def _allocate(memory: PoolMemory, spec: NodeSpec) -> Any:
-    """[num_blocks, block_bytes] with every page touched: an array, or a tensor of a device."""
-    if spec.device:
-        return torch.zeros(spec.num_blocks, spec.block_bytes, dtype=torch.uint8, device=spec.device)
-    region = memory.allocate(spec.num_blocks * spec.block_bytes)
-    region[::_PAGE_BYTES] = 0
-    return region.reshape(spec.num_blocks, spec.block_bytes)
-
-
-def _fill(blocks: Any) -> None:
-    """The pattern, wherever the blocks are."""
-    if isinstance(blocks, torch.Tensor):
-        on_host = np.empty(blocks.shape, dtype=np.uint8)
-        fill(on_host)
-        blocks.copy_(torch.from_numpy(on_host))
-    else:
-        fill(blocks)
-
-
-def _wait_for(blocks: Any) -> None:
-    """Until a device has done what it was told."""
-    if isinstance(blocks, torch.Tensor) and blocks.is_cuda:
-        torch.cuda.synchronize(blocks.device)
-
-
-class PrefillEnd:
-    """The sending side, its pool, and the yardstick: a copy from that pool into memory of the kind that D's is."""
-
-    def __init__(self, spec: NodeSpec) -> None:
+    def __init__(self, spec: dict[str, Any], stack: ExitStack) -> None:
+        self._spec = spec
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        settings = _transport_settings(spec, self._context)
-        self._memory, self._yardstick_memory = PoolMemory(settings, "sender"), PoolMemory(settings, "receiver")
-        self._factory: SenderFactory | None = None
-        self._thread: TransferThread[Any] | None = None
-        try:
-            self._blocks = _allocate(self._memory, spec)
-            self._yardstick = _allocate(self._yardstick_memory, spec)
-            _fill(self._blocks)
-            _wait_for(self._blocks)
-            pool = open_pool(self._blocks)
-            facts = SendingFacts(
-                node_id=PREFILL,
-                epoch=_EPOCHS[PREFILL],
-                fingerprint="bench",
-                layout=spec.layout,
-                process=settings.process,
-                lease_s=_LEASE_S,
-                checksum=spec.checksum,
-            )
-            self._factory = _OneTransport(settings, self._memory, pool)
-            link, self._address = open_listener(self._context, _HOST, 0, settings.links)
-            self._inbox = _SendingInbox()
-            pusher = Pusher(pool, spec.checksum)
-            side = SendingSide(facts, link, self._factory, pusher, self._inbox)
-            self._thread = TransferThread(side, "kv-sending", pool.enter)
-            self._thread.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def do(self, command: str, arguments: dict[str, Any]) -> Any:
-        """See `Worker`."""
-        match command, arguments:
-            case "address", {}:
-                return self._address
-            case "begin", {"number": int(number), "count": int(count)}:
-                return self._begin(number, count)
-            case "finish", {"number": int(number), "first": int(first), "count": int(count)}:
-                return self._finish(number, first, count)
-            case "memcpy", {"first": int(first), "count": int(count)}:
-                return self._memcpy(first, count)
-            case _:
-                raise ValueError(f"unknown command {command}")
+        stack.callback(self._context.destroy, linger=0)
+        self._settings = TransportSettings(spec["transport"], self._context, _HOST, LinkSettings(), this_process())
+        self._told = _Told()
+        self._closing = stack
 
     def close(self) -> None:
         """See `Worker`."""
-        if self._thread is not None:
-            self._thread.close()
-        if self._factory is not None:
-            self._factory.close()
-        self._memory.close()
-        self._yardstick_memory.close()
-        self._context.destroy(linger=0)
+        self._closing.close()
 
-    def _begin(self, number: int, count: int) -> None:
-        if self._thread is None:
-            raise RuntimeError("the node has been closed")
-        key = key_of(number)
+    def _open_memory(self, side: str) -> tuple[PoolMemory, Any]:
+        """With its pool [num_blocks, block_bytes], every page touched: an array, or a tensor of a device."""
+        memory, shape = PoolMemory(self._settings, side), (self._spec["num_blocks"], self._spec["block_bytes"])
+        self._closing.callback(memory.close)
+        if self._spec["device"]:
+            import torch  # takes seconds, and nothing else here needs it
+
+            return memory, torch.zeros(shape, dtype=torch.uint8, device=self._spec["device"])
+        region = memory.allocate(shape[0] * shape[1])
+        region[:] = 0
+        return memory, region.reshape(shape)
+
+    def _facts(self) -> dict[str, Any]:
+        """What sending and receiving nodes say of themselves alike. What the bytes mean is of no importance here."""
+        role, block_bytes = self._spec["role"], self._spec["block_bytes"]
+        return {
+            "node_id": role,
+            "epoch": _EPOCHS[role],
+            "fingerprint": "bench",
+            # keys and values of 2 bytes an element
+            "layout": KvLayout.of_layers(
+                "bfloat16", TOKENS_PER_BLOCK, [LayerKv(1, head_dim=block_bytes // (4 * TOKENS_PER_BLOCK))]
+            ),
+            "process": self._settings.process,
+            "lease_s": _LEASE_S,
+            "checksum": self._spec["checksum"],
+        }
+
+    def _start(self, side: SendingSide | ReceivingSide, pool: KvPool) -> TransferThread[Any]:
+        thread: TransferThread[Any] = TransferThread(side, f"kv-{self._spec['role']}", pool.enter)
+        self._closing.callback(thread.close)
+        thread.start()
+        return thread
+
+
+class PrefillEnd(_End):
+    """The sending side, its pool, and the yardstick: a copy from that pool into memory of the kind that D's is."""
+
+    def __init__(self, spec: dict[str, Any], stack: ExitStack) -> None:
+        super().__init__(spec, stack)
+        memory, self._blocks = self._open_memory("sender")
+        _, self._yardstick = self._open_memory("receiver")
+        _fill(self._blocks)
+        pool = open_pool(self._blocks)
+        factory = _OneTransport(self._settings, memory, pool)
+        stack.callback(factory.close)
+        link, self._address = open_listener(self._context, _HOST, 0, self._settings.links)
+        pusher = Pusher(pool, spec["checksum"])
+        self._side = SendingSide(SendingFacts(**self._facts()), link, factory, pusher, self._told)
+        self._thread = self._start(self._side, pool)
+
+    def address(self) -> str:
+        """Where decode nodes find it."""
+        return self._address
+
+    def begin(self, number: int, count: int) -> None:
+        """A prompt of so many blocks arrives for handoff `number`."""
+        key = _key(number)
         self._thread.post(BeginHandoff(key, DECODE, _EPOCHS[DECODE], count * TOKENS_PER_BLOCK, prompt_digest=key[0]))
 
-    def _finish(self, number: int, first: int, count: int) -> dict[str, float]:
+    def finish(self, number: int, first: int, count: int) -> dict[str, float]:
         """The prompt is computed now: when it was, and when its blocks were released."""
-        if self._thread is None:
-            raise RuntimeError("the node has been closed")
-        key = key_of(number)
-        table = list(range(first, first + count))
+        key, table = _key(number), list(range(first, first + count))
         token = TokenEvent(*key, index=0, token_ids=(0,), logprobs=(), finish_reason="", num_cached_tokens=0)
         time.sleep(_SETTLE_S)
         computed_s = time.monotonic()
         self._thread.post(FinishHandoff(key, table, token, computed_s))
-        return {"computed_s": computed_s, "let_go_s": self._inbox.wait_for(key, self._thread)}
+        return {"computed_s": computed_s, "let_go_s": self._told.wait_for(key, self._thread)}
 
-    def _memcpy(self, first: int, count: int) -> float:
+    def memcpy(self, first: int, count: int) -> float:
         """Seconds that one copy of these blocks takes."""
         target, source = self._yardstick[first : first + count], self._blocks[first : first + count]
         begin_s = time.monotonic()
-        if isinstance(source, torch.Tensor):
-            target.copy_(source)
-            _wait_for(source)
-        else:
-            np.copyto(target, source)
+        _copy(target, source)
         return time.monotonic() - begin_s
 
 
-class DecodeEnd:
+class DecodeEnd(_End):
     """The receiving side and its pool."""
 
-    def __init__(self, spec: NodeSpec) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        settings = _transport_settings(spec, self._context)
-        self._memory = PoolMemory(settings, "receiver")
-        self._thread: TransferThread[Any] | None = None
-        self._receivers = []
-        try:
-            self._blocks = _allocate(self._memory, spec)
-            facts = ReceivingFacts(
-                node_id=DECODE,
-                epoch=_EPOCHS[DECODE],
-                fingerprint="bench",
-                layout=spec.layout,
-                num_blocks=spec.num_blocks,
-                process=settings.process,
-                lease_s=_LEASE_S,
-                checksum=spec.checksum,
-            )
-            pool = open_pool(self._blocks)
-            self._receivers = open_receivers(settings, self._memory, pool)
-            self._inbox = _ReceivingInbox()
-            side = ReceivingSide(facts, self._context, settings.links, self._receivers, pool, self._inbox)
-            self._thread = TransferThread(side, "kv-receiving", pool.enter)
-            self._thread.start()
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, spec: dict[str, Any], stack: ExitStack) -> None:
+        super().__init__(spec, stack)
+        memory, self._blocks = self._open_memory("receiver")
+        pool = open_pool(self._blocks)
+        receivers = open_receivers(self._settings, memory, pool)
+        for receiver in receivers:
+            stack.callback(receiver.close)
+        facts = ReceivingFacts(num_blocks=spec["num_blocks"], **self._facts())
+        self._side = ReceivingSide(facts, self._context, self._settings.links, receivers, pool, self._told)
+        self._thread = self._start(self._side, pool)
 
-    def do(self, command: str, arguments: dict[str, Any]) -> Any:
-        """See `Worker`."""
-        match command, arguments:
-            case "grant", {"number": int(number), "first": int(first), "count": int(count), "address": str(address)}:
-                return self._grant(number, first, count, address)
-            case "delivered", {"number": int(number)}:
-                return self._delivered(number)
-            case "clear", {"first": int(first), "count": int(count)}:
-                self._blocks[first : first + count] = 0
-                _wait_for(self._blocks)
-                return None
-            case "wrong_blocks", {"first": int(first), "count": int(count)}:
-                return wrong_blocks(self._on_host(), first, count)
-            case _:
-                raise ValueError(f"unknown command {command}")
-
-    def close(self) -> None:
-        """See `Worker`."""
-        if self._thread is not None:
-            self._thread.close()
-        for receiver in self._receivers:
-            receiver.close()
-        self._memory.close()
-        self._context.destroy(linger=0)
-
-    def _grant(self, number: int, first: int, count: int, address: str) -> None:
-        if self._thread is None:
-            raise RuntimeError("the node has been closed")
-        key = key_of(number)
+    def grant(self, number: int, first: int, count: int, address: str) -> None:
+        """Room for handoff `number` is in these blocks; the prefill node is at `address`."""
+        key = _key(number)
         blocks = ReservedBlocks(
             key=key,
             num_tokens=count * TOKENS_PER_BLOCK,
@@ -344,20 +250,50 @@ class DecodeEnd:
         )
         self._thread.post(GrantBlocks(blocks, PrefillPeer(PREFILL, _EPOCHS[PREFILL], address)))
 
-    def _on_host(self) -> Blocks:
-        return self._blocks.cpu().numpy() if isinstance(self._blocks, torch.Tensor) else self._blocks
-
-    def _delivered(self, number: int) -> float:
+    def delivered(self, number: int) -> float:
         """When this handoff was delivered."""
-        if self._thread is None:
-            raise RuntimeError("the node has been closed")
-        return self._inbox.wait_for(key_of(number), self._thread)
+        return self._told.wait_for(_key(number), self._thread)
+
+    def clear(self, first: int, count: int) -> None:
+        """Forget what these blocks hold."""
+        _copy(self._blocks[first : first + count], np.zeros(self._blocks[first : first + count].shape, dtype=np.uint8))
+
+    def wrong_blocks(self, first: int, count: int) -> list[int]:
+        """Those of these blocks that do not hold what the sender's do."""
+        blocks = self._blocks if isinstance(self._blocks, np.ndarray) else self._blocks.cpu().numpy()
+        return wrong_blocks(blocks, first, count)
+
+
+def _key(number: int) -> RequestKey:
+    return RequestKey.numbered(number)
+
+
+def _fill(blocks: Any) -> None:
+    """The pattern, wherever the blocks are."""
+    on_host = np.stack([pattern(block_id, blocks.shape[1]) for block_id in range(blocks.shape[0])])
+    _copy(blocks, on_host)
+
+
+def _copy(target: Any, source: Any) -> None:
+    """Done when it returns, wherever the two are."""
+    if isinstance(target, np.ndarray):
+        np.copyto(target, source)
+        return
+    import torch
+
+    target.copy_(torch.from_numpy(source) if isinstance(source, np.ndarray) else source)
+    if target.is_cuda:
+        torch.cuda.synchronize(target.device)
 
 
 def _begin(spec: dict[str, Any]) -> Worker:
     keep_freed_memory()
-    node = NodeSpec(**spec)
-    return PrefillEnd(node) if node.role == PREFILL else DecodeEnd(node)
+    stack = ExitStack()
+    try:
+        return PrefillEnd(spec, stack) if spec["role"] == PREFILL else DecodeEnd(spec, stack)
+    except BaseException:
+        stack.close()
+        raise
 
 
 if __name__ == "__main__":

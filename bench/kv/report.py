@@ -98,7 +98,8 @@ def tables(results: Results) -> list[tuple[str, Sequence[str], list[list[str]]]]
     found: list[tuple[str, Sequence[str], list[list[str]]]] = []
     if results.cases:
         sizes = {case.block_bytes for case in results.cases}
-        found.append((_cases_title(sizes), _CASE_HEADS, [_case_row(case) for case in results.cases]))
+        title = f"Handoffs of blocks of {' and '.join(map(_size, sorted(sizes)))}"
+        found.append((title, _CASE_HEADS, [_case_row(case) for case in results.cases]))
     if results.small_cases:
         title = f"Fixed cost: one block of {_size(results.small_cases[0].block_bytes)}"
         found.append((title, _SMALL_HEADS, [_small_row(case) for case in results.small_cases]))
@@ -129,10 +130,6 @@ def as_json(facts: Facts, results: Results, missing: dict[str, str]) -> dict[str
         "failures": results.failures,
         "missing": missing,
     }
-
-
-def _cases_title(block_sizes: set[int]) -> str:
-    return f"Handoffs of blocks of {' and '.join(map(_size, sorted(block_sizes)))}"
 
 
 def _case_row(case: Case) -> list[str]:
@@ -203,24 +200,24 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes // 2**10} KiB" if num_bytes % 2**10 == 0 else f"{num_bytes} bytes"
 
 
-def _section(title: str, heads: Sequence[str], rows: Any, as_markdown: bool) -> str:
-    table = [list(row) for row in rows]
-    lines = _markdown_lines(heads, table) if as_markdown else _plain_lines(heads, table)
-    return "\n".join([f"**{title}**\n" if as_markdown else title, *lines])
+def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], as_markdown: bool) -> str:
+    if as_markdown:
+        lines = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
+        return "\n".join([f"**{title}**\n", *lines])
+    return "\n".join([title, plain_table(heads, rows)])
 
 
-def _markdown_lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
-
-
-def _plain_lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns of fixed width: what is a number in the first row is set to the right."""
-    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
-    is_number = [bool(rows) and rows[0][column][:1].isdigit() for column in range(len(heads))]
-    return [
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    is_number = [
+        bool(rows) and bool(rows[0][column]) and not rows[0][column].strip("0123456789.-% ")
+        for column in range(len(heads))
+    ]
+    return "\n".join(
         "  ".join(
             cell.rjust(width) if right else cell.ljust(width)
             for cell, width, right in zip(cells, widths, is_number, strict=True)
         ).rstrip()
         for cells in (heads, *rows)
-    ]
+    )

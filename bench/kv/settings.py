@@ -1,13 +1,12 @@
-"""Settings of `baton bench kv`, and what they mean together."""
+"""Settings of `baton bench kv`, and what they mean together on this machine."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench import lists
 from kvtransfer.integrity import CHECKSUMS
 from kvtransfer.transports.registry import NCCL, NIXL, SHM, ZMQ
 from program.settings import setting
@@ -15,8 +14,11 @@ from wire.errors import InvalidSetting
 
 TRANSPORTS = (SHM, ZMQ, NIXL, NCCL)
 ALL = "all"
+Cores = tuple[int, int] | tuple[None, None]
+"""Of two processes; None: any."""
 _LIBRARIES = {NIXL: ("nixl", "baton-serve[nixl]"), NCCL: ("torch", "torch")}
 _BLOCK_UNIT_BYTES = 64
+_TINY = {"blocks": "1,4", "block_bytes": 2**16, "rounds": 2, "min_pool_bytes": 2**20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,59 +40,50 @@ class KvBenchSettings:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be measured. `missing` has the reason for each transport that was not asked for by name; `device` is
-    where the pools lie, as torch names it, "" for host memory.
-    """
+    """What will be measured. `missing`: why transports that were not asked for by name cannot be."""
 
     transports: tuple[str, ...]
     missing: dict[str, str]
     blocks: tuple[int, ...]
     block_bytes: int
-    small_block_bytes: int
     checksums: tuple[str, ...]
     num_rounds: int
-    cores: tuple[int, int] | None
+    cores: Cores
     min_pool_bytes: int
-    limit_bytes: int
-    hashing_s: float
     is_quick: bool
-    device: str = ""
 
 
 def plan(settings: KvBenchSettings) -> Plan:
     """Resolve settings on this machine. Raises `InvalidSetting`."""
     if settings.quick:
         settings = _made_quick(settings)
-    blocks = tuple(_count(text, "--blocks") for text in _items(settings.blocks, "--blocks"))
     if settings.block_bytes <= 0 or settings.block_bytes % _BLOCK_UNIT_BYTES:
         raise InvalidSetting(f"--block-bytes {settings.block_bytes} is not a multiple of {_BLOCK_UNIT_BYTES}")
     if settings.rounds < 1:
         raise InvalidSetting(f"--rounds {settings.rounds} is not at least 1")
     if settings.plot and importlib.util.find_spec("matplotlib") is None:
         raise InvalidSetting("--plot: matplotlib is not installed: pip install 'baton-serve[bench]'")
+    checksums = lists.names(settings.checksum, "--checksum", CHECKSUMS)
+    if not checksums:
+        raise InvalidSetting("--checksum names nothing")
     transports, missing = _transports(settings.transports)
     return Plan(
         transports=transports,
         missing=missing,
-        blocks=blocks,
+        blocks=lists.numbers(settings.blocks, "--blocks"),
         block_bytes=settings.block_bytes,
-        small_block_bytes=2**16,
-        checksums=_choices(settings.checksum, "--checksum", CHECKSUMS),
+        checksums=checksums,
         num_rounds=settings.rounds,
         cores=_cores(settings.cores),
         min_pool_bytes=settings.min_pool_bytes,
-        limit_bytes=2**22 if settings.quick else 2**28,
-        hashing_s=0.03 if settings.quick else 0.3,
         is_quick=settings.quick,
     )
 
 
 def _made_quick(settings: KvBenchSettings) -> KvBenchSettings:
     """What was left at its default becomes tiny."""
-    tiny = {"blocks": "1,4", "block_bytes": 2**16, "rounds": 2, "min_pool_bytes": 2**20}
-    defaults = {field.name: field.default for field in dataclasses.fields(KvBenchSettings)}
-    given = dataclasses.asdict(settings)
-    changes = {name: value for name, value in tiny.items() if given[name] == defaults[name]}
+    given, defaults = dataclasses.asdict(settings), dataclasses.asdict(KvBenchSettings())
+    changes = {name: value for name, value in _TINY.items() if given[name] == defaults[name]}
     return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
 
 
@@ -99,7 +92,9 @@ def _transports(text: str) -> tuple[tuple[str, ...], dict[str, str]]:
     reasons = {name: reason for name in TRANSPORTS if (reason := _reason_missing(name))}
     if text == ALL:
         return tuple(name for name in TRANSPORTS if name not in reasons), reasons
-    chosen = _choices(text, "--transports", TRANSPORTS)
+    chosen = lists.names(text, "--transports", TRANSPORTS)
+    if not chosen:
+        raise InvalidSetting("--transports names nothing")
     for name in chosen:
         if name in reasons:
             raise InvalidSetting(f"--transports {name}: {reasons[name]}")
@@ -113,36 +108,8 @@ def _reason_missing(name: str) -> str:
     return ""
 
 
-def _cores(text: str) -> tuple[int, int] | None:
-    available = sorted(os.sched_getaffinity(0))
-    if not text:
-        return (available[0], available[1]) if len(available) > 1 else None
-    given = [_count(item, "--cores", lowest=0) for item in _items(text, "--cores")]
-    if len(given) != 2 or not set(given) <= set(available):
-        raise InvalidSetting(f"--cores {text} is not two of {', '.join(map(str, available))}")
-    return (given[0], given[1])
-
-
-def _choices(text: str, flag: str, choices: Sequence[str]) -> tuple[str, ...]:
-    chosen = _items(text, flag)
-    for name in chosen:
-        if name not in choices:
-            raise InvalidSetting(f"{flag} {name!r:.40} is not one of {', '.join(choices)}")
-    return tuple(dict.fromkeys(chosen))
-
-
-def _items(text: str, flag: str) -> list[str]:
-    items = [item.strip() for item in text.split(",") if item.strip()]
-    if not items:
-        raise InvalidSetting(f"{flag} names nothing")
-    return items
-
-
-def _count(text: str, flag: str, lowest: int = 1) -> int:
-    try:
-        count = int(text)
-    except ValueError:
-        count = lowest - 1
-    if count < lowest:
-        raise InvalidSetting(f"{flag}: {text!r:.40} is not a number from {lowest} on")
-    return count
+def _cores(text: str) -> Cores:
+    given = lists.cores(text)
+    if text and len(given) != 2:
+        raise InvalidSetting(f"--cores {text}: one of the prefill and one of the decode process are needed")
+    return (given[0], given[1]) if len(given) > 1 else (None, None)

@@ -1,41 +1,46 @@
 """`baton bench limits`: what this machine can do at most, and how close Baton comes.
 
 Ceilings (copying, reading, multiplying, a message) are measured in turns with the part of Baton that they limit, in the
-same run, so that the ratios say something on a machine that others use too.
+same run, so that the ratios say something on a machine that others use too. Owns which measurements there are and on
+which cores they run; every one of them ends its processes before the next begins.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 
 from bench.arguments import parse_alone
+from bench.child import Child
 from bench.facts import collect_facts
-from bench.limits.engine_ratios import engine_limits
-from bench.limits.report import report, result_json
-from bench.limits.result import Ceiling, Ratio
-from bench.limits.settings import LimitsSettings
-from bench.limits.system import system_limits
+from bench.kv.measure import Case, core_limits, measure, round_trips
+from bench.kv.report import figures
+from bench.kv.settings import Cores, KvBenchSettings, plan
+from bench.limits.handoffs import handoff_ratios, measure_handoffs
+from bench.limits.isolation import isolation_ratio, measure_isolation
+from bench.limits.report import Found, as_json, report
+from bench.limits.result import Ceiling, Ratio, ceiling_of, difference_of
+from bench.limits.router_hop import RouterPlan, measure_router_hop, router_ratios
+from bench.limits.settings import CEILING_NAMES, ENGINE_NAMES, LimitsSettings
 from bench.output_file import require_folder, write_text
+from bench.stats import median, percentile
 from engine.models.identity import model_name
-from wire.errors import BatonError
+from kvtransfer.integrity import XXH3
+from kvtransfer.transports.registry import SHM
+from wire.errors import BatonError, RequestFailed
 
 _DESCRIPTION = "Measure this machine's ceilings and how close Baton comes to them, in turns."
 _PACKAGES = ("baton-serve", "numpy", "torch", "pyzmq", "aiohttp")
-_Part: TypeAlias = Callable[[LimitsSettings, Callable[[str], None]], tuple[list[Ceiling], list[Ratio]]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What the parts measured, and a sentence for each that failed."""
-
-    ceilings: list[Ceiling] = field(default_factory=list)
-    ratios: list[Ratio] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
+_ENGINE = "bench.limits.engine_process"
+_START_S = 300.0
+_MESSAGE_BYTES = 256
+_NUM_ROUND_TRIPS, _NUM_WARM_UP_TRIPS = 500, 50
+_NUM_KV_ROUNDS = 15
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,38 +49,121 @@ def main(arguments: Sequence[str]) -> int:
     settings.check()
     require_folder(settings.json)
     facts = collect_facts(shlex.join(["baton", "bench", "limits", *arguments]), _PACKAGES)
-    found = _measure(settings)
-    setup = _setup(settings)
-    print(report(facts, setup, found.ceilings, found.ratios, found.failures))
-    if settings.json:
-        content = result_json(facts, setup, found.ceilings, found.ratios, found.failures)
-        write_text(settings.json, json.dumps(content, indent=1) + "\n")
-    return 1 if found.failures else 0
-
-
-def _measure(settings: LimitsSettings) -> _Found:
-    """One half that fails leaves the other."""
-    found = _Found()
-    parts: dict[str, _Part] = {"engine": engine_limits, "system": system_limits}
-    for name, measure in parts.items():
+    found = Found()
+    for name, part in (("engine", engine_limits), ("system", system_limits)):
         try:
-            ceilings, ratios = measure(settings, _say)
-        except BatonError as error:
+            part(settings, found, _say)
+        except BatonError as error:  # one half that fails leaves the other
             found.failures.append(f"{name} limits: {error}")
-        else:
-            found.ceilings.extend(ceilings)
-            found.ratios.extend(ratios)
-    return found
-
-
-def _setup(settings: LimitsSettings) -> dict[str, Any]:
-    return {
+    setup = {
         "model": model_name(settings.model, ""),
         "cores": list(settings.core_ids),
         "threads": settings.num_threads,
         "rounds": settings.num_rounds,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
     }
+    print(report(facts, setup, found))
+    if settings.json:
+        write_text(settings.json, json.dumps(as_json(facts, setup, found), indent=1) + "\n")
+    return 1 if found.failures else 0
+
+
+def engine_limits(settings: LimitsSettings, found: Found, say: Callable[[str], None]) -> None:
+    """What is measured in one process with an engine. Raises `RequestFailed`."""
+    wanted = [name for name in settings.names if name in ENGINE_NAMES]
+    if not wanted:
+        return
+    say("building the engine")
+    with Child(_ENGINE, asdict(settings)) as engine:
+        engine.hear(_START_S)
+        for name in ("decode_bw_ratio", "attn_ratio"):
+            for context in settings.context_lens if name in wanted else ():
+                for batch in settings.batch_sizes:
+                    say(f"{name}, batch {batch}, context {context}")
+                    found.ratios.append(Ratio(**engine.ask(name, batch=batch, context=context)))
+        if "prefill_flop_ratio" in wanted:
+            say("prefill_flop_ratio")
+            found.ratios.append(Ratio(**engine.ask("prefill_flop_ratio")))
+        ceilings = engine.ask("ceilings", names=[name for name in CEILING_NAMES if name in wanted])
+        found.ceilings.extend(Ceiling(**ceiling) for ceiling in ceilings)
+
+
+def system_limits(settings: LimitsSettings, found: Found, say: Callable[[str], None]) -> None:
+    """What needs several processes. Raises `InvalidSetting`, `ModelLoadError`, `RequestFailed`."""
+    cores = two_cores(settings)
+    wanted = set(settings.names)
+    with _confined_to(settings.core_ids):
+        if "zmq_round_trip" in wanted:
+            say("zmq round trip")
+            found.ceilings.append(zmq_round_trip(settings, cores))
+        if wanted & {"kv_bw_ratio", "kv_overhead_us"}:
+            ratios = [ratio for case in _kv_cases(settings, cores, say) for ratio in kv_ratios(case)]
+            found.ratios.extend(ratio for ratio in ratios if ratio.name in wanted)
+        if wanted & {"exposed_ratio", "handover_us"}:
+            handoffs = measure_handoffs(settings, cores[0], say)
+            ratios = [ratio for samples in handoffs for ratio in handoff_ratios(samples)]
+            found.ratios.extend(ratio for ratio in ratios if ratio.name in wanted)
+        if "router_us_per_token" in wanted:
+            small = {"concurrencies": (1, 4), "num_tokens": 20} if settings.quick else {}
+            plan = RouterPlan(num_rounds=settings.num_rounds, **small)  # type: ignore[arg-type]
+            found.ratios.extend(ratio for each in measure_router_hop(plan, say) for ratio in router_ratios(each))
+        if "itl_isolation" in wanted:
+            found.ratios.extend(map(isolation_ratio, measure_isolation(settings, say)))
+
+
+def two_cores(settings: LimitsSettings) -> Cores:
+    """One for each of two processes that are measured together; any where there is only one."""
+    cores = settings.core_ids
+    return (cores[0], cores[len(cores) // 2]) if len(cores) > 1 else (None, None)
+
+
+def zmq_round_trip(settings: LimitsSettings, cores: Cores) -> Ceiling:
+    """Microseconds of a small message to a process on another core and back; of each round the median."""
+    num_trips = 20 if settings.quick else _NUM_ROUND_TRIPS
+    with core_limits(cores, num_bytes=1) as (one, other):
+        round_trips(one, other, _NUM_WARM_UP_TRIPS, message_bytes=_MESSAGE_BYTES)
+        rounds_s = [
+            round_trips(one, other, num_trips, message_bytes=_MESSAGE_BYTES) for _ in range(settings.num_rounds)
+        ]
+    p99_us = percentile([trip_s for trips_s in rounds_s for trip_s in trips_s], 99) * 1e6
+    where = "any cores" if cores[0] is None else f"cores {cores[0]} and {cores[1]}"
+    note = f"{_MESSAGE_BYTES} bytes over TCP between processes on {where}; p99 {p99_us:.0f} us"
+    return ceiling_of("zmq round trip", [median(trips_s) * 1e6 for trips_s in rounds_s], "us", note)
+
+
+def _kv_cases(settings: LimitsSettings, cores: Cores, say: Callable[[str], None]) -> list[Case]:
+    """Handoffs of 1, 8, 64 and 512 blocks by shared memory with checksums. Raises `RequestFailed`."""
+    num_rounds = max(settings.num_rounds, _NUM_KV_ROUNDS)
+    pinned = "" if cores[0] is None else f"{cores[0]},{cores[1]}"
+    kv = KvBenchSettings(transports=SHM, checksum=XXH3, rounds=num_rounds, cores=pinned, quick=settings.quick)
+    results = measure(plan(kv), say)
+    for transport, reason in results.failures.items():
+        raise RequestFailed(f"{transport}: {reason}")
+    return results.cases
+
+
+def kv_ratios(case: Case) -> list[Ratio]:
+    """`kv_bw_ratio` and `kv_overhead_us` of one size."""
+    shown = f"{case.num_blocks} block{'s' * (case.num_blocks > 1)} of {case.block_bytes // 1024} KiB"
+    note = f"{case.transport}, checksum {case.checksum}"
+    found = figures(case)
+    pairs, rates = found.kv_bw_ratio, f"{note}, {found.gb_per_s:.2f} of {found.memcpy_gb_per_s:.2f} GB/s"
+    wall_us, copy_us = ([taken_s * 1e6 for taken_s in all_s] for all_s in (case.wall_s, case.memcpy_s))
+    return [
+        Ratio("kv_bw_ratio", shown, pairs.of_medians, pairs.low, pairs.high, "", "1", found.is_noisy, rates),
+        difference_of("kv_overhead_us", shown, wall_us, copy_us, unit="us", note=note),
+    ]
+
+
+@contextlib.contextmanager
+def _confined_to(cores: tuple[int, ...]) -> Iterator[None]:
+    """This process and those that it starts meanwhile run on these cores only."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _say(text: str) -> None:

@@ -1,172 +1,202 @@
-"""A node's engine and the machine's ceilings in one process: `python -m bench.limits.engine_process`.
+"""How close an engine comes to the machine: `decode_bw_ratio`, `attn_ratio`, `prefill_flop_ratio`, and their ceilings.
 
-Owns an engine built as a node builds its own (malloc settings, cores, threads, scheduler, cache), and a `Machine` that
-is measured in turns with it. What it times are real steps of the engine; it knows no rates and no ratios.
-
-Requests that decode get their blocks as on a decode node: reserved, then continued. Their KV is noise, which takes as
-long to read as any other. Invariants: no request outlives a command; every step that is timed held the whole batch.
+`python -m bench.limits.engine_process`. Owns an engine with the cores, threads and malloc settings of a node, and two
+buffers larger than the caches in the same process: memory settings and threads are the same for both. Every ratio is a
+rate of the engine over a rate of the machine, measured in turns; numerators are what a step cannot avoid
+(`bench.limits.model_shapes`), so whatever else the engine does makes its ratio smaller.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from bench.child import Worker, serve_parent
-from bench.limits.machine_process import Machine
-from bench.limits.model_shapes import ModelShapes, shapes_of
+from bench.limits.model_shapes import Product, shapes_of
+from bench.limits.result import ceiling_of, in_turns, ratio_of
+from bench.limits.settings import TIMES_CACHE, LimitsSettings, last_cache_bytes
+from bench.limits.steps_process import EngineSteps
+from bench.stats import median
 from device.host import HostStaging
 from engine.attention.base import SequenceShare
 from engine.attention.torch_backend import TorchAttention
-from engine.build import Engine, build_engine
 from engine.models.checkpoint import choose_dtype
 from engine.models.config import load_config
 from engine.models.decoder import TORCH_DTYPES
 from engine.models.identity import find_checkpoint
 from engine.runner.kv_memory import allocate_private
-from engine.scheduler.request import RequestOutput
 from engine.settings import EngineSettings
 from program.process import keep_freed_memory
-from wire.errors import RequestFailed
 from wire.layout import DTYPE_BYTES
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
-_GREEDY = DecodingParams(temperature=0.0, ignore_eos=True)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSpec:
-    """What to build. The KV pool holds `num_pool_tokens`, and is no smaller than the ceilings' buffers."""
-
-    model: str
-    cores: list[int]
-    num_threads: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    num_pool_tokens: int
-    num_product_rows: int
-    buffer_bytes: int
+_NUM_PASSES = 8
+"""Over the buffers in a round: one pass takes a few milliseconds, and a moment's disturbance would be all of it."""
+_NUM_STEPS = 8
+_MIN_SEQS = 64
+_SPARE_TOKENS = 48
+"""What a request may use of the pool beyond its context: the steps of a round, and blocks that are not full."""
+_ATTEND_BYTES = 2**25
+_BLOCK_SIZE = 16
 
 
-class EngineBench:
-    """Times one engine, and the machine beside it."""
+class Machine:
+    """What the machine can do, as rates. Buffers have every page touched, in huge pages where the system has them."""
 
-    def __init__(self, spec: EngineSpec) -> None:
-        settings = EngineSettings(
-            model=spec.model,
-            num_threads=spec.num_threads,
-            max_num_seqs=spec.max_num_seqs,
-            max_num_batched_tokens=spec.max_num_batched_tokens,
+    def __init__(self, num_bytes: int, num_threads: int, dtype: torch.dtype, products: list[Product]) -> None:
+        self._source, self._target = allocate_private(num_bytes), allocate_private(num_bytes)
+        self._source[:] = self._target[:] = 1
+        self._parts = np.array_split(self._source.view(np.float32), num_threads)
+        self._others = ThreadPoolExecutor(max(1, num_threads - 1))
+        self._products = [(_multiplication(product, dtype), product.count) for product in products]
+        self._flop = sum(product.flop for product in products)
+        threads, size = f"{num_threads} thread(s)", f"{num_bytes / 2**20:.0f} MiB"
+        self.notes = {
+            "memcpy": ("GB/s", f"np.copyto of {size}, 1 thread, payload counted once"),
+            "read_stream": ("GB/s", f"np.dot over the halves of {size} of float32, {threads}"),
+            "gemm": (
+                "GFLOP/s",
+                f"oneDNN products of all layers with {products[0].num_rows} rows and of the head with 1, weights "
+                f"packed, {threads}",
+            ),
+        }
+
+    def rate(self, name: str) -> float:
+        """Of the ceiling `name`, in the unit that `notes` has."""
+        begin_s = time.monotonic()
+        if name == "gemm":
+            self._multiply()
+            return self._flop / (time.monotonic() - begin_s) / 1e9
+        for _ in range(_NUM_PASSES):
+            self._read() if name == "read_stream" else np.copyto(self._target, self._source)
+        return _NUM_PASSES * self._source.nbytes / (time.monotonic() - begin_s) / 1e9
+
+    def close(self) -> None:
+        """End the threads."""
+        self._others.shutdown()
+
+    def _read(self) -> None:
+        """The dot product of two halves of each thread's share of a buffer: two streams of loads, no stores."""
+        reading = [self._others.submit(_dot, part) for part in self._parts[1:]]
+        _dot(self._parts[0])
+        for part in reading:
+            part.result()
+
+    @torch.inference_mode()
+    def _multiply(self) -> None:
+        """Each product as often as the model has layers."""
+        for multiply, count in self._products:
+            for _ in range(count):
+                multiply()
+
+
+class EngineLimits:
+    """Measures what it is asked for. See `bench.child.Worker`; `spec`: the settings of `baton bench limits`."""
+
+    def __init__(self, settings: LimitsSettings) -> None:
+        config = load_config(find_checkpoint(settings.model))
+        dtype = choose_dtype("auto", config)
+        num_bytes = settings.buffer_bytes
+        self._settings, self._dtype = settings, TORCH_DTYPES[dtype]
+        self._shapes = shapes_of(config, DTYPE_BYTES[dtype])
+        self._chunk = min(settings.num_prompt_tokens, settings.max_num_batched_tokens)
+        # the pool is no smaller than the ceilings' buffers
+        num_tokens = max(
+            max(settings.batch_sizes) * (max(settings.context_lens) + _SPARE_TOKENS),
+            settings.num_prompt_tokens + _SPARE_TOKENS,
+            num_bytes // self._shapes.kv_bytes_per_token,
         )
-        self._engine, self._shapes, self._dtype = _build(settings, spec)
-        paged = self._engine.memory.paged
-        paged.blocks.copy_(torch.randn(paged.blocks.shape[1:]).to(paged.blocks.dtype))
-        self._attention = TorchAttention(paged)
-        products = self._shapes.prefill_products(spec.num_product_rows)
-        self._machine = Machine(spec.buffer_bytes, spec.num_threads, TORCH_DTYPES[self._dtype], products)
-        self._block_size = settings.block_size
-        self._chance = random.Random(0)
-        self._keys = map(RequestKey.numbered, itertools.count())
+        engine = EngineSettings(
+            model=settings.model,
+            num_threads=settings.num_threads,
+            max_num_seqs=max(_MIN_SEQS, *settings.batch_sizes),
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            block_size=_BLOCK_SIZE,
+            num_blocks=1 - -num_tokens // _BLOCK_SIZE,
+        )
+        self._steps = EngineSteps(engine)
+        self._attention = TorchAttention(self._steps.engine.memory.paged)
+        products = self._shapes.prefill_products(self._chunk)
+        self._machine = Machine(num_bytes, settings.num_threads, self._dtype, products)
+        self._samples: dict[str, list[float]] = {}
         self._next_block = 0
 
-    def do(self, command: str, arguments: dict[str, Any]) -> Any:
-        """See `Worker`."""
-        match command, arguments:
-            case "describe", {}:
-                return {"shapes": asdict(self._shapes), "dtype": self._dtype, "num_blocks": self._engine.num_blocks}
-            case "read", {"num_passes": int(num_passes)}:
-                return self._machine.read(num_passes)
-            case "copy", {"num_passes": int(num_passes)}:
-                return self._machine.copy(num_passes)
-            case "multiply", {}:
-                return self._machine.multiply()
-            case "prefill", {"num_tokens": int(num_tokens)}:
-                return self._prefill(num_tokens)
-            case "decode", {"batch": int(batch), "context": int(context), "num_steps": int(num_steps)}:
-                return self._decode(batch, context, num_steps)
-            case "attend", {"batch": int(batch), "context": int(context), "num_calls": int(num_calls)}:
-                return self._attend(batch, context, num_calls)
-            case _:
-                raise ValueError(f"unknown command {command}")
+    def decode_bw_ratio(self, batch: int, context: int) -> dict[str, Any]:
+        """A decode step's weights and KV over the time that it takes, against the rate of reading."""
+        taken_s: list[float] = []
+        num_steps = 2 if self._settings.quick else _NUM_STEPS
+        step_bytes = self._shapes.decode_bytes([context + 1] * batch)
+
+        def gb_per_s() -> float:
+            times = self._steps.decode(batch, context, num_steps)
+            taken_s.append(sum(times.step_s) / num_steps)
+            return sum(map(self._shapes.decode_bytes, times.context_lens)) / sum(times.step_s) / 1e9
+
+        reading, subject = self._against("read_stream", gb_per_s)
+        note = f"{step_bytes / 1e6:.1f} MB in {median(taken_s[1:]) * 1e3:.2f} ms a step"
+        if step_bytes < TIMES_CACHE * last_cache_bytes():
+            note += ", in part from caches"
+        case = f"batch {batch}, context {context}"
+        return asdict(ratio_of("decode_bw_ratio", case, subject, reading, goal="1", note=note))
+
+    def attn_ratio(self, batch: int, context: int) -> dict[str, Any]:
+        """The KV of a decode step over the time of its attention alone, against the rate of reading."""
+        num_bytes = batch * self._shapes.kv_read_bytes(context)
+        num_calls = 1 if self._settings.quick else max(1, _ATTEND_BYTES // num_bytes)
+        taken_s: list[float] = []
+
+        def gb_per_s() -> float:
+            taken_s.append(self._attend(batch, context, num_calls) / num_calls)
+            return num_bytes / taken_s[-1] / 1e9
+
+        reading, subject = self._against("read_stream", gb_per_s)
+        note = f"{num_bytes / 1e6:.1f} MB in {median(taken_s[1:]) * 1e3:.2f} ms, all layers"
+        case = f"batch {batch}, context {context}"
+        return asdict(ratio_of("attn_ratio", case, subject, reading, goal="1", note=note))
+
+    def prefill_flop_ratio(self) -> dict[str, Any]:
+        """A prompt's operations over the time to its first token, against the rate of its bare products."""
+        num_tokens = self._settings.num_prompt_tokens
+        flop = self._shapes.prefill_flop(num_tokens)
+        products, subject = self._against("gemm", lambda: flop / self._steps.prefill_s(num_tokens) / 1e9)
+        rate = median(subject)
+        note = f"{flop / 1e9:.1f} GFLOP in {flop / rate / 1e6:.1f} ms, {rate:.0f} GFLOP/s"
+        case = f"{num_tokens} tokens, chunks of {self._chunk}"
+        return asdict(ratio_of("prefill_flop_ratio", case, subject, products, goal="1", note=note))
+
+    def ceilings(self, names: list[str]) -> list[dict[str, Any]]:
+        """Those that the ratios needed, of all their rounds, and those that are named."""
+        for name in names:
+            if name not in self._samples:
+                self._samples[name] = [self._machine.rate(name) for _ in range(1 + self._settings.num_rounds)][1:]
+        notes = self._machine.notes
+        return [asdict(ceiling_of(name, self._samples[name], *notes[name])) for name in notes if name in self._samples]
 
     def close(self) -> None:
         """See `Worker`."""
         self._machine.close()
 
-    def _prefill(self, num_tokens: int) -> dict[str, Any]:
-        """Seconds, and number, of the steps from nothing to the first token of a prompt that no cache knows."""
-        core, key, num_steps, has_left = self._engine.core, next(self._keys), 0, False
-        core.add(key, self._tokens(num_tokens), _GREEDY, first_token_only=True)
-        try:
-            begin_s = time.monotonic()
-            while not has_left:
-                has_left = self._step(1)[0].has_left
-                num_steps += 1
-            taken_s = time.monotonic() - begin_s
-        finally:
-            self._forget([key])
-        return {"taken_s": taken_s, "num_steps": num_steps}
-
-    def _decode(self, batch: int, context: int, num_steps: int) -> dict[str, Any]:
-        """Seconds of `num_steps` steps, and the context lengths that the requests of each step had."""
-        context_lens = []
-        with self._decoding(batch, context):
-            self._step(batch)
-            begin_s = time.monotonic()
-            for _ in range(num_steps):
-                context_lens.append([output.num_computed_tokens for output in self._step(batch)])
-            taken_s = time.monotonic() - begin_s
-        return {"taken_s": taken_s, "context_lens": context_lens}
-
-    @contextmanager
-    def _decoding(self, batch: int, context: int) -> Iterator[None]:
-        """So many requests that came with the KV of `context` tokens and decode from then on."""
-        core = self._engine.core
-        keys = list(itertools.islice(self._keys, batch))
-        try:
-            for key in keys:
-                token_ids = self._tokens(context + 1)
-                reservation = core.reserve(key, token_ids[:-1])
-                if reservation is None:
-                    raise RequestFailed(f"the engine has no room for {batch} requests of {context} tokens")
-                core.add_reserved(
-                    reservation, token_ids, _GREEDY, num_prompt_tokens=context, num_computed_tokens=context
-                )
-            yield
-        finally:
-            self._forget(keys)
-
-    def _forget(self, keys: list[RequestKey]) -> None:
-        core = self._engine.core
-        for key in keys:
-            core.abort(key)
-            core.release(key)
-        while core.has_work:
-            core.step()  # a step that was under way for them
-        core.take_cache_changes()
-
-    def _step(self, batch: int) -> list[RequestOutput]:
-        outputs = self._engine.core.step()
-        if len(outputs) != batch:
-            raise RequestFailed(f"a step held {len(outputs)} of {batch} requests")
-        return outputs
+    def _against(self, ceiling: str, subject: Callable[[], float]) -> tuple[list[float], list[float]]:
+        rates, found = in_turns(self._settings.num_rounds, lambda: self._machine.rate(ceiling), subject)
+        self._samples.setdefault(ceiling, []).extend(rates)
+        return rates, found
 
     @torch.inference_mode()
     def _attend(self, batch: int, context: int, num_calls: int) -> float:
         """Seconds in which the attention backend plans and runs all layers of `num_calls` decode steps, each over
         blocks that were not read for as long as the pool is large."""
-        shapes, dtype = self._shapes, TORCH_DTYPES[self._dtype]
-        q = torch.randn(batch, shapes.num_heads, shapes.head_dim).to(dtype)
-        k, v = torch.randn(2, batch, shapes.num_kv_heads, shapes.head_dim).to(dtype)
+        shapes = self._shapes
+        q = torch.randn(batch, shapes.num_heads, shapes.head_dim).to(self._dtype)
+        k, v = torch.randn(2, batch, shapes.num_kv_heads, shapes.head_dim).to(self._dtype)
         steps = [[self._anywhere(context) for _ in range(batch)] for _ in range(num_calls)]
         begin_s = time.monotonic()
         for shares in steps:
@@ -177,30 +207,35 @@ class EngineBench:
 
     def _anywhere(self, context: int) -> SequenceShare:
         """The last of `context` tokens, in the next blocks of the pool. No request lives that they could belong to."""
-        count, num_blocks = -(-context // self._block_size), self._engine.num_blocks
+        count, num_blocks = -(-context // _BLOCK_SIZE), self._steps.engine.num_blocks
         table = [(self._next_block + offset) % num_blocks for offset in range(count)]
         self._next_block = (self._next_block + count) % num_blocks
         return SequenceShare(context - 1, 1, table)
 
-    def _tokens(self, count: int) -> list[int]:
-        return self._chance.choices(range(self._shapes.vocab_size), k=count)
+
+def _dot(values: npt.NDArray[np.float32]) -> float:
+    half = len(values) // 2
+    return float(np.dot(values[:half], values[half : 2 * half]))
 
 
-def _build(settings: EngineSettings, spec: EngineSpec) -> tuple[Engine, ModelShapes, str]:
-    """The engine with its shapes and the name of its dtype."""
-    config = load_config(find_checkpoint(settings.model))
-    dtype = choose_dtype(settings.dtype, config)
-    shapes = shapes_of(config, DTYPE_BYTES[dtype])
-    num_tokens = max(spec.num_pool_tokens, spec.buffer_bytes // shapes.kv_bytes_per_token)
-    engine = build_engine(replace(settings, num_blocks=1 - -num_tokens // settings.block_size), allocate_private)
-    return engine, shapes, dtype
+@torch.inference_mode()
+def _multiplication(product: Product, dtype: torch.dtype) -> Callable[[], Tensor]:
+    """The fastest product of the library at this shape: weights in the layout it likes best for so many rows."""
+    rows = torch.randn(product.num_rows, product.num_in).to(dtype)
+    weight = torch.randn(product.num_out, product.num_in).to(dtype)
+    if dtype != torch.bfloat16 or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return lambda: F.linear(rows, weight)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, product.num_rows)
+    linear: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise
+    return lambda: linear(rows, packed, None, "none", [], "")
 
 
 def _begin(spec: dict[str, Any]) -> Worker:
-    engine_spec = EngineSpec(**spec)
-    os.sched_setaffinity(0, engine_spec.cores)
+    settings = LimitsSettings(**spec)
+    # the cores of the first node
+    os.sched_setaffinity(0, settings.core_ids[: settings.num_threads])
     keep_freed_memory()
-    return EngineBench(engine_spec)
+    return EngineLimits(settings)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bench.facts import Facts
-from bench.limits.result import Ceiling, Ratio, as_json
+from bench.kv.report import plain_table
+from bench.limits.result import Ceiling, Ratio
 from bench.stats import NOISY_SPREAD
 
 MEANINGS = {
@@ -17,7 +18,7 @@ MEANINGS = {
     "kv_bw_ratio": "The rate of a whole handoff, bookkeeping included, over that of copying as many bytes.",
     "kv_overhead_us": "What a handoff takes beyond copying its bytes.",
     "exposed_ratio": "The share of a transfer that is left to wait for when the prompt is computed.",
-    "handover_us": "From the moment the prefill node draws token 1 to the moment the client has it.",
+    "handover_us": "From the moment the prefill node samples token 1 to the moment the client has it.",
     "router_us_per_token": "What each streamed token takes longer through the router than straight from its source.",
     "router_ttft_us": "What the first token takes longer through the router than straight from its source.",
     "router_cpu_s_per_1000_tokens": "Processor time of the router for 1000 streamed tokens.",
@@ -34,41 +35,32 @@ _PROTOCOL = (
 )
 
 
-def report(
-    facts: Facts,
-    setup: Mapping[str, Any],
-    ceilings: Sequence[Ceiling],
-    ratios: Sequence[Ratio],
-    failures: Sequence[str],
-) -> str:
-    """Everything that a run has to say. `setup`: model, cores, threads and the like; `failures`: sentences."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was measured, and a sentence for each part that failed."""
+
+    ceilings: list[Ceiling] = field(default_factory=list)
+    ratios: list[Ratio] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+def report(facts: Facts, setup: Mapping[str, Any], found: Found) -> str:
+    """Everything that a run has to say. `setup`: model, cores, threads and the like."""
     sections = ["\n".join([*facts.describe(), ", ".join(f"{name} {value}" for name, value in setup.items())])]
-    if ceilings:
-        sections.append(_table(_CEILING_HEADS, [_ceiling_row(ceiling) for ceiling in ceilings]))
-    if ratios:
-        sections.append(_table(_RATIO_HEADS, [_ratio_row(ratio) for ratio in ratios]))
-        shown = dict.fromkeys(ratio.name for ratio in ratios)
-        sections.append("\n".join([*(f"{name}: {MEANINGS[name]}" for name in shown if name in MEANINGS), _PROTOCOL]))
-    if failures:
-        sections.append("\n".join(failures))
+    if found.ceilings:
+        sections.append(plain_table(_CEILING_HEADS, [_ceiling_row(ceiling) for ceiling in found.ceilings]))
+    if found.ratios:
+        sections.append(plain_table(_RATIO_HEADS, [_ratio_row(ratio) for ratio in found.ratios]))
+        shown = dict.fromkeys(ratio.name for ratio in found.ratios)
+        sections.append("\n".join([*(f"{name}: {MEANINGS[name]}" for name in shown), _PROTOCOL]))
+    if found.failures:
+        sections.append("\n".join(found.failures))
     return "\n\n".join(sections)
 
 
-def result_json(
-    facts: Facts,
-    setup: Mapping[str, Any],
-    ceilings: Sequence[Ceiling],
-    ratios: Sequence[Ratio],
-    failures: Sequence[str],
-) -> dict[str, Any]:
+def as_json(facts: Facts, setup: Mapping[str, Any], found: Found) -> dict[str, Any]:
     """The file of a run: {"kind", "facts", "setup", "ceilings", "ratios", "failures"}."""
-    return {
-        "kind": "limits",
-        "facts": asdict(facts),
-        "setup": dict(setup),
-        **as_json(ceilings, ratios),
-        "failures": list(failures),
-    }
+    return {"kind": "limits", "facts": asdict(facts), "setup": dict(setup), **asdict(found)}
 
 
 def _ceiling_row(ceiling: Ceiling) -> list[str]:
@@ -89,9 +81,3 @@ def _number(value: float) -> str:
         if abs(value) >= limit:
             return f"{value:.{num_decimals}f}"
     return f"{value:.3f}"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows))
-    return "\n".join(line.rstrip() for line in lines)

@@ -1,16 +1,16 @@
 """What `baton bench limits` finds: ceilings of the machine, and ratios of Baton to them.
 
-Owns the two shapes, their JSON, and how samples become them. Does not know what was measured or how.
+Owns the two shapes and how samples become them. Does not know what was measured or how. Things that are compared are
+measured in turns, so that whatever else the machine does meets both.
 Invariant: every ratio has its `value`; where it is noisy, people are not shown it and files keep it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from bench.stats import NOISY_SPREAD, median, paired_ratio, spread
+from bench.stats import NOISY_SPREAD, median, paired_ratio, percentile, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,13 @@ def ceiling_of(name: str, samples: Sequence[float], unit: str, note: str = "") -
     return Ceiling(name, median(samples), unit, spread(samples), note)
 
 
+def range_of(name: str, case: str, values: Sequence[float], unit: str, goal: str, note: str) -> Ratio:
+    """Of values that have no yardstick."""
+    return Ratio(name, case, median(values), min(values), max(values), unit, goal, note=note)
+
+
 def ratio_of(
-    name: str,
-    case: str,
-    subject: Sequence[float],
-    ceiling: Sequence[float],
-    *,
-    unit: str = "",
-    goal: str = "",
-    note: str = "",
+    name: str, case: str, subject: Sequence[float], ceiling: Sequence[float], *, goal: str = "", note: str = ""
 ) -> Ratio:
     """Of values measured in turns, subject over ceiling; noisy when the ceiling spreads by more than `NOISY_SPREAD`.
 
@@ -65,10 +63,34 @@ def ratio_of(
     pairs = paired_ratio(subject, ceiling)
     noisy = spread(ceiling) > NOISY_SPREAD
     if noisy:
-        note = ", ".join(filter(None, (note, f"the ceiling spread by {spread(ceiling):.0%}")))
-    return Ratio(name, case, pairs.of_medians, pairs.low, pairs.high, unit, goal, noisy, note)
+        note = _joined(note, f"the ceiling spread by {spread(ceiling):.0%}")
+    return Ratio(name, case, pairs.of_medians, pairs.low, pairs.high, "", goal, noisy, note)
 
 
-def as_json(ceilings: Sequence[Ceiling], ratios: Sequence[Ratio]) -> dict[str, Any]:
-    """{"ceilings": [...], "ratios": [...]}, every field by its name."""
-    return {"ceilings": [asdict(one) for one in ceilings], "ratios": [asdict(one) for one in ratios]}
+def difference_of(
+    name: str, case: str, subject: Sequence[float], yardstick: Sequence[float], *, unit: str, note: str = ""
+) -> Ratio:
+    """How much longer the subject takes, of values measured in turns: for what a ratio would not say well.
+
+    Noisy when the yardstick spreads by more than `NOISY_SPREAD`, unless that is little beside the difference itself.
+    Raises `ValueError` for different numbers of values, or none.
+    """
+    pairs = [longer - shorter for longer, shorter in zip(subject, yardstick, strict=True)]
+    value = median(subject) - median(yardstick)
+    moved = percentile(yardstick, 90) - percentile(yardstick, 10)
+    noisy = moved > NOISY_SPREAD * median(yardstick) and moved > NOISY_SPREAD * abs(value)
+    if noisy:
+        note = _joined(note, f"the yardstick moved by {moved:.3g} {unit}")
+    return Ratio(name, case, value, min(pairs), max(pairs), unit, "0", noisy, note)
+
+
+def in_turns(
+    num_rounds: int, ceiling: Callable[[], float], subject: Callable[[], float]
+) -> tuple[list[float], list[float]]:
+    """`num_rounds` values of both, one first and then the other; a pair before them warms up and is forgotten."""
+    pairs = [(ceiling(), subject()) for _ in range(1 + num_rounds)][1:]
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def _joined(*notes: str) -> str:
+    return ", ".join(filter(None, notes))

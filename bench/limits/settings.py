@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
+from bench import lists
 from program.settings import setting
 from wire.errors import InvalidSetting
 
-ENGINE_NAMES = ("memcpy", "read_stream", "gemm", "decode_bw_ratio", "prefill_flop_ratio", "attn_ratio")
+CEILING_NAMES = ("memcpy", "read_stream", "gemm")
+ENGINE_NAMES = (*CEILING_NAMES, "decode_bw_ratio", "prefill_flop_ratio", "attn_ratio")
 """Ceilings and ratios that are measured in one process with an engine."""
 SYSTEM_NAMES = (
     "zmq_round_trip",
@@ -21,11 +24,14 @@ SYSTEM_NAMES = (
 )
 """Those that need several processes: nodes, a router, clients."""
 _QUICK_ROUNDS = 2
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_MIN_BUFFER_BYTES, _MAX_BUFFER_BYTES, _QUICK_BUFFER_BYTES = 2**27, 2**31, 2**22
+TIMES_CACHE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsSettings:
-    """Settings of `baton bench limits`."""
+    """Settings of `baton bench limits`. What is derived from them raises `InvalidSetting`."""
 
     model: str = setting("", "checkpoint folder or hub id; empty: the built-in demo model", positional=True)
     only: str = setting("", "measure only these, for example gemm,prefill_flop_ratio; empty: all")
@@ -41,67 +47,63 @@ class LimitsSettings:
 
     def check(self) -> None:
         """Raise `InvalidSetting` when something cannot be used: before anything is started."""
-        _ = (self.names, self.num_rounds, self.num_threads, self.num_prompt_tokens, self.context_lens)
+        for name, value, lowest in (
+            ("threads", self.threads, 0),
+            ("rounds", self.rounds, 2),
+            ("prompt-tokens", self.prompt_tokens, 1),
+        ):
+            if value < lowest:
+                raise InvalidSetting(f"--{name} {value} is not at least {lowest}")
+        _ = (self.names, self.core_ids, self.context_lens)
         if max(self.batch_sizes) > self.max_num_batched_tokens:
             raise InvalidSetting(f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than a batch")
 
     @property
     def core_ids(self) -> tuple[int, ...]:
-        """The cores to use. Raises `InvalidSetting`."""
-        available = sorted(os.sched_getaffinity(0))
-        given = _numbers(self.cores, "--cores", lowest=0) if self.cores else tuple(available)
-        if not set(given) <= set(available) or len(set(given)) < len(given):
-            raise InvalidSetting(f"--cores {self.cores} are not some of {', '.join(map(str, available))}, each once")
-        return given
+        """The cores to use, each once."""
+        return tuple(dict.fromkeys(lists.cores(self.cores)))
 
     @property
     def num_threads(self) -> int:
-        """Compute threads of one engine. Raises `InvalidSetting`."""
-        if self.threads < 0:
-            raise InvalidSetting(f"--threads {self.threads} is not at least 0")
+        """Compute threads of one engine."""
         return self.threads or max(1, len(self.core_ids) // 2)
 
     @property
     def num_rounds(self) -> int:
-        """Pairs of ceiling and subject. Raises `InvalidSetting`."""
-        if self.rounds < 2:
-            raise InvalidSetting(f"--rounds {self.rounds} is not at least 2: one value has no spread")
+        """Pairs of ceiling and subject."""
         return _QUICK_ROUNDS if self.quick else self.rounds
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is to be measured. Raises `InvalidSetting`."""
+        """What is to be measured."""
         every = (*ENGINE_NAMES, *SYSTEM_NAMES)
-        chosen = tuple(filter(None, (item.strip() for item in self.only.split(","))))
-        for name in chosen:
-            if name not in every:
-                raise InvalidSetting(f"--only {name!r:.40} is not one of {', '.join(every)}")
+        chosen = lists.names(self.only, "--only", every)
         return tuple(name for name in every if not chosen or name in chosen)
-
-    def wants(self, name: str) -> bool:
-        """Whether this ceiling or ratio is to be measured. Raises `InvalidSetting`."""
-        return name in self.names
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Requests that decode together, case by case. Raises `InvalidSetting`."""
-        return (1, 2) if self.quick else _numbers(self.batches, "--batches")
+        """Requests that decode together, case by case."""
+        return (1, 2) if self.quick else lists.numbers(self.batches, "--batches")
 
     @property
     def context_lens(self) -> tuple[int, ...]:
-        """Tokens in front of the one that is decoded, case by case. Raises `InvalidSetting`."""
-        return (32,) if self.quick else _numbers(self.contexts, "--contexts")
+        """Tokens in front of the one that is decoded, case by case."""
+        return (32,) if self.quick else lists.numbers(self.contexts, "--contexts")
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Length of a prompt that is prefilled. Raises `InvalidSetting`."""
-        if self.prompt_tokens < 1:
-            raise InvalidSetting(f"--prompt-tokens {self.prompt_tokens} is not at least 1")
+        """Length of a prompt that is prefilled."""
         return min(64, self.prompt_tokens) if self.quick else self.prompt_tokens
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Of a buffer that no cache holds: four times the largest cache, from 128 MiB to 2 GiB."""
+        if self.quick:
+            return _QUICK_BUFFER_BYTES
+        return min(max(_MIN_BUFFER_BYTES, TIMES_CACHE * last_cache_bytes()), _MAX_BUFFER_BYTES)
 
-def _numbers(text: str, flag: str, lowest: int = 1) -> tuple[int, ...]:
-    items = tuple(filter(None, (item.strip() for item in text.split(","))))
-    if not items or not all(item.isdecimal() and int(item) >= lowest for item in items):
-        raise InvalidSetting(f"{flag}: {text!r:.40} is not a list of numbers from {lowest} on")
-    return tuple(int(item) for item in items)
+
+def last_cache_bytes(folder: Path = _CACHES) -> int:
+    """Size of the largest cache of a core; 0 where the system does not tell."""
+    sizes = [re.fullmatch(r"(\d+)K", file.read_text().strip()) for file in sorted(folder.glob("index*/size"))]
+    return max((int(size[1]) * 2**10 for size in sizes if size), default=0)

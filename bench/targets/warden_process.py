@@ -49,30 +49,24 @@ class Warden:
         except OSError as error:
             raise InvalidSetting(f"{spec['command'][0]}: {error.strerror}") from None
 
-    def do(self, command: str, arguments: dict[str, Any]) -> Any:
-        """`wait`: the server's exit status, None when it runs after `timeout_s`. `output`: the end of what it said.
-
-        `end`: whether it left by itself.
-        """
-        if command == "end":
-            return self._end()
-        if command == "output":
-            return self._last_output()
+    def wait(self, timeout_s: float) -> int | None:
+        """The server's exit status; None when it still runs after `timeout_s`."""
         try:
-            return self._server.wait(arguments["timeout_s"])
+            return self._server.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def close(self) -> None:
         """End the server."""
-        self._end()
+        self.end()
 
-    def _last_output(self) -> str:
-        """Read beside the file's place, which the server writes at."""
+    def output(self) -> str:
+        """The end of what the server said, read beside the file's place, which the server writes at."""
         begin = max(0, os.fstat(self._output).st_size - _MAX_OUTPUT_BYTES)
         return os.pread(self._output, _MAX_OUTPUT_BYTES, begin).decode(errors="replace")
 
-    def _end(self) -> bool:
+    def end(self) -> bool:
+        """End the server; whether it left by itself."""
         return end_tree(os.getpid(), self._server.pid, self._patience_s, KILL_S)
 
 

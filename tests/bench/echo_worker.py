@@ -16,21 +16,24 @@ class EchoWorker:
         if spec.get("fails"):
             raise TransferFailed("it was to fail")
 
-    def do(self, command: str, arguments: dict[str, Any]) -> Any:
-        match command:
-            case "echo":
-                return arguments
-            case "cores":
-                return sorted(os.sched_getaffinity(0))
-            case "print":
-                os.write(1, b"something that a library prints\n")
-                return "printed"
-            case "sleep":
-                time.sleep(60)
-            case "die":
-                os._exit(3)
-            case _:
-                raise ValueError(command)
+    def echo(self, **arguments: Any) -> dict[str, Any]:
+        return arguments
+
+    def cores(self) -> list[int]:
+        return sorted(os.sched_getaffinity(0))
+
+    def print(self) -> str:
+        os.write(1, b"something that a library prints\n")
+        return "printed"
+
+    def sleep(self) -> None:
+        time.sleep(60)
+
+    def die(self) -> None:
+        os._exit(3)
+
+    def strange(self) -> None:
+        raise ValueError("strange")
 
     def close(self) -> None:
         sys.stderr.write("closed\n")

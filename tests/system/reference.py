@@ -29,9 +29,9 @@ class Expected:
 class Reference:
     """The same checkpoint in transformers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         torch.set_num_threads(1)
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
         self._known: dict[tuple[int, ...], Expected] = {}
 
     def greedy(self, prompt: tuple[int, ...], num_tokens: int = 24) -> Expected:
@@ -56,7 +56,7 @@ class Reference:
                 input_ids=input_ids, attention_mask=torch.ones_like(input_ids), generation_config=config
             )
         token_ids = tuple(output.sequences[0, len(prompt) :].tolist())
-        logprobs = torch.log_softmax(torch.cat(output.logits), dim=-1)
+        logprobs = torch.log_softmax(torch.cat(output.logits).float(), dim=-1)
         return Expected(token_ids, tuple(logprobs[range(num_tokens), list(token_ids)].tolist()))
 
 

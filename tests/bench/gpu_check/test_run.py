@@ -1,4 +1,4 @@
-"""A group's process may crash, hang or lie: each costs one row, and nothing waits longer than the limit."""
+"""A group's processes may crash, hang or lie: each costs one row, and nothing waits longer than the limit."""
 
 from __future__ import annotations
 
@@ -8,90 +8,110 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu_check.plan import Check, Group
+from bench.gpu_check.groups import Group
 from bench.gpu_check.rows import Row, Verdict, exit_status
-from bench.gpu_check.run import GroupResult, GroupRun
+from bench.gpu_check.run import CORRECTNESS, GroupResult, GroupRun
 
 FAKE = "tests.bench.gpu_check.fake_worker"
+TESTS = """
+import os
+import pytest
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_it_is_right(size, record_property):
+    record_property("value", 0.5)
+    record_property("bound", 1.0)
+    record_property("unit", "of max")
+    assert size < 2
+
+def test_it_crashes():
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+def test_it_cannot_be():
+    pytest.skip("one GPU")
+"""
 
 
-def run(
-    *names: str, limit_s: float = 30.0, device: str = "cuda", group: str = "fake", num_cases: int = 1
-) -> GroupResult:
-    checks = tuple(Check(name, num_cases) for name in names)
-    return GroupRun(Group(group, "", limit_s, limit_s, checks), device, quick=False, module=FAKE).run(lambda _: None)
+def run(*names: str, limit_s: float = 60.0, device: str = "cuda", group: str = "fake") -> GroupResult:
+    return GroupRun(Group(group, "", limit_s, measures=names), device, quick=False, measure=FAKE).run(lambda _: None)
+
+
+def run_tests(folder: Path, text: str) -> dict[str, Row]:
+    (folder / "test_it.py").write_text(text)
+    group = Group("checks", "", 100.0, tests="test_it.py")
+    return {f"{row.name} {row.case}": row for row in GroupRun(group, "cuda", quick=True, tests=folder).run(print).rows}
 
 
 def verdicts(result: GroupResult) -> list[Verdict]:
     return [row.verdict for row in result.rows]
 
 
-def only(result: GroupResult) -> Row:
-    (row,) = result.rows
-    return row
+def test_rows_arrive_as_they_were_made_each_from_a_process_of_its_own() -> None:
+    result = run("good", "slow")
+    assert verdicts(result) == [Verdict.MEASURED, Verdict.MEASURED, Verdict.BELOW]
+    assert result.rows[0].case != result.rows[1].case
+    assert verdicts(run("good", device="cpu")) == [Verdict.MEANINGLESS]
 
 
-def test_rows_arrive_as_they_were_made() -> None:
-    result = run("good", "wrong")
-    assert verdicts(result) == [Verdict.OK, Verdict.MEASURED, Verdict.WRONG, Verdict.MEASURED]
+@pytest.mark.parametrize(("name", "note"), [("crash", "exited with status 3"), ("garbage", "cannot be read")])
+def test_what_dies_costs_a_row_and_the_rows_before_it_stay(name: str, note: str) -> None:
+    result = run(name, "good")
+    assert verdicts(result) == [Verdict.MEASURED, Verdict.FAILED, Verdict.MEASURED]
+    assert note in result.rows[1].note
     assert exit_status(result.rows, strict=False) == 1
 
 
-def test_where_no_gpu_is_speeds_are_marked() -> None:
-    assert verdicts(run("good", device="cpu")) == [Verdict.OK, Verdict.MEANINGLESS]
-
-
-@pytest.mark.parametrize("name", ["crash", "raise", "garbage"])
-def test_a_check_that_dies_is_one_failed_row_and_the_next_has_a_new_process(name: str) -> None:
-    result = run("pid", name, "pid", "good")
-    first, failed, second, good = result.rows[:4]
-    assert failed.verdict == Verdict.FAILED
-    assert failed.case == name
-    assert first.name != second.name, "the same process went on"
-    assert good.verdict == Verdict.OK
-    assert exit_status(result.rows, strict=False) == 1
-
-
-def test_what_an_error_said_stands_in_the_row() -> None:
-    assert "illegal memory access" in only(run("raise")).note
-
-
-@pytest.mark.parametrize("name", ["hang", "hang with a child"])
-def test_a_check_that_hangs_ends_with_the_group(name: str) -> None:
+def test_what_hangs_ends_with_the_group_and_leaves_nothing() -> None:
     mark = secrets.token_hex(8)
     begin_s = time.monotonic()
-    result = run("good", name, "good", limit_s=6.0, group=mark)
-    taken_s = time.monotonic() - begin_s
-    assert taken_s < 6.0 + 20.0, "the limit, and time to kill the process on a busy machine"
-    assert verdicts(result) == [Verdict.OK, Verdict.MEASURED, Verdict.FAILED, Verdict.FAILED]
-    assert "did not answer" in result.rows[2].note
-    assert "not reached within the 6 s" in result.rows[3].note
-    assert exit_status(result.rows, strict=False) == 1
-    assert not _processes_of(mark), "a process of the check was left behind"
+    result = run("hang", "good", limit_s=6.0, group=mark)
+    assert time.monotonic() - begin_s < 6.0 + 20.0, "the limit, and time to kill the process on a busy machine"
+    assert verdicts(result)[-2:] == [Verdict.FAILED, Verdict.FAILED]
+    assert "said nothing within" in result.rows[-2].note
+    assert "not reached within the 6 s" in result.rows[-1].note
+    assert not _processes_of(mark), "a process of the measurement was left behind"
 
 
-def test_what_a_machine_lacks_is_no_failure() -> None:
-    row = only(run("missing"))
-    assert (row.verdict, row.note) == (Verdict.NOT_RUN, "nccl needs two GPUs")
+def test_what_a_machine_lacks_is_no_failure_and_no_row_at_all_is_one() -> None:
+    result = run("missing", "nothing")
+    assert verdicts(result) == [Verdict.MEASURED, Verdict.NOT_RUN, Verdict.FAILED]
+    assert result.rows[-1].note == "no row came of it"
 
 
-def test_a_process_that_cannot_begin_fails_every_check() -> None:
-    result = run("one", "two", group="cannot begin")
-    assert verdicts(result) == [Verdict.FAILED, Verdict.FAILED]
-    assert "there is no such device" in result.rows[0].note
+def test_each_test_is_a_row_and_only_what_an_assertion_says_is_wrong(tmp_path: Path) -> None:
+    rows = run_tests(tmp_path, TESTS)
+    assert {name: row.verdict for name, row in rows.items()} == {
+        "it is right 1": Verdict.OK,
+        "it is right 2": Verdict.WRONG,
+        "it crashes ": Verdict.FAILED,
+        "it cannot be ": Verdict.NOT_RUN,
+    }
+    assert (rows["it is right 1"].value, rows["it is right 1"].bound, rows["it is right 1"].unit) == (
+        0.5,
+        1.0,
+        "of max",
+    )
+    assert "illegal memory access" in rows["it crashes "].note
+    assert rows["it cannot be "].note == "one GPU"
 
 
-def test_a_check_without_rows_has_failed() -> None:
-    row = only(run("nothing"))
-    assert (row.verdict, row.note) == (Verdict.FAILED, "no row came of it")
+def test_a_test_that_ends_the_process_is_named(tmp_path: Path) -> None:
+    rows = run_tests(tmp_path, "import os\ndef test_it_dies():\n    os._exit(5)\n")
+    (row,) = rows.values()
+    assert (row.verdict, row.case) == (Verdict.FAILED, "test_it_dies")
+    assert "exited with status 5" in row.note
 
 
-def test_cases_that_were_not_run_are_noticed() -> None:
-    short = run("few", num_cases=3)
-    assert verdicts(short) == [Verdict.OK, Verdict.MEASURED, Verdict.FAILED]
-    assert "only 2 of 3 cases" in short.rows[-1].note
-    assert exit_status(short.rows, strict=False) == 1
-    assert verdicts(run("many", num_cases=3)) == [Verdict.OK, Verdict.MEASURED]
+def test_tests_that_cannot_be_imported_have_failed(tmp_path: Path) -> None:
+    (row,) = run_tests(tmp_path, "import nothing_of_this_name\n").values()
+    assert row.verdict == Verdict.FAILED
+    assert "nothing_of_this_name" in row.note
+
+
+def test_without_a_checkout_it_is_said_that_correctness_was_not_checked(tmp_path: Path) -> None:
+    group = Group("checks", "", 60.0, tests="test_it.py")
+    (row,) = GroupRun(group, "cuda", quick=True, tests=tmp_path).run(lambda _: None).rows
+    assert (row.name, row.verdict) == (CORRECTNESS, Verdict.NOT_RUN)
 
 
 def _processes_of(mark: str) -> list[str]:

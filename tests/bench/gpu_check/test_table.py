@@ -4,19 +4,19 @@ import json
 import math
 
 from bench.facts import collect_facts
+from bench.gpu_check.groups import Group
 from bench.gpu_check.machine import parse_clocks
-from bench.gpu_check.plan import Check, Group
-from bench.gpu_check.rows import error_row, failed_row, missing_row, time_row
-from bench.gpu_check.run import GroupResult
+from bench.gpu_check.rows import Row, Verdict, failed_row, figure_row, missing_row, time_row
+from bench.gpu_check.run import CORRECTNESS, GroupResult
 from bench.gpu_check.table import counts, document, render
 
 ROWS = (
-    error_row("attention", "bfloat16", 0.25, 0.02, "of max", note="n" * 300),
+    Row("attention", "bfloat16", 0.25, "of max", 0.02, None, Verdict.WRONG, note="n" * 300),
     time_row("decode step", "8B, batch 1", 4.0, "ms", floor=3.0, share=0.75),
     missing_row("transfer", "nccl", "one GPU"),
     failed_row("graphs", "tokens", "did not answer within 30 s"),
 )
-RESULT = GroupResult(Group("speed", "how fast", 50, 20, (Check("x"),)), ROWS, taken_s=12.4, limit_s=50.0)
+RESULT = GroupResult(Group("speed", "how fast", 50), ROWS, taken_s=12.4, limit_s=50.0)
 
 
 def test_the_table_says_value_limit_share_target_and_verdict() -> None:
@@ -41,19 +41,24 @@ def test_columns_stand_under_their_headings() -> None:
     assert {line.index(word) for line, word in zip(rows, ("WRONG", "ok"), strict=True)} == {heading.index("verdict")}
 
 
+def test_correctness_that_was_not_checked_is_said_at_the_end() -> None:
+    group = GroupResult(RESULT.group, (missing_row(CORRECTNESS, "graphs", "this is no checkout"),), 1.0, 50.0)
+    assert render([RESULT, group]).splitlines()[-1] == "Correctness was NOT checked (graphs): this is no checkout"
+
+
 def test_nothing_is_said_to_be_nothing() -> None:
     assert counts([]) == "no rows"
 
 
 def test_the_document_holds_everything_and_is_plain_json() -> None:
-    rows = (*ROWS, error_row("e", "c", math.nan, 1.0))
+    rows = (*ROWS, figure_row("e", "c", math.nan, "ms"))
     result = GroupResult(RESULT.group, rows, 1.0, 50.0)
     content = document(collect_facts("command", ("numpy",)), {"device": "x"}, {"before": []}, [result], 1)
     read = json.loads(json.dumps(content, allow_nan=False))
     assert read["status"] == 1
     assert read["facts"]["command"] == "command"
     (group,) = read["groups"]
-    assert [row["verdict"] for row in group["rows"]] == ["WRONG", "ok", "not run", "FAILED", "WRONG"]
+    assert [row["verdict"] for row in group["rows"]] == ["WRONG", "ok", "not run", "FAILED", "doubted"]
     assert group["rows"][1]["share"] == 0.75
 
 

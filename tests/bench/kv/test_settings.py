@@ -47,8 +47,10 @@ def test_quick_leaves_alone_what_was_given() -> None:
 def test_cores_are_those_of_this_process() -> None:
     core = min(os.sched_getaffinity(0))
     assert plan(KvBenchSettings(cores=f"{core},{core}")).cores == (core, core)
-    with pytest.raises(InvalidSetting, match="--cores 0,4096 is not two of"):
+    with pytest.raises(InvalidSetting, match="--cores 0,4096 are not some of"):
         plan(KvBenchSettings(cores="0,4096"))
+    with pytest.raises(InvalidSetting, match=f"--cores {core}: one of the prefill and one of the decode"):
+        plan(KvBenchSettings(cores=str(core)))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_cores_are_those_of_this_process() -> None:
     [
         (KvBenchSettings(transports="smoke"), "--transports 'smoke' is not one of shm, zmq, nixl, nccl"),
         (KvBenchSettings(transports=","), "--transports names nothing"),
-        (KvBenchSettings(blocks="1,0"), "--blocks: '0' is not a number from 1 on"),
+        (KvBenchSettings(blocks="1,0"), "--blocks: '1,0' is not a list of numbers from 1 on"),
         (KvBenchSettings(block_bytes=100), "--block-bytes 100 is not a multiple of 64"),
         (KvBenchSettings(checksum="md5"), "--checksum 'md5' is not one of xxh3, dot64, none"),
         (KvBenchSettings(rounds=0), "--rounds 0 is not at least 1"),

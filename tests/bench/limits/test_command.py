@@ -7,8 +7,9 @@ import pytest
 
 from bench.limits import command
 from bench.limits.command import main
+from bench.limits.report import Found
 from bench.limits.result import Ceiling, Ratio
-from bench.limits.settings import ENGINE_NAMES
+from bench.limits.settings import ENGINE_NAMES, LimitsSettings
 from wire.errors import InvalidSetting, RequestFailed
 
 
@@ -33,11 +34,12 @@ def test_a_quick_run_measures_prints_and_writes(tmp_path: Path, capsys: pytest.C
 def test_one_half_that_fails_leaves_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(*_: object) -> tuple[list[Ceiling], list[Ratio]]:
+    def fails(*_: object) -> None:
         raise RequestFailed("it broke")
 
-    def works(*_: object) -> tuple[list[Ceiling], list[Ratio]]:
-        return [Ceiling("zmq_round_trip", 80.0, "us", 0.1)], [Ratio("handover_us", "idle", 500.0, 400.0, 600.0, "us")]
+    def works(settings: LimitsSettings, found: Found, say: object) -> None:
+        found.ceilings.append(Ceiling("zmq_round_trip", 80.0, "us", 0.1))
+        found.ratios.append(Ratio("handover_us", "idle", 500.0, 400.0, 600.0, "us"))
 
     monkeypatch.setattr(command, "engine_limits", fails)
     monkeypatch.setattr(command, "system_limits", works)
@@ -59,6 +61,6 @@ def test_one_half_that_fails_leaves_the_other(
 def test_what_cannot_be_used_is_noticed_before_measuring(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "_measure", lambda settings: pytest.fail("it measured"))
+    monkeypatch.setattr(command, "engine_limits", lambda *_: pytest.fail("it measured"))
     with pytest.raises(InvalidSetting, match=message):
         main(["--quick", *arguments])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bench.client.outcome import Outcome
-from bench.limits.handoff_ratios import HandoffSamples, add_request, handoff_ratios
+from bench.limits.handoffs import HandoffSamples, handoff_ratios
 from program.clock import host_clock
 from wire.errors import RequestFailed
 
@@ -26,7 +26,7 @@ def samples() -> HandoffSamples:
 def test_what_is_exposed_is_held_against_a_copy_of_as_many_bytes() -> None:
     found = samples()
     for copy_s_per_byte in (1e-10, 1.1e-10):
-        add_request(found, outcome(), copy_s_per_byte)
+        found.add(outcome(), copy_s_per_byte)
     exposed, handover = handoff_ratios(found)
     assert (exposed.name, handover.name) == ("exposed_ratio", "handover_us")
     assert exposed.value == pytest.approx(400 / 210)
@@ -37,18 +37,18 @@ def test_what_is_exposed_is_held_against_a_copy_of_as_many_bytes() -> None:
 
 def test_kv_that_was_there_before_the_token_exposes_nothing() -> None:
     found = samples()
-    add_request(found, outcome(kv_ready_us=4_999_000), 1e-10)
+    found.add(outcome(kv_ready_us=4_999_000), 1e-10)
     assert found.exposed_us == [0.0]
 
 
 @pytest.mark.parametrize("changes", [{"clock": "another"}, {"kv_ready_us": None}, {"first_sampled_us": None}])
 def test_stamps_that_cannot_be_used_are_an_error(changes: dict[str, Any]) -> None:
     with pytest.raises(RequestFailed, match="without the stamps"):
-        add_request(samples(), outcome(**changes), 1e-10)
+        samples().add(outcome(**changes), 1e-10)
 
 
 def test_an_answer_without_a_handoff_is_an_error() -> None:
     without = outcome()
     del without.usage["kv_transfer"]
     with pytest.raises(RequestFailed, match="without a handoff"):
-        add_request(samples(), without, 1e-10)
+        samples().add(without, 1e-10)

@@ -8,7 +8,6 @@ from bench.client.asking import Prompts
 from bench.client.endpoint import Endpoint, probe
 from bench.client.outcome import Outcome
 from bench.limits.isolation import (
-    IsolationPlan,
     IsolationSamples,
     Phases,
     StreamLoad,
@@ -19,7 +18,7 @@ from bench.mock_server.schedule import Answer, Fault, FaultKind, Script, Steady
 from bench.mock_server.server import MockServer, mock_server
 from wire.errors import RequestFailed
 
-PLAN = IsolationPlan(model="", num_prompt_tokens=40, num_rounds=1, phase_s=0.2, ready_timeout_s=1.0)
+NUM_PROMPT_TOKENS = 40
 LOAD = StreamLoad(num_stream_tokens=20, prompts_per_s=50.0)
 
 
@@ -32,7 +31,7 @@ def samples(idle_p50_ms: list[float], loaded_p99_ms: list[float]) -> IsolationSa
 
 
 def phases() -> Phases:
-    return Phases(PLAN, Prompts(1000, seed=0), max_stream_tokens=100)
+    return Phases(Prompts(1000, seed=0), NUM_PROMPT_TOKENS, phase_s=0.2, max_stream_tokens=100)
 
 
 async def endpoint(server: MockServer) -> Endpoint:
@@ -68,7 +67,7 @@ async def test_a_trial_finds_the_rate_that_keeps_a_prefill_node_half_busy() -> N
 
 
 async def test_prompts_come_beside_the_stream_and_stop_with_it() -> None:
-    found = IsolationSamples("one way", PLAN.num_prompt_tokens, LOAD)
+    found = IsolationSamples("one way", NUM_PROMPT_TOKENS, LOAD)
     async with mock_server(Steady(ttft_s=0.002, itl_s=0.01)) as server:
         await phases().round(await endpoint(server), found)
         kinds = [record.body["max_tokens"] for record in server.records]
@@ -95,12 +94,12 @@ async def test_a_prompt_that_fails_is_an_error() -> None:
     async with mock_server(_NoPrompts()) as server:
         target = await endpoint(server)
         with pytest.raises(RequestFailed, match="a request failed: http error"):
-            await phases().round(target, IsolationSamples("one way", PLAN.num_prompt_tokens, LOAD))
+            await phases().round(target, IsolationSamples("one way", NUM_PROMPT_TOKENS, LOAD))
 
 
 async def test_a_stream_that_fails_is_an_error_and_calls_the_prompts_off() -> None:
     async with mock_server(Script((Answer(0.002, (0.01,) * 4, fault=Fault(FaultKind.CUT, 3)),))) as server:
         target = await endpoint(server)
         with pytest.raises(RequestFailed, match="a request failed"):
-            await phases().round(target, IsolationSamples("one way", PLAN.num_prompt_tokens, LOAD))
+            await phases().round(target, IsolationSamples("one way", NUM_PROMPT_TOKENS, LOAD))
     assert {task.get_name() for task in asyncio.all_tasks()}.isdisjoint({"prompts"})

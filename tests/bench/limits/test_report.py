@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from bench.facts import Facts
-from bench.limits.report import MEANINGS, report, result_json
+from bench.limits.report import MEANINGS, Found, as_json, report
 from bench.limits.result import Ceiling, Ratio
 from bench.limits.settings import ENGINE_NAMES, SYSTEM_NAMES
 
@@ -19,7 +19,7 @@ def line(shown: str, start: str) -> str:
 
 
 def test_a_ratio_has_value_range_and_goal() -> None:
-    shown = report(FACTS, {"threads": 1}, [CEILING], [STEADY, IN_US], [])
+    shown = report(FACTS, {"threads": 1}, Found([CEILING], [STEADY, IN_US], []))
     assert " ".join(line(shown, "decode_bw_ratio  ").split()) == (
         "decode_bw_ratio batch 1, context 512 0.61 0.58-0.66 1 3 ms a step"
     )
@@ -28,14 +28,14 @@ def test_a_ratio_has_value_range_and_goal() -> None:
 
 
 def test_no_value_is_shown_for_a_noisy_ratio() -> None:
-    shown = report(FACTS, {}, [CEILING], [STEADY, NOISY], [])
+    shown = report(FACTS, {}, Found([CEILING], [STEADY, NOISY], []))
     assert " ".join(line(shown, "attn_ratio  ").split()) == "attn_ratio batch 8, context 512 - - 1 noisy"
     assert "0.43" not in shown
     assert "noisy: the ceiling itself spread by more than 15%" in shown
 
 
 def test_a_file_keeps_the_value_of_a_noisy_ratio() -> None:
-    found = json.loads(json.dumps(result_json(FACTS, {"threads": 1}, [CEILING], [NOISY], ["it broke"])))
+    found = json.loads(json.dumps(as_json(FACTS, {"threads": 1}, Found([CEILING], [NOISY], ["it broke"]))))
     assert found["kind"] == "limits"
     assert found["facts"]["command"] == FACTS.command
     assert found["setup"] == {"threads": 1}
@@ -45,7 +45,7 @@ def test_a_file_keeps_the_value_of_a_noisy_ratio() -> None:
 
 
 def test_every_ratio_that_is_shown_is_explained_once() -> None:
-    shown = report(FACTS, {}, [], [STEADY, STEADY, NOISY], [])
+    shown = report(FACTS, {}, Found([], [STEADY, STEADY, NOISY], []))
     assert shown.count(MEANINGS["decode_bw_ratio"]) == shown.count(MEANINGS["attn_ratio"]) == 1
     assert MEANINGS["exposed_ratio"] not in shown
 
@@ -59,4 +59,4 @@ def test_every_ratio_has_an_explanation() -> None:
 
 
 def test_what_failed_is_said() -> None:
-    assert report(FACTS, {}, [], [], ["engine limits: it broke"]).endswith("engine limits: it broke")
+    assert report(FACTS, {}, Found([], [], ["engine limits: it broke"])).endswith("engine limits: it broke")

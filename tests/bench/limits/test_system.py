@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from bench.limits.isolation import ARRANGEMENTS, IsolationPlan, isolation_ratio, measure_isolation
-from bench.limits.result import Ratio
+from bench.kv.measure import Case
+from bench.limits.command import kv_ratios, system_limits
+from bench.limits.report import Found
 from bench.limits.settings import LimitsSettings
-from bench.limits.system import system_limits
 from bench.targets.process_tree import descendants
 from wire.errors import RequestFailed
 
@@ -23,49 +24,33 @@ def _nothing_is_left() -> Iterator[None]:
     assert os.sched_getaffinity(0) == cores
 
 
-def quick(only: str) -> LimitsSettings:
-    return LimitsSettings(quick=True, only=only)
-
-
-def ignore(text: str) -> None:
-    """See `say`."""
-
-
-def named(ratios: list[Ratio]) -> set[str]:
-    assert all(ratio.low <= ratio.high for ratio in ratios)
-    return {ratio.name for ratio in ratios}
+def measured(only: str, say: Callable[[str], None] = lambda _: None, **more: Any) -> Found:
+    found = Found()
+    system_limits(LimitsSettings(quick=True, only=only, **more), found, say)
+    assert all(ratio.low <= ratio.high for ratio in found.ratios)
+    return found
 
 
 def test_only_what_is_wanted_is_measured() -> None:
     heard: list[str] = []
-    ceilings, ratios = system_limits(quick("zmq_round_trip,kv_overhead_us"), heard.append)
-    assert [(ceiling.name, ceiling.value > 0) for ceiling in ceilings] == [("zmq round trip", True)]
-    assert named(ratios) == {"kv_overhead_us"}
+    found = measured("zmq_round_trip,kv_overhead_us", heard.append)
+    assert [(ceiling.name, ceiling.value > 0) for ceiling in found.ceilings] == [("zmq round trip", True)]
+    assert {ratio.name for ratio in found.ratios} == {"kv_overhead_us"}
     assert not any("starting" in text for text in heard)
 
 
 def test_only_the_cores_that_were_given_are_used() -> None:
     core = min(os.sched_getaffinity(0))
     seen: list[set[int]] = []
-    settings = LimitsSettings(quick=True, only="zmq_round_trip", cores=str(core))
-    (ceiling,), _ = system_limits(settings, lambda _: seen.append(os.sched_getaffinity(0)))
+    found = measured("zmq_round_trip", lambda _: seen.append(os.sched_getaffinity(0)), cores=str(core))
     assert seen == [{core}]
-    assert "any cores" in ceiling.note
+    assert "any cores" in found.ceilings[0].note
 
 
 def test_the_handoff_is_measured_in_a_real_system() -> None:
-    ceilings, ratios = system_limits(quick("exposed_ratio,handover_us"), ignore)
-    assert (ceilings, named(ratios)) == ([], {"exposed_ratio", "handover_us"})
-    assert all(ratio.value > 0 for ratio in ratios if ratio.name == "handover_us")
-
-
-def test_isolation_is_measured_in_a_real_system() -> None:
-    plan = IsolationPlan("", 32, num_rounds=1, phase_s=0.05, ready_timeout_s=50.0, arrangements=ARRANGEMENTS[1:2])
-    (samples,) = measure_isolation(plan, ignore)
-    ratio = isolation_ratio(samples)
-    assert (ratio.name, ratio.case) == ("itl_isolation", "colocated")
-    assert ratio.value > 0
-    assert samples.ttft_ms
+    found = measured("exposed_ratio,handover_us")
+    assert [ratio.name for ratio in found.ratios] == ["exposed_ratio", "handover_us"]
+    assert found.ratios[1].value > 0
 
 
 def test_an_error_in_the_middle_ends_the_processes() -> None:
@@ -74,4 +59,14 @@ def test_an_error_in_the_middle_ends_the_processes() -> None:
         raise RequestFailed(f"{text}: as the test says")
 
     with pytest.raises(RequestFailed, match="1 requests at once: as the test says"):
-        system_limits(quick("router_us_per_token"), fail)
+        measured("router_us_per_token", fail)
+
+
+def test_rates_of_handoffs_are_compared_and_times_subtracted() -> None:
+    case = Case("shm", "xxh3", 2**20, 8, memcpy_s=[0.001, 0.001], wall_s=[0.002, 0.004], let_go_s=[0.003])
+    rate, overhead = kv_ratios(case)
+    assert (rate.name, rate.case) == ("kv_bw_ratio", "8 blocks of 1024 KiB")
+    assert rate.value == pytest.approx(1 / 3)
+    assert (rate.low, rate.high) == pytest.approx((0.25, 0.5))
+    assert (overhead.name, overhead.unit) == ("kv_overhead_us", "us")
+    assert overhead.value == pytest.approx(2000)

@@ -1,0 +1,61 @@
+"""Floors, and what is made of a relay's answers. Expected values are worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.gpu_check.models import (
+    block_bytes,
+    busy_us,
+    decode_floor_ms,
+    gb_per_s,
+    model_shapes,
+    prefill_floor_ms,
+    weighted_tflop_per_s,
+)
+from bench.gpu_check.relay_process import rows_of_answers
+from bench.gpu_check.rows import Verdict
+from bench.limits.model_shapes import Product
+from tests.bench.gpu_check.outcomes import answered
+from wire.errors import RequestFailed
+
+
+def test_a_decode_step_reads_the_weights_and_every_context() -> None:
+    shapes = model_shapes("8B")
+    num_bytes = shapes.decode_weight_bytes + 2 * 1000 * 147_456
+    assert decode_floor_ms(shapes, [1000, 1000], 4000.0) == pytest.approx(num_bytes / 4e12 * 1e3)
+    assert shapes.decode_weight_bytes / 1e9 == pytest.approx(15.14, abs=5e-3)
+    assert block_bytes("8B") == 16 * 147_456
+
+
+def test_a_prompt_takes_its_operations_over_the_rate_of_the_products() -> None:
+    shapes = model_shapes("0.6B")
+    assert prefill_floor_ms(shapes, 8192, 500.0) == pytest.approx(shapes.prefill_flop(8192) / 500e12 * 1e3)
+
+
+def test_the_rate_of_a_model_is_weighted_by_its_layers() -> None:
+    products = [Product("a", 1000, 1000, 1000, count=3), Product("b", 1000, 1000, 500, count=1)]
+    assert weighted_tflop_per_s(products, [1.0, 2.0]) == pytest.approx((3 * 2e9 + 1e9) / 5e-3 / 1e12)
+    with pytest.raises(ValueError, match="zip"):
+        weighted_tflop_per_s(products, [1.0])
+
+
+def test_what_overlaps_counts_once() -> None:
+    assert busy_us([(0, 10), (5, 12), (20, 25), (21, 22)]) == 17
+    assert gb_per_s(10**9, 1000.0) == pytest.approx(1.0)
+
+
+def test_the_exposed_transfer_is_a_share_of_the_time_to_the_first_token() -> None:
+    # 40 ms to the first token; 1 ms from the first token sampled until the KV is ready
+    rows = rows_of_answers("case", [answered(ttft_ms=40.0, exposed_ms=1.0) for _ in range(3)])
+    assert rows[0].value == pytest.approx(40.0, rel=0.01)
+    assert rows[2].value == pytest.approx(2.5, rel=0.01)
+    assert rows[2].verdict == Verdict.OK
+    assert rows_of_answers("case", [answered(ttft_ms=40.0, exposed_ms=3.0)])[2].verdict == Verdict.BELOW
+
+
+def test_an_answer_without_a_handoff_is_refused() -> None:
+    outcome = answered(ttft_ms=40.0, exposed_ms=1.0)
+    del outcome.usage["kv_transfer"]
+    with pytest.raises(RequestFailed, match="without the stamps"):
+        rows_of_answers("case", [outcome])

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.client.outcome import Outcome
+from bench.kv.gap import describe, main
+from wire.errors import InvalidSetting, RequestFailed
+
+
+def stream(first_gap_s: float, gap_s: float, exposed_ms: float | None = None) -> Outcome:
+    usage = {} if exposed_ms is None else {"kv_transfer": {"exposed_ms": exposed_ms}}
+    came_s = [1.2, 1.2 + first_gap_s, 1.2 + first_gap_s + gap_s]
+    return Outcome(0, 0, "", 1.0, sent_s=1.0, chunk_s=came_s, usage=usage)
+
+
+def test_the_first_gap_is_held_against_the_others() -> None:
+    shown = describe([stream(0.015, 0.010, 2.5), stream(0.018, 0.012, 3.5), stream(0.030, 0.011, 3.0)])
+    assert "median   200.00 ms" in shown
+    assert "token 1 to 2  median    18.00 ms" in shown
+    assert "later gaps             median    11.00 ms" in shown
+    assert "1.64" in shown
+    assert "exposed transfer       median     3.00 ms" in shown
+
+
+def test_an_endpoint_that_says_nothing_of_transfers_is_fine() -> None:
+    assert "exposed" not in describe([stream(0.015, 0.010)])
+
+
+def test_answers_without_gaps_are_no_measurement() -> None:
+    with pytest.raises(RequestFailed, match="fewer than three"):
+        describe([Outcome(0, 0, "", 0.0, chunk_s=[1.0, 2.0])])
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [("ftp://x", InvalidSetting), ("nonsense", InvalidSetting), ("http://127.0.0.1:1", RequestFailed)],
+)
+def test_an_endpoint_that_is_not_there_is_said(url: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        main(["--url", url])
+
+
+def test_a_key_of_a_settings_file_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "gap.yaml"
+    file.write_text("promt-tokens: 12\n")
+    with pytest.raises(InvalidSetting, match="promt_tokens"):
+        main(["--config", str(file)])
