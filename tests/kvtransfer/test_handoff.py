@@ -12,10 +12,12 @@ import pytest
 
 from kvtransfer.commands import GrantBlocks
 from kvtransfer.messages import (
+    SENDER_TO_RECEIVER,
     Commit,
     Grant,
     HandoffKey,
     HandoffName,
+    PeerHello,
     PeerRefusal,
     Release,
     Renew,
@@ -23,6 +25,7 @@ from kvtransfer.messages import (
     Revoke,
     Revoked,
 )
+from kvtransfer.pusher import STANDSTILL_S
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import (
@@ -424,6 +427,41 @@ def test_the_engine_has_the_blocks_before_the_prefill_node_is_told(quick_pair: P
     pair.prefill.prefill(KEY, _NUM_TOKENS)
     assert_delivered_and_quiet(pair)
     assert had_blocks == [True]
+
+
+def test_a_receiver_that_says_hello_again_holds_nothing_for_what_it_granted_before() -> None:
+    with open_pair(MEMORY) as pair:
+        bring_to(pair, "granted")
+        (hello,) = [message for message in pair.prefill.link.seen if isinstance(message, PeerHello)]
+        pair.decode.say(hello)
+        pair.settle()
+        assert_failed_and_quiet(pair, "said hello again")
+        assert pair.prefill.side.counters.num_blocks == 0
+
+
+def test_blocks_that_stay_under_way_cost_the_receiver_its_transport() -> None:
+    with open_pair(MEMORY, plan=lambda number, key, move: Fault(delay=10**6)) as pair:
+        pair.prefill.prefill(KEY, _NUM_TOKENS)
+        pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+        pair.until(lambda: pair.prefill.side.counters.num_blocks == _ALL_BLOCKS)
+        pair.prefill.cancel(KEY)
+        pair.pass_time(STANDSTILL_S - 1)
+        assert pair.prefill.pool.pool.num_held == _ALL_BLOCKS
+        pair.pass_time(3)
+        assert pair.prefill.pool.pool.num_held == 0
+        assert pair.prefill.link.num_seen(PeerRefusal) == 1
+
+
+def test_a_prefill_node_is_heard_about_its_own_handoffs_only() -> None:
+    with open_pair(MAILBOX) as pair:
+        bring_to(pair, "granted")
+        pair.decode.wait_for_room(key_of(2), replace(pair.prefill.peer, node_id="another"))
+        stranger = list(pair.prefill.router.dealers)[-1]
+        revoked = SENDER_TO_RECEIVER.encode(Revoked(HandoffName(*KEY), "lies", request_ended=False))
+        pair.prefill.router.send_multipart([stranger, revoked], 0)
+        pair.decode.poll(pair.now_s)
+        assert pair.decode.pool.failures == []
+        assert KEY in pair.decode.pool.held
 
 
 # --- messages and nodes are lost -------------------------------------------------------------------------------------
