@@ -35,7 +35,7 @@ _R = ReceivingState
 
 
 class IncomingHandoff:
-    """See the module. `receiver` is where its blocks arrive, once it is granted."""
+    """See the module. `receiver` is where its blocks arrive, once it is granted; `arrived`, which of them have."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class IncomingHandoff:
         self._leases = leases
         self._life = Lifecycle(_R.WAITING, RECEIVING_MOVES, now_s)
         self._blocks = ReservedBlocks(key, 0, 0, b"", (), ())
-        self._arrived = ArrivedBlocks(0, checksums=False)
+        self.arrived = ArrivedBlocks(0, checksums=False)
         self._writer: ProcessIdentity | None = None
         self._writer_is = Writer.MAY_RUN
         self._round = 0
@@ -95,7 +95,7 @@ class IncomingHandoff:
         """There are blocks for it now."""
         self._life.enter(_R.RESERVED, now_s)
         self.connection, self._blocks = connection, blocks
-        self._arrived = ArrivedBlocks(len(blocks.block_ids), checksums=self._facts.checksum != NONE)
+        self.arrived = ArrivedBlocks(len(blocks.block_ids), checksums=self._facts.checksum != NONE)
         self._leases.begin(self.key, now_s + self._facts.lease_s)
 
     def grant(self, now_s: float) -> Grant:
@@ -125,8 +125,8 @@ class IncomingHandoff:
     def take_blocks(self, indexes: Iterable[int], now_s: float) -> None:
         """The receiver has seen these arrive."""
         if self.is_awaited:
-            self._arrived.note(indexes)
-            self.renew(now_s)
+            self.arrived.note(indexes)
+            self._leases.renew(self.key, now_s + self._facts.lease_s)  # for every block: not by way of `renew`
 
     def take_pushed(self, pushed: Pushed, now_s: float) -> None:
         """The sender says that blocks are there. Raises `InvalidMessage` for some that were not granted."""
@@ -135,7 +135,7 @@ class IncomingHandoff:
         if any(index >= self.num_blocks for index in pushed.indexes):
             raise InvalidMessage("blocks were pushed that the grant does not have")
         if self.state is _R.GRANTED:
-            self._arrived.note(pushed.indexes)
+            self.arrived.note(pushed.indexes)
             self.renew(now_s)
 
     def take_commit(self, commit: Commit, clock_s: float) -> str:
@@ -149,33 +149,15 @@ class IncomingHandoff:
             return objection
         self.commit = commit
         if self.receiver is not None and self.receiver.is_silent:
-            self._arrived.note_rest()
+            self.arrived.note_rest()
         self._life.enter(_R.COMMITTED, clock_s)
         return ""
 
     # verifying
 
-    @property
-    def is_hashed(self) -> bool:
-        """Whether the checksum of everything that arrived is known."""
-        return self._arrived.is_hashed
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether checksums are missing that are worth asking for at once: the client waits for them, or it is this
-        thread that computes them.
-        """
-        return not self._arrived.is_hashed and (self.commit is not None or not self._arrived.is_waiting)
-
     def hash(self, checksums: Checksums, end_s: float) -> None:
         """Compute checksums of what has arrived, until `end_s` (see `ArrivedBlocks.hash`)."""
-        self._arrived.hash(checksums, self._blocks.block_ids, end_s)
-
-    def damaged(self) -> list[int] | None:
-        """Places in the grant whose bytes are not what was sent; None while not everything is here and hashed."""
-        if self.commit is None or self._arrived.num_missing or not self._arrived.is_hashed:
-            return None
-        return self._arrived.damaged(self.commit.checksums)
+        self.arrived.hash(checksums, self._blocks.block_ids, end_s)
 
     @property
     def may_ask_again(self) -> bool:
@@ -187,7 +169,7 @@ class IncomingHandoff:
         self._life.enter(_R.GRANTED, now_s)
         self.commit = None
         self._round += 1
-        self._arrived.miss(damaged)
+        self.arrived.miss(damaged)
         if self.receiver is not None:
             self.receiver.expect(self.key, self._blocks.block_ids, self._blocks.generations)
         self.renew(now_s)

@@ -1,7 +1,7 @@
 """All handoffs of a decode node, and what becomes of each: granted, delivered, failed, revoked, released.
 
-Owns the handoffs by their key, their leases, and every notice to the engine; sends Grant, Release and Revoke. What
-comes in is read by `ReceivingSide`.
+Owns the handoffs by their key (the quarantined ones also apart: few, and looked at every round), their leases, and
+every notice to the engine; sends Grant, Release and Revoke. What comes in is read by `ReceivingSide`.
 
 Invariants: every handoff that was granted blocks ends with exactly one of `Delivered` and `Released`; `Failed` is said
 once, and before `Released`; blocks are quarantined exactly while a handoff is revoked and not ended.
@@ -60,6 +60,7 @@ class IncomingHandoffs:
         self._notices = notices
         self._leases: LeaseTable[RequestKey] = LeaseTable()
         self._handoffs: dict[RequestKey, IncomingHandoff] = {}
+        self._quarantined: dict[RequestKey, IncomingHandoff] = {}
 
     def __iter__(self) -> Iterator[IncomingHandoff]:
         """Those that have not ended; they may end meanwhile."""
@@ -187,7 +188,7 @@ class IncomingHandoffs:
 
     def ask_after_revoked(self, now_s: float) -> None:
         """See to it that quarantined blocks are released: ask the peer again, look for its process, fence."""
-        for handoff in self:
+        for handoff in tuple(self._quarantined.values()):
             if handoff.is_quarantined:
                 self._ask_after(handoff, now_s)
 
@@ -213,12 +214,14 @@ class IncomingHandoffs:
 
     def _quarantine(self, handoff: IncomingHandoff, now_s: float) -> None:
         handoff.revoke(now_s)
+        self._quarantined[handoff.key] = handoff
         self.num_quarantined_blocks += handoff.num_blocks
 
     def _act(self, handoff: IncomingHandoff, verdict: Verdict, now_s: float) -> None:
         """Do what follows for a revoked handoff; what comes later finds it here again."""
         if verdict is Verdict.RELEASE:
             self.num_quarantined_blocks -= handoff.num_blocks
+            del self._quarantined[handoff.key]
             self._end(handoff, now_s)
         elif verdict is Verdict.FENCE and handoff.receiver is not None and handoff.receiver.fence():
             self.counters.num_fences += 1

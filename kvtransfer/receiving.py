@@ -126,9 +126,10 @@ class ReceivingSide:
         self._handoffs.ask_after_revoked(now_s)
         self._renew(now_s)
         # what a device computes is only worth spinning for when the client waits for it
-        if any(handoff.is_urgent for handoff in awaited):
+        unhashed = [handoff for handoff in awaited if not handoff.arrived.is_hashed]
+        if any(handoff.commit is not None or not handoff.arrived.is_waiting for handoff in unhashed):
             return 0.0
-        return MAX_IDLE_S if all(handoff.is_hashed for handoff in awaited) else _LOOK_S
+        return _LOOK_S if unhashed else MAX_IDLE_S
 
     def close(self) -> None:
         """Close every connection. Receivers belong to whoever opened them."""
@@ -181,20 +182,20 @@ class ReceivingSide:
 
     def _verify(self, now_s: float) -> Sequence[IncomingHandoff]:
         """Hash what has arrived, those first that somebody waits for, and deliver what is complete. Returns those that
-        are still awaited.
+        were awaited.
         """
         end_s = time.monotonic() + _SLICE_S
         awaited = [handoff for handoff in self._handoffs if handoff.is_awaited]
         for handoff in sorted(awaited, key=lambda handoff: handoff.commit is None):
-            if not handoff.is_hashed and time.monotonic() < end_s:
+            if not handoff.arrived.is_hashed and time.monotonic() < end_s:
                 handoff.hash(self._checksums, end_s)
-            damaged = handoff.damaged()
-            if damaged is not None and handoff.commit is not None:
-                self._conclude(handoff, handoff.commit, damaged, now_s)
-        return [handoff for handoff in awaited if handoff.is_awaited]
+            if handoff.commit is not None and not handoff.arrived.num_missing and handoff.arrived.is_hashed:
+                self._conclude(handoff, handoff.commit, now_s)
+        return awaited
 
-    def _conclude(self, handoff: IncomingHandoff, commit: Commit, damaged: Sequence[int], now_s: float) -> None:
+    def _conclude(self, handoff: IncomingHandoff, commit: Commit, now_s: float) -> None:
         """Everything is here: it is what was sent, or it is asked for once more, or the handoff has failed."""
+        damaged = handoff.arrived.damaged(commit.checksums)
         self.counters.num_damaged_blocks += len(damaged)
         if not damaged:
             self._handoffs.deliver(handoff, commit, now_s, self._clock())

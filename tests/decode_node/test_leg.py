@@ -117,6 +117,19 @@ def test_damaged_kv_fails_once_and_the_next_attempt_works(overlaps: bool) -> Non
         assert relay.decode.stream(again) == undisturbed(PROMPT)
 
 
+def test_kv_that_arrives_damaged_once_is_sent_again_and_no_token_differs(overlaps: bool) -> None:
+    flips = [Fault(flipped_bits=(9,))] * 3
+    with open_relay(plan=lambda number, key, move: flips.pop() if flips else Fault(), overlaps=overlaps) as relay:
+        for number in (1, 2):
+            relay.ask(key_of(number), [number, *PROMPT])
+        relay.until_finished(key_of(1), key_of(2))
+        for number in (1, 2):
+            assert relay.decode.stream(key_of(number)) == undisturbed([number, *PROMPT])
+        found = {metric.name: metric.samples[0].value for metric in relay.decode.leg.metrics()}
+        assert found["baton:kv_receive_damaged_blocks"] == 3
+        assert found["baton:kv_receive_failed"] == 0
+
+
 def test_requests_wait_for_room_and_get_it_in_order(relay: Relay) -> None:
     large, medium, small = ([number] * num_tokens for number, num_tokens in ((1, 40), (2, 36), (3, 4)))
     keys = [key_of(number) for number in (1, 2, 3)]

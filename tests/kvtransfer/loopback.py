@@ -71,7 +71,7 @@ class LoopbackNetwork:
     """Receivers by name, and the blocks under way to them. Used by the threads of both sides at once."""
 
     def __init__(self, plan: FaultPlan = without_faults) -> None:
-        self._plan = plan
+        self.plan = plan
         self._receivers: dict[str, LoopbackReceiver] = {}
         self._cut: set[LoopbackReceiver] = set()
         self._delayed: list[tuple[int, _Parcel]] = []
@@ -114,7 +114,7 @@ class LoopbackNetwork:
     ) -> None:
         """Take one block on its way. Raises `TransferFailed` when the plan says so."""
         with self._lock:
-            fault = self._plan(self._num_blocks, key, move)
+            fault = self.plan(self._num_blocks, key, move)
             self._num_blocks += 1
             if fault.refusal:
                 raise TransferFailed(fault.refusal)

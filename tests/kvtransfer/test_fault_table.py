@@ -25,7 +25,7 @@ from kvtransfer.messages import (
     Revoked,
 )
 from kvtransfer.transports.base import Move
-from tests.kvtransfer.loopback import Fault, LoopbackReceiver
+from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import MAILBOX, MEMORY, TRANSPORTS, Pair, open_pair, receiving_facts, sending_facts
 from tests.kvtransfer.pools import BLOCK_BYTES, FREE_BYTE, LEASE_S, first_token, key_of
 from tests.kvtransfer.proof import BLOCK_BITS, count_alarms, count_flips
@@ -211,28 +211,6 @@ def test_f16_commits_of_the_wrong_request_are_refused(mix: Callable[[Commit, Com
         assert sum(reason in found for found in reasons) > (0 if mix is named_with_digest else len(reasons) - 1)
 
 
-@pytest.mark.parametrize("transport", [MAILBOX])
-def test_f16_blocks_of_another_handoff_are_not_taken(transport: str) -> None:
-    with open_pair(transport) as pair:
-        receiver = pair.decode.receivers[0]
-        assert isinstance(receiver, LoopbackReceiver)
-        keys = (key_of(1), key_of(2))
-        for key in keys:
-            pair.decode.grant(key, 8, pair.prefill.peer)
-            pair.prefill.begin(key, 8)
-        pair.until(lambda: pair.prefill.link.num_seen(Grant) == 2)
-        own, other = (pair.decode.pool.waiting[key].block_ids for key in keys)
-        generation = pair.decode.pool.pool.generation(own[0])
-        for key, target in ((keys[0], other[0]), (keys[1], own[1]), (key_of(3), own[0])):
-            receiver.arrive(key, Move(0, 0, target, generation), bytes(BLOCK_BYTES))
-        receiver.poll()
-        assert receiver.num_refused == 3
-        assert (pair.decode.pool.blocks == FREE_BYTE).all()
-        for key in keys:
-            pair.prefill.finish(key, 8)
-        assert_delivered(pair, *keys)
-
-
 # --- F17: blocks freed and used again before they were read ----------------------------------------------------------
 
 _SHORT_LEASE_S = 0.05
@@ -341,27 +319,6 @@ def test_f18_a_replayed_grant_and_a_replayed_commit_do_nothing(transport: str) -
         assert pair.prefill.side.counters.num_blocks == num_blocks
         pair.decode.grant(again, _NUM_TOKENS, pair.prefill.peer)
         assert_delivered(pair, again)
-
-
-def test_f18_blocks_of_an_earlier_grant_of_the_same_handoff_are_not_taken_for_those_of_this_one() -> None:
-    with open_pair(MAILBOX) as pair:
-        receiver = pair.decode.receivers[0]
-        assert isinstance(receiver, LoopbackReceiver)
-        pair.prefill.link.is_lost = lambda message: isinstance(message, Revoke)
-        pair.decode.grant(KEY, 8, pair.prefill.peer)
-        pair.until(lambda: pair.prefill.link.num_seen(Grant) == 1)
-        earlier = pair.decode.pool.waiting[KEY]
-        pair.decode.cancel(KEY)
-        pair.decode.grant(KEY, 8, pair.prefill.peer)
-        now = pair.decode.pool.waiting[KEY]
-        assert now.block_ids == earlier.block_ids
-        assert now.generations != earlier.generations
-        for index in range(2):
-            move = Move(index, 0, earlier.block_ids[index], earlier.generations[index])
-            receiver.arrive(KEY, move, bytes(BLOCK_BYTES))
-        receiver.poll()
-        assert receiver.num_refused == 2
-        assert (pair.decode.pool.blocks == FREE_BYTE).all()
 
 
 def test_f18_an_id_that_nobody_knows_is_answered_or_ignored(transport: str) -> None:
@@ -514,7 +471,7 @@ def test_f6_a_request_for_an_earlier_life_does_not_disturb_the_handoffs_of_this_
 
 def test_f19_memory_is_not_used_again_before_the_writes_under_way_have_come(rdma: World) -> None:
     world = rdma
-    world.network._plan = lambda number, key, move: Fault(delay=25)
+    world.network.plan = lambda number, key, move: Fault(delay=25)
     ages_s: list[float] = []
     world.push(10**6)
     for number in range(1, 25):
@@ -550,7 +507,7 @@ def test_f19_memory_of_a_silent_writer_is_fenced_and_what_it_writes_later_is_los
     world.grant(KEY, 16)
     turns(world, 5)
     world.compute(KEY, 16)
-    world.network._plan = lambda number, key, move: Fault(delay=10**6)
+    world.network.plan = lambda number, key, move: Fault(delay=10**6)
     world.push(1)
     turns(world, 2)
     world.is_prefill_frozen = True
@@ -561,7 +518,7 @@ def test_f19_memory_of_a_silent_writer_is_fenced_and_what_it_writes_later_is_los
     assert FENCE_AFTER_S <= world.wire.now_s - given_up_s < FENCE_AFTER_S + 1.5
     assert world.decode.counters.num_fences == 1
     world.is_prefill_frozen = False
-    world.network._plan = lambda number, key, move: Fault()
+    world.network.plan = lambda number, key, move: Fault()
     world.grant(key_of(2), 16)
     world.push(100)
     turns(world, 20)
@@ -574,7 +531,7 @@ def test_f19_memory_of_a_silent_writer_is_fenced_and_what_it_writes_later_is_los
 
 def test_f19_what_a_failed_sender_left_under_way_is_fenced_before_the_memory_is_used_again(rdma: World) -> None:
     world, faults = rdma, [Fault(refusal="cable cut"), *[Fault(delay=200)] * 4]
-    world.network._plan = lambda number, key, move: faults.pop() if faults else Fault()
+    world.network.plan = lambda number, key, move: faults.pop() if faults else Fault()
     world.begin(KEY, 32)
     world.grant(KEY, 32)
     turns(world, 5)
@@ -617,7 +574,7 @@ def test_f19_memory_that_cannot_be_fenced_stays_quarantined_as_long_as_its_write
 
 def test_f19_the_prefill_nodes_blocks_are_not_used_again_while_they_are_read(rdma: World) -> None:
     world = rdma
-    world.network._plan = lambda number, key, move: Fault(delay=30)
+    world.network.plan = lambda number, key, move: Fault(delay=30)
     world.begin(KEY, 8)
     world.grant(KEY, 8)
     turns(world, 5)
@@ -669,7 +626,7 @@ def test_f20_a_resend_that_comes_again_late_is_not_pushed_into_delivered_blocks(
 ) -> None:
     world = patched(monkeypatch, World(Kind.MEMORY))
     faults = [Fault(flipped_bits=(3,))]
-    world.network._plan = lambda number, key, move: faults.pop() if faults else Fault()
+    world.network.plan = lambda number, key, move: faults.pop() if faults else Fault()
     fates: dict[type[Any], Sequence[float]] = {Resend: (TRANSIT_S, 0.5), Release: ()}
     world.wire.fate = lambda said: fates.get(type(said), (TRANSIT_S,))
     world.push(100)
@@ -688,7 +645,7 @@ def test_f20_a_resend_that_comes_again_late_is_not_pushed_into_delivered_blocks(
 def test_f20_the_commit_of_another_round_is_not_taken_for_that_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     world = patched(monkeypatch, World(Kind.MEMORY))
     faults = [Fault(flipped_bits=(3,))]
-    world.network._plan = lambda number, key, move: faults.pop() if faults else Fault()
+    world.network.plan = lambda number, key, move: faults.pop() if faults else Fault()
     world.wire.fate = lambda said: (TRANSIT_S, 0.2) if isinstance(said, Commit) and not said.round else (TRANSIT_S,)
     world.begin(KEY, 8)
     world.grant(KEY, 8)
@@ -710,7 +667,7 @@ def test_f20_the_commit_of_another_round_is_not_taken_for_that_of_this_one(monke
 def test_f21_without_renewals_no_block_is_used_again_while_it_is_read_or_written(rdma: World, delay: int) -> None:
     world = rdma
     world.wire.fate = lambda message: () if isinstance(message, Renew) else (TRANSIT_S,)
-    world.network._plan = lambda number, key, move: Fault(delay=delay)
+    world.network.plan = lambda number, key, move: Fault(delay=delay)
     for number in range(1, 9):
         world.begin(key_of(number), 8)
         world.grant(key_of(number), 8)
@@ -731,7 +688,7 @@ def test_f21_without_renewals_no_block_is_used_again_while_it_is_read_or_written
 def test_f21_a_lease_that_ends_does_not_end_a_read(rdma: World) -> None:
     world = rdma
     world.wire.fate = lambda message: () if isinstance(message, Renew) else (TRANSIT_S,)
-    world.network._plan = lambda number, key, move: Fault(delay=10**6)
+    world.network.plan = lambda number, key, move: Fault(delay=10**6)
     world.begin(KEY, 8)
     world.grant(KEY, 8)
     turns(world, 5)
@@ -766,37 +723,6 @@ def test_f21_renewals_alone_keep_a_slow_handoff_alive(monkeypatch: pytest.Monkey
 
 
 # --- F22: leases behind a renewed one --------------------------------------------------------------------------------
-
-_NUM_LEASES = 1000
-
-
-def test_f22_a_thousand_leases_behind_a_renewed_one_end_in_one_round_of_the_prefill_node() -> None:
-    with open_pair(MEMORY, num_blocks=_NUM_LEASES + 1) as pair:
-        for number in range(_NUM_LEASES + 1):
-            pair.prefill.prefill(key_of(number), 4)
-        for now_s in range(1, round(LEASE_S)):
-            pair.prefill.side._leases.renew(key_of(0), now_s + LEASE_S)
-            pair.prefill.poll(float(now_s))
-        assert len(pair.prefill.side.handoffs) == _NUM_LEASES + 1
-        pair.prefill.poll(LEASE_S)
-        assert len(pair.prefill.side.handoffs) == pair.prefill.pool.pool.num_held == 1
-        assert pair.prefill.side.counters.num_expired == _NUM_LEASES
-
-
-def test_f22_a_thousand_leases_behind_a_renewed_one_end_in_one_round_of_the_decode_node() -> None:
-    with open_pair(MEMORY, num_blocks=_NUM_LEASES + 1) as pair:
-        pair.decode.grant(key_of(0), 4, pair.prefill.peer)
-        pair.until(lambda: pair.decode.side.handoffs[0].receiver is not None)
-        pair.prefill.link.is_lost = lambda message: True
-        for number in range(1, _NUM_LEASES + 1):
-            pair.decode.grant(key_of(number), 4, pair.prefill.peer)
-        for now_s in range(1, round(LEASE_S)):
-            pair.decode.side._handoffs._leases.renew(key_of(0), now_s + LEASE_S)
-            pair.decode.poll(float(now_s))
-        assert pair.decode.pool.failures == []
-        pair.decode.poll(LEASE_S)
-        assert len(pair.decode.pool.failures) == pair.decode.side.counters.num_expired == _NUM_LEASES
-        assert pair.decode.side.num_quarantined_blocks == _NUM_LEASES
 
 
 def test_f22_grants_that_a_silent_prefill_node_never_answers_expire_together() -> None:

@@ -84,7 +84,7 @@ def test_a_silent_writer_keeps_its_blocks_quarantined_however_often_the_receiver
 
 def test_the_end_of_the_writer_is_no_proof_before_the_own_agent_has_ended(mapped: Mapped) -> None:
     mapped.grant()
-    mapped.world.network._plan = lambda number, key, move: Fault(delay=10**6)
+    mapped.world.network.plan = lambda number, key, move: Fault(delay=10**6)
     mapped.world.push(1)
     mapped.turns(2)
     given_up_s = mapped.world.wire.now_s
@@ -103,7 +103,7 @@ def test_the_end_of_the_writer_is_no_proof_before_the_own_agent_has_ended(mapped
 
 def test_a_writer_that_has_done_is_enough_once_the_own_agent_has_ended(mapped: Mapped) -> None:
     world, faults = mapped.world, [Fault(refusal="cable cut"), *[Fault(delay=200)] * 4]
-    world.network._plan = lambda number, key, move: faults.pop() if faults else Fault()
+    world.network.plan = lambda number, key, move: faults.pop() if faults else Fault()
     mapped.grant(32)
     world.push(2)
     world.finish(KEY)

@@ -478,7 +478,7 @@ class World:
     def quiesce(self) -> None:
         """No more requests and no more faults: let everything come to its end."""
         self.wire.fate = arrives
-        self.network._plan = without_faults
+        self.network.plan = without_faults
         self.is_prefill_frozen = False
         self.mend_data()
         for key in self.life.computing:
