@@ -1,4 +1,4 @@
-"""What a runner needs of a device beyond tensors: inputs in one copy, recorded graphs, results brought to the host.
+"""The contract between a runner and its device: inputs in one copy, recorded graphs, results brought to the host.
 
 Owns nothing but the contract. A device has one order of work, the *stream* of the engine's thread: everything issued on
 it happens in the order of issue, perhaps later than the call that issued it. The host learns what has happened by
@@ -27,7 +27,7 @@ STEP_TIMEOUT_S = 120.0
 
 
 class DeviceFailed(BatonError):
-    """The device cannot compute any more, and nothing that its memory holds may be relied on: end the process."""
+    """The device cannot compute any more, and the content of its memory must not be used: end the process."""
 
     code = "internal_error"
 
@@ -40,7 +40,7 @@ class Staging(Protocol):
     """
 
     def begin(self) -> None:
-        """Start over with a new step; waits until the device has taken what the last upload brought."""
+        """Begin a new step; waits until the device has finished the last upload."""
         ...
 
     def put(self, values: Array, capacity: int = 0) -> Tensor:
@@ -51,12 +51,12 @@ class Staging(Protocol):
         ...
 
     def upload(self) -> None:
-        """Send everything that was put. Not waited for."""
+        """Issue the copy of everything that was put, without waiting for it."""
         ...
 
 
 class HostCopy(Protocol):
-    """A copy of results that is on its way to the host."""
+    """A copy of results to the host that is in flight."""
 
     def wait(self, timeout_s: float = STEP_TIMEOUT_S) -> tuple[Array, ...]:
         """The values, once they are here. Raises `DeviceFailed` at the timeout, or when the device has failed."""
@@ -75,8 +75,8 @@ class Device(Protocol):
     """One device, as the engine's thread uses it.
 
     `torch_device`: where tensors go. `has_own_memory`: transports of the host cannot read tensors in place.
-    `is_asynchronous`: the host may prepare a step while the last one runs. `records`: `record` works and gains
-    something.
+    `is_asynchronous`: the host may prepare a step while the last one runs. `records`: `record` works and makes steps
+    faster.
     """
 
     torch_device: torch.device
@@ -101,11 +101,11 @@ class Device(Protocol):
         ...
 
     def notify(self, call: Callable[[], None]) -> None:
-        """Have `call` called, on any thread, when everything issued so far has happened; in the order of notifies."""
+        """Call `call`, on any thread, once everything issued so far has happened. Calls keep the order of `notify`."""
         ...
 
     def settle(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
-        """Wait until all that `notify` was given has been called. Raises as `HostCopy.wait`."""
+        """Wait until every call that `notify` was given has returned. Raises as `HostCopy.wait`."""
         ...
 
     def guard(self) -> AbstractContextManager[None]:
@@ -117,5 +117,5 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """End what runs beside the engine's thread."""
+        """End the device's own threads."""
         ...

@@ -74,8 +74,8 @@ class CudaEvent:
 
 
 def describe_error(error: Exception) -> str:
-    """The first line of an error, and of the one before it: a recording that is spoiled, or a device that is gone, says
-    so at a later call, and nothing of why.
+    """The first line of an error, and of the one before it. A failed recording or a lost device raises at a later call,
+    with an error that does not name the cause.
     """
     before = error.__context__
     return _first_line(error) if before is None else f"{_first_line(error)} (after: {_first_line(before)})"

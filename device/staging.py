@@ -48,7 +48,7 @@ class StagingLayout:
     def place(self, values: Array, capacity: int) -> Place:
         """Where `values` [n] go, with room for `capacity` of them. Raises `ValueError`.
 
-        What lies behind the last value that is there needs no copy: see `num_used_bytes`.
+        Room behind the last value need not be copied: see `num_used_bytes`.
         """
         if values.ndim != 1:
             raise ValueError(f"values of {values.ndim} dimensions cannot be staged")

@@ -1,1 +1,1 @@
-"""What a process needs to serve an engine: link to the router, heartbeat, health port, the loop. Knows no roles."""
+"""What both kinds of node need to serve an engine: router link, heartbeat, health port, engine loop. Knows no roles."""

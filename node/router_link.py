@@ -1,6 +1,6 @@
 """A node's connection to the router: registration, messages in, tokens out.
 
-Owns the control socket and what is known of the router's life. Does not know what the messages ask for.
+Owns the control socket and knows whether the router lives. Does not know what the messages ask for.
 
 The router may come later than the node, restart, or vanish. `Hello` is sent at start and whenever a router says it does
 not know us; another router epoch, or `ROUTER_TIMEOUT_S` without a Ping, makes every earlier request void.
@@ -35,14 +35,14 @@ from wire.messages import (
 )
 
 ROUTER_TIMEOUT_S = 10.0
-_LAST_WORDS_MS = 500
+_CLOSE_LINGER_MS = 500
 _MAX_HASHES = 2**16
 _HASH_BYTES = 16
 _log = logging.getLogger(__name__)
 
 
 class RouterLink:
-    """Registered with one router at a time, to which it says `hello` with a fresh status. Driven by the engine loop."""
+    """Registers with one router at a time by `hello` with a fresh status. Used by the engine loop."""
 
     def __init__(
         self,
@@ -124,8 +124,8 @@ class RouterLink:
         self.send(Leaving(self._epoch))
 
     def close(self) -> None:
-        """Hang up, once the router has what was sent; it gets a moment for that."""
-        self.socket.close(linger=_LAST_WORDS_MS)
+        """Close the connection; what was sent before has `_CLOSE_LINGER_MS` to reach the router."""
+        self.socket.close(linger=_CLOSE_LINGER_MS)
 
     def _introduce(self) -> None:
         self.send(replace(self._hello, status=self._status()))
@@ -143,7 +143,7 @@ class RouterLink:
     def _is_silent(self, now_s: float) -> bool:
         if self._router_epoch is None or now_s - self._heard_s < ROUTER_TIMEOUT_S:
             return False
-        _log.warning("no word from the router for %g s: its requests are dropped", ROUTER_TIMEOUT_S)
+        _log.warning("the router was silent for %g s: its requests are dropped", ROUTER_TIMEOUT_S)
         self._router_epoch = None
         self.is_registered = False
         return True

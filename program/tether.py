@@ -2,8 +2,8 @@
 
 `python -P tether.py PARENT_PID MODULE ARGUMENT...`, started by `program.child`. On Linux the kernel kills this process
 when the thread that started it ends, however it ends; elsewhere only the module runs. PARENT_PID 0 means no tether.
-A file of its own because the request to the kernel has to come from the child: a parent that has threads must not run
-Python between fork and exec.
+This is a file of its own because the request to the kernel has to come from the child, and a parent that has threads
+must not run Python between fork and exec.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one interface between the decoder and attention: plan once a step, run once a layer.
+"""The one interface between the decoder and attention: a step is planned once, and run once for each layer.
 
 Owns: what the runner tells a backend about a step, and what a decoder may call. How keys and values are stored and
 which kernels read them is the backend's knowledge; it was constructed with the KV tensor and the model's shape.
@@ -16,8 +16,8 @@ from torch import Tensor
 from device.base import Staging
 
 LayerStored: TypeAlias = Callable[[], None]
-"""Called as often as the model has layers, each time when the KV of one more of them will not change any more in the
-blocks of the step; on any thread. The last calls may come shortly after the step's result."""
+"""Called once for each layer of the model, when the KV of that layer will not change any more in the blocks of the
+step; on any thread. The last calls may come shortly after the step's result."""
 
 _STAGED_VALUE_BYTES = 8
 _STAGING_GAP_BYTES = 64

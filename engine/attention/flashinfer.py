@@ -55,7 +55,7 @@ _LAYOUT = "HND"
 
 @dataclass(frozen=True, slots=True)
 class FlashInferCalls:
-    """What is used of flashinfer, by its own names. Tests give their own."""
+    """The functions and classes of flashinfer that are used, by their own names. Tests give their own."""
 
     BatchDecodeWithPagedKVCacheWrapper: Any
     BatchPrefillWithPagedKVCacheWrapper: Any
@@ -136,7 +136,7 @@ class _StagedPages:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What flashinfer is told about the layers of one KV group."""
+    """The arguments with which flashinfer is called for the layers of one KV group."""
 
     kv: LayerKv
     num_heads: int
@@ -213,7 +213,7 @@ class FlashInferAttention:
         self._calls, self._workspace = calls, workspace
         self._pool = _Pool(calls, paged, num_heads)
         self._max_blocks_per_sequence = max_blocks_per_sequence
-        # which prefill kernels suit the GPU is flashinfer's knowledge: "auto" takes those of Hopper on Hopper
+        # flashinfer knows which prefill kernels suit the GPU: "auto" takes those of Hopper on Hopper
         self._prefills = [
             calls.BatchPrefillWithPagedKVCacheWrapper(workspace, _LAYOUT, backend="auto") for _ in self._pool.groups
         ]
@@ -324,7 +324,7 @@ class FlashInferDecodes:
             self._pages = whole
         elif _addresses(whole) != _addresses(self._pages):
             raise ValueError("the staging moved: a recorded step reads where its first plan was")
-        # in graph mode, host lengths are read while planning and never kept
+        # in graph mode, host lengths are read while planning and not referenced afterwards
         inputs = (torch.from_numpy(pages.indptr), staged.indices, torch.from_numpy(pages.last_page_len))
         for group, wrapper in zip(self._pool.groups, self._wrappers, strict=True):
             if is_first:

@@ -1,4 +1,4 @@
-"""What flashinfer can compute, with which kernels, and how much memory that takes: arithmetic of shapes.
+"""Arithmetic of shapes: what flashinfer can compute, with which kernels, and how much memory it needs.
 
 Owns the limits of the oldest version supported (0.6.5), which hold for the newer ones. Imports no flashinfer.
 
@@ -19,9 +19,9 @@ _MAX_THREADS_PER_BLOCK = 1024
 _MAX_BLOCKS_PER_PROCESSOR = 32
 _STORE_BYTES_PER_THREAD, _WARP = 16, 32
 _MIN_FLOAT_WORKSPACE_BYTES = 128 * 2**20
-"""What flashinfer recommends."""
+"""The size that flashinfer recommends."""
 _EAGER_INT_WORKSPACE_BYTES = 8 * 2**20
-"""What a wrapper allocates for itself."""
+"""The size that a wrapper allocates for itself."""
 
 
 def unsupported_reason(

@@ -2,9 +2,9 @@
 `ModelConfig`, or other parts in a layer.
 
 Owns: the parts and the order of operations, which follows transformers. Parameters belong to the parts
-(`engine.models.parts`); what each operation computes, rounding included, and with which kernels, is `DecoderOps`.
-Knows no cache, no batch layout and no sampling: the tokens of all sequences come flattened, and `Attention` knows who
-may see whom.
+(`engine.models.parts`); what each operation computes, rounding included, and with which kernels, is `DecoderOps`. Knows
+no cache, no batch layout and no sampling: the tokens of all sequences come flattened, and `Attention` knows which token
+attends to which.
 
 Invariants: nothing here keeps state between steps; parameters are written only by loading, before `pack`. All tensors
 are on one device, and nothing is read back from it. The caller runs forward and logits under

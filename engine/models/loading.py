@@ -41,7 +41,7 @@ class _Use:
 
 
 class _Uses:
-    """Where each tensor of a checkpoint goes, by name. `copies`: what may be there once more, of which parameter."""
+    """Where each tensor of a checkpoint goes, by name. `copies`: names of further tensors that repeat a parameter."""
 
     def __init__(self, parameters: Iterable[Parameter]) -> None:
         self.by_name: dict[str, list[_Use]] = {}
@@ -69,7 +69,7 @@ def load_weights(folder: Path, decoder: Decoder, progress: Callable[[int, int], 
     first call (0, total), last (total, total). Raises `ModelLoadError`.
     """
     _fill(folder, decoder, progress)
-    # nobody holds the plain weights any more: each is freed when it is packed
+    # nothing references the plain weights any more: each is freed when it is packed
     decoder.pack()
 
 

@@ -7,7 +7,7 @@ A graph reads fixed addresses. They repeat because all that is put up to the end
 fixed capacities; that is checked at every step. Logits of all graphs share one buffer: graphs never run side by side.
 
 Padding is a sequence of one token, token id 0 at position 0, whose only block is the spare block: it reads and writes
-nothing that belongs to anybody.
+no block of a request.
 
 Letters: S sequences of a graph, N of the step (N <= S), V vocabulary.
 """
@@ -148,7 +148,7 @@ class DecodeGraphs:
             hidden = self._decoder.forward(fill_pending(token_ids, sources, self._sampled), positions, attention)
             logits.copy_(self._decoder.logits(hidden))
 
-        # whatever is compiled, chosen or allocated at the first call must not be when it is recorded
+        # a first call may compile, choose and allocate, which must not happen during the recording
         run()
         self._device.synchronize()
         graph, _ = self._device.record(run)

@@ -1,4 +1,4 @@
-"""A step's inputs as arrays: token ids, positions, and where the tokens come from that nobody on the host knows yet.
+"""A step's inputs as arrays: token ids, positions, and where the device finds tokens that the host does not know yet.
 
 Owns the flattening of a step. A token that the step before samples is `PENDING_TOKEN` in its request; on the device it
 lies in `sampled`, in the row that was its request's in that step.

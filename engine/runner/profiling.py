@@ -1,6 +1,6 @@
-"""A step as large as any, without KV: what a device needs beside weights and pool.
+"""Computes a step of the largest size, without KV, to measure what a device needs beside weights and pool.
 
-Owns the worst case. Whoever sizes the KV pool reads the device's peak memory around it.
+Owns the definition of the worst case. The code that sizes the KV pool reads the device's peak memory around it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HARDEST = DecodingParams(top_p=0.9, min_p=0.01, seed=0, logprobs=MAX_TOP_LOGPRO
 
 @dataclass(frozen=True, slots=True)
 class _HardestRequest:
-    """See `SampledRequest`. Its row is sorted, and the model's own distribution is kept beside it."""
+    """See `SampledRequest`. Its row is sorted, and the model's own distribution is stored beside it."""
 
     key: RequestKey = _KEY
     token_ids: Sequence[int] = (0,)

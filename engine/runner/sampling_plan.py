@@ -1,7 +1,7 @@
-"""What a step's sampling needs, worked out on the host and staged before the forward pass.
+"""The plan of a step's sampling, made on the host and staged before the forward pass.
 
 Owns the translation from requests to arrays: which single logits change, which rows are sampled by which operations,
-each row's parameters and noise; and, for the way back, from fetched arrays to tokens. Knows nothing between steps.
+each row's parameters and noise; and, on the return path, from fetched arrays to tokens. Has no state between steps.
 `engine.runner.sampler` owns the operations.
 
 Arrays with a few values a row come first in the staging memory and have a fixed room there: what is staged after them
@@ -132,7 +132,7 @@ class SamplingPlan:
         return any(num_top > 0 for _, num_top in self.reports)
 
     def tokens(self, arrays: Sequence[Array]) -> list[SampledToken | None]:
-        """What was sampled, of the fetched outputs of `Sampler.sample`; None for a row that held NaN."""
+        """The sampled tokens, from the fetched outputs of `Sampler.sample`; None for a row that held NaN."""
         token_ids, is_number = arrays[0].tolist(), arrays[1].tolist()
         logprobs: list[TokenLogprobs | None] = [None] * self.num_rows
         if self.reports:
@@ -164,7 +164,7 @@ def plan_sampling(
     staging: Staging,
     max_num_rows: int = 0,
 ) -> SamplingPlan:
-    """Stage what the rows of `requests`, in this order, need, but for changed logits: see `SamplingPlan.stage_changes`.
+    """Stage what the rows of `requests` need, in this order, except changed logits: see `SamplingPlan.stage_changes`.
 
     Room is kept for `max_num_rows` rows.
     """

@@ -1,7 +1,7 @@
-"""What a client is told when something goes wrong: the one table from error class to HTTP, and the one envelope.
+"""Errors as clients see them: the one table from error classes to HTTP, and the one envelope.
 
 Every answer that is not a success has the body `{"error": {"message", "type", "param", "code"}}`. The codes come from
-`wire.errors` and never change. Invariant: an error that is not the client's carries no detail of ours, because
+`wire.errors` and never change. Invariant: an error that is not the client's mistake shows no internal detail, because
 its message may name addresses, files or other requests.
 """
 
@@ -114,5 +114,5 @@ def envelope(message: str, error_type: str, param: str | None, code: str | None)
 
 
 def _http_of(error: Exception) -> HttpError:
-    # the nearest listed ancestor: a class added by somebody else is still answered in its family's way
+    # the nearest ancestor in the table, so that a class which is not listed is answered like its parent
     return next((HTTP_OF[kind] for kind in type(error).__mro__ if kind in HTTP_OF), _INTERNAL)

@@ -1,8 +1,8 @@
 """Writes a stream of server-sent events to one client.
 
-Owns the response and the deadline of its writes: a client that takes nothing for `WRITE_TIMEOUT_S` is dropped. The
-deadline is one timer for the whole stream, which looks when the write began that has not come back; a write as such
-costs no timer. Memory is bounded by aiohttp, whose write waits when much has not been taken.
+Owns the response and the deadline of its writes: a client that reads nothing for `WRITE_TIMEOUT_S` is dropped. One
+timer for the whole stream checks how long the current write has been running, so that a single write needs no timer.
+Memory is bounded by aiohttp, whose write waits when the client has not read enough.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a client may send: the chat and completions requests of the OpenAI dialect, with the extensions users expect.
+"""What a client may send: the chat and completions requests of the OpenAI interface, with the extensions users expect.
 
 Owns names, types and defaults of the fields, and which combinations make no sense. Ranges of sampling parameters are
 not repeated here: `decoding_params()` builds a `DecodingParams`, whose construction is the one validator. Does not know
@@ -6,8 +6,8 @@ tokenizers, nodes or sockets.
 
 Rules for every field. Types are strict: "2", 1.0 and true are not the integer 1. null means the default. An unknown
 field is refused with code `unknown_parameter`; one that OpenAI or vLLM know and Baton does not support with code
-`unsupported_parameter`, unless its value asks for nothing (`tools: []`, `store: false`). Nothing is ignored that would
-change the answer. Every error is an `InvalidRequest` whose `param` is the client's spelling, with a path such as
+`unsupported_parameter`, unless its value is neutral (`tools: []`, `store: false`). Nothing is ignored that would change
+the answer. Every error is an `InvalidRequest` whose `param` is the client's spelling, with a path such as
 `messages[0].role`.
 """
 
@@ -63,19 +63,19 @@ class _Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_what_asks_for_nothing(cls, members: Any) -> Any:
+    def _drop_neutral_fields(cls, members: Any) -> Any:
         if not isinstance(members, dict):
             raise field_error("must be an object")
-        kept = {}
+        fields = {}
         for name, value in members.items():
             if name not in cls.unsupported:
                 if name not in cls.model_fields:
                     raise field_error("is not a parameter of this endpoint", (name,), "unknown_parameter")
                 if value is not None:
-                    kept[name] = value
+                    fields[name] = value
             elif not is_harmless(value, cls.unsupported[name]):
                 raise field_error("is not supported", (name,), UNSUPPORTED)
-        return kept
+        return fields
 
 
 class StreamOptions(_Strict):

@@ -1,7 +1,7 @@
-"""Grouped-query attention: projections, head norms, rotation, and what each token leaves in the KV pool.
+"""Grouped-query attention: projections, head norms, rotation, and the KV that each token stores in the pool.
 
-Attention over the tokens of a request is the step's `Attention`, which knows who may see whom. A model with another
-attention (latent, state) has another class here, with another `kv`.
+Attention over the tokens of a request is the step's `Attention`, which knows which token attends to which. A model with
+another attention (latent, state) has another class here, with another `kv`.
 
 Letters: T tokens of the step, E hidden size, Hq query heads, Hkv key and value heads (of this rank), D head size.
 """

@@ -1,7 +1,7 @@
-"""What all parts of a model have in common: the contract, and what each of them is made for.
+"""The contract of all parts of a model, and what they are constructed with.
 
 A part takes what it needs of the config and of a `PartSetup`, allocates its parameters, and says which tensors of a
-checkpoint they are made of. A layer of another kind is made of other parts: nobody else has to know.
+checkpoint they are made of. A layer of another kind is made of other parts, and no other code has to know.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.models.shard import Shard
 
 @dataclass(frozen=True, slots=True)
 class PartSetup:
-    """The same for all parts of one model on one device. `shard`: which share of the divided weights is this rank's."""
+    """What all parts of one model on one device share. `shard`: this rank's share of the divided weights."""
 
     dtype: torch.dtype
     device: torch.device
