@@ -47,7 +47,7 @@ class EmulatedStaging:
         self._memory = StagedMemory(self._host, self._device)
 
     def begin(self) -> None:
-        """See `Staging.begin`. What the last step brought is gone."""
+        """See `Staging.begin`. The values of the last step are overwritten."""
         self._memory.layout.reset()
         self._device.fill_(_POISON)
 

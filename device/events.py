@@ -1,7 +1,7 @@
 """Points in the order of a stream: recorded there, asked about and waited for by the host, always with a deadline.
 
-Owns how the host waits for a GPU, and how an error of CUDA is told. Used by the engine's device and by the stream of
-transfers alike.
+Owns how the host waits for a GPU, and how errors of CUDA are described. Used by the engine's device and by the stream
+of transfers alike.
 """
 
 from __future__ import annotations

@@ -87,5 +87,5 @@ def _as(memory: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
 
 
 def staged_bytes(count: int, dtype: type[np.generic]) -> int:
-    """What an array of `count` values takes in staging memory."""
+    """The bytes that an array of `count` values takes in staging memory."""
     return -(-count * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT

@@ -1,6 +1,6 @@
 """EngineCore: the calls by which every program of Baton uses an engine, `step()` above all.
 
-Owns the blocks that are held for a handoff, outside of any request. It is the only place that moves blocks between
+Owns the blocks that are held for handoffs, which belong to no request. It is the only place that moves blocks between
 handoffs, requests and the pool. Does not know which program uses it, where requests come from, or how KV travels: there
 are no roles in here.
 

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 def chosen_num_blocks(settings: EngineSettings, layout: KvLayout) -> int | None:
-    """The size of the pool where the settings say it, None where it is to be found. Raises `InvalidSetting`."""
+    """The size of the pool if the settings fix it, otherwise None. Raises `InvalidSetting`."""
     if settings.num_blocks:
         if settings.num_blocks < _FEWEST_BLOCKS:
             raise InvalidSetting(f"--num-blocks must be at least {_FEWEST_BLOCKS}, got {settings.num_blocks}")

@@ -1,1 +1,1 @@
-"""What both kinds of node need to serve an engine: router link, heartbeat, health port, engine loop. Knows no roles."""
+"""The parts that both kinds of node share: router link, heartbeat, health port, engine loop. Knows no roles."""

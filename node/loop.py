@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Leg(Protocol):
-    """What a role does with requests: which calls of the engine they become, and what each step means for transfers."""
+    """A role's handling of requests: it turns them into calls of the engine, and steps into commands for transfers."""
 
     @property
     def num_live(self) -> int:

@@ -1,6 +1,7 @@
 """One node process from its command line to its exit: settings, memory, engine, link, loop, cleanup.
 
-Owns the order of start and stop. What a role adds comes in as a `RoleFactory`; nothing here asks which role it is.
+Owns the order of start and stop. A `RoleFactory` adds what differs between the roles; no code here asks which role it
+is.
 
 The start reads settings, pins cores, allocates memory, loads weights, listens and registers. The stop leaves the
 router, finishes requests until a deadline and closes everything. The process prints the progress of weights and graphs
@@ -43,7 +44,8 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """What a role builds its leg from: the engine that was built for it, and the id and epoch of this node."""
+    """The parts from which a role builds its leg: the engine that was built for it, and the id and epoch of this
+    node."""
 
     engine: Engine
     node_id: str
@@ -51,7 +53,7 @@ class NodeParts:
 
 
 class Role(Protocol):
-    """What makes a node a prefill node or a decode node: it decides where the KV pool lies, and builds the leg.
+    """A role makes a node a prefill node or a decode node: it decides where the KV pool lies, and builds the leg.
 
     It is asked for the memory of the pool first, because the engine is built around it, and for the leg once there is
     an engine.

@@ -90,7 +90,7 @@ class RouterLink:
                 requests.append(message)
 
     def send(self, message: object) -> None:
-        """Send one message; dropped with a log line when the router takes nothing."""
+        """Send one message. It is dropped, with a log line, when the queue to the router is full."""
         try:
             self.socket.send(NODE_TO_ROUTER.encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -106,7 +106,7 @@ class RouterLink:
         self.send(Failed(handoff_id, attempt, error.code[:128], str(error)[:1024]))
 
     def send_cache_events(self, stored: Sequence[bytes], removed: Sequence[bytes], *, is_snapshot: bool) -> None:
-        """What the prefix cache gained and lost, in as many messages as needed."""
+        """Send which blocks the prefix cache gained and lost, in as many messages as needed."""
         first = 0
         while first == 0 or first < max(len(stored), len(removed)):
             last = first + _MAX_HASHES

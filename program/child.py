@@ -27,7 +27,7 @@ from wire.errors import ChildFailed
 
 PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
 KILL_S = 10.0
-"""What the kernel gets to clear a process away after SIGKILL."""
+"""The time that the kernel gets to end a process after SIGKILL."""
 _TETHER = Path(__file__).with_name("tether.py")
 _READ_BYTES = 64 * 1024
 

@@ -1,5 +1,5 @@
-"""What every program of Baton does at its start and its end: it reports errors, logs, sets up its memory, and accepts
-only connections of programs that have the cluster key."""
+"""Functions that every program of Baton calls when it starts: error reporting, logging, memory settings, and the check
+that other programs have the cluster key."""
 
 from __future__ import annotations
 

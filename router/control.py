@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class ControlHandler(Protocol):
-    """What a router does with the messages of its nodes."""
+    """Handles the messages of nodes, and their loss."""
 
     def on_tokens(self, tokens: Tokens) -> None:
         """A node sampled these tokens in one step."""
@@ -60,7 +60,7 @@ class ControlHandler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What the link needs while it reads, that is from `start` to `close`."""
+    """The state of a link that reads, which it has from `start` to `close`."""
 
     loop: asyncio.AbstractEventLoop
     handler: ControlHandler

@@ -1,7 +1,7 @@
 """The relay: it admits requests, and passes each message of a node to the request in flight that it belongs to.
 
-Owns the table of flights and the limits of the router. A single request is the business of `router/flight.py`, text of
-`router/openai`, sockets of `router/control.py`. Lives on one event loop.
+Owns the table of flights and the limits of the router. `router/flight.py` handles a single request, `router/openai`
+handles text, and `router/control.py` handles sockets. Lives on one event loop.
 
 A request stays in the table until its reader closes it, so that one whose answer is still being written counts too.
 """

@@ -164,7 +164,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class HandoffFigures:
-    """What one handoff moved and how long it took, by monotonic clocks.
+    """The measurements of one handoff: how much it moved and how long it took, by monotonic clocks.
 
     `transfer_us`: from the grant to the verified blocks, the computing of the prompt included. `exposed_us`: the part
     of it that came after the prompt was computed.

@@ -82,7 +82,7 @@ class DecodingParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(DecodingParams):
-    """What a user of the offline `LLM` class sets: `DecodingParams` plus what needs text.
+    """The parameters of the offline `LLM` class: `DecodingParams`, and those that concern text.
 
     `stop`: up to 16 strings; the text ends before the first of them that appears.
     """
@@ -110,7 +110,7 @@ def check_stop_strings(stop: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """What a field with `Bounds` may hold."""
+    """The values that a field with `Bounds` may hold."""
 
     bounds: Bounds
     is_integer: bool

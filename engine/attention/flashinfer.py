@@ -1,8 +1,8 @@
 """Paged attention with flashinfer's kernels: plan once a step, run once a layer.
 
-Owns: what flashinfer is told about a step, its wrappers, and the int workspaces of recorded decode steps. Does not own
-the KV tensor nor the float workspace. The package is imported in `load_flashinfer` only; everything else here works
-with the calls it is given, and imports without a GPU.
+Owns: the arguments that flashinfer gets for a step, its wrappers, and the int workspaces of recorded decode steps. Does
+not own the KV tensor nor the float workspace. The package is imported in `load_flashinfer` only; everything else here
+works with the calls it is given, and imports without a GPU.
 
 Layout. Keys and values of one layer, views [B, Hkv, block_size, D] of the pool, are what flashinfer calls a paged cache
 in HND order, with a page stride of all elements of a block. All of its kernels take that stride from the tensors.
@@ -145,12 +145,12 @@ class _Group:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """What every plan asks for, in its order: query heads, key heads, head size, page size."""
+        """The positional arguments of every plan: query heads, key heads, head size, page size."""
         return self.num_heads, self.kv.num_kv_heads, self.kv.head_dim, self.block_size
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every plan is told besides."""
+        """The keyword arguments of every plan."""
         window_left = -1 if self.kv.window is None else self.kv.window - 1
         return {"window_left": window_left, "q_data_type": self.dtype, "kv_data_type": self.dtype}
 
@@ -287,9 +287,9 @@ class FlashInferDecodes:
     """Attention for steps of exactly N sequences with one token each, whose `run` may be recorded.
 
     The wrappers read indptr, last page lengths and indices where the staging has them: fixed addresses, so a step
-    copies the staging and the plans, nothing else. What a plan decides besides (grid, offsets in the workspaces)
-    follows from N and the model's shape alone in flashinfer's graph mode; how contexts are split is read from the int
-    workspace.
+    copies the staging and the plans, nothing else. Everything else that a plan decides (grid, offsets in the
+    workspaces) follows from N and the model's shape alone in flashinfer's graph mode; how contexts are split is read
+    from the int workspace.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class DecoderLayer:
 
     @property
     def kv(self) -> LayerKv:
-        """What the layer stores of each token."""
+        """The KV that the layer stores for each token."""
         return self._attention.kv
 
     def forward(self, residual: Tensor, delta: Tensor | None, rotation: Rotation, attention: Attention) -> Tensor:
@@ -110,7 +110,7 @@ class Decoder:
 
     @property
     def layer_kvs(self) -> tuple[LayerKv, ...]:
-        """What each layer stores of a token, which is what a KV pool for this model must hold."""
+        """The KV that each layer stores for a token; a KV pool for this model must have room for it."""
         return tuple(layer.kv for layer in self._layers)
 
     def parameters(self) -> Iterator[Parameter]:

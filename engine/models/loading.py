@@ -1,8 +1,7 @@
 """Weights as a stream: safetensors shards straight into the parameters of a model, each piece to its place.
 
 Owns the completeness check: a load that returns has written every element of every parameter exactly once, and has used
-every tensor of the files. What the parameters are, and which tensors they are made of, the model's parts say
-(`Parameter`).
+every tensor of the files. The model's parts define the parameters and the tensors that they are made of (`Parameter`).
 
 Invariant: each problem is a `ModelLoadError` with the names of the tensors or files in it. Names, shapes, dtypes and
 file sizes are all checked before the first byte is copied.

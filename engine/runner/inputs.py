@@ -44,7 +44,7 @@ class StepInputs:
 
 
 def read_inputs(step: Step, sampled_rows: Mapping[RequestKey, int]) -> StepInputs:
-    """What the device needs of the step's tokens; `sampled_rows` are the rows of the step before, by request.
+    """The step's tokens as inputs of the device; `sampled_rows` are the rows of the step before, by request.
 
     Raises `TokenUnknown`.
     """

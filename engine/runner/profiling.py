@@ -51,8 +51,8 @@ def profile(
 ) -> None:
     """Compute one worst step: `max_num_batched_tokens` tokens, of which `max_num_seqs` (or all) sample one.
 
-    Done when it returns. `attention` takes the place of `StorelessAttention`. What it allocates is freed again; peak
-    memory is the caller's to read. Staging memory is part of it.
+    The step is finished on return. `attention` takes the place of `StorelessAttention`. All memory is freed again, so
+    the caller reads the peak. Staging memory is part of it.
     """
     num_tokens, num_rows = limits.max_num_batched_tokens, limits.max_decodes
     staging = device.staging(staging_bytes(limits))

@@ -44,7 +44,7 @@ _NOISE_KEY = struct.Struct("<qqq")
 
 
 class SampledRequest(Protocol):
-    """What sampling reads of a request; `ScheduledRequest` has it."""
+    """The fields of a request that sampling reads; `ScheduledRequest` has them."""
 
     @property
     def key(self) -> RequestKey:
@@ -207,7 +207,7 @@ def plan_sampling(
 
 
 class _Room:
-    """What is left of `CHANGE_BYTES`."""
+    """Gives out `CHANGE_BYTES` of staging memory until they are used up."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging

@@ -112,7 +112,7 @@ class SampledToken(NamedTuple):
 
 
 class RequestOutput(NamedTuple):
-    """What a step did for one request.
+    """The output of a step for one request.
 
     `token` is the token sampled, if any, the `output_index`-th of the output. `finish_reason` is "" unless it ended the
     request; `has_left` also when it leaves because only its first token was wanted, or because it `has_failed`: a token

@@ -35,7 +35,7 @@ class EventWriter:
         self._timer.cancel()
 
     async def write(self, events: bytes) -> None:
-        """Raises `ConnectionError`, or is cancelled, when the client is gone or takes nothing."""
+        """Send `events`. Raises `ConnectionError`, or is cancelled, when the client is gone or reads nothing."""
         self._writing_since_s = self._loop.time()
         if not self.has_begun:
             await self._begin()
@@ -66,5 +66,5 @@ class EventWriter:
         if now_s < due_s:
             self._timer = self._loop.call_at(due_s, self._check)
         elif self._http.transport is not None:
-            _log.debug("a client took nothing for %g s", WRITE_TIMEOUT_S)
+            _log.debug("a client read nothing for %g s", WRITE_TIMEOUT_S)
             self._http.transport.abort()

@@ -30,7 +30,7 @@ _LINE_BREAKS = str.maketrans({"\u0085": "\\u0085", "\u2028": "\\u2028", "\u2029"
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """What all parts of one answer share. `created` is in seconds since 1970."""
+    """The members that all parts of one answer share. `created` is in seconds since 1970."""
 
     reply_id: str
     created: int
@@ -63,7 +63,7 @@ class ReplyStream(Protocol):
     """Renders one streamed answer of either endpoint, event by event."""
 
     def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
-        """What comes before the first text of choice `index`; may be nothing."""
+        """The event before the first text of choice `index`; may be empty."""
         ...
 
     def chunk(self, index: int, delta: TextDelta) -> bytes:

@@ -1,4 +1,4 @@
-"""What a client may send: the chat and completions requests of the OpenAI interface, with the extensions users expect.
+"""The chat and completions requests of the OpenAI interface, as clients may send them, with the usual extensions.
 
 Owns names, types and defaults of the fields, and which combinations make no sense. Ranges of sampling parameters are
 not repeated here: `decoding_params()` builds a `DecodingParams`, whose construction is the one validator. Does not know
@@ -110,7 +110,7 @@ class Message(_Strict):
 
 
 class _GenerationRequest(_Strict):
-    """What both endpoints share."""
+    """The fields that both endpoints share."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME)]
     stream: bool = False
@@ -160,7 +160,7 @@ class _GenerationRequest(_Strict):
         return "max_tokens", self.max_tokens
 
     def decoding_params(self) -> DecodingParams:
-        """What nodes need to know, for choice 0. Raises `InvalidRequest` for a value that is out of range.
+        """The parameters for nodes, of choice 0. Raises `InvalidRequest` for a value that is out of range.
 
         `seed` stays None when the client gave none; `max_tokens` None means up to the end of the context.
         """
@@ -189,7 +189,7 @@ class _GenerationRequest(_Strict):
             raise InvalidRequest(error.message.replace("max_tokens", limit_name, 1), limit_name, error.code) from None
 
     def text_options(self) -> TextOptions:
-        """What concerns the text of a choice."""
+        """The options that concern the text of a choice."""
         return TextOptions(self.stop, self.include_stop_str_in_output, self.skip_special_tokens, self.min_tokens)
 
 

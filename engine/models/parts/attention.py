@@ -56,7 +56,7 @@ class GroupedQueryAttention:
         )
 
     def __call__(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        """What the layer's attention adds to the residual stream, [T, E] of x [T, E]."""
+        """The attention's summand for the residual stream, [T, E] of x [T, E]."""
         num_tokens = x.shape[0]
         fused = self._qkv(x).view(num_tokens, *self._fused_shape)
         # q and k are neighbours in the fused output: norm and rotation take both in one call.

@@ -20,7 +20,7 @@ from engine.models.shard import Shard
 
 @dataclass(frozen=True, slots=True)
 class PartSetup:
-    """What all parts of one model on one device share. `shard`: this rank's share of the divided weights."""
+    """The values that all parts of one model on one device share. `shard`: this rank's share of the divided weights."""
 
     dtype: torch.dtype
     device: torch.device
@@ -36,7 +36,7 @@ class Part(Protocol):
     """A piece of a model that owns parameters."""
 
     def parameters(self) -> Iterator[Parameter]:
-        """What has to be loaded before it computes. Only before `pack`."""
+        """The parameters, which must be loaded before the part computes. Only before `pack`."""
         ...
 
     def pack(self) -> None:
