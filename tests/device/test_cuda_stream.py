@@ -20,7 +20,7 @@ _GPU = torch.device("cuda", 1)
 
 
 class Cuda:
-    """Writes down what it is asked for. `refusal`: the error of the runtime; `is_lost`: events raise."""
+    """Records the calls it gets. `refusal`: the error of the runtime; `is_lost`: events raise."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []

@@ -17,7 +17,7 @@ from device.notices import MAX_NOTICES, NoticeThread
 
 
 class NativeEvent:
-    """Stands for torch's event: passes when it is told to. `error` is raised by whoever asks, as CUDA does for what
+    """Stands for torch's event: passes when the test says so. `error` is raised by a query, as CUDA does for what
     failed before.
     """
 

@@ -54,7 +54,7 @@ class Launched:
 
 @dataclass
 class ListeningLeg:
-    """Notes what it is told, in order."""
+    """Records the calls of the loop, in order."""
 
     core: EngineCore
     heard: list[str] = field(default_factory=list)

@@ -34,7 +34,7 @@ def start() -> Iterator[Start]:
 
 
 def until_gone(pid: int) -> None:
-    """Poll, because nothing tells a stranger when a process is gone."""
+    """Poll, because a process that is not the parent gets no notice when a process ends."""
     deadline_s = time.monotonic() + WAIT_S
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline_s, "still there"

@@ -1,4 +1,5 @@
-"""The router's end of the control connections: who is let in, what is thrown away, who is taken for dead."""
+"""The router's end of the control connections: which nodes may join, which messages are dropped, which nodes are
+lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several requests are given reaches the one who takes it together, in order, and the error after it."""
+"""Deliveries of several requests reach the taker together and in order, and the error comes after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client that asks for it is told of its request's way, and when it is told nothing."""
+"""The timings of a request for a client that asks for them, and the cases in which there are none."""
 
 from __future__ import annotations
 

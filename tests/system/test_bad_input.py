@@ -1,4 +1,4 @@
-"""Mistakes of clients and operators, met by real programs: a clear answer, and everybody else goes on."""
+"""Real programs answer mistakes of clients and operators clearly, and all other requests go on."""
 
 from __future__ import annotations
 

@@ -260,9 +260,7 @@ def test_rows_without_truncation_are_not_sorted() -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 200, 1000])
-def test_changes_that_do_not_fit_the_staging_memory_are_made_too(
-    num_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_that_do_not_fit_the_staging_are_made_too(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = random.Random(num_bytes)
     logits, requests = choose_logits(choose, 25), [choose_request(choose) for _ in range(25)]
     expected = sample_rows(logits, requests, HostDevice())
