@@ -143,4 +143,4 @@ def _wait_out(running: RunningStep) -> None:
     except DeviceFailed:
         raise
     except Exception as error:  # the failure that made it useless is reported
-        _log.warning("a step beside one that failed has failed too: %s", error)
+        _log.warning("the step after a failed step has failed too: %s", error)

@@ -1,4 +1,4 @@
-"""The heartbeat: says once a second that this process lives, from a thread of its own.
+"""The heartbeat: a thread that tells the router once a second that this process lives.
 
 Owns a thread and a socket to the router. It reports the engine's last published status and how long ago the engine loop
 last completed a round, so a router can tell a busy node from a stuck one and a stuck one from a dead one.

@@ -94,7 +94,7 @@ class RouterLink:
         try:
             self.socket.send(NODE_TO_ROUTER.encode(message), zmq.NOBLOCK)
         except zmq.Again:
-            _log.warning("the router takes no messages, %s dropped", type(message).__name__)
+            _log.warning("the queue to the router is full: %s dropped", type(message).__name__)
 
     def send_tokens(self, events: Sequence[TokenEvent]) -> None:
         """One message for all requests of a step."""
@@ -131,7 +131,7 @@ class RouterLink:
         self.send(replace(self._hello, status=self._status()))
 
     def _meet(self, message: Welcome | Ping | Introduce) -> bool:
-        """Take note of a router; True when it is another one than before."""
+        """Remember the router's epoch; returns True when it differs from the last one."""
         is_new = self._router_epoch is not None and message.router_epoch != self._router_epoch
         self._router_epoch = message.router_epoch
         if isinstance(message, Introduce):

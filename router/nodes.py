@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Node:
-    """One life of a node. `load` is counted here, so that it is right before the node has heard of a request."""
+    """One life of a node, named by its epoch. `load` counts legs, also those that the node has not received yet."""
 
     hello: Hello
     heard_s: float
@@ -35,7 +35,7 @@ class Node:
 
     @property
     def epoch(self) -> int:
-        """What identifies this life."""
+        """The random number that identifies this life."""
         return self.hello.epoch
 
     @property
@@ -92,7 +92,7 @@ class NodeRegistry:
         return earlier
 
     def heartbeat(self, beat: Heartbeat, now_s: float) -> bool:
-        """Note that a node lives. False when it is unknown."""
+        """Record that a node lives. False when it is unknown."""
         node = self._nodes.get(beat.epoch)
         if node is None:
             return False

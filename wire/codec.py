@@ -298,7 +298,7 @@ def _split(hint: Any) -> tuple[Any, Bounds | Length | Packed | None]:
 
 
 def _scalar(path: str, hint: Any, constraint: Any) -> Any:
-    """The type of a scalar with its bounds, in msgspec's words."""
+    """The msgspec type of a scalar with its bounds."""
     if hint is bool:
         return bool
     if hint is int:

@@ -33,7 +33,7 @@ ReportProgress: TypeAlias = Callable[[int, int], None]
 
 
 class NotedStaging:
-    """A `Staging` that notes where everything lies. Only puts go through it."""
+    """A `Staging` that records the addresses of what is put. Only `put` may be called."""
 
     def __init__(self, staging: Staging) -> None:
         self.addresses: list[int] = []

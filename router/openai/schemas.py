@@ -288,7 +288,7 @@ def _check_content_type(content_type: str | None) -> None:
 
 
 def _invalid_request(details: ErrorDetails) -> InvalidRequest:
-    """pydantic's first finding in the client's words."""
+    """Turns pydantic's first error into an `InvalidRequest` with the client's spelling of the field."""
     context: dict[str, Any] = details.get("ctx", {})
     param = ""
     for part in (*details["loc"], *context.get("path", ())):

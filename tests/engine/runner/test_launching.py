@@ -140,7 +140,7 @@ def test_a_pending_token_that_no_step_samples_is_an_error(decoder: Decoder) -> N
     runner.launch(Step((scheduled(B, 0, 2, [5, 6], 2, [1], GREEDY),)))
     with pytest.raises(TokenUnknown, match=r"token 2 of .*-a'"):
         runner.launch(Step((scheduled(A, 2, 1, [5, 6, PENDING_TOKEN], 2, [0], GREEDY),)))
-    # the step that could not be launched takes nothing away, one that samples nothing does
+    # a step that could not be launched leaves the sampled tokens in place, a step that samples nothing does not
     follower = scheduled(B, 2, 1, [5, 6, PENDING_TOKEN], 2, [1], GREEDY)
     assert runner.launch(Step((follower,))).result().keys() == {B}
     assert runner.launch(Step((scheduled(C, 0, 1, [5, 6], 2, [2], GREEDY),))).result() == {}
@@ -149,7 +149,7 @@ def test_a_pending_token_that_no_step_samples_is_an_error(decoder: Decoder) -> N
 
 
 def test_a_pending_token_may_end_a_longer_share(decoder: Decoder) -> None:
-    """The prompt computed again together with the token that is being sampled."""
+    """The prompt is computed again, together with the pending token."""
     tokens = []
     for device in (HostDevice(), EmulatedDevice()):
         runner = make_runner(decoder, device, make_kv(decoder))
