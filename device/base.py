@@ -23,7 +23,7 @@ Array: TypeAlias = npt.NDArray[Any]
 _Outputs = TypeVar("_Outputs")
 
 STEP_TIMEOUT_S = 120.0
-"""How long one step may take on a device before the device counts as lost."""
+"""The time that one step may take on a device before the device counts as lost."""
 
 
 class DeviceFailed(BatonError):
@@ -67,7 +67,7 @@ class Graph(Protocol):
     """A recorded sequence of operations over fixed addresses."""
 
     def replay(self) -> None:
-        """Issue all of it again, reading whatever its inputs hold then."""
+        """Issue all operations again; they read what the inputs hold at that time."""
         ...
 
 
@@ -85,7 +85,7 @@ class Device(Protocol):
     records: bool
 
     def staging(self, num_bytes: int) -> Staging:
-        """Staging memory for steps of at most so many bytes."""
+        """Staging memory for steps of at most `num_bytes` bytes."""
         ...
 
     def record(self, run: Callable[[], _Outputs]) -> tuple[Graph, _Outputs]:
@@ -109,7 +109,8 @@ class Device(Protocol):
         ...
 
     def guard(self) -> AbstractContextManager[None]:
-        """Around whatever issues work: an error after which the device computes nothing more becomes `DeviceFailed`."""
+        """A context for code that issues work: an error after which the device cannot compute becomes
+        `DeviceFailed`."""
         ...
 
     def synchronize(self) -> None:

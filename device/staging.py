@@ -1,4 +1,4 @@
-"""Where the arrays of a step lie in staging memory: one after another, each at an aligned offset.
+"""The places of a step's arrays in staging memory: one after another, each at an aligned offset.
 
 Owns the arithmetic, and how bytes are seen as values. The same sequence of dtypes and capacities gets the same offsets,
 whatever the lengths.
@@ -46,7 +46,7 @@ class StagingLayout:
         self._next = self.num_used_bytes = 0
 
     def place(self, values: Array, capacity: int) -> Place:
-        """Where `values` [n] go, with room for `capacity` of them. Raises `ValueError`.
+        """The place of `values` [n], with room for `capacity` of them. Raises `ValueError`.
 
         Room behind the last value need not be copied: see `num_used_bytes`.
         """

@@ -1,4 +1,4 @@
-"""The order in which transfers use a device, beside the engine's: copies, computations, and events to wait for.
+"""A stream: an order of work on a device. Transfers have their own, beside the engine's, for copies and checksums.
 
 Owns the contract and its version for the host. Knows no blocks.
 
@@ -24,7 +24,7 @@ from device.pinning import HostPin, Pin
 
 HostBytes: TypeAlias = npt.NDArray[np.uint8]
 COPY_TIMEOUT_S = 10.0
-"""How long what was issued for a transfer may take before the device counts as lost."""
+"""The time that work of a transfer may take before the device counts as lost."""
 
 
 class Stream(Protocol):

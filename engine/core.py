@@ -115,7 +115,7 @@ class EngineCore:
         self._scheduler.add(request)
 
     def check_size(self, num_tokens: int) -> None:
-        """Raise `ContextLengthExceeded` when so many known tokens leave no room for output."""
+        """Raise `ContextLengthExceeded` when `num_tokens` known tokens leave no room for output."""
         self._scheduler.limits.check_size(num_tokens)
 
     def _require_new(self, key: RequestKey) -> None:

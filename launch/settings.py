@@ -38,7 +38,7 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Everything `baton serve` was told, one value per program."""
+    """All settings of a `baton serve`, one value per program."""
 
     serve: ServeSettings
     router: RouterSettings

@@ -20,7 +20,7 @@ from program.events import Event, Ready, parse_event
 MAX_LINE_BYTES = 64 * 1024
 """A longer line is passed on in pieces."""
 DRAIN_TIMEOUT_S = 1.0
-"""How long a dead child's pipes are read, should something outside its process group keep them open."""
+"""The time for which a dead child's pipes are read, should a process outside its group keep them open."""
 ERROR_PREFIX = "error: "
 
 
@@ -52,7 +52,7 @@ class Exited:
     error: str
 
     def describe(self) -> str:
-        """How it ended, in words."""
+        """The end of the process in words."""
         return self.error or describe_end(self.status)
 
 

@@ -49,7 +49,7 @@ class Leg(Protocol):
         ...
 
     def cancel(self, key: RequestKey, now_s: float) -> None:
-        """Stop an attempt in whatever state. Harmless when unknown."""
+        """Stop an attempt in any state. Harmless when it is unknown."""
         ...
 
     def cancel_all(self, now_s: float) -> None:

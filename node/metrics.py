@@ -73,7 +73,7 @@ class StepCounters:
 
 
 class HandoffTimes:
-    """How long handoffs took: the whole, and the part after the prompt was computed."""
+    """Histograms of the duration of handoffs: the whole, and the part after the prompt was computed."""
 
     def __init__(self) -> None:
         self._transfer = Histogram(

@@ -33,7 +33,8 @@ def main() -> None:
     parent_pid, module = int(sys.argv[1]), sys.argv[2]
     if parent_pid:
         die_with(parent_pid)
-    # -P keeps the working directory, where a folder may be called `router` too, off the path; ours comes first.
+    # -P keeps the working directory off the path, which may contain another folder `router`; Baton's folder comes
+    # first.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     sys.argv = [module, *sys.argv[3:]]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -32,7 +32,7 @@ import xxhash
 from wire.errors import InvalidMessage, Refused
 
 PROTOCOL_VERSION = 5
-"""How the versions differ.
+"""The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.
 2: blocks are verified as they arrive (Pushed), damaged ones are sent again (Resend), the kind of checksum is agreed on,

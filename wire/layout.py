@@ -31,7 +31,7 @@ class LayerKv:
     """The KV that one layer stores for each token, and how far back its attention reads.
 
     `kind` says what is stored. `key_value`: a key and a value of `head_dim` elements for each of `num_kv_heads` heads.
-    `window`: a token attends to at most so many tokens, itself included; None: to all before it.
+    `window`: a token attends to at most this number of tokens, itself included; None: to all before it.
     """
 
     num_kv_heads: _Count
@@ -104,7 +104,7 @@ class KvLayout:
 
     @property
     def layer_ends(self) -> tuple[int, ...]:
-        """Where each layer of a block ends, in bytes from the begin of the block."""
+        """The end of each layer in a block, in bytes from the begin of the block."""
         return tuple(accumulate(self.layer_bytes(kv) for kv in self.layers))
 
     def layer_bytes(self, kv: LayerKv) -> int:

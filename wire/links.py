@@ -48,7 +48,7 @@ class ClusterKey:
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """How sockets are opened. `max_message_bytes` bounds each received frame."""
+    """Options of sockets. `max_message_bytes` bounds each received frame."""
 
     cluster_key: ClusterKey | None = None
     max_message_bytes: int = MAX_MESSAGE_BYTES + 64

@@ -125,7 +125,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPeer:
-    """Where a decode node finds the prefill node of one request."""
+    """The prefill node of one request, and the address at which the decode node reaches it."""
 
     node_id: _Name
     epoch: U64

@@ -1,4 +1,4 @@
-"""Which attention backend a model gets on a device.
+"""Chooses the attention backend of a model on a device.
 
 Owns the setting `--attention-backend`, its refusals and its one log line. A backend's memory is known before the KV
 pool is sized: a choice is made of shapes alone, and built when the KV pool is there.

@@ -369,7 +369,7 @@ def _packed(block_table: Sequence[int]) -> BlockTable:
 
 
 def _starts(counts: Array) -> Array:
-    """Where each run of `counts` items begins, and the end of the last: int32 [len(counts) + 1]."""
+    """The first index of each run of `counts` items, and the end of the last run: int32 [len(counts) + 1]."""
     starts = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     return starts

@@ -114,7 +114,7 @@ class Decoder:
         return tuple(layer.kv for layer in self._layers)
 
     def parameters(self) -> Iterator[Parameter]:
-        """Everything that loading fills. Only before `pack`."""
+        """All parameters, which loading fills. Only before `pack`."""
         for part in self._parts():
             yield from part.parameters()
 

@@ -1,4 +1,4 @@
-"""Decode steps as recorded graphs: one per batch size, replayed with whatever the staging memory holds.
+"""Decode steps as recorded graphs: one per batch size, which is replayed with the inputs in the staging memory.
 
 Owns the recorded batch sizes and the padding of a batch to one of them. A graph holds everything from pending tokens
 and embedding to logits; sampling runs behind it, since its operations differ from step to step.

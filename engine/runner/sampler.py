@@ -43,7 +43,7 @@ class Sampler:
         self._eos_token_ids = [token_id for token_id in sorted(eos_token_ids) if token_id < vocab_size]
 
     def plan(self, requests: Sequence[SampledRequest], staging: Staging, max_num_rows: int = 0) -> SamplingPlan:
-        """Everything about `requests`, one per row, that sampling needs, staged with room for `max_num_rows` rows.
+        """Stage what sampling needs of `requests`, one per row, with room for `max_num_rows` rows.
 
         The caller calls `stage_changes` of the plan before it uploads `staging` and samples.
         """

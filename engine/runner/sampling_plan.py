@@ -38,7 +38,7 @@ from wire.sampling import DecodingParams
 CHANGE_BYTES = 4 * 2**20
 """Room in staging memory for the changed logits of a step, some 350,000 of them."""
 NARROW_WIDTH = 1024
-"""A row that needs at most so many of its best tokens in order is not sorted."""
+"""A row that needs at most this number of its best tokens in order is not sorted."""
 
 _NOISE_KEY = struct.Struct("<qqq")
 
@@ -58,12 +58,12 @@ class SampledRequest(Protocol):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """How many of them are prompt."""
+        """The number of tokens at the beginning that are prompt."""
         ...
 
     @property
     def params(self) -> DecodingParams:
-        """How the next one is chosen."""
+        """The parameters by which the next token is sampled."""
         ...
 
 
@@ -86,9 +86,9 @@ class Changes:
 class SampleGroup:
     """R rows that are sampled by the same operations.
 
-    `width`: sampling looks at so many of a row's best tokens, in order; 0: at all tokens, in the order of their ids.
-    rows, top_k: [R] int64. `first_row` is the first of neighbouring rows, -1 when they are none.
-    parameters: [4, R] float64: temperature, noise, top-p (infinite: off), min-p.
+    `width`: the number of a row's best tokens that sampling looks at, in order; 0: all tokens, in the order of their
+    ids. rows, top_k: [R] int64. `first_row` is the first of neighbouring rows, -1 when they are none. parameters: [4,
+    R] float64: temperature, noise, top-p (infinite: off), min-p.
     """
 
     width: int
@@ -153,7 +153,7 @@ def uniform_noise(seed: int, choice: int, position: int) -> float:
 
 
 def sampling_bytes(max_num_rows: int) -> int:
-    """Staging memory that `plan_sampling` needs at most for so many rows."""
+    """Staging memory that `plan_sampling` needs at most for `max_num_rows` rows."""
     return staged_bytes(3 * max_num_rows, np.int64) + staged_bytes(4 * max_num_rows, np.float64) + CHANGE_BYTES
 
 

@@ -93,7 +93,7 @@ class LiveRequests:
             self._waiting.appendleft(request)
 
     def waiting_holders(self) -> list[Request]:
-        """Those that wait and hold blocks already."""
+        """The waiting requests that hold blocks already."""
         return [request for request in self._waiting if request.block_table]
 
     def by_age(self) -> tuple[list[Request], list[Request]]:

@@ -59,13 +59,13 @@ class Request:
 
     @property
     def awaits_last_token(self) -> bool:
-        """Whether the token that is being sampled for it, whatever it is, will be its last."""
+        """Whether the token that a step in flight samples for it is its last, whichever token that is."""
         if not self.num_pending_tokens:
             return False
         return self.first_token_only or self.is_full(len(self.token_ids))
 
     def is_full(self, num_tokens: int) -> bool:
-        """Whether so many tokens are as many as it may have."""
+        """Whether `num_tokens` tokens are the most that the request may have."""
         max_tokens = self.params.max_tokens
         if max_tokens is not None and num_tokens - self.num_prompt_tokens >= max_tokens:
             return True

@@ -53,7 +53,7 @@ class SchedulerLimits:
     vocab_size: int = 2**32
 
     def check_size(self, num_tokens: int) -> None:
-        """Raise `ContextLengthExceeded` when so many tokens leave no room for output, `InvalidRequest` for none."""
+        """Raise `ContextLengthExceeded` when `num_tokens` leave no room for output, `InvalidRequest` when it is 0."""
         if num_tokens < 1:
             raise InvalidRequest("a request needs at least one token", "prompt")
         if num_tokens >= self.max_request_tokens:

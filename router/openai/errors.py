@@ -34,7 +34,7 @@ UNAVAILABLE, SERVER = "service_unavailable_error", "server_error"
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """How one class of errors looks from outside. `shows_message`: whether its own sentence is for clients."""
+    """The HTTP answer to one class of errors. `shows_message`: whether clients may see the error's own message."""
 
     status: int
     type: str
@@ -61,7 +61,7 @@ HTTP_OF: dict[type[BatonError], HttpError] = {
     ChildFailed: _INTERNAL,
 }
 
-# errors of the HTTP layer itself, which no exception of ours stands for: status -> (type, code, sentence)
+# errors of the HTTP layer, for which Baton has no exception of its own: status -> (type, code, message)
 _HTTP_LAYER: dict[int, tuple[str, str, str]] = {
     400: (INVALID, "bad_request", "the request is not valid HTTP"),
     401: (INVALID, "invalid_api_key", "the API key is missing or wrong: send 'Authorization: Bearer KEY'"),

@@ -1,4 +1,4 @@
-"""From a validated request to prompt token ids: chat template and tokenizer, off the event loop when it takes long.
+"""Turns validated requests into token ids by chat template and tokenizer, off the event loop when that takes long.
 
 Owns the checkpoint's text side. Knows no nodes and no HTTP.
 """

@@ -151,7 +151,7 @@ class _GenerationRequest(_Strict):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many alternatives to report beside each token; None: no log probabilities at all."""
+        """The number of alternatives to report beside each token; None: no log probabilities at all."""
         raise NotImplementedError
 
     @property

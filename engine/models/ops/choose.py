@@ -1,4 +1,4 @@
-"""Which operations a decoder gets on a device.
+"""Chooses the operations of a decoder on a device.
 
 In torch, each operation between two products is several GPU kernels, which take longer to start than to run: a decoder
 spends most of its time there when a step has one token. `triton_ops.py` has each operation as one kernel.
