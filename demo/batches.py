@@ -1,4 +1,4 @@
-"""What the demo model sees of its texts: the tokenizer, and the rows of tokens of each training step.
+"""The training data of the demo model: the tokenizer, and the rows of tokens of each training step.
 
 The texts, their order and the batches depend on the seed only. A row comes with a mark for each token that counts in
 the loss: what the assistant says, and plain text. Knows no model.

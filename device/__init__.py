@@ -1,1 +1,1 @@
-"""Where tensors live and steps run: the host's cores, or a GPU."""
+"""Devices, which hold tensors and run steps: the host's cores, or a GPU."""

@@ -1,4 +1,4 @@
-"""What a runner needs of a device beyond tensors: inputs in one copy, recorded graphs, results brought to the host.
+"""The contract between a runner and its device: inputs in one copy, recorded graphs, results brought to the host.
 
 Owns nothing but the contract. A device has one order of work, the *stream* of the engine's thread: everything issued on
 it happens in the order of issue, perhaps later than the call that issued it. The host learns what has happened by
@@ -23,11 +23,11 @@ Array: TypeAlias = npt.NDArray[Any]
 _Outputs = TypeVar("_Outputs")
 
 STEP_TIMEOUT_S = 120.0
-"""How long one step may take on a device before the device counts as lost."""
+"""The time that one step may take on a device before the device counts as lost."""
 
 
 class DeviceFailed(BatonError):
-    """The device cannot compute any more, and nothing that its memory holds may be relied on: end the process."""
+    """The device cannot compute any more, and the content of its memory must not be used: end the process."""
 
     code = "internal_error"
 
@@ -40,7 +40,7 @@ class Staging(Protocol):
     """
 
     def begin(self) -> None:
-        """Start over with a new step; waits until the device has taken what the last upload brought."""
+        """Begin a new step; waits until the device has finished the last upload."""
         ...
 
     def put(self, values: Array, capacity: int = 0) -> Tensor:
@@ -51,12 +51,12 @@ class Staging(Protocol):
         ...
 
     def upload(self) -> None:
-        """Send everything that was put. Not waited for."""
+        """Issue the copy of everything that was put, without waiting for it."""
         ...
 
 
 class HostCopy(Protocol):
-    """A copy of results that is on its way to the host."""
+    """A copy of results to the host that is in flight."""
 
     def wait(self, timeout_s: float = STEP_TIMEOUT_S) -> tuple[Array, ...]:
         """The values, once they are here. Raises `DeviceFailed` at the timeout, or when the device has failed."""
@@ -67,7 +67,7 @@ class Graph(Protocol):
     """A recorded sequence of operations over fixed addresses."""
 
     def replay(self) -> None:
-        """Issue all of it again, reading whatever its inputs hold then."""
+        """Issue all operations again; they read what the inputs hold at that time."""
         ...
 
 
@@ -75,8 +75,8 @@ class Device(Protocol):
     """One device, as the engine's thread uses it.
 
     `torch_device`: where tensors go. `has_own_memory`: transports of the host cannot read tensors in place.
-    `is_asynchronous`: the host may prepare a step while the last one runs. `records`: `record` works and gains
-    something.
+    `is_asynchronous`: the host may prepare a step while the last one runs. `records`: `record` works and makes steps
+    faster.
     """
 
     torch_device: torch.device
@@ -85,7 +85,7 @@ class Device(Protocol):
     records: bool
 
     def staging(self, num_bytes: int) -> Staging:
-        """Staging memory for steps of at most so many bytes."""
+        """Staging memory for steps of at most `num_bytes` bytes."""
         ...
 
     def record(self, run: Callable[[], _Outputs]) -> tuple[Graph, _Outputs]:
@@ -101,15 +101,16 @@ class Device(Protocol):
         ...
 
     def notify(self, call: Callable[[], None]) -> None:
-        """Have `call` called, on any thread, when everything issued so far has happened; in the order of notifies."""
+        """Call `call`, on any thread, once everything issued so far has happened. Calls keep the order of `notify`."""
         ...
 
     def settle(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
-        """Wait until all that `notify` was given has been called. Raises as `HostCopy.wait`."""
+        """Wait until every call that `notify` was given has returned. Raises as `HostCopy.wait`."""
         ...
 
     def guard(self) -> AbstractContextManager[None]:
-        """Around whatever issues work: an error after which the device computes nothing more becomes `DeviceFailed`."""
+        """A context for code that issues work: an error after which the device cannot compute becomes
+        `DeviceFailed`."""
         ...
 
     def synchronize(self) -> None:
@@ -117,5 +118,5 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """End what runs beside the engine's thread."""
+        """End the device's own threads."""
         ...

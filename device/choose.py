@@ -1,7 +1,7 @@
-"""From the setting `--device` to a device, and from a device to the stream that transfers use on it.
+"""Opens the device of the setting `--device`, and the stream that transfers use on a device.
 
-Owns the names, and the errors of those that this machine cannot honour. Modules of a device are imported when it is
-chosen.
+Owns the names, and the errors for devices that this machine does not have. The modules of a device are imported when it
+is chosen.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A CUDA device: pinned staging, CUDA graphs, results by event, and a thread that tells what has happened.
+"""A CUDA device: pinned staging, CUDA graphs, results by event, and a thread for notices.
 
 Owns the engine's stream (the current one of the thread that constructs it), the pool of memory that graphs share, and
 the notice thread. Knows no models.
@@ -40,13 +40,13 @@ class CudaStaging:
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._memory = StagedMemory(self._pinned, self._device)
         self._taken = CudaEvent()
-        self._is_under_way = False
+        self._is_in_flight = False
 
     def begin(self) -> None:
         """See `Staging.begin`. Raises `DeviceFailed`."""
-        if self._is_under_way:
+        if self._is_in_flight:
             self._taken.wait(STEP_TIMEOUT_S)
-            self._is_under_way = False
+            self._is_in_flight = False
         self._memory.layout.reset()
 
     def put(self, values: Array, capacity: int = 0) -> Tensor:
@@ -58,7 +58,7 @@ class CudaStaging:
         num_bytes = self._memory.layout.num_used_bytes
         self._device[:num_bytes].copy_(self._pinned[:num_bytes], non_blocking=True)
         self._taken.record()
-        self._is_under_way = True
+        self._is_in_flight = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class CudaDevice:
         next one recorded.
         """
         graph = torch.cuda.CUDAGraph()
-        # other threads may use CUDA meanwhile: only calls of this one can spoil the recording
+        # other threads may use CUDA meanwhile: only calls of this one can make the recording fail
         with (
             _without_collection(),
             torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"),
@@ -148,7 +148,8 @@ class CudaDevice:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Destructors of garbage (graphs, events, pinned memory of an earlier engine) may call what spoils a recording."""
+    """Destructors of garbage (graphs, events, pinned memory of an earlier engine) may make calls that a recording
+    forbids."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -32,12 +32,12 @@ def is_in_one_allocation(address: int, device_index: int) -> bool:
 
 
 def synchronize(device_index: int) -> None:
-    """Wait for all work that this process has given the device, on whatever stream."""
+    """Wait for all work that this process has issued on the device, on any stream."""
     torch.cuda.synchronize(device_index)
 
 
 def gpu_identity(device: torch.device) -> str:
-    """The name of a GPU that no other in the world has."""
+    """The globally unique name of a GPU."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 

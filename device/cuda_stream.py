@@ -73,7 +73,7 @@ class CudaStream:
         return array
 
     def pin(self, region: HostBytes) -> Pin:
-        """See `Stream.pin`. Memory that the driver does not take is used as it is: slower, and right all the same."""
+        """See `Stream.pin`. Memory that the driver refuses is used without a pin: that is slower, and still correct."""
         runtime = self._cuda.cudart()
         with self._cuda.device(self._device):
             error = int(runtime.cudaHostRegister(region.ctypes.data, region.nbytes, _PORTABLE))

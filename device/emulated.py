@@ -1,9 +1,9 @@
 """A device made of the host's cores that behaves like a GPU where correctness depends on it.
 
 Owns: staging memory with fixed addresses that is really copied, graphs that replay recorded operations on the tensors
-they were recorded with, results that are taken when they are fetched, and notices that come late. Whoever uses a view
-before its upload, bakes a value into a graph, asks for one while recording, or does not wait for notices, computes
-something else here than on a plain host, or is refused. That makes the code paths of a GPU testable without one.
+they were recorded with, results that are taken when they are fetched, and notices that come late. Code that uses a view
+before its upload, bakes a value into a graph, asks for a value while recording, or does not wait for notices gets other
+results here than on a plain host, or an error. That makes the code paths of a GPU testable without one.
 
 It knows no CUDA. What it cannot show: races between host and device, since every operation is done when its call
 returns, and memory that a graph reuses for several of its intermediate results.
@@ -42,13 +42,12 @@ class EmulatedStaging:
     """See `Staging`: host memory, device memory, and one copy between them."""
 
     def __init__(self, num_bytes: int) -> None:
-        self.num_uploads = 0
         self._host = torch.zeros(num_bytes, dtype=torch.uint8)
         self._device = torch.full((num_bytes,), _POISON, dtype=torch.uint8)
         self._memory = StagedMemory(self._host, self._device)
 
     def begin(self) -> None:
-        """See `Staging.begin`. What the last step brought is gone."""
+        """See `Staging.begin`. The values of the last step are overwritten."""
         self._memory.layout.reset()
         self._device.fill_(_POISON)
 
@@ -60,7 +59,6 @@ class EmulatedStaging:
         """See `Staging.upload`."""
         num_bytes = self._memory.layout.num_used_bytes
         self._device[:num_bytes] = self._host[:num_bytes]
-        self.num_uploads += 1
 
 
 @dataclass(frozen=True, slots=True)

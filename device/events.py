@@ -1,7 +1,7 @@
 """Points in the order of a stream: recorded there, asked about and waited for by the host, always with a deadline.
 
-Owns how the host waits for a GPU, and how an error of CUDA is told. Used by the engine's device and by the stream of
-transfers alike.
+Owns how the host waits for a GPU, and how errors of CUDA are described. Used by the engine's device and by the stream
+of transfers alike.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class CudaEvent:
 
 
 def describe_error(error: Exception) -> str:
-    """The first line of an error, and of the one before it: a recording that is spoiled, or a device that is gone, says
-    so at a later call, and nothing of why.
+    """The first line of an error, and of the one before it. A failed recording or a lost device raises at a later call,
+    with an error that does not name the cause.
     """
     before = error.__context__
     return _first_line(error) if before is None else f"{_first_line(error)} (after: {_first_line(before)})"

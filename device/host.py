@@ -17,7 +17,7 @@ _Outputs = TypeVar("_Outputs")
 
 
 class HostStaging:
-    """Nothing to bring anywhere: arrays become tensors."""
+    """See `Staging`: there is nothing to copy, so arrays become tensors in place."""
 
     def begin(self) -> None:
         """See `Staging.begin`."""

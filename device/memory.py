@@ -1,4 +1,4 @@
-"""A GPU's memory: readings of it, and what its lack means while an engine is built.
+"""A GPU's memory: readings of it, and the error for a GPU that has too little for an engine.
 
 Owns the readings, which are plain numbers. What they mean for the KV pool is `engine.pool_size`'s to say.
 """
@@ -25,7 +25,7 @@ class MemoryReading:
 
 
 def read_memory(device: torch.device) -> MemoryReading:
-    """The memory of a CUDA device now, with what torch only caches given back; `peak` since `reset_peak`."""
+    """The memory of a CUDA device now, after torch has freed what it only caches; `peak` since `reset_peak`."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return MemoryReading(total, free, torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device))

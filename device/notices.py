@@ -1,4 +1,4 @@
-"""The thread that tells what a device has done, for `Device.notify`.
+"""The notice thread, behind `Device.notify`: it makes calls once the device has reached a point in its work.
 
 Owns the notices that wait, at most `MAX_NOTICES`, and their order. Knows no device, only events to wait for.
 """
@@ -17,7 +17,7 @@ _CLOSE_S = 5.0
 
 
 class NoticeThread:
-    """Calls what it was given, in order, each when its event is passed. A failure of one ends all later ones.
+    """Makes the calls it was given, in order, each when its event is passed. When one fails, no later one is made.
 
     `begin` is called once, on the thread.
     """
@@ -33,7 +33,7 @@ class NoticeThread:
         self._thread.start()
 
     def add(self, event: Event, call: Callable[[], None]) -> None:
-        """By the engine's thread. Raises `DeviceFailed` when far too many wait."""
+        """Add a call; only the engine's thread may. Raises `DeviceFailed` when `MAX_NOTICES` wait."""
         try:
             self._waiting.put_nowait((event, call))
         except queue.Full:
@@ -41,7 +41,7 @@ class NoticeThread:
         self._num_added += 1
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until all that was added was called. Raises `DeviceFailed`."""
+        """Wait until every call that was added has returned. Raises `DeviceFailed`."""
         with self._changed:
             is_done = self._changed.wait_for(
                 lambda: self._failure is not None or self._num_called == self._num_added, timeout_s
@@ -52,7 +52,7 @@ class NoticeThread:
             raise DeviceFailed(f"notices of the device did not come within {timeout_s:g} s")
 
     def close(self) -> None:
-        """End the thread after what it has."""
+        """End the thread after the calls that it still has."""
         if self._thread.is_alive() and self._failure is None:
             self._waiting.put(None, timeout=_CLOSE_S)
             self._thread.join(_CLOSE_S)
@@ -67,7 +67,7 @@ class NoticeThread:
                 with self._changed:
                     self._num_called += 1
                     self._changed.notify_all()
-        except BaseException as error:  # whoever settles hears of it: nobody is above this thread
+        except BaseException as error:  # `settle` raises it, since no caller is above this thread
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()

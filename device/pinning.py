@@ -1,7 +1,7 @@
 """Host memory that a device copies from and to directly, for as long as a pin lasts.
 
-Owns the contract, and the pin of memory that no device has been told of. Imports no torch: pools in host memory need
-this too.
+Owns the contract, and the pin of memory that is not registered with any device. Imports no torch: pools in host memory
+need this too.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ class Pin(Protocol):
 
     @property
     def is_direct(self) -> bool:
-        """Whether it really may."""
+        """Whether the device really copies directly."""
         ...
 
     def close(self) -> None:
-        """The memory is about to go."""
+        """Unpin the memory; must be called before the memory is unmapped."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HostPin:
-    """See `Pin`: nothing was registered. The CPU copies from and to everything; a device's driver refused the memory
-    where it `is_direct` not.
+    """See `Pin`: nothing was registered. `is_direct` is true on the CPU, which reaches all memory, and false where a
+    device's driver refused the memory.
     """
 
     is_direct: bool = True
 
     def close(self) -> None:
-        """Nothing was done."""
+        """There is nothing to undo."""

@@ -1,4 +1,4 @@
-"""Where the arrays of a step lie in staging memory: one after another, each at an aligned offset.
+"""The places of a step's arrays in staging memory: one after another, each at an aligned offset.
 
 Owns the arithmetic, and how bytes are seen as values. The same sequence of dtypes and capacities gets the same offsets,
 whatever the lengths.
@@ -46,9 +46,9 @@ class StagingLayout:
         self._next = self.num_used_bytes = 0
 
     def place(self, values: Array, capacity: int) -> Place:
-        """Where `values` [n] go, with room for `capacity` of them. Raises `ValueError`.
+        """The place of `values` [n], with room for `capacity` of them. Raises `ValueError`.
 
-        What lies behind the last value that is there needs no copy: see `num_used_bytes`.
+        Room behind the last value need not be copied: see `num_used_bytes`.
         """
         if values.ndim != 1:
             raise ValueError(f"values of {values.ndim} dimensions cannot be staged")
@@ -87,5 +87,5 @@ def _as(memory: Tensor, dtype: np.dtype[np.generic]) -> Tensor:
 
 
 def staged_bytes(count: int, dtype: type[np.generic]) -> int:
-    """What an array of `count` values takes in staging memory."""
+    """The bytes that an array of `count` values takes in staging memory."""
     return -(-count * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT

@@ -1,4 +1,4 @@
-"""The order in which transfers use a device, beside the engine's: copies, computations, and events to wait for.
+"""A stream: an order of work on a device. Transfers have their own, beside the engine's, for copies and checksums.
 
 Owns the contract and its version for the host. Knows no blocks.
 
@@ -24,18 +24,19 @@ from device.pinning import HostPin, Pin
 
 HostBytes: TypeAlias = npt.NDArray[np.uint8]
 COPY_TIMEOUT_S = 10.0
-"""How long what was issued for a transfer may take before the device counts as lost."""
+"""The time that work of a transfer may take before the device counts as lost."""
 
 
 class Stream(Protocol):
-    """An order of work on one device. Used by one thread at a time: who makes it, then who has entered."""
+    """An order of work on one device. Used by one thread at a time: first by the one that constructs it, then by the
+    one that has called `enter`."""
 
     def enter(self) -> None:
         """Make the device the current one of the calling thread."""
         ...
 
     def current(self) -> AbstractContextManager[Any]:
-        """What the calling thread issues inside goes on this stream."""
+        """A context in which the calling thread issues work on this stream."""
         ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
@@ -61,15 +62,16 @@ class Stream(Protocol):
         ...
 
     def pin(self, region: HostBytes) -> Pin:
-        """Prepare host memory that stays, [num_bytes], for many copies. What cannot be pinned is used as it is."""
+        """Prepare long-lived host memory, [num_bytes], for many copies. Memory that cannot be pinned is used without a
+        pin."""
         ...
 
 
 def bind_thread(device: torch.device) -> None:
     """Make `device` the current one of the calling thread, before it makes or enters a stream there.
 
-    On a thread with another current device, choosing a stream and asking an event would open a context there, too: half
-    a GiB of somebody else's memory.
+    On a thread with another current device, choosing a stream and asking an event would open a context there, too,
+    which takes half a GiB of that device.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -1,7 +1,7 @@
-"""Puts an engine together: device, checkpoint, KV pool, scheduler, runner.
+"""Builds an engine: device, checkpoint, KV pool, scheduler, runner.
 
-Owns the order of these: on a GPU the pool gets what is left when weights are loaded and the largest step was computed,
-and graphs are recorded last. Everything it makes is handed out; it keeps nothing.
+Owns the order of these: on a GPU the pool gets the memory that is left after the weights were loaded and the largest
+step was computed, and graphs are recorded last. Everything built here is returned; the module has no state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OnProgress: TypeAlias = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine ready to step, and the facts others need about it. Whoever built it closes `device` at the end."""
+    """An engine ready to step, and facts about it. The caller of `build_engine` closes `device` at the end."""
 
     core: EngineCore
     memory: KvMemory
@@ -74,8 +74,8 @@ def build_engine(
 ) -> Engine:
     """Load the checkpoint and build an engine around it.
 
-    `allocate` gives the memory of a KV pool in host memory. `on_weights` hears of loaded bytes, `on_graphs` of recorded
-    graphs. Sets the number of torch threads of this process. Raises `ModelLoadError` and `InvalidSetting`.
+    `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
+    recorded graphs. Sets the number of torch threads of this process. Raises `ModelLoadError` and `InvalidSetting`.
     """
     device = open_device(settings.device)
     torch.set_num_threads(settings.num_threads or len(os.sched_getaffinity(0)))

@@ -1,4 +1,4 @@
-"""How long a request, and how large a step, an engine takes: what is known before any memory is measured.
+"""Capacity: how long a request and how large a step an engine takes, as far as it is known before memory is measured.
 
 Owns these settings' checks and the rules behind their "0: choose for me". The size of the pool follows in
 `engine.pool_size`.

@@ -1,14 +1,14 @@
-"""EngineCore: the verbs every program of Baton drives an engine with, and `step()`.
+"""EngineCore: the calls by which every program of Baton uses an engine, `step()` above all.
 
-Owns the blocks that are held for somebody outside the engine, and is the only place that moves blocks between them, the
-requests and the pool. Does not know which program drives it, where requests come from, or how KV travels: there are no
-roles in here.
+Owns the blocks that are held for handoffs, which belong to no request. It is the only place that moves blocks between
+handoffs, requests and the pool. Does not know which program uses it, where requests come from, or how KV travels: there
+are no roles in here.
 
-A block has an owner at every moment: the pool, a request, a step in flight, or the one it is held for. Requests become
-held blocks (`first_token_only`: they stay for whoever continues them elsewhere) and held blocks become requests
-(`add_reserved`: somebody else has written the KV). How long blocks are held is a lease of the program that asked for
-them: it calls `release`. Invariant, checked by `check`: blocks of requests, those held for others, and those that wait
-for a step in flight are exactly the pool's held blocks.
+Every block has an owner at every moment: the pool, requests, a step in flight, or a handoff. The blocks of a request
+pass to a handoff when it was added with `first_token_only`: they are held until another node has them. The blocks of a
+handoff pass to a request in `add_reserved`: another node has written the KV. The program that asked for held blocks
+decides how long they are held, by a lease, and calls `release`. Invariant, checked by `check`: blocks of requests,
+blocks of handoffs, and blocks that wait for a step in flight are together exactly the pool's held blocks.
 
 Scheduling is asynchronous where the runner allows it: a step is launched while the one before it is computed. At most
 two are in flight, and at most one between two calls of `step` (see `engine.steps_in_flight`).
@@ -34,7 +34,7 @@ from wire.sampling import DecodingParams
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks held for KV that somebody else will write.
+    """Blocks held for KV that another node will write.
 
     `block_table` covers all tokens; the blocks of its first `num_cached_tokens` tokens hold their KV already. The
     others, with their generations, are in `missing_block_ids` and `missing_generations`, in sequence order.
@@ -47,8 +47,8 @@ class Reservation:
     missing_generations: tuple[int, ...]
 
 
-def unwatched(step: Step) -> None:
-    """Nobody looks."""
+def watch_nothing(step: Step) -> None:
+    """A `StepWatch` for callers that do not follow layers."""
 
 
 class EngineCore:
@@ -102,8 +102,8 @@ class EngineCore:
         cache_salt: bytes = b"",
         first_token_only: bool = False,
     ) -> None:
-        """Compute and continue `token_ids`. With `first_token_only` the request leaves after one token and its blocks
-        are held until `release(key)`: somebody may be reading them, also when that token ended it.
+        """Compute and continue `token_ids`. With `first_token_only` the request leaves after one token, and its blocks
+        are held until `release(key)`, also when that token ended the request: a transfer may be reading them.
 
         `num_prompt_tokens` (default: all) says how many of them count as prompt; the rest are earlier output.
         Raises `ContextLengthExceeded` when it can never fit, `Overloaded` when the queue is full, `InvalidRequest` for
@@ -115,7 +115,7 @@ class EngineCore:
         self._scheduler.add(request)
 
     def check_size(self, num_tokens: int) -> None:
-        """Raise `ContextLengthExceeded` when so many known tokens leave no room for output."""
+        """Raise `ContextLengthExceeded` when `num_tokens` known tokens leave no room for output."""
         self._scheduler.limits.check_size(num_tokens)
 
     def _require_new(self, key: RequestKey) -> None:
@@ -123,8 +123,8 @@ class EngineCore:
             raise ValueError(f"{key!r} is in use already")
 
     def reserve(self, key: RequestKey, token_ids: Sequence[int], *, cache_salt: bytes = b"") -> Reservation | None:
-        """Hold blocks for the KV of `token_ids`, reusing what the prefix cache has. None when there is no room now,
-        or when a request of the engine itself waits for room: steady reservations must not starve it.
+        """Hold blocks for the KV of `token_ids`, reusing cached ones. Returns None when there is no room now, or when a
+        request of the engine itself waits for room, which steady reservations must not starve.
 
         Raises `ContextLengthExceeded` when there will never be room.
         """
@@ -184,23 +184,24 @@ class EngineCore:
         return block_table is not None
 
     def abort(self, key: RequestKey) -> bool:
-        """Drop a request in whatever state, with its blocks; those held for others stay. False when it is unknown.
+        """Drop a request in any state and release its blocks. Blocks held under its key are not released. Returns False
+        when there is no such request.
 
-        The key is free at once; what a step in flight samples for the request reaches nobody.
+        The key can be used again at once; what a step in flight samples for the request is dropped.
         """
         request = self._scheduler.requests.remove(key)
         if request is not None:
             self._in_flight.release(request)
         return request is not None
 
-    def step(self, watch: StepWatch = unwatched) -> list[RequestOutput]:
+    def step(self, watch: StepWatch = watch_nothing) -> list[RequestOutput]:
         """The outputs of the oldest step in flight, after launching what can be launched meanwhile; with none in
         flight, of a new one. Empty when nothing fits now, or when all requests of the step were aborted.
 
-        Blocks of requests that leave are released, or held (see `first_token_only`). `watch` is told of each step
-        before it is launched, and of its layers as they are stored; steps are collected in the order of their launch.
-        Raises `StepFailed` when that step could not be launched or computed; no request has advanced since the last
-        outputs then. `DeviceFailed` passes: the process must end.
+        Blocks of requests that leave are released, or held (see `first_token_only`). `watch` is called with each step
+        before it is launched, and returns what is called when a layer is stored. Steps are collected in the order of
+        their launch. Raises `StepFailed` when that step could not be launched or computed; no request has advanced
+        since the last outputs then. `DeviceFailed` passes: the process must end.
         """
         in_flight = self._in_flight
         if not in_flight:
@@ -208,7 +209,7 @@ class EngineCore:
             if not first.requests:
                 return []
             in_flight.launch(first, watch)
-        if in_flight.takes_another and (ahead := self._scheduler.schedule_ahead()) is not None:
+        if in_flight.can_launch_another and (ahead := self._scheduler.schedule_ahead()) is not None:
             in_flight.launch(ahead, watch)
         outputs = in_flight.collect()
         for output in outputs:

@@ -122,7 +122,7 @@ class LLM:
         num_ended = 0
         for output in outputs:
             if output.has_failed:
-                raise BatonError("the model computed no number for a prompt: its weights overflow in this dtype")
+                raise BatonError("the model computed NaN for a prompt: its weights overflow in this dtype")
             if output.token is None:
                 continue
             stream = streams[output.key]
@@ -147,7 +147,7 @@ class _Stream:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more belongs to this prompt's text."""
+        """Whether the text of this prompt is complete."""
         return self._text.finish_reason is not None
 
     def take(self, token: SampledToken, finish_reason: str, num_cached_tokens: int) -> None:

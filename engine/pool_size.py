@@ -1,8 +1,8 @@
-"""How many blocks the KV pool of a node gets, and why.
+"""The size of a node's KV pool, in blocks.
 
 Owns the whole rule; the first line that applies decides:
 
-1. `--num-blocks`: so many.
+1. `--num-blocks`: this number.
 2. `--kv-cache-memory-bytes`: as many as these bytes hold.
 3. In host memory: what `--max-num-seqs` of the longest requests can use, within 1 GiB; one such request at least.
 4. On a GPU: what is left of the node's share of it. The share is `--gpu-memory-utilization` of the GPU's whole
@@ -11,7 +11,7 @@ Owns the whole rule; the first line that applies decides:
    attention's workspace and recorded graphs, which come after the pool and are computed; and a margin. Where less is
    free than that leaves, what is free decides. One block of it is the spare one of `KvMemory`.
 
-Knows nothing of who owns which block. Readings are plain numbers, so that the arithmetic can be tested without a GPU.
+Does not know the owners of blocks. Readings are plain numbers, so that the arithmetic can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ _FEWEST_BLOCKS = 2
 _HOST_KV_BYTES = 2**30
 _BYTES_PER_GRAPH = 16 * 2**20
 _MARGIN_BYTES = 64 * 2**20
-"""Left free whatever was asked for: fragments, and allocations by libraries at their first call."""
+"""Always left free, for fragmentation and for allocations by libraries at their first call."""
 _MAX_OUTSIDE_BYTES = 2 * 2**30
-"""More than a context and its libraries take: what is missing beyond that went to another process meanwhile."""
+"""More than a CUDA context and its libraries take: memory missing beyond that was taken by another process
+meanwhile."""
 _GIB = 2**30
 _log = logging.getLogger(__name__)
 
 
 def chosen_num_blocks(settings: EngineSettings, layout: KvLayout) -> int | None:
-    """The size of the pool where the settings say it, None where it is to be found. Raises `InvalidSetting`."""
+    """The size of the pool if the settings fix it, otherwise None. Raises `InvalidSetting`."""
     if settings.num_blocks:
         if settings.num_blocks < _FEWEST_BLOCKS:
             raise InvalidSetting(f"--num-blocks must be at least {_FEWEST_BLOCKS}, got {settings.num_blocks}")
@@ -59,7 +60,7 @@ def chosen_num_blocks(settings: EngineSettings, layout: KvLayout) -> int | None:
 
 
 def host_num_blocks(settings: EngineSettings, layout: KvLayout, capacity: Capacity) -> int:
-    """The pool of a node in host memory when nobody said."""
+    """The size of a pool in host memory when the settings leave it open."""
     usable = capacity.blocks_per_request * settings.max_num_seqs
     affordable = max(_HOST_KV_BYTES // layout.block_bytes, capacity.blocks_per_request)
     return max(_FEWEST_BLOCKS, min(usable, affordable))
@@ -67,11 +68,11 @@ def host_num_blocks(settings: EngineSettings, layout: KvLayout, capacity: Capaci
 
 @dataclass(frozen=True, slots=True)
 class GpuNeeds:
-    """What a node needs of a GPU beside its pool.
+    """The memory of a GPU that a node needs beside its pool.
 
-    `before`: read when nothing of this process was on the GPU but its context, which no reading can be without and
-    which is not part of the share; `after`: read when weights were loaded and the largest step was computed, with
-    torch's cache given back. `later_bytes`: what is allocated when the pool is there.
+    `before`: read when this process had nothing but its CUDA context on the GPU; every reading includes the context, so
+    it is not part of the share. `after`: read after the weights were loaded, the largest step was computed, and torch's
+    cache was freed. `later_bytes`: allocated after the pool.
     """
 
     before: MemoryReading
@@ -113,7 +114,7 @@ def measure_needs(
 
 
 def gpu_num_blocks(settings: EngineSettings, layout: KvLayout, capacity: Capacity, needs: GpuNeeds) -> int:
-    """The pool of a GPU when nobody said. Raises `InvalidSetting` when it is too small.
+    """The size of a pool on a GPU when the settings leave it open. Raises `InvalidSetting` when it is too small.
 
     A `--max-model-len` that was asked for has to fit. The model's own limit does not: requests are shorter then.
     """

@@ -9,7 +9,7 @@ from program.settings import setting
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What shapes an engine. Zero means "choose for me" where the documentation of a field says so."""
+    """The settings of an engine. Zero means "choose for me" where the documentation of a field says so."""
 
     model: str = setting("", "checkpoint folder or hub id; empty: the built-in demo model", positional=True)
     device: str = setting(

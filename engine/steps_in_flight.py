@@ -1,6 +1,6 @@
 """The steps that were launched and not collected yet: at most two, so that the device need not wait for the host.
 
-Owns their order, what becomes of them when one fails, and the blocks that wait for them. A request can end, or be
+Owns their order, the handling of a step that fails, and the blocks that wait for a step. A request can end, or be
 aborted, while the device still writes into its blocks. They are released when that step was collected, not earlier: the
 next owner may be another node, whose writes are not ordered with those of this device.
 
@@ -46,7 +46,7 @@ class StepFailed(BatonError):
 
 @dataclass(frozen=True, slots=True)
 class _NotLaunched:
-    """What stands for a step whose launch failed, until its turn to be collected."""
+    """Stands for a step whose launch failed, until it is collected."""
 
     error: Exception
 
@@ -57,7 +57,7 @@ class _NotLaunched:
 
 @dataclass(slots=True)
 class _StepInFlight:
-    """`tables`: blocks that the step may still write into, and that nobody else holds."""
+    """`tables`: blocks that the step may still write into, and that have no other owner."""
 
     step: Step
     running: RunningStep
@@ -77,7 +77,7 @@ class StepsInFlight:
         return len(self._steps)
 
     @property
-    def takes_another(self) -> bool:
+    def can_launch_another(self) -> bool:
         """Whether the next step may be launched before the only one in flight is collected."""
         return self._runner.is_asynchronous and not isinstance(self._steps[0].running, _NotLaunched)
 
@@ -115,13 +115,13 @@ class StepsInFlight:
             self._pool.release(request.block_table)
 
     def held_tables(self) -> Iterator[BlockTable]:
-        """The blocks that are held for steps, and for nobody else."""
+        """The blocks that are held only for steps in flight."""
         for in_flight in self._steps:
             yield from in_flight.tables
 
     def _void(self) -> StepFailed:
-        """Forget every step: the oldest failed. The one after it is waited for: it must not write any more into blocks
-        that can be released from here on."""
+        """Forget every step, since the oldest failed. The step after it is waited for, because it must not write into
+        blocks that are released from here on."""
         failed, *others = self._steps
         for in_flight in others:
             _wait_out(in_flight.running)
@@ -137,10 +137,10 @@ class StepsInFlight:
 
 
 def _wait_out(running: RunningStep) -> None:
-    """Until a step is over whose result is of no use. Raises `DeviceFailed`."""
+    """Wait for the end of a step whose result is of no use. Raises `DeviceFailed`."""
     try:
         running.result()
     except DeviceFailed:
         raise
     except Exception as error:  # the failure that made it useless is reported
-        _log.warning("a step beside one that failed has failed too: %s", error)
+        _log.warning("the step after a failed step has failed too: %s", error)

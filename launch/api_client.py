@@ -1,8 +1,8 @@
 """A small client of the OpenAI-compatible endpoint: model names and streamed chat completions.
 
-Owns one connection per call and the decoding of server-sent events. Does not know the terminal.
-Invariants: every failure is a `BatonError` whose message is for a person; no line of a response is read without a
-limit; a stream that is given up closes its connection, which cancels the request.
+Owns one connection per call and the decoding of server-sent events. Does not know the terminal. Invariants: every
+failure is a `BatonError` whose message is for a person; no line of a response is read without a limit; closing a stream
+early closes its connection, which cancels the request.
 """
 
 from __future__ import annotations

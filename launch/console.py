@@ -1,4 +1,4 @@
-"""What the supervisor shows on stderr: lines of its children, and how far their start is.
+"""The supervisor's output on stderr: the lines of its children, and the progress of their start.
 
 Owns the terminal lines of the progress bars, one for each stage of the start. Does not know processes.
 Invariants: lines of different threads never mix; a terminal that has gone away never stops the supervisor.
@@ -33,12 +33,13 @@ class Console:
         self._stages: dict[str, _Stage] = {}
 
     def log(self, name: str, text: str) -> None:
-        """One line, marked with the name of the process it is from."""
+        """Write one line, marked with the name of the process it is from."""
         with self._lock, contextlib.suppress(OSError):
             self._write(f"[{name}] {text}\n")
 
     def loading(self, name: str, done: int, total: int, stage: str = WEIGHTS) -> None:
-        """How far `name` is with a stage: one bar over all children on a terminal, else a line at both ends."""
+        """Show the progress of `name` in a stage: one bar over all children on a terminal, else a line at begin and
+        end."""
         with self._lock, contextlib.suppress(OSError):
             shown = self._stages.setdefault(stage, _Stage(stage))
             is_first = name not in shown.progress

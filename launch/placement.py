@@ -1,4 +1,4 @@
-"""Which cores and which accelerator each node of this machine gets.
+"""Placement: the cores and the accelerator of each node of this machine.
 
 Owns the split. Does not know what a node does with it.
 Invariants: every node gets at least one thread; pinned nodes never share a core.

@@ -1,8 +1,8 @@
-"""Ports that this process keeps for a child which will listen on them.
+"""Ports that this process reserves for a child which will listen on them.
 
-Invariant: between the reservation and the child's own `listen` nobody else gets the port, on Linux: there a second
-socket with SO_REUSEADDR may bind while none listens, and the system hands a bound port to nobody. Elsewhere the port is
-only checked and free again at once.
+Invariant: on Linux no other process gets the port between the reservation and the child's own `listen`: a second socket
+with SO_REUSEADDR may bind while none listens, and the system gives a bound port to no other socket. On other systems
+the port is only checked, and is free again at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_PORT = 65_535
 
 
 class ReservedPort:
-    """Port `port` of `host` (0: the system chooses), kept until `close`, over any number of children.
+    """Port `port` of `host` (0: the system chooses), reserved until `close`, over any number of children.
 
     Raises `InvalidSetting` when something listens there already, naming `flag`.
     """
@@ -40,7 +40,7 @@ class ReservedPort:
             self._socket.close()
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._socket.close()
 
     def __enter__(self) -> ReservedPort:

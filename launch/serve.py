@@ -1,4 +1,4 @@
-"""`baton serve`: a whole relay on this machine with one command.
+"""`baton serve`: a whole deployment on this machine with one command.
 
 Owns the command lines of the children. Does not know how they are kept alive (`launch.supervisor`) nor what they do.
 All children start at once: the control port is reserved beforehand, so that nodes load weights while the router starts.
@@ -53,7 +53,7 @@ def placements(deployment: Deployment) -> list[Placement]:
     has_own_threads = bool(deployment.decode.num_threads)
     pin_cpus = deployment.serve.pin_cpus and not has_own_threads
     named = deployment.decode.device
-    # one that was named is counted among those that this process sees: nodes must see the same ones
+    # a named device is an index among the devices that this process sees, so nodes must see the same ones
     devices = [named] if named.startswith("cuda:") else find_devices(os.environ)
     shares = place_nodes(num_nodes, find_cpus(), devices, pin_cpus=pin_cpus)
     if has_own_threads:

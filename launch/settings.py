@@ -1,4 +1,4 @@
-"""Settings of the launcher's own commands, and how `baton serve` takes those of the programs it starts.
+"""Settings of the launcher's own commands, and those of the programs that `baton serve` starts.
 
 Owns what only the launcher decides. The settings of the router and the nodes stay where they are defined;
 `resolve_serve` takes over every one of them except those that the launcher itself has to choose (addresses,
@@ -38,7 +38,7 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Everything `baton serve` was told, one value per program."""
+    """All settings of a `baton serve`, one value per program."""
 
     serve: ServeSettings
     router: RouterSettings

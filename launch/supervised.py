@@ -1,10 +1,9 @@
-"""One supervised process: how it is started, what it says, and how it ends.
+"""One supervised process: its start, its output and its end.
 
 Owns the child and the three threads that turn its pipes into reports. Does not know about other children or when to
-restart. A child tells its state on stdout (`program.events`); what it writes to stderr is for people and is passed on
-with the child's name in front.
-Invariant: `Exited` is reported exactly once, is the last report of a process, and comes when nothing of its process
-group is left.
+restart. A child reports its state on stdout (`program.events`); its lines on stderr are for people, and are passed on
+with the child's name in front. Invariant: `Exited` is reported exactly once, is the last report of a process, and comes
+when nothing of its process group is left.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from program.events import Event, Ready, parse_event
 MAX_LINE_BYTES = 64 * 1024
 """A longer line is passed on in pieces."""
 DRAIN_TIMEOUT_S = 1.0
-"""How long a dead child's pipes are read, should something outside its process group keep them open."""
+"""The time for which a dead child's pipes are read, should a process outside its group keep them open."""
 ERROR_PREFIX = "error: "
 
 
@@ -37,8 +36,8 @@ class ChildSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """The child called `name` reported how its start goes."""
+class Reported:
+    """The child called `name` reported an event of its start."""
 
     name: str
     event: Event
@@ -53,11 +52,11 @@ class Exited:
     error: str
 
     def describe(self) -> str:
-        """How it ended, in words."""
+        """The end of the process in words."""
         return self.error or describe_end(self.status)
 
 
-ChildReport = Said | Exited
+ChildReport = Reported | Exited
 
 
 class SupervisedChild:
@@ -108,10 +107,10 @@ class SupervisedChild:
             self._console.log(self.spec.name, line)
             return
         self._is_ready = self._is_ready or isinstance(event, Ready)
-        self._report(Said(self.spec.name, event))
+        self._report(Reported(self.spec.name, event))
 
     def _take_log(self, line: str) -> None:
         if line.startswith(ERROR_PREFIX) and not self._is_ready:
-            self._error = line.removeprefix(ERROR_PREFIX)  # shown once, by whoever handles `Exited`
+            self._error = line.removeprefix(ERROR_PREFIX)  # shown once, where `Exited` is handled
         else:
             self._console.log(self.spec.name, line)

@@ -3,7 +3,7 @@
 Owns the children and the signals of this process. Does not know what the children do beyond `ready` and `loading`.
 
 Phases, each with its own end:
-    starting   all children at once, until every one is ready; one that exits here ends the whole with its own error
+    starting   all children at once, until every one is ready; when a child exits here, `run` raises that child's error
     watching   until the first SIGINT, SIGTERM or SIGHUP; a child that exits is started again after a growing delay
     stopping   SIGTERM to all but the children that stop last, then to those; SIGKILL when time is up or on a second
                signal
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from launch.console import Console
-from launch.supervised import ChildReport, ChildSpec, Exited, Said, SupervisedChild
+from launch.supervised import ChildReport, ChildSpec, Exited, Reported, SupervisedChild
 from program.events import Loading, Ready
 from wire.errors import BatonError
 
@@ -32,9 +32,10 @@ MAX_RESTART_DELAY_S = 10.0
 STABLE_AFTER_S = 30.0
 """A child that lived this long starts again with the first delay."""
 FAILED_START_PATIENCE_S = 1.0
-"""What the others get between SIGTERM and SIGKILL when one child could not start: they have no requests to finish."""
+"""The time between SIGTERM and SIGKILL for the others when one child could not start: they have no requests to
+finish."""
 LAST_PATIENCE_S = 2.0
-"""What the children that stop last get at least, even when the others used up the time."""
+"""The least time for the children that stop last, even when the others used up the time."""
 KILL_TIMEOUT_S = 5.0
 OWN_NAME = "baton"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -51,7 +52,7 @@ Event = ChildReport | Signalled
 
 
 @dataclass(slots=True)
-class _Place:
+class _ChildState:
     """One child over its restarts. `process` is None between an exit and the next start, due at `restart_at`; `delay_s`
     comes before the start after that.
     """
@@ -80,7 +81,7 @@ class Supervisor:
         stop_timeout_s: float,
         restart_delay_s: float = FIRST_RESTART_DELAY_S,
     ) -> None:
-        self._places = {spec.name: _Place(spec, restart_delay_s) for spec in specs}
+        self._children = {spec.name: _ChildState(spec, restart_delay_s) for spec in specs}
         self._restart_delay_s = restart_delay_s
         self._console = console
         self._start_timeout_s = start_timeout_s
@@ -98,7 +99,7 @@ class Supervisor:
         with self._signals_as_events():
             try:
                 if self._start_all():
-                    on_ready({name: place.address for name, place in self._places.items()})
+                    on_ready({name: child.address for name, child in self._children.items()})
                     self._watch()
                 has_drained = self._stop(self._stop_timeout_s)
             except BatonError:
@@ -113,16 +114,16 @@ class Supervisor:
     def _start_all(self) -> bool:
         """Whether all children became ready; False when a signal came first."""
         deadline = time.monotonic() + self._start_timeout_s
-        for place in self._places.values():
+        for child in self._children.values():
             try:
-                self._start(place)
+                self._start(child)
             except OSError as error:
-                raise BatonError(f"cannot start {place.spec.name}: {error}") from None
-        while waiting := [name for name, place in self._places.items() if not place.is_ready]:
+                raise BatonError(f"cannot start {child.spec.name}: {error}") from None
+        while waiting := [name for name, child in self._children.items() if not child.is_ready]:
             match event := self._next_event(deadline):
                 case None:
                     raise BatonError(f"not ready after {self._start_timeout_s:g} s: {', '.join(waiting)}")
-                case Said(name, Loading() as loading):
+                case Reported(name, Loading() as loading):
                     self._console.loading(name, loading.done, loading.total, loading.stage)
                 case Exited():
                     self._console.close_bar()
@@ -130,64 +131,64 @@ class Supervisor:
                 case Signalled():
                     self._console.close_bar()
                     return False
-                case Said():
+                case Reported():
                     pass
         self._console.close_bar()
         return True
 
     def _watch(self) -> None:
         while True:
-            due = [place.restart_at for place in self._places.values() if place.restart_at is not None]
+            due = [child.restart_at for child in self._children.values() if child.restart_at is not None]
             match event := self._next_event(min(due, default=None)):
                 case None:
                     self._restart_due()
                 case Exited():
-                    self._schedule_restart(self._places[event.name], event.describe())
-                case Said(name, Ready()):
+                    self._schedule_restart(self._children[event.name], event.describe())
+                case Reported(name, Ready()):
                     self._console.log(OWN_NAME, f"{name} is ready again")
                 case Signalled():
                     return
-                case Said():
+                case Reported():
                     pass
 
     def _stop(self, patience_s: float) -> bool:
         """Whether all children exited by themselves."""
         deadline = time.monotonic() + patience_s
-        first = [place for place in self._places.values() if not place.spec.stops_last]
-        last = [place for place in self._places.values() if place.spec.stops_last]
+        first = [child for child in self._children.values() if not child.spec.stops_last]
+        last = [child for child in self._children.values() if child.spec.stops_last]
         has_drained = self._terminate(first, deadline)
         return self._terminate(last, max(deadline, time.monotonic() + LAST_PATIENCE_S)) and has_drained
 
     # --- children
 
-    def _start(self, place: _Place) -> None:
-        place.restart_at = None
-        place.started_at = time.monotonic()
-        place.process = SupervisedChild(place.spec, self._events.put, self._console)
+    def _start(self, child: _ChildState) -> None:
+        child.restart_at = None
+        child.started_at = time.monotonic()
+        child.process = SupervisedChild(child.spec, self._events.put, self._console)
 
-    def _schedule_restart(self, place: _Place, reason: str) -> None:
-        if time.monotonic() - place.started_at >= STABLE_AFTER_S:
-            place.delay_s = self._restart_delay_s
-        self._console.log(OWN_NAME, f"{place.spec.name} stopped: {reason}; starting it again in {place.delay_s:g} s")
-        place.restart_at = time.monotonic() + place.delay_s
-        place.delay_s = min(2 * place.delay_s, MAX_RESTART_DELAY_S)
+    def _schedule_restart(self, child: _ChildState, reason: str) -> None:
+        if time.monotonic() - child.started_at >= STABLE_AFTER_S:
+            child.delay_s = self._restart_delay_s
+        self._console.log(OWN_NAME, f"{child.spec.name} stopped: {reason}; starting it again in {child.delay_s:g} s")
+        child.restart_at = time.monotonic() + child.delay_s
+        child.delay_s = min(2 * child.delay_s, MAX_RESTART_DELAY_S)
 
     def _restart_due(self) -> None:
-        for place in self._places.values():
-            if place.restart_at is not None and place.restart_at <= time.monotonic():
+        for child in self._children.values():
+            if child.restart_at is not None and child.restart_at <= time.monotonic():
                 try:
-                    self._start(place)
-                except OSError as error:  # out of processes or memory: may pass
-                    self._schedule_restart(place, str(error))
+                    self._start(child)
+                except OSError as error:  # out of processes or memory, which may be temporary
+                    self._schedule_restart(child, str(error))
 
-    def _terminate(self, places: Sequence[_Place], deadline: float) -> bool:
-        running = [place for place in places if place.process is not None]
+    def _terminate(self, children: Sequence[_ChildState], deadline: float) -> bool:
+        running = [child for child in children if child.process is not None]
         if len(self._signals) > 1:
             return not running
-        for place in running:
-            if place.process is not None:
-                place.process.terminate()
-        while left := [place.spec.name for place in running if place.process is not None]:
+        for child in running:
+            if child.process is not None:
+                child.process.terminate()
+        while left := [child.spec.name for child in running if child.process is not None]:
             event = self._next_event(deadline)
             if event is None:
                 self._console.log(OWN_NAME, f"did not stop in time, killed now: {', '.join(left)}")
@@ -197,35 +198,36 @@ class Supervisor:
         return True
 
     def _kill_all(self) -> None:
-        self._kill(list(self._places.values()))
+        self._kill(list(self._children.values()))
 
-    def _kill(self, places: Sequence[_Place]) -> None:
-        for place in places:
-            if place.process is not None:
-                place.process.kill()
+    def _kill(self, children: Sequence[_ChildState]) -> None:
+        for child in children:
+            if child.process is not None:
+                child.process.kill()
         deadline = time.monotonic() + KILL_TIMEOUT_S
-        while any(place.process is not None for place in places) and time.monotonic() < deadline:
+        while any(child.process is not None for child in children) and time.monotonic() < deadline:
             self._next_event(deadline)
 
     # --- events
 
     def _next_event(self, deadline: float | None) -> Event | None:
-        """The next event, already noted in its child's place; None once `deadline` (monotonic seconds) has passed."""
+        """The next event, already recorded in the state of its child; None once `deadline` (monotonic seconds) has
+        passed."""
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             event = self._events.get(timeout=timeout)
         except queue.Empty:
             return None
         match event:
-            case Said(name, Ready(address=address)):
-                self._places[name].is_ready = True
-                self._places[name].address = address
+            case Reported(name, Ready(address=address)):
+                self._children[name].is_ready = True
+                self._children[name].address = address
             case Exited():
-                self._places[event.name].process = None
-                self._places[event.name].is_ready = False
+                self._children[event.name].process = None
+                self._children[event.name].is_ready = False
             case Signalled():
                 self._signals.append(event.number)
-            case Said():
+            case Reported():
                 pass
         return event
 

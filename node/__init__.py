@@ -1,1 +1,1 @@
-"""What a process needs to serve an engine: link to the router, heartbeat, health port, the loop. Knows no roles."""
+"""The parts that both kinds of node share: router link, heartbeat, health port, engine loop. Knows no roles."""

@@ -1,4 +1,4 @@
-"""Step results in the router's words."""
+"""Turns the outputs of a step into messages for the router."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from wire.messages import StepTimes, TokenEvent
 
 
 def failure_of(output: RequestOutput) -> BatonError:
-    """Why a request with `has_failed` left without its token."""
-    return RequestFailed(f"the model computed no number for output {output.output_index}", "not_a_number")
+    """The error of a request with `has_failed`, for which no token could be sampled."""
+    return RequestFailed(f"the model computed NaN for output {output.output_index}", "not_a_number")
 
 
 def token_event(output: RequestOutput, times: StepTimes | None = None) -> TokenEvent | None:

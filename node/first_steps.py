@@ -1,9 +1,9 @@
-"""When the first tokens of each request came about.
+"""Timestamps of the first tokens of each request.
 
-Owns the stamps of requests whose first tokens are still to come, and nothing of a request after them: a token in the
-middle of an answer costs one look into a dictionary. A step that is launched while another one runs begins when that
-one ends: the device computes one after the other. Knows neither legs nor transfers: whoever takes a request on says how
-many of its tokens to watch, and forgets it when it ends early.
+Owns the stamps of requests whose first tokens are still to come; afterwards it holds nothing of a request, so that a
+later token costs one lookup in a dictionary. A step that is launched while another one runs begins when that one ends,
+because the device computes one after the other. Knows neither legs nor transfers: a leg says how many tokens of a
+request to watch, and forgets the request when it ends early.
 
 Invariant: a request that has left the engine with an output, or was forgotten, leaves nothing here.
 """
@@ -28,9 +28,8 @@ class _Watched:
 
 
 class FirstSteps:
-    """Stamps by `clock` (microseconds). Driven by one thread: a step begins, ends, and is asked about its outputs.
-
-    Steps end in the order in which they began; the next may begin before.
+    """Stamps by `clock` (microseconds). Used by one thread: a step begins, ends, and is asked about its outputs. Steps
+    end in the order in which they began; the next one may begin before a step ends.
     """
 
     def __init__(self, clock: Callable[[], int] = now_us) -> None:
@@ -63,7 +62,7 @@ class FirstSteps:
             self._ended_us = self._clock()
 
     def steps_lost(self) -> None:
-        """No step that has begun will end."""
+        """The steps in flight have failed: none of them will end."""
         self._launched_us.clear()
 
     def times_of(self, output: RequestOutput) -> StepTimes | None:

@@ -1,7 +1,7 @@
-"""The heartbeat: says once a second that this process lives, from a thread of its own.
+"""The heartbeat: a thread that tells the router once a second that this process lives.
 
 Owns a thread and a socket to the router. It reports the engine's last published status and how long ago the engine loop
-last came round, so a router can tell a busy node from a stuck one and a stuck one from a dead one.
+last completed a round, so a router can tell a busy node from a stuck one and a stuck one from a dead one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class HeartbeatThread:
         self._thread.start()
 
     def publish(self, now_s: float, status: NodeStatus) -> None:
-        """The engine loop came round at `now_s`."""
+        """Note that the engine loop completed a round at `now_s`."""
         self._published = (now_s, status)
 
     def stop(self) -> None:
@@ -51,7 +51,7 @@ class HeartbeatThread:
 
     def _run(self) -> None:
         link = links.open_socket(self._context, zmq.DEALER, self._settings)
-        link.setsockopt(zmq.IMMEDIATE, 1)  # beats are news: none is queued for a router that comes back later
+        link.setsockopt(zmq.IMMEDIATE, 1)  # no old heartbeat is queued for a router that comes back later
         links.connect(link, self._address, self._settings)
         while not self._stop.wait(self._interval_s):
             published_s, status = self._published
@@ -59,5 +59,5 @@ class HeartbeatThread:
             try:
                 link.send(NODE_TO_ROUTER.encode(beat), zmq.NOBLOCK)
             except zmq.Again:
-                continue  # no router now: there is nobody to tell
+                continue  # no router is connected now
         link.close()

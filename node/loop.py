@@ -1,8 +1,8 @@
-"""The engine loop: read messages, run a step, send what came out.
+"""The engine loop: it reads messages, runs a step and sends the results, again and again.
 
-Owns the order of these and the waiting between them. A `Leg` says what requests mean; the loop is the same for all.
-Idle means blocked on sockets: the loop wakes for a message, a finished transfer, a signal or a timer, nothing else.
-Transfers have a thread of their own (see `kvtransfer.thread`); the loop only takes what it has to say.
+Owns the order of these and the waiting between them. A `Leg` says what requests mean for a role; the loop is the same
+for both roles. Idle means blocked on sockets: the loop wakes for a message, a finished transfer, a signal or a timer,
+nothing else. Transfers have a thread of their own (see `kvtransfer.thread`); the loop only takes its notices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Leg(Protocol):
-    """One role's meaning of requests: which engine verbs they become, and what steps mean for transfers."""
+    """A role's handling of requests: it turns them into calls of the engine, and steps into commands for transfers."""
 
     @property
     def num_live(self) -> int:
@@ -49,35 +49,36 @@ class Leg(Protocol):
         ...
 
     def cancel(self, key: RequestKey, now_s: float) -> None:
-        """Stop an attempt in whatever state. Harmless when unknown."""
+        """Stop an attempt in any state. Harmless when it is unknown."""
         ...
 
     def cancel_all(self, now_s: float) -> None:
-        """Stop everything: the router that asked for it is gone. Reported as failures, should it come back."""
+        """Stop everything, because the router that asked for it is gone. All of it is reported as failed, should it
+        come back."""
         ...
 
     def poll(self, now_s: float) -> None:
-        """Take what finished transfers have to say. Raises `BatonError` when transfers cannot go on at all."""
+        """Take the notices of the transfer thread. Raises `BatonError` when transfers cannot go on at all."""
         ...
 
     def watch(self, step: Step) -> LayerStored | None:
-        """A step is about to be launched: what to call after each layer, if anything.
+        """A step is about to be launched. Returns what is to be called after each layer, or None.
 
         The next may be launched before `applied` was called for this one; that comes in the order of launches.
         """
         ...
 
     def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
-        """The oldest step that was launched is computed (or none was, and `outputs` is empty): what to tell the
-        router, before anything slow happens."""
+        """The oldest step in flight was computed (without a step, `outputs` is empty). Returns events for the router;
+        anything slow is left to `sent`."""
         ...
 
     def sent(self, now_s: float) -> None:
-        """What `applied` returned is on its way: do the rest."""
+        """The events that `applied` returned were sent: do what is slow."""
         ...
 
     def lost(self, error: BatonError, now_s: float) -> None:
-        """No step that was launched and not `applied` will be: fail whatever relied on its KV."""
+        """The steps in flight have failed and will not be `applied`: fail every handoff that relied on their KV."""
         ...
 
     def take_failures(self) -> list[tuple[RequestKey, BatonError]]:
@@ -93,7 +94,7 @@ class Leg(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up connections."""
+        """End the leg's threads and close its connections."""
         ...
 
 

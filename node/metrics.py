@@ -1,4 +1,4 @@
-"""What a node counts, and its figures for `/metrics`.
+"""The metrics of a node.
 
 Owns the metrics that every node has and those of handoffs that it received. The figures of single legs come from them.
 """
@@ -19,7 +19,7 @@ _HANDOFF_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3
 
 
 class NodeCollector(Collector):
-    """Asks the engine and the leg for their figures when somebody scrapes."""
+    """Asks the engine and the leg for their figures at each scrape."""
 
     def __init__(self, status: Callable[[], NodeStatus], leg_metrics: Callable[[], Iterable[Metric]]) -> None:
         self._status = status
@@ -54,7 +54,7 @@ class StepCounters:
         self._steps = Counter("baton:steps", "Steps computed", registry=None)
 
     def count(self, outputs: Sequence[RequestOutput]) -> None:
-        """Add one step."""
+        """Count one step."""
         self._steps.inc()
         self._computed.inc(sum(output.num_step_tokens for output in outputs))
         sampled = [output for output in outputs if output.token is not None]
@@ -62,7 +62,7 @@ class StepCounters:
         self._cached.inc(sum(output.num_cached_tokens for output in sampled if output.output_index == 0))
 
     def count_delivered(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """Add the prompt of a handoff: all of its tokens were transferred, except those that were cached here."""
+        """Count the prompt of a handoff: all of its tokens were transferred, except those that were cached here."""
         self._transferred.inc(num_tokens - num_cached_tokens)
         self._cached.inc(num_cached_tokens)
 
@@ -73,7 +73,7 @@ class StepCounters:
 
 
 class HandoffTimes:
-    """How long handoffs took: the whole, and the part after the prompt was computed."""
+    """Histograms of the duration of handoffs: the whole, and the part after the prompt was computed."""
 
     def __init__(self) -> None:
         self._transfer = Histogram(
@@ -90,7 +90,7 @@ class HandoffTimes:
         )
 
     def count(self, figures: HandoffFigures) -> None:
-        """Add one handoff."""
+        """Count one handoff."""
         self._transfer.observe(figures.transfer_us / 1e6)
         self._exposed.observe(figures.exposed_us / 1e6)
 

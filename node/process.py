@@ -1,10 +1,12 @@
 """One node process from its command line to its exit: settings, memory, engine, link, loop, cleanup.
 
-Owns the order of start and stop. What a role adds comes in as a `RoleFactory`; nothing here asks which role it is.
+Owns the order of start and stop. A `RoleFactory` adds what differs between the roles; no code here asks which role it
+is.
 
-Start: read settings, pin, allocate, load, listen, register. Stop: leave, drain to a deadline, close everything.
-Says on stdout (`program.events`) how far weights and graphs are, and that it is ready once it is registered. An error
-that ends the process is one line "error: ..." on stderr and exit status 1.
+The start reads settings, pins cores, allocates memory, loads weights, listens and registers. The stop leaves the
+router, finishes requests until a deadline and closes everything. The process prints the progress of weights and graphs
+to stdout (`program.events`), and that it is ready once it is registered. An error that ends the process is one line
+"error: ..." on stderr and exit status 1.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from node.settings import NodeSettings
 from node.stopper import Stopper
 from program.clock import host_clock
 from program.events import GRAPHS, WEIGHTS, Loading, Ready, emit
-from program.process import configure_logging, keep_freed_memory, spare_what_lasts, start_authenticator
+from program.process import configure_logging, freeze_startup_objects, keep_freed_memory, start_authenticator
 from wire import links
 from wire.errors import InvalidSetting
 from wire.messages import Hello
@@ -42,7 +44,8 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """What a role builds its leg from: the engine that was built for it, and what this node is called in this life."""
+    """The parts from which a role builds its leg: the engine that was built for it, and the id and epoch of this
+    node."""
 
     engine: Engine
     node_id: str
@@ -50,7 +53,7 @@ class NodeParts:
 
 
 class Role(Protocol):
-    """What makes a node a prefill node or a decode node: where its KV pool lies and what its leg is.
+    """A role makes a node a prefill node or a decode node: it decides where the KV pool lies, and builds the leg.
 
     It is asked for the memory of the pool first, because the engine is built around it, and for the leg once there is
     an engine.
@@ -60,15 +63,15 @@ class Role(Protocol):
     """`wire.messages.PREFILL` or `DECODE`."""
 
     def allocate(self, num_bytes: int) -> ByteArray:
-        """Memory for a KV pool of the host, where the transports reach it."""
+        """Host memory for a KV pool, where the transports reach it."""
         ...
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
-        """The leg and its peer address ("" where nobody dials). Raises `BatonError`."""
+        """The leg and its peer address ("" when other nodes do not dial this one). Raises `BatonError`."""
         ...
 
     def close(self) -> None:
-        """Give up what `allocate` and `build_leg` opened; called in every case, after the leg was closed."""
+        """Close what `allocate` and `build_leg` opened; called in every case, after the leg was closed."""
         ...
 
 
@@ -112,13 +115,13 @@ def _serve(
         router.send_cache_events(core.cached_hashes(), [], is_snapshot=True)
         heartbeat = HeartbeatThread(context, router_address, link_settings, parts.epoch, core.status())
         stack.callback(heartbeat.stop)
-        spare_what_lasts()
+        freeze_startup_objects()
         EngineLoop(core, leg, router, heartbeat, stopper).run(_Announcer(hello, router, health))
 
 
 @dataclass(slots=True)
 class _Announcer:
-    """Called every round: shows on `/health` whether the node is registered, and says so on stdout the first time."""
+    """Called every round: shows on `/health` whether the node is registered, and prints to stdout that it is, once."""
 
     hello: Hello
     router: RouterLink
@@ -165,7 +168,7 @@ def _pin(cores: str) -> None:
 
 
 class _Progress:
-    """Says how far a stage of the start is, a few times a second."""
+    """Prints the progress of a stage of the start, a few times a second."""
 
     def __init__(self, role: str, stage: str) -> None:
         self._role = role

@@ -1,6 +1,6 @@
 """A node's connection to the router: registration, messages in, tokens out.
 
-Owns the control socket and what is known of the router's life. Does not know what the messages ask for.
+Owns the control socket and knows whether the router lives. Does not know what the messages ask for.
 
 The router may come later than the node, restart, or vanish. `Hello` is sent at start and whenever a router says it does
 not know us; another router epoch, or `ROUTER_TIMEOUT_S` without a Ping, makes every earlier request void.
@@ -35,14 +35,14 @@ from wire.messages import (
 )
 
 ROUTER_TIMEOUT_S = 10.0
-_LAST_WORDS_MS = 500
+_CLOSE_LINGER_MS = 500
 _MAX_HASHES = 2**16
 _HASH_BYTES = 16
 _log = logging.getLogger(__name__)
 
 
 class RouterLink:
-    """Registered with one router at a time, to which it says `hello` with a fresh status. Driven by the engine loop."""
+    """Registers with one router at a time by `hello` with a fresh status. Used by the engine loop."""
 
     def __init__(
         self,
@@ -90,11 +90,11 @@ class RouterLink:
                 requests.append(message)
 
     def send(self, message: object) -> None:
-        """Send one message; dropped with a log line when the router takes nothing."""
+        """Send one message. It is dropped, with a log line, when the queue to the router is full."""
         try:
             self.socket.send(NODE_TO_ROUTER.encode(message), zmq.NOBLOCK)
         except zmq.Again:
-            _log.warning("the router takes no messages, %s dropped", type(message).__name__)
+            _log.warning("the queue to the router is full: %s dropped", type(message).__name__)
 
     def send_tokens(self, events: Sequence[TokenEvent]) -> None:
         """One message for all requests of a step."""
@@ -106,7 +106,7 @@ class RouterLink:
         self.send(Failed(handoff_id, attempt, error.code[:128], str(error)[:1024]))
 
     def send_cache_events(self, stored: Sequence[bytes], removed: Sequence[bytes], *, is_snapshot: bool) -> None:
-        """What the prefix cache gained and lost, in as many messages as needed."""
+        """Send which blocks the prefix cache gained and lost, in as many messages as needed."""
         first = 0
         while first == 0 or first < max(len(stored), len(removed)):
             last = first + _MAX_HASHES
@@ -124,14 +124,14 @@ class RouterLink:
         self.send(Leaving(self._epoch))
 
     def close(self) -> None:
-        """Hang up, once the router has what was sent; it gets a moment for that."""
-        self.socket.close(linger=_LAST_WORDS_MS)
+        """Close the connection; what was sent before has `_CLOSE_LINGER_MS` to reach the router."""
+        self.socket.close(linger=_CLOSE_LINGER_MS)
 
     def _introduce(self) -> None:
         self.send(replace(self._hello, status=self._status()))
 
     def _meet(self, message: Welcome | Ping | Introduce) -> bool:
-        """Take note of a router; True when it is another one than before."""
+        """Remember the router's epoch; returns True when it differs from the last one."""
         is_new = self._router_epoch is not None and message.router_epoch != self._router_epoch
         self._router_epoch = message.router_epoch
         if isinstance(message, Introduce):
@@ -143,7 +143,7 @@ class RouterLink:
     def _is_silent(self, now_s: float) -> bool:
         if self._router_epoch is None or now_s - self._heard_s < ROUTER_TIMEOUT_S:
             return False
-        _log.warning("no word from the router for %g s: its requests are dropped", ROUTER_TIMEOUT_S)
+        _log.warning("the router was silent for %g s: its requests are dropped", ROUTER_TIMEOUT_S)
         self._router_epoch = None
         self.is_registered = False
         return True

@@ -25,7 +25,7 @@ class NodeSettings(EngineSettings):
         "checksum over every KV block that travels; auto: xxh3 for KV in host memory, dot64 on a device",
         choices=("auto", "xxh3", "dot64", "none"),
     )
-    lease_s: float = setting(10.0, "seconds after which blocks held for a silent peer are taken back")
+    lease_s: float = setting(10.0, "seconds after which blocks held for a silent peer are released")
     cpu_affinity: str = setting("", "cores this process may use, for example 0 or 2,3; empty: all")
     cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")

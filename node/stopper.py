@@ -1,4 +1,4 @@
-"""Stopping: SIGTERM and SIGINT ask a program to finish what it has, a second one to end now."""
+"""Stopping: the first SIGTERM or SIGINT asks a program to finish its requests, the second one to end now."""
 
 from __future__ import annotations
 

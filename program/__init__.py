@@ -1,1 +1,2 @@
-"""What every program of Baton has: settings from flags, environment and file; logging; a clock. Imports no torch."""
+"""The parts that every program of Baton has: settings, logging, events of its start, children, a clock. Imports no
+torch."""

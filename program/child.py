@@ -5,7 +5,7 @@ Owns the process and its pipes. Does not know what the module does, apart from t
 
 Invariants: a child leads a session of its own, so a terminal's Ctrl-C does not reach it. It does not outlive its
 parent: on Linux the kernel kills it when the *thread* that constructed the `Child` ends. When its end was noticed, by
-`poll`, `wait`, `watch` or `end`, nothing of its process group is left. Nobody is signalled after the end was noticed.
+`poll`, `wait`, `watch` or `end`, nothing of its process group is left. No signal is sent after the end was noticed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wire.errors import ChildFailed
 
 PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
 KILL_S = 10.0
-"""What the kernel gets to clear a process away after SIGKILL."""
+"""The time that the kernel gets to end a process after SIGKILL."""
 _TETHER = Path(__file__).with_name("tether.py")
 _READ_BYTES = 64 * 1024
 
@@ -86,7 +86,8 @@ class Child:
 
     @property
     def stdout(self) -> IO[bytes]:
-        """Its standard output, opened with `PIPE`. Whoever reads here must not call `read_line` or `wait_ready`."""
+        """Its standard output, opened with `PIPE`. A caller that reads from it must not call `read_line` or
+        `wait_ready`."""
         return _piped(self._process.stdout)
 
     @property
@@ -163,7 +164,7 @@ class Child:
         status = self.wait(KILL_S)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
-                with contextlib.suppress(OSError):  # what was written and not flushed has no reader any more
+                with contextlib.suppress(OSError):  # the child can no longer read what was written and not flushed
                     pipe.close()
         return status
 

@@ -1,7 +1,7 @@
-"""What a program of Baton says on stdout about its start: how far it is, and that it is ready.
+"""Events that a program of Baton prints to stdout while it starts: its progress, and that it is ready.
 
-Owns both ends of that line: one JSON object, `{"event": "ready", ...}`, for a program that listens, words for a person
-at a terminal. Does not know who says it and who listens.
+Owns the writing and the parsing of such a line: one JSON object, `{"event": "ready", ...}`, when a program reads it,
+and words when a person does at a terminal. Does not know which programs write and read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BAR_WIDTH = 30
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How far a stage of the start is, in bytes of `WEIGHTS` or a number of `GRAPHS`."""
+    """The progress of a stage of the start, in bytes of `WEIGHTS` or a number of `GRAPHS`."""
 
     role: str
     done: int
@@ -28,7 +28,8 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The program does its work now. `address`: its HTTP port. "" stands for an address that it does not have.
+    """The program has started and does its work. `address`: its HTTP port. "" stands for an address that it does not
+    have.
 
     `control_address` is where nodes reach a router, `peer_address` where nodes reach a node.
     """
@@ -43,7 +44,7 @@ Event = Loading | Ready
 
 
 def emit(event: Event) -> None:
-    """Say `event` on stdout."""
+    """Print `event` to stdout."""
     sys.stdout.write(_for_person(event) if sys.stdout.isatty() else _for_program(event))
     sys.stdout.flush()
 

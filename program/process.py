@@ -1,5 +1,5 @@
-"""What every program of Baton does at its edges: report errors, log, set up its memory, let in only programs that have
-the cluster key."""
+"""Functions that every program of Baton calls when it starts: error reporting, logging, memory settings, and the check
+that other programs have the cluster key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def configure_logging(level: str) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse freed memory: giving it back makes every step, and every message, fault its pages in again."""
+    """Let glibc reuse freed memory: if it returned the memory to the system, every step and message would fault pages
+    in."""
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
@@ -47,10 +48,10 @@ def keep_freed_memory() -> None:
     mallopt(_MALLOC_TRIM_THRESHOLD, _KEEP_BYTES)
 
 
-def spare_what_lasts() -> None:
-    """At the end of a start: tell the garbage collector to pass over everything that exists.
+def freeze_startup_objects() -> None:
+    """Exclude all objects that exist now from garbage collection. Call it once, at the end of a start.
 
-    It would find no garbage there, and stop every request for a tenth of a second each time.
+    They live as long as the program, and each look through them would stop all requests for a tenth of a second.
     """
     gc.collect()
     gc.freeze()

@@ -2,8 +2,8 @@
 
 `python -P tether.py PARENT_PID MODULE ARGUMENT...`, started by `program.child`. On Linux the kernel kills this process
 when the thread that started it ends, however it ends; elsewhere only the module runs. PARENT_PID 0 means no tether.
-A file of its own because the request to the kernel has to come from the child: a parent that has threads must not run
-Python between fork and exec.
+This is a file of its own because the request to the kernel has to come from the child, and a parent that has threads
+must not run Python between fork and exec.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def main() -> None:
     parent_pid, module = int(sys.argv[1]), sys.argv[2]
     if parent_pid:
         die_with(parent_pid)
-    # -P keeps the working directory, where a folder may be called `router` too, off the path; ours comes first.
+    # -P keeps the working directory off the path, which may contain another folder `router`; Baton's folder comes
+    # first.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     sys.argv = [module, *sys.argv[3:]]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

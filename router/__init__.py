@@ -1,1 +1,1 @@
-"""The referee: owns every client's stream from the first byte to the last. Starts without torch."""
+"""The router: it owns every client's stream from the first byte to the last, and it starts without torch."""

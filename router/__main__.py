@@ -1,7 +1,8 @@
 """`python -m router`: the router from its command line.
 
-Start: settings, tokenizer, control socket, HTTP port, "ready". Stop (SIGTERM): refuse new requests, finish the running
-ones to a deadline, close everything. A second signal ends it at once.
+The start reads settings, loads the tokenizer, opens the control socket and the HTTP port, and says "ready". On SIGTERM
+the router refuses new requests, lets the running ones finish until a deadline, and closes everything. A second signal
+ends it at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from engine.models.config import load_config
 from engine.models.identity import find_checkpoint, model_fingerprint, model_name
 from engine.models.weight_files import weight_files
 from program.events import Ready, emit
-from program.process import configure_logging, report_errors, spare_what_lasts, start_authenticator
+from program.process import configure_logging, freeze_startup_objects, report_errors, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve
 from router.app import build_app
 from router.control import ControlLink
@@ -80,7 +81,7 @@ async def serve(settings: RouterSettings) -> None:
         app = build_app(endpoints, registry, metrics, settings.max_body_bytes)
         address = await _listen(app, settings, stack)
         control.start(relay)
-        spare_what_lasts()
+        freeze_startup_objects()
         emit(Ready("router", address, control.address))
         await _until_stopped(endpoints, relay, settings.shutdown_timeout_s)
 
@@ -96,7 +97,7 @@ def _relay(settings: RouterSettings, registry: NodeRegistry, control: ControlLin
 
 
 def _own_fingerprint(folder: Path) -> str | None:
-    """The model's fingerprint, or None where only its tokenizer is at hand."""
+    """The model's fingerprint, or None when the checkpoint folder has a tokenizer but no weights."""
     try:
         weight_files(folder)
     except ModelLoadError:
@@ -119,7 +120,7 @@ async def _listen(app: web.Application, settings: RouterSettings, stack: context
     try:
         await site.start()
     except OSError as error:
-        # asyncio wraps the system's sentence in its own; name resolution has negative numbers and only a text
+        # asyncio wraps the system's message in its own; errors of name resolution have negative numbers and only a text
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         raise InvalidSetting(f"--port: cannot listen on {settings.host}:{settings.port}: {reason}") from None
     host, port = runner.addresses[0][:2]
@@ -128,19 +129,19 @@ async def _listen(app: web.Application, settings: RouterSettings, stack: context
 
 async def _until_stopped(endpoints: Endpoints, relay: Relay, timeout_s: float) -> None:
     loop = asyncio.get_running_loop()
-    asked, insisted = asyncio.Event(), asyncio.Event()
+    stop_asked, stop_now = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
-        (insisted if asked.is_set() else asked).set()
+        (stop_now if stop_asked.is_set() else stop_asked).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    await asked.wait()
+    await stop_asked.wait()
     endpoints.is_draining = True
     deadline_s = time.monotonic() + timeout_s
-    while relay.num_in_flight and not insisted.is_set() and time.monotonic() < deadline_s:
+    while relay.num_in_flight and not stop_now.is_set() and time.monotonic() < deadline_s:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(insisted.wait(), 0.05)
+            await asyncio.wait_for(stop_now.wait(), 0.05)
     relay.fail_all(Overloaded("the router is shutting down", retry_after_s=5))
 
 

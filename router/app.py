@@ -1,7 +1,7 @@
 """The aiohttp application: routes, error envelope, request ids.
 
-Owns what all endpoints share. Every answer, also those aiohttp makes by itself, is JSON with the OpenAI envelope and
-carries `x-request-id`; a bug of ours is a 500 that says nothing about its inside.
+Owns what all endpoints share. Every error, also one that aiohttp raises by itself, is answered as JSON in the OpenAI
+envelope, and every answer carries `x-request-id`. An internal bug is answered with status 500 and without details.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def _envelope(request: web.Request, handler: Handler) -> web.StreamRespons
             response.headers["Allow"] = error.headers["Allow"]
     except ConnectionError:
         raise  # the client is gone, or a stream was broken off on purpose
-    except Exception as error:  # the edge of one request: whatever it is, the others go on
+    except Exception as error:  # the outer edge of one request: the others go on
         _log.exception("request %s failed", request_id)
         response = _error_response(error)
     if not response.prepared:
@@ -76,7 +76,7 @@ async def _envelope(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 async def _add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Streams send their headers before the middleware sees them again."""
+    """Add the id here, because a stream sends its headers before the middleware sees the response."""
     if _REQUEST_ID in request:
         response.headers.setdefault("x-request-id", request[_REQUEST_ID])
 

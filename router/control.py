@@ -1,10 +1,10 @@
 """The router's side of the control connections: one ZMQ ROUTER socket that every node dials.
 
 Owns the socket, its place in the event loop, and the liveness timer. Hands decoded messages to the `ControlHandler` it
-is started with; a message that does not decode is counted and dropped, and costs nobody else anything.
+is started with; a message that cannot be decoded is counted and dropped, and does not affect other nodes.
 
-A node is dead when its connection is (noticed by the next message to it, at least two Pings a second) or when its
-heartbeat stops.
+A node is lost when its connection is closed (the next message to it shows that, and there are two Pings a second) or
+when its heartbeat stops.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _log = logging.getLogger(__name__)
 
 
 class ControlHandler(Protocol):
-    """What a router does with the messages of its nodes."""
+    """Handles the messages of nodes, and their loss."""
 
     def on_tokens(self, tokens: Tokens) -> None:
-        """Tokens of one step of a node."""
+        """A node sampled these tokens in one step."""
         ...
 
     def on_failed(self, failed: Failed, epoch: int) -> None:
@@ -54,13 +54,13 @@ class ControlHandler(Protocol):
         ...
 
     def on_node_lost(self, node: Node, reason: str) -> None:
-        """A node is gone, with everything it was doing."""
+        """A node is lost, and so are all legs that ran on it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What a link has from its start to its close."""
+    """The state of a link that reads, which it has from `start` to `close`."""
 
     loop: asyncio.AbstractEventLoop
     handler: ControlHandler
@@ -87,14 +87,14 @@ class ControlLink:
         self._reading: _Reading | None = None
 
     def start(self, handler: ControlHandler) -> None:
-        """Begin to read, for `handler`. Call on the event loop."""
+        """Begin to read messages and hand them to `handler`. Must be called on the event loop."""
         loop = asyncio.get_running_loop()
         self._reading = _Reading(loop, handler, loop.create_task(self._ping_forever(handler), name="ping"))
         loop.add_reader(self._socket.fileno(), self._read, handler)
         self._read(handler)
 
     async def close(self) -> None:
-        """Stop reading and hang up."""
+        """Stop reading and close the socket."""
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.pinger.cancel()
@@ -103,8 +103,8 @@ class ControlLink:
         self._socket.close()
 
     def send(self, epoch: int, message: object) -> bool:
-        """Send to the node of that epoch; False when it cannot be reached, and then it is lost: a node that has missed
-        a message would leave the request it was about waiting for ever."""
+        """Send to the node of that epoch. Returns False when the node cannot be reached; it is then declared lost,
+        because a request whose message it missed would wait for ever."""
         if self._send(control_identity(epoch), message):
             return True
         node = self._registry.get(epoch)
@@ -187,7 +187,7 @@ class ControlLink:
         while True:
             await asyncio.sleep(PING_INTERVAL_S)
             now_s = time.monotonic()
-            # after a pause of our own, silence proves nothing: give everybody the time we missed
+            # after a pause of this process, silence proves nothing: every node gets the missed time back
             pause_s, last_s = now_s - last_s - PING_INTERVAL_S, now_s
             for node in self._registry.all():
                 node.heard_s += max(0.0, pause_s)

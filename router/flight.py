@@ -1,12 +1,12 @@
-"""One request between its start and its end: its attempts, its legs, its journal, its deadline.
+"""A flight is one request while it runs, with its attempts, its legs, its journal and its deadline.
 
 A flight ends in exactly one way: its last delivery carries a finish reason, or an error is handed to its reader, or its
 reader closes it. When an attempt fails (a node reports it, or a node is lost) the next one carries prompt + emitted
-tokens, and old tokens are fenced off by the attempt number. A handoff that failed twice is not tried a third time: the
-decode node computes the prompt itself.
+tokens, and tokens of earlier attempts are recognised by their attempt number and dropped. A handoff that failed twice
+is not tried a third time: the decode node computes the prompt itself.
 
-Knows token ids only. What is due goes into the reader's `Inbox`, which several flights share when an answer has several
-choices.
+Knows token ids only. Tokens for the client go into the reader's `Inbox`, which several flights share when an answer has
+several choices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RelayCounters:
-    """What happened so far; read by metrics."""
+    """Counts of what happened to requests. The metrics report them."""
 
     num_requests: int = 0
     num_finished: int = 0
@@ -46,7 +46,7 @@ class RelayCounters:
 
 @dataclass(frozen=True, slots=True)
 class FlightFigures:
-    """What one request took: `num_cached_tokens` of its prompt were cached, `num_attempts` counts from 1."""
+    """The measurements of one request: `num_cached_tokens` of its prompt were cached, `num_attempts` counts from 1."""
 
     num_cached_tokens: int
     handoff: HandoffFigures | None
@@ -55,8 +55,8 @@ class FlightFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class FlightMeans:
-    """What all flights of a relay share. `clock` is the host's, see `program.clock`."""
+class FlightContext:
+    """The collaborators and limits that all flights of a relay share. `clock` is the host's, see `program.clock`."""
 
     routing: Routing
     sender: ControlSender
@@ -67,37 +67,38 @@ class FlightMeans:
 
 
 class Flight:
-    """See the module. Its deliveries go to `inbox` under `index`. Its deadline is one timer of the running loop."""
+    """See the module. Its deliveries go to `inbox` as those of choice `index`. Its deadline is a timer of the running
+    loop."""
 
-    def __init__(self, means: FlightMeans, request: RelayRequest, inbox: Inbox, index: int) -> None:
+    def __init__(self, context: FlightContext, request: RelayRequest, inbox: Inbox, index: int) -> None:
         self.handoff_id = secrets.token_bytes(16)
-        self._means = means
+        self._context = context
         self._request = request
         self._inbox = inbox
         self._index = index
-        self._journal = Journal(times=RelayTimes(means.clock))
+        self._journal = Journal(times=RelayTimes(context.clock))
         self._legs: Legs | None = None
         self._avoided: set[int] = set()
         self._num_transfer_failures = 0
         self._has_failed = False
-        self._deadline = asyncio.get_running_loop().call_later(means.timeout_s, self._on_deadline)
+        self._deadline = asyncio.get_running_loop().call_later(context.timeout_s, self._on_deadline)
 
     @property
     def figures(self) -> FlightFigures:
-        """What it took so far."""
+        """The measurements so far."""
         journal = self._journal
         return FlightFigures(journal.num_cached_tokens or 0, journal.handoff, replace(journal.times), journal.attempt)
 
     def start(self) -> None:
-        """Begin the first attempt. Where there is no node for it, that is the flight's error."""
-        self._means.counters.num_requests += 1
+        """Begin the first attempt. When no node is available, the flight fails with that error."""
+        self._context.counters.num_requests += 1
         try:
             self._start_attempt()
         except BatonError as error:
             self.fail(error)
 
     def on_event(self, event: TokenEvent, epoch: int) -> None:
-        """Tokens from the node of that epoch."""
+        """Take tokens that the node of that epoch has sent."""
         journal, legs = self._journal, self._legs
         if legs is None or event.attempt != journal.attempt:
             return
@@ -111,15 +112,15 @@ class Flight:
             return
         for delivery in deliveries:
             self._inbox.put(self._index, delivery)
-            self._means.counters.num_finished += bool(delivery.finish_reason)
+            self._context.counters.num_finished += bool(delivery.finish_reason)
         if not deliveries and is_of_decode and journal.has_gap:
-            # a decode node sends in order and repeats token 1: what is missing was lost on the way
+            # a decode node sends in order and repeats token 1, so a missing token was lost on its way
             self._attempt_failed(RequestFailed("tokens of the decode node were lost"))
 
     def on_failed(self, failed: Failed, epoch: int) -> None:
         """The node of that epoch reports that an attempt failed."""
         if failed.attempt != self._journal.attempt or not self._needs(epoch):
-            return  # old, or a leg whose part is over: the other one goes on without it
+            return  # an earlier attempt, or a leg that is over: the other leg goes on without it
         if failed.code == TransferFailed.code:
             self._num_transfer_failures += 1
         else:
@@ -127,39 +128,40 @@ class Flight:
         self._attempt_failed(remote_error(failed.code, failed.message))
 
     def on_node_lost(self, node: Node, reason: str) -> None:
-        """A node is gone, which may be one of this flight's."""
+        """A node is lost; the attempt fails if one of its legs runs there."""
         if self._needs(node.epoch):
             self._attempt_failed(RequestFailed(f"{node.role} node {node.node_id} was lost: {reason}"))
 
     def fail(self, error: BatonError) -> None:
-        """End with `error`, after what is due already. Does nothing to a flight that has ended."""
+        """End with `error`, which the reader gets after all earlier deliveries. Does nothing to a flight that has
+        ended."""
         if self._has_failed or self._journal.has_finished:
             return
         self._has_failed = True
-        self._means.counters.num_failed += 1
+        self._context.counters.num_failed += 1
         self._stop()
         self._inbox.fail(error)
 
     def close(self) -> None:
-        """The reader wants no more: what still runs on nodes is cancelled. Called once."""
-        self._means.counters.num_cancelled += not (self._has_failed or self._journal.has_finished)
+        """The reader wants no more tokens: cancel the legs that still run. Must be called once."""
+        self._context.counters.num_cancelled += not (self._has_failed or self._journal.has_finished)
         self._stop()
 
     def _needs(self, epoch: int) -> bool:
         return self._legs is not None and self._legs.run_on(epoch) and not self._journal.has_finished
 
     def _on_deadline(self) -> None:
-        self.fail(DeadlineExceeded(f"the request took longer than {self._means.timeout_s:g} s"))
+        self.fail(DeadlineExceeded(f"the request took longer than {self._context.timeout_s:g} s"))
 
     def _attempt_failed(self, error: BatonError) -> None:
         """Try again where that can help, otherwise hand the error to the reader."""
-        if not isinstance(error, _RETRYABLE) or self._journal.attempt >= self._means.max_attempts:
+        if not isinstance(error, _RETRYABLE) or self._journal.attempt >= self._context.max_attempts:
             self.fail(error)
             return
         self._cancel_legs()
-        self._means.counters.num_retries += 1
+        self._context.counters.num_retries += 1
         self._journal.next_attempt()
-        _log.warning("attempt %d of a request: %s", self._journal.attempt, error)
+        _log.warning("a request is tried again, attempt %d: %s", self._journal.attempt, error)
         try:
             self._start_attempt()
         except BatonError as final:
@@ -167,15 +169,15 @@ class Flight:
 
     def _start_attempt(self) -> None:
         """Choose nodes and send both legs. Raises `NoNode`."""
-        request, journal, means = self._request, self._journal, self._means
+        request, journal, context = self._request, self._journal, self._context
         token_ids = (*request.prompt_ids, *journal.token_ids)
         allows_handoff = self._num_transfer_failures < _MAX_TRANSFER_FAILURES
-        route = means.routing.choose(token_ids, request.cache_salt, self._avoided, allows_handoff=allows_handoff)
+        route = context.routing.choose(token_ids, request.cache_salt, self._avoided, allows_handoff=allows_handoff)
         nodes = [route.decode] if route.prefill is None else [route.prefill, route.decode]
         journal.times.legs_sent(now_us(), *(node.hello.clock for node in nodes))
-        self._legs = Legs(means.sender, route, Attempt(self.handoff_id, journal.attempt, request, token_ids))
-        means.counters.num_split += route.prefill is not None
-        means.counters.num_local += route.prefill is None
+        self._legs = Legs(context.sender, route, Attempt(self.handoff_id, journal.attempt, request, token_ids))
+        context.counters.num_split += route.prefill is not None
+        context.counters.num_local += route.prefill is None
 
     def _cancel_legs(self) -> None:
         if self._legs is not None:

@@ -1,8 +1,8 @@
-"""Between the relay and the task that writes an answer: what is due to its client.
+"""The inbox of an answer: a queue between the relay and the task that writes to the client.
 
-One inbox for all requests of an answer, one task that takes. What came while that task was busy is taken together, so
-it leaves together. An inbox holds no more than the tokens its requests may have; a client that takes nothing is dropped
-by the deadline of its write.
+All requests of an answer share one inbox, and one task takes from it. Deliveries that came while that task was busy are
+taken together, and so they are written together. An inbox never holds more tokens than its requests may generate; a
+client that reads nothing is dropped when the deadline of a write passes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _MAX_TAKEN = 64
 
 
 class Inbox:
-    """Deliveries as they come, each with the index of its choice, and the error that ends the answer."""
+    """Holds deliveries in the order of their arrival, each with the index of its choice, and the error that ends the
+    answer."""
 
     def __init__(self) -> None:
         self._due: list[tuple[int, Delivery]] = []
@@ -24,19 +25,20 @@ class Inbox:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, index: int, delivery: Delivery) -> None:
-        """A delivery for choice `index`."""
+        """Add a delivery for choice `index`."""
         self._due.append((index, delivery))
         self._wake()
 
     def fail(self, error: BatonError) -> None:
-        """Nothing good comes any more: `error` is raised when all deliveries have been taken. The first one counts."""
+        """No more deliveries come: `take` raises `error` once all of them have been taken. Only the first error
+        counts."""
         self._error = self._error or error
         self._wake()
 
     async def take(self) -> list[tuple[int, Delivery]]:
-        """What has come since the last call, at least one and not more than a turn of the loop should take."""
+        """Return what has come since the last call: at least one delivery, and at most `_MAX_TAKEN`."""
         if self._due:
-            # the taker is behind: the others come before its next share
+            # deliveries were waiting already: other tasks run first, so that one busy answer does not slow them down
             await asyncio.sleep(0)
         while not self._due:
             if self._error is not None:

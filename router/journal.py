@@ -16,9 +16,9 @@ _MAX_EARLY_EVENTS = 64
 
 
 class Delivery(NamedTuple):
-    """Tokens that are now due to the client, with one entry of logprobs each or none, and how the request ended.
+    """Tokens that can be sent to the client now, with one entry of logprobs each or none, and the finish reason or "".
 
-    A tuple, not a dataclass: there is one for each token, and it takes a third of the time to make.
+    It is a tuple because there is one for each token, and a dataclass takes three times as long to construct.
     """
 
     token_ids: tuple[int, ...]
@@ -28,7 +28,7 @@ class Delivery(NamedTuple):
 
 @dataclass(slots=True)
 class Journal:
-    """Everything emitted so far, under the number of the current attempt, and what it took to get it."""
+    """Everything emitted so far, the number of the current attempt, and the measurements of the request."""
 
     attempt: int = 1
     token_ids: list[int] = field(default_factory=list)
@@ -44,24 +44,25 @@ class Journal:
         return bool(self._early)
 
     def next_attempt(self) -> int:
-        """Fence off everything that the current attempt may still send."""
+        """Begin the next attempt: whatever the current one may still send is ignored from now on."""
         self.attempt += 1
         self._early.clear()
         return self.attempt
 
     def record(self, event: TokenEvent) -> list[Delivery]:
-        """Take in an event; what became deliverable, in order. Raises `ValueError` for a gap that cannot close."""
+        """Record an event; returns what can be delivered now, in order. Raises `ValueError` for a gap that cannot
+        close."""
         if event.attempt != self.attempt or self.has_finished:
             return []
         self._note_figures(event)
         if event.index > len(self.token_ids):
-            self._keep_early(event)
+            self._store_early(event)
             return []
         deliveries = [self._append(event)]
         while self._early and not self.has_finished and (first := min(self._early)) <= len(self.token_ids):
             deliveries.append(self._append(self._early.pop(first)))
         if self.has_finished:
-            self._early.clear()  # what came from behind the end is no gap
+            self._early.clear()  # tokens after the end are not a gap
         return [delivery for delivery in deliveries if delivery.token_ids]
 
     def _note_figures(self, event: TokenEvent) -> None:
@@ -72,7 +73,7 @@ class Journal:
         if event.times is not None:
             self.times.sampled(event.index, event.times)
 
-    def _keep_early(self, event: TokenEvent) -> None:
+    def _store_early(self, event: TokenEvent) -> None:
         if len(self._early) >= _MAX_EARLY_EVENTS:
             raise ValueError(f"output {len(self.token_ids)} never came, {event.index} did")
         known = self._early.get(event.index)

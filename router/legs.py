@@ -1,4 +1,4 @@
-"""The legs of one attempt: sent at once to the nodes of a route, and cancelled there when nobody wants them any more.
+"""The legs of one attempt: both are sent to the nodes of a route at the same time, and cancelled when the attempt ends.
 
 Owns the load that an attempt puts on its nodes: each leg counts once from its sending until it is over.
 """
@@ -18,13 +18,13 @@ class ControlSender(Protocol):
     """Sends messages to nodes."""
 
     def send(self, epoch: int, message: object) -> bool:
-        """False when the node cannot be reached: the caller need not care, it is declared lost soon."""
+        """Returns False when the node cannot be reached. The caller need not react: the node is then declared lost."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RelayRequest:
-    """What one choice asks of the nodes."""
+    """The request of one choice, as nodes see it."""
 
     prompt_ids: tuple[int, ...]
     params: DecodingParams
@@ -41,7 +41,7 @@ class Attempt:
     token_ids: tuple[int, ...]
 
     def prefill_leg(self, decode: Node) -> Prefill:
-        """What the prefill node is sent; `decode` is where its KV goes."""
+        """The message for the prefill node; `decode` is the node that gets the KV."""
         return Prefill(
             handoff_id=self.handoff_id,
             attempt=self.number,
@@ -54,7 +54,8 @@ class Attempt:
         )
 
     def decode_leg(self, prefill: Node | None) -> Decode:
-        """What the decode node is sent; `prefill` is where the KV comes from, if it does not compute that itself."""
+        """The message for the decode node; `prefill` is the node that computes the KV, None when the decode node
+        does."""
         peer = None if prefill is None else PrefillPeer(prefill.node_id, prefill.epoch, prefill.hello.peer_address)
         return Decode(
             handoff_id=self.handoff_id,
@@ -68,7 +69,7 @@ class Attempt:
 
 
 class Legs:
-    """Both legs of one attempt, or the decode leg alone. Making it sends them."""
+    """Both legs of one attempt, or the decode leg alone. Constructing it sends them."""
 
     def __init__(self, sender: ControlSender, route: Route, attempt: Attempt) -> None:
         self.decode_epoch = route.decode.epoch
@@ -91,7 +92,7 @@ class Legs:
             self._prefill = None
 
     def cancel(self) -> None:
-        """Whatever still runs is not wanted. Does nothing the second time."""
+        """Cancel the legs that still run. Does nothing the second time."""
         for node in (self._prefill, self._decode):
             if node is not None:
                 node.load -= 1

@@ -1,7 +1,7 @@
-"""What the router measures, in the names the field uses.
+"""The router's metrics, under the names that other servers use.
 
 Owns one Prometheus registry. TTFT, inter-token latency and end-to-end latency are taken where tokens leave the relay:
-network and detokenizing of the client's side are not in them. What happened inside the nodes is told by their stamps.
+they include neither the network to the client nor detokenizing. Times inside the nodes come from the nodes' stamps.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RouterMetrics:
         )
 
     def streamed(self, client: ClientTimes, relay: RelayTimes) -> None:
-        """A stream ended well."""
+        """Record a stream that ended without an error."""
         if relay.clock and relay.first is not None and client.first_written_us is not None:
             self.handover.observe((client.first_written_us - relay.first.sampled_us) / 1e6)
 
@@ -69,7 +69,7 @@ class RouterMetrics:
 
 
 class TokenMetrics(Collector):
-    """What is counted for each token, in plain numbers: prometheus_client's take five times as long to add to."""
+    """Counts each token in plain numbers, because the counters of prometheus_client take five times as long."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -77,7 +77,7 @@ class TokenMetrics(Collector):
         self._sum_s = 0.0
 
     def gap(self, gap_s: float) -> None:
-        """Tokens were delivered so long after those before them."""
+        """Record the time between a delivery and the one before it."""
         self._num_gaps[bisect_left(_ITL_BUCKETS, gap_s)] += 1
         self._sum_s += gap_s
 
@@ -99,7 +99,7 @@ class RequestTimer:
         metrics.prompt_tokens.inc(num_prompt_tokens)
 
     def tokens(self, count: int) -> None:
-        """`count` tokens were delivered together."""
+        """Record that `count` tokens were delivered together."""
         now_s = time.monotonic()
         if self._last_s is None:
             self._metrics.time_to_first_token.observe(now_s - self._start_s)
@@ -109,7 +109,7 @@ class RequestTimer:
         self._metrics.tokens.num_tokens += count
 
     def finished(self, reason: str, times: RelayTimes) -> None:
-        """The request ended well."""
+        """Record that the request ended without an error."""
         self._metrics.e2e_latency.observe(time.monotonic() - self._start_s)
         if times.first is not None:
             self._metrics.prefill_time.observe((times.first.sampled_us - times.first.begun_us) / 1e6)

@@ -1,6 +1,6 @@
-"""The nodes this router knows: who may join, who is alive, what each is expected to have cached.
+"""The registry of nodes: which may join, which are alive, and what each is expected to have cached.
 
-Owns membership. Does not own requests: it says which node died, the relay does something about it. The wire is
+Owns membership. Does not own requests: it says which node is lost, and the relay reacts. Messages travel through
 `router/control.py`.
 
 Invariants: all registered nodes have the same model fingerprint and KV layout, so any prefill node fits any decode
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Node:
-    """One life of a node. `load` is counted here, so that it is right before the node has heard of a request."""
+    """One life of a node, named by its epoch. `load` counts legs, also those that the node has not received yet."""
 
     hello: Hello
     heard_s: float
@@ -35,7 +35,7 @@ class Node:
 
     @property
     def epoch(self) -> int:
-        """What identifies this life."""
+        """The random number that identifies this life."""
         return self.hello.epoch
 
     @property
@@ -74,7 +74,7 @@ class NodeRegistry:
 
     @property
     def max_request_tokens(self) -> int | None:
-        """What fits the smallest node; None while there is none."""
+        """The longest prompt plus output that every node can hold; None while there is no node."""
         return min((node.hello.max_request_tokens for node in self._nodes.values()), default=None)
 
     def register(self, hello: Hello, now_s: float) -> Node | None:
@@ -92,7 +92,7 @@ class NodeRegistry:
         return earlier
 
     def heartbeat(self, beat: Heartbeat, now_s: float) -> bool:
-        """Note that a node lives. False when it is unknown."""
+        """Record that a node lives. False when it is unknown."""
         node = self._nodes.get(beat.epoch)
         if node is None:
             return False
@@ -123,7 +123,7 @@ class NodeRegistry:
         return self._nodes.pop(epoch, None)
 
     def overdue(self, now_s: float) -> list[Node]:
-        """Nodes that have not been heard of for `DEAD_AFTER_S`."""
+        """Nodes that have sent nothing for `DEAD_AFTER_S`."""
         return [node for node in self._nodes.values() if now_s - node.heard_s > DEAD_AFTER_S]
 
     def _check(self, hello: Hello) -> None:

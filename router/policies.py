@@ -1,6 +1,6 @@
 """Policies: which of several nodes takes a leg, chosen by name.
 
-A policy sees of a node how many legs it has and what its prefix cache is expected to hold, and nothing else.
+All that a policy sees of a node is how many legs it has and what its prefix cache is expected to hold.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Policy(Protocol):
 
 class Prefix:
     """Longest expected cached prefix, then load. A node with more than `_MAX_EXTRA_LOAD` legs above the least loaded
-    one is passed over: a popular prefix must not send everybody to the same node."""
+    one is passed over: a popular prefix must not send all requests to the same node."""
 
     def choose(self, candidates: Sequence[CandidateT], prompt_hashes: Sequence[bytes]) -> CandidateT:
         """See `Policy`."""
@@ -59,7 +59,7 @@ class LeastLoaded:
 
 
 class RoundRobin:
-    """Each node in turn. Ignores load and caches: the yardstick for the others."""
+    """Each node in turn. Ignores load and caches: a baseline for the other policies."""
 
     def __init__(self) -> None:
         self._turn = 0

@@ -1,9 +1,9 @@
-"""All requests in flight: who may come in, and to which of them a node's message belongs.
+"""The relay: it admits requests, and passes each message of a node to the request in flight that it belongs to.
 
-Owns the table of flights and the limits of the router. What becomes of a request is `router/flight.py`; text is the
-business of `router/openai`, sockets of `router/control.py`. Lives on one event loop.
+Owns the table of flights and the limits of the router. `router/flight.py` handles a single request, `router/openai`
+handles text, and `router/control.py` handles sockets. Lives on one event loop.
 
-A request stays in the table until its reader closes it, so that what is written slowly still counts.
+A request stays in the table until its reader closes it, so that one whose answer is still being written counts too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from program.clock import host_clock
-from router.flight import Flight, FlightMeans, RelayCounters
+from router.flight import Flight, FlightContext, RelayCounters
 from router.inbox import Inbox
 from router.legs import ControlSender, RelayRequest
 from router.nodes import Node, NodeRegistry
@@ -46,7 +46,7 @@ class Relay:
         self._registry = registry
         self._sender = sender
         self._max_concurrent_requests = settings.max_concurrent_requests
-        self._means = FlightMeans(
+        self._context = FlightContext(
             routing=Routing(registry, prefill_policy, decode_policy, settings.local_prefill_tokens),
             sender=sender,
             counters=self.counters,
@@ -75,7 +75,7 @@ class Relay:
             )
 
     def check_room(self, num_requests: int) -> None:
-        """Raise `Overloaded` when so many more requests would be too many."""
+        """Raise `Overloaded` when `num_requests` more would exceed the limit."""
         if len(self._flights) + num_requests > self._max_concurrent_requests:
             raise Overloaded(f"{len(self._flights)} requests are in flight already")
 
@@ -86,18 +86,18 @@ class Relay:
         The caller has to `close` it, whatever comes. Raises `Overloaded`.
         """
         self.check_room(1)
-        flight = Flight(self._means, request, inbox, index)
+        flight = Flight(self._context, request, inbox, index)
         self._flights[flight.handoff_id] = flight
         flight.start()
         return flight
 
     def close(self, flight: Flight) -> None:
-        """Nobody reads this request any more: cancel what nodes still do for it. Harmless when repeated."""
+        """The reader wants no more of this request: cancel what nodes still do for it. Harmless when repeated."""
         if self._flights.pop(flight.handoff_id, None) is not None:
             flight.close()
 
     def fail_all(self, error: BatonError) -> None:
-        """End every request with `error`, after what it has been sent already."""
+        """End every request with `error`, which its reader gets after all earlier deliveries."""
         for flight in self._flights.values():
             flight.fail(error)
 
@@ -106,7 +106,7 @@ class Relay:
         for event in tokens.events:
             flight = self._flights.get(event.handoff_id)
             if flight is None:
-                # its node has not heard of the end, or was taken for lost: it must not go on for nobody
+                # the node has not heard that the request ended, or was declared lost: it must stop
                 self._sender.send(tokens.epoch, Cancel(event.handoff_id, event.attempt))
             else:
                 flight.on_event(event, tokens.epoch)

@@ -1,4 +1,4 @@
-"""Where a request goes: which decode node, and whether a prefill node computes its prompt.
+"""Routing: which decode node takes a request, and whether a prefill node computes its prompt.
 
 Owns the choice, not the membership (`router/nodes.py`) and not the legs (`router/legs.py`). A decode node computes a
 prompt itself when it lacks few tokens of it, when there is no prefill node, and when its handoffs have failed.

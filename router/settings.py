@@ -12,7 +12,7 @@ _POLICY_NAMES = tuple(POLICIES)
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """Where clients and nodes reach the router, and how it spreads work."""
+    """The addresses at which clients and nodes reach the router, its policies and its limits."""
 
     model: str = setting("", "checkpoint folder or hub id, for its tokenizer; empty: the demo model", positional=True)
     host: str = setting("127.0.0.1", "address of the HTTP endpoint")

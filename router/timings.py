@@ -1,8 +1,8 @@
-"""When a request passed which station on its way, in microseconds of the clock that a host's programs share.
+"""Timestamps of a request on its way through the programs, in microseconds of the clock that a host's programs share.
 
-Owns the stamps and their names in `usage.timings`. Every stamp is taken before what it announces is handed on, so the
-time between two stations is never negative. Stamps of different programs are put side by side only when all of them
-named the same clock (see `program.clock`).
+Owns the stamps and their names in `usage.timings`. Every stamp is taken before the token or message that it belongs to
+is passed on, so the time between two stamps in order is never negative. Stamps of different programs are compared only
+when all of them named the same clock (see `program.clock`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Timings: TypeAlias = dict[str, int | str | None]
 
 @dataclass(slots=True)
 class RelayTimes:
-    """From the router to the nodes and back. `clock` is the one that all legs share with the router, or ""."""
+    """Stamps on the way from the router to the nodes and back. `clock` is the one that all legs share with the router,
+    or ""."""
 
     clock: str = ""
     sent_us: int | None = None
@@ -33,7 +34,7 @@ class RelayTimes:
             self.clock = ""
 
     def sampled(self, index: int, times: StepTimes) -> None:
-        """How output `index` came about; the first word about it counts."""
+        """Record the times of output `index`; only the first report of it counts."""
         if index == 0 and self.first is None:
             self.first = times
         elif index == 1 and self.second is None:
@@ -42,14 +43,15 @@ class RelayTimes:
 
 @dataclass(slots=True)
 class ClientTimes:
-    """From the client to the router and back. A time of writing is None where its event was not that token alone."""
+    """Stamps between client and router. A time of writing is None when that token was not written in an event of its
+    own."""
 
     received_us: int
     first_written_us: int | None = None
     second_written_us: int | None = None
 
     def written(self, num_tokens: int, at_us: int) -> None:
-        """An event is about to be written with which `num_tokens` tokens have been sampled in all."""
+        """An event is about to be written; with it the client has `num_tokens` tokens in all."""
         if num_tokens == 1:
             self.first_written_us = at_us
         elif num_tokens == 2 and self.first_written_us is not None:
@@ -57,7 +59,7 @@ class ClientTimes:
 
 
 def timings_of(client: ClientTimes, relay: RelayTimes, num_attempts: int) -> Timings | None:
-    """What a client that asked for it is told; None when a node went by another clock."""
+    """The `timings` member for a client that asked for it; None when a node used another clock."""
     if not relay.clock:
         return None
     first, second = relay.first, relay.second

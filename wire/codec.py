@@ -1,8 +1,8 @@
 """Control messages on the wire: frozen dataclasses <-> bytes, validated field by field, checksummed.
 
 Owns the envelope and what the annotations of a message class mean on the wire; msgspec reads and checks the values.
-Does not know any message: a `Codec` is built from the message classes that one connection may carry, so whatever is not
-in its vocabulary does not decode.
+Does not know any message: a `Codec` is built from the message classes that one connection may carry, so a message that
+is not in its vocabulary cannot be decoded.
 
 Envelope, little endian:  magic b"BT" | u16 protocol version | u32 body length | u64 xxh3_64 of the body | body
 Body: a msgpack map {"t": tag, field: value, ...}; the tag is the class name. All fields must be present, none may be
@@ -32,7 +32,7 @@ import xxhash
 from wire.errors import InvalidMessage, Refused
 
 PROTOCOL_VERSION = 5
-"""How the versions differ.
+"""The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.
 2: blocks are verified as they arrive (Pushed), damaged ones are sent again (Resend), the kind of checksum is agreed on,
@@ -171,7 +171,7 @@ class _PackedNumbers:
         self.wire_type = Annotated[bytes, msgspec.Meta(max_length=packed.max_items * self._item_bytes)]
 
     def to_wire(self, value: tuple[Any, ...]) -> bytes:
-        if len(value) == 1:  # the tokens of a step are: parsing a format would take most of the time
+        if len(value) == 1:  # the usual case is one token of a step: parsing a format would take most of the time
             return self._one.pack(*value)
         _require_short(value, self._max_items)
         return struct.pack(f"<{len(value)}{self._typecode}", *value)
@@ -259,7 +259,7 @@ class _Record:
 
 
 def _values_getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    if len(names) > 1:  # of one name it makes no tuple
+    if len(names) > 1:  # attrgetter returns no tuple when it has one name
         return operator.attrgetter(*names)
     return lambda value: tuple(getattr(value, name) for name in names)
 
@@ -298,7 +298,7 @@ def _split(hint: Any) -> tuple[Any, Bounds | Length | Packed | None]:
 
 
 def _scalar(path: str, hint: Any, constraint: Any) -> Any:
-    """The type of a scalar with its bounds, in msgspec's words."""
+    """The msgspec type of a scalar with its bounds."""
     if hint is bool:
         return bool
     if hint is int:
@@ -308,7 +308,7 @@ def _scalar(path: str, hint: Any, constraint: Any) -> Any:
         return Annotated[int, msgspec.Meta(ge=int(bounds.low), le=limit)]
     if hint is float:
         low, high = (constraint.low, constraint.high) if constraint else (-sys.float_info.max, sys.float_info.max)
-        return Annotated[float, msgspec.Meta(ge=low, le=high)]  # what is not a number is outside of every range
+        return Annotated[float, msgspec.Meta(ge=low, le=high)]  # NaN lies outside every range
     longest = {str: _MAX_STRING, bytes: _MAX_BYTES}
     if hint not in longest:
         raise TypeError(f"{path}: {hint} is not part of the wire format")

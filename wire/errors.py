@@ -102,13 +102,13 @@ class Refused(BatonError):
 
 
 class InvalidMessage(BatonError):
-    """Bytes that do not decode to a known, valid message. Costs the sender's connection at most."""
+    """Bytes that do not decode to a known, valid message. At most, the sender's connection is closed."""
 
     code = "invalid_message"
 
 
 class TransferFailed(BatonError):
-    """KV of one handoff is incomplete, stale or damaged. The request falls back to recomputing; never served."""
+    """KV of one handoff is incomplete, stale or damaged. Such KV is never used: the prompt is computed again."""
 
     code = "transfer_failed"
 

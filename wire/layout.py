@@ -1,4 +1,4 @@
-"""What a KV block looks like in memory: the facts that two nodes must share before a byte may move between them.
+"""The layout of a KV block in memory, on which two nodes must agree before a byte may move between them.
 
 A block holds `block_size` tokens of all layers in one contiguous region: layer after layer in the model's order, so
 that what is computed first lies first. Layers may differ in what they store of a token. Those that store the same make
@@ -28,10 +28,10 @@ _Layer = Annotated[int, Bounds(0, MAX_LAYERS - 1)]
 
 @dataclass(frozen=True, slots=True)
 class LayerKv:
-    """What one layer stores of each token, and who reads it.
+    """The KV that one layer stores for each token, and how far back its attention reads.
 
     `kind` says what is stored. `key_value`: a key and a value of `head_dim` elements for each of `num_kv_heads` heads.
-    `window`: a token attends to at most so many tokens, itself included; None: to all before it.
+    `window`: a token attends to at most this number of tokens, itself included; None: to all before it.
     """
 
     num_kv_heads: _Count
@@ -93,7 +93,7 @@ class KvLayout:
 
     @property
     def layers(self) -> tuple[LayerKv, ...]:
-        """What each layer stores, in the model's order."""
+        """The KV of each layer, in the model's order."""
         stored = {number: group.kv for group in self.groups for number in group.layers}
         return tuple(stored[number] for number in range(len(stored)))
 
@@ -104,7 +104,7 @@ class KvLayout:
 
     @property
     def layer_ends(self) -> tuple[int, ...]:
-        """Where each layer of a block ends, in bytes from the begin of the block."""
+        """The end of each layer in a block, in bytes from the begin of the block."""
         return tuple(accumulate(self.layer_bytes(kv) for kv in self.layers))
 
     def layer_bytes(self, kv: LayerKv) -> int:

@@ -23,7 +23,7 @@ HEARTBEAT_INTERVAL_MS = 1_000
 HEARTBEAT_TIMEOUT_MS = 3_000
 MAX_QUEUED_MESSAGES = 4_096
 ZAP_DOMAIN = "baton"
-"""What the authenticator of a program knows our listening sockets by."""
+"""The ZAP domain of all listening sockets, by which the authenticator of a program recognises them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ClusterKey:
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """How sockets are opened. `max_message_bytes` bounds each received frame."""
+    """Options of sockets. `max_message_bytes` bounds each received frame."""
 
     cluster_key: ClusterKey | None = None
     max_message_bytes: int = MAX_MESSAGE_BYTES + 64

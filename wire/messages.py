@@ -125,7 +125,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPeer:
-    """Where a decode node finds the prefill node of one request."""
+    """The prefill node of one request, and the address at which the decode node reaches it."""
 
     node_id: _Name
     epoch: U64
@@ -164,7 +164,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class HandoffFigures:
-    """What one handoff moved and how long it took, by monotonic clocks.
+    """The measurements of one handoff: how much it moved and how long it took, by monotonic clocks.
 
     `transfer_us`: from the grant to the verified blocks, the computing of the prompt included. `exposed_us`: the part
     of it that came after the prompt was computed.
@@ -178,10 +178,11 @@ class HandoffFigures:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """How a token came about, in microseconds of the node's clock.
+    """When a token was computed, in microseconds of the node's clock.
 
-    `ready_us`: the KV of a handoff was there and verified; None where the node did not wait for one. `begun_us`: the
-    first step that computed anything towards this token was about to run. `sampled_us`: its last step was over.
+    `ready_us`: the KV of a handoff had arrived and was verified; None where the node did not wait for a handoff.
+    `begun_us`: the first step that computed anything towards this token was about to run. `sampled_us`: its last step
+    was over.
     """
 
     ready_us: U64 | None
@@ -197,8 +198,8 @@ class TokenEvent:
     for this request because the reporting node had them cached. `handoff` comes once, with the token that D repeats.
     `times` is of token_ids[0], and comes with the first two tokens of an attempt at most.
 
-    Nobody changes one. It is not frozen because there is one for each token, at both ends of the link, and a frozen one
-    takes three times as long to make.
+    An event must not be changed. The class is not frozen because there is one event for each token, at both ends of the
+    link, and a frozen one takes three times as long to construct.
     """
 
     handoff_id: Id128

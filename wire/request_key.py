@@ -1,4 +1,4 @@
-"""What one node does for a request is called by the same key in every program that has to do with it."""
+"""The request key: the name of one attempt at a request, which is the same in all programs."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ class RequestKey(NamedTuple):
 
     @classmethod
     def numbered(cls, number: int) -> RequestKey:
-        """For a request that no other program has to do with: a number tells it from others as well."""
+        """The key of a request that stays within one program, where a number is enough to tell it from others."""
         return cls(number.to_bytes(16, "big"), 1)

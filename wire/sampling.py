@@ -1,8 +1,8 @@
-"""How a continuation is chosen. `DecodingParams` is all that nodes see: token ids and numbers, no text.
+"""The parameters of sampling and stopping. `DecodingParams` is all that nodes see: token ids and numbers, no text.
 
 Owns the ranges of every parameter. Each is written once, with the field's type, where the codec reads it too;
-constructing one is validating it, so all entrances share one validator. Does not know tokenizers; ids are checked
-against the vocabulary where its size is known (`check_vocabulary`).
+constructing a `DecodingParams` validates it, so all entry points share one validator. Does not know tokenizers; ids are
+checked against the vocabulary where its size is known (`check_vocabulary`).
 """
 
 from __future__ import annotations
@@ -67,13 +67,8 @@ class DecodingParams:
             raise InvalidRequest(message, "logit_bias")
 
     @property
-    def is_greedy(self) -> bool:
-        """True when the most likely token is always taken."""
-        return self.temperature == 0.0
-
-    @property
     def needs_history(self) -> bool:
-        """True when sampling a token takes the values of the tokens before it, beside what the model makes of them."""
+        """True when sampling needs the ids of the earlier tokens (penalties), and not the logits alone."""
         return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -87,7 +82,7 @@ class DecodingParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(DecodingParams):
-    """What a user of the offline `LLM` class sets: `DecodingParams` plus what needs text.
+    """The parameters of the offline `LLM` class: `DecodingParams`, and those that concern text.
 
     `stop`: up to 16 strings; the text ends before the first of them that appears.
     """
@@ -115,7 +110,7 @@ def check_stop_strings(stop: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """What a field with `Bounds` may hold."""
+    """The values that a field with `Bounds` may hold."""
 
     bounds: Bounds
     is_integer: bool

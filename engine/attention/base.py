@@ -1,4 +1,4 @@
-"""The one interface between the decoder and attention: plan once a step, run once a layer.
+"""The one interface between the decoder and attention: a step is planned once, and run once for each layer.
 
 Owns: what the runner tells a backend about a step, and what a decoder may call. How keys and values are stored and
 which kernels read them is the backend's knowledge; it was constructed with the KV tensor and the model's shape.
@@ -16,8 +16,8 @@ from torch import Tensor
 from device.base import Staging
 
 LayerStored: TypeAlias = Callable[[], None]
-"""Called as often as the model has layers, each time when the KV of one more of them will not change any more in the
-blocks of the step; on any thread. The last calls may come shortly after the step's result."""
+"""Called once for each layer of the model, when the KV of that layer will not change any more in the blocks of the
+step; on any thread. The last calls may come shortly after the step's result."""
 
 _STAGED_VALUE_BYTES = 8
 _STAGING_GAP_BYTES = 64
@@ -40,7 +40,7 @@ class SequenceShare(NamedTuple):
 
 
 class Attention(Protocol):
-    """What a decoder needs in a step."""
+    """Attention as a decoder sees it in a step."""
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k and v of the step's tokens in layer `layer`, then attend causally with scale 1/sqrt(D).
@@ -52,7 +52,7 @@ class Attention(Protocol):
 
 
 class AttentionBackend(Attention, Protocol):
-    """What a runner needs: an `Attention` that can be told the next step.
+    """Attention as a runner sees it: an `Attention` that can plan the next step.
 
     Neither call waits for the device, nor asks it for a value.
     """
@@ -60,8 +60,8 @@ class AttentionBackend(Attention, Protocol):
     def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """Prepare for one step over `shares`; valid until the next plan. Block tables must cover every context.
 
-        What the device needs to know is put into `staging`, which the caller uploads before the first `run`.
-        `layer_stored` is called in each `run` once everything that stores keys and values of that layer was issued.
+        Inputs for the device are put into `staging`, which the caller uploads before the first `run`. `layer_stored` is
+        called in each `run` once everything that stores keys and values of that layer was issued.
         """
         ...
 
@@ -76,7 +76,7 @@ class AttentionBackend(Attention, Protocol):
 
 
 def attention_staging_bytes(max_tokens: int, max_sequences: int, max_blocks: int) -> int:
-    """What the plan of a step may take in staging memory, whichever the backend.
+    """The staging memory that the plan of a step needs at most, for every backend.
 
     `max_tokens` and `max_sequences` of a step, `max_blocks` of one sequence.
     """

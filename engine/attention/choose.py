@@ -1,4 +1,4 @@
-"""Which attention backend a model gets on a device.
+"""Chooses the attention backend of a model on a device.
 
 Owns the setting `--attention-backend`, its refusals and its one log line. A backend's memory is known before the KV
 pool is sized: a choice is made of shapes alone, and built when the KV pool is there.
@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What backends differ in. `dtype`: of queries; `max_blocks`: of one sequence; `max_graph_sequences`: of the
-    largest step that is recorded, 0 where none is."""
+    """The facts that decide which backend works. `dtype`: of queries; `max_blocks`: of one sequence;
+    `max_graph_sequences`: of the largest step that is recorded, 0 where none is."""
 
     num_heads: int
     dtype: torch.dtype
@@ -64,8 +64,8 @@ def gpu_of(device: torch.device) -> Gpu:
 
 @torch.inference_mode()
 def try_out(choice: AttentionChoice, shape: AttentionShape, device: Device) -> None:
-    """Compute a small step with a prompt and a decode: packages that load may still have no kernel for a shape, nor
-    what it takes to compile one. Raises whatever that raises.
+    """Compute a small step with a prompt and a decode: packages that load may still lack a kernel for a shape, or the
+    tools to compile one. Raises whatever that raises.
     """
     shares = [SequenceShare(0, 1, (0,)), SequenceShare(0, 2, (1,))]
     layout, where = replace(shape.layout, block_size=_TRIED_BLOCK_SIZE), device.torch_device

@@ -1,8 +1,8 @@
 """Paged attention with flashinfer's kernels: plan once a step, run once a layer.
 
-Owns: what flashinfer is told about a step, its wrappers, and the int workspaces of recorded decode steps. Does not own
-the KV tensor nor the float workspace. The package is imported in `load_flashinfer` only; everything else here works
-with the calls it is given, and imports without a GPU.
+Owns: the arguments that flashinfer gets for a step, its wrappers, and the int workspaces of recorded decode steps. Does
+not own the KV tensor nor the float workspace. The package is imported in `load_flashinfer` only; everything else here
+works with the calls it is given, and imports without a GPU.
 
 Layout. Keys and values of one layer, views [B, Hkv, block_size, D] of the pool, are what flashinfer calls a paged cache
 in HND order, with a page stride of all elements of a block. All of its kernels take that stride from the tensors.
@@ -55,7 +55,7 @@ _LAYOUT = "HND"
 
 @dataclass(frozen=True, slots=True)
 class FlashInferCalls:
-    """What is used of flashinfer, by its own names. Tests give their own."""
+    """The functions and classes of flashinfer that are used, by their own names. Tests give their own."""
 
     BatchDecodeWithPagedKVCacheWrapper: Any
     BatchPrefillWithPagedKVCacheWrapper: Any
@@ -136,7 +136,7 @@ class _StagedPages:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What flashinfer is told about the layers of one KV group."""
+    """The arguments with which flashinfer is called for the layers of one KV group."""
 
     kv: LayerKv
     num_heads: int
@@ -145,12 +145,12 @@ class _Group:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """What every plan asks for, in its order: query heads, key heads, head size, page size."""
+        """The positional arguments of every plan: query heads, key heads, head size, page size."""
         return self.num_heads, self.kv.num_kv_heads, self.kv.head_dim, self.block_size
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every plan is told besides."""
+        """The keyword arguments of every plan."""
         window_left = -1 if self.kv.window is None else self.kv.window - 1
         return {"window_left": window_left, "q_data_type": self.dtype, "kv_data_type": self.dtype}
 
@@ -213,7 +213,7 @@ class FlashInferAttention:
         self._calls, self._workspace = calls, workspace
         self._pool = _Pool(calls, paged, num_heads)
         self._max_blocks_per_sequence = max_blocks_per_sequence
-        # which prefill kernels suit the GPU is flashinfer's knowledge: "auto" takes those of Hopper on Hopper
+        # flashinfer knows which prefill kernels suit the GPU: "auto" takes those of Hopper on Hopper
         self._prefills = [
             calls.BatchPrefillWithPagedKVCacheWrapper(workspace, _LAYOUT, backend="auto") for _ in self._pool.groups
         ]
@@ -287,9 +287,9 @@ class FlashInferDecodes:
     """Attention for steps of exactly N sequences with one token each, whose `run` may be recorded.
 
     The wrappers read indptr, last page lengths and indices where the staging has them: fixed addresses, so a step
-    copies the staging and the plans, nothing else. What a plan decides besides (grid, offsets in the workspaces)
-    follows from N and the model's shape alone in flashinfer's graph mode; how contexts are split is read from the int
-    workspace.
+    copies the staging and the plans, nothing else. Everything else that a plan decides (grid, offsets in the
+    workspaces) follows from N and the model's shape alone in flashinfer's graph mode; how contexts are split is read
+    from the int workspace.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ class FlashInferDecodes:
             self._pages = whole
         elif _addresses(whole) != _addresses(self._pages):
             raise ValueError("the staging moved: a recorded step reads where its first plan was")
-        # in graph mode, host lengths are read while planning and never kept
+        # in graph mode, host lengths are read while planning and not referenced afterwards
         inputs = (torch.from_numpy(pages.indptr), staged.indices, torch.from_numpy(pages.last_page_len))
         for group, wrapper in zip(self._pool.groups, self._wrappers, strict=True):
             if is_first:
@@ -369,7 +369,7 @@ def _packed(block_table: Sequence[int]) -> BlockTable:
 
 
 def _starts(counts: Array) -> Array:
-    """Where each run of `counts` items begins, and the end of the last: int32 [len(counts) + 1]."""
+    """The first index of each run of `counts` items, and the end of the last run: int32 [len(counts) + 1]."""
     starts = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     return starts

@@ -1,4 +1,4 @@
-"""What flashinfer can compute, with which kernels, and how much memory that takes: arithmetic of shapes.
+"""Arithmetic of shapes: what flashinfer can compute, with which kernels, and how much memory it needs.
 
 Owns the limits of the oldest version supported (0.6.5), which hold for the newer ones. Imports no flashinfer.
 
@@ -19,9 +19,9 @@ _MAX_THREADS_PER_BLOCK = 1024
 _MAX_BLOCKS_PER_PROCESSOR = 32
 _STORE_BYTES_PER_THREAD, _WARP = 16, 32
 _MIN_FLOAT_WORKSPACE_BYTES = 128 * 2**20
-"""What flashinfer recommends."""
+"""The size that flashinfer recommends."""
 _EAGER_INT_WORKSPACE_BYTES = 8 * 2**20
-"""What a wrapper allocates for itself."""
+"""The size that a wrapper allocates for itself."""
 
 
 def unsupported_reason(
@@ -36,7 +36,7 @@ def unsupported_reason(
         return f"it has no kernels for heads of size {head_dim}, only for {', '.join(map(str, HEAD_DIMS))}"
     if num_heads % num_kv_heads:
         return f"{num_heads} query heads cannot share {num_kv_heads} key heads evenly"
-    # storing a token takes one thread block, with so many threads for each head
+    # storing a token takes one thread block, with this number of threads for each head
     threads_per_head = head_dim // max(_STORE_BYTES_PER_THREAD // dtype.itemsize, head_dim // _WARP)
     if num_kv_heads * threads_per_head > _MAX_THREADS_PER_BLOCK:
         return f"it cannot store {num_kv_heads} key heads of size {head_dim} at once"
@@ -44,7 +44,7 @@ def unsupported_reason(
 
 
 def uses_tensor_cores(group_size: int) -> bool:
-    """Whether one-token shares of models with so many query heads for each key head go to the tensor cores.
+    """Whether one-token shares of models with `group_size` query heads for each key head go to the tensor cores.
 
     From 4 on, the other kernel is bound by arithmetic and not by memory any more. It also exists for some group sizes
     only (1, 2, 3, 4 and 8 in every version), while the tensor cores take any.
@@ -55,7 +55,7 @@ def uses_tensor_cores(group_size: int) -> bool:
 def float_workspace_bytes(
     num_heads: int, num_kv_heads: int, head_dim: int, num_processors: int, max_graph_sequences: int
 ) -> int:
-    """Bytes of float workspace that no plan exceeds on a GPU with so many multiprocessors.
+    """Bytes of float workspace that no plan exceeds on a GPU with `num_processors` multiprocessors.
 
     Kernels that split a context keep a float32 partial result of [Hq, tile, D + 1] there for each piece of work. There
     are up to two pieces for each multiprocessor, shared among Hkv; recorded steps keep one for each tile of queries,

@@ -1,4 +1,4 @@
-"""The KV pool as attention sees it: blocks of a layout, and the part of them that a layer has.
+"""The KV pool as attention sees it: blocks of a layout, and views of the part that belongs to one layer.
 
 Owns the one place where a layout becomes views of a tensor. Does not own the memory (`engine.runner.kv_memory`).
 

@@ -37,7 +37,7 @@ _QUERY_TILE = 128
 
 @dataclass(frozen=True, slots=True)
 class _DecodeInputs:
-    """What was staged for N sequences with one token each, [N] but tables [N * blocks]."""
+    """The staged inputs of N sequences with one token each, all [N] except tables [N * blocks]."""
 
     token_index: Tensor
     contexts: Tensor
@@ -46,7 +46,7 @@ class _DecodeInputs:
 
 @dataclass(frozen=True, slots=True)
 class _PromptInputs:
-    """What is known of one sequence with several tokens; table: [blocks], staged."""
+    """The inputs of one sequence with several tokens; table: [blocks], staged."""
 
     first_token: int
     start: int
@@ -98,7 +98,7 @@ class _GroupPlan:
 
 
 class _Rows:
-    """Row numbers within one layer of a group, and what is left of the context in its window."""
+    """Computes row numbers within one layer of a group, and which keys lie outside of the group's window."""
 
     def __init__(self, pool: PagedKv, kv: LayerKv) -> None:
         block_size, block_elements = pool.layout.block_size, pool.blocks.shape[1]
@@ -125,7 +125,7 @@ class _Rows:
         return self.of_heads(plane).view(-1, plane.shape[-1])
 
     def plan(self, inputs: _StepInputs) -> _GroupPlan:
-        """What all layers of the group need of a step."""
+        """The plan of a step for all layers of the group."""
         # slots follow each other within a block; from one block to the next there are the rows of all layers between
         gap = (self._head_rows_per_block - 1) * self._block_size
         first = inputs.slots + inputs.slots // self._block_size * gap
@@ -239,7 +239,8 @@ class TorchAttention:
         return out
 
     def _begin_step(self, inputs: _StepInputs) -> None:
-        """What of a step is the same for several layers; issued by its first `run`, when what was staged is there."""
+        """Prepare what several layers share in a step; issued by its first `run`, when the staged inputs are on the
+        device."""
         if inputs.begun is not None:
             self._blocks.index_fill_(0, inputs.begun, 0)
         self._plans = [group.plan(inputs) for group in self._groups]

@@ -1,1 +1,1 @@
-"""Block accounting in pure Python: who owns which block, which are free, which hold a findable prefix."""
+"""The accounting of blocks in pure Python: which are owned, which are free, and which hold a cached prefix."""

@@ -53,10 +53,11 @@ class CacheChanges:
     removed: list[bytes]
 
 
-def _together(candidates: Sequence[int], count: int) -> list[int]:
+def _in_fewest_runs(candidates: Sequence[int], count: int) -> list[int]:
     """`count` of the ascending block ids in `candidates` in as few runs as possible, in ascending order.
 
-    A run that is longer than needed gives its end: there lie the later blocks of a prompt; its beginning is worth more.
+    Of a run that is longer than needed, the end is taken: it holds the later blocks of a prompt, and the beginning of a
+    prompt is more likely to be used again.
     """
     edges = [0, *(i for i in range(1, len(candidates)) if candidates[i] != candidates[i - 1] + 1), len(candidates)]
     runs = sorted((end - begin, end) for begin, end in pairwise(edges))
@@ -99,7 +100,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks without an owner and without content worth keeping."""
+        """Blocks without an owner and without cached content."""
         return len(self._free) - self._num_cached
 
     @property
@@ -112,7 +113,7 @@ class BlockPool:
         if count > len(self._free):
             raise NoFreeBlocks(f"{count} blocks wanted, {len(self._free)} of {self.num_blocks} available")
         num_candidates = max(count, min(2 * count + _MAX_EXTRA, len(self._free) // 4)) if count > 1 else count
-        taken = _together(sorted(islice(self._free, num_candidates)), count)
+        taken = _in_fewest_runs(sorted(islice(self._free, num_candidates)), count)
         for block_id in taken:
             del self._free[block_id]
             self._forget(block_id)

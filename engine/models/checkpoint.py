@@ -1,4 +1,4 @@
-"""From what a user writes after `--model` to a checkpoint folder and a dtype.
+"""Turns the model setting into a checkpoint folder, and chooses the dtype.
 
 Owns: telling a folder from a Hugging Face hub id, fetching only the files that are used, choosing the dtype. Does not
 open the files: `engine/models/config.py` and `weights.py` do. Imports no torch.

@@ -68,7 +68,7 @@ class RopeSettings:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything that shapes a model. Sizes are element counts."""
+    """All facts that decide how a model computes. Sizes are element counts."""
 
     architecture: str
     vocab_size: int
@@ -151,7 +151,7 @@ def parse_config(content: dict[str, Any], generation: dict[str, Any] | None = No
 
 
 def architecture_facts(config: ModelConfig) -> dict[str, int | float | str | bool | None]:
-    """Everything of `config` that changes what a forward pass computes, flat and in a fixed order, for a fingerprint.
+    """The fields of `config` that change what a forward pass computes, flat and in a fixed order, for a fingerprint.
 
     Left out: the checkpoint's dtype (the dtype in use is the node's own choice) and the bos and eos ids (no tensor
     depends on them)."""

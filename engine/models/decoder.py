@@ -2,9 +2,9 @@
 `ModelConfig`, or other parts in a layer.
 
 Owns: the parts and the order of operations, which follows transformers. Parameters belong to the parts
-(`engine.models.parts`); what each operation computes, rounding included, and with which kernels, is `DecoderOps`.
-Knows no cache, no batch layout and no sampling: the tokens of all sequences come flattened, and `Attention` knows who
-may see whom.
+(`engine.models.parts`); what each operation computes, rounding included, and with which kernels, is `DecoderOps`. Knows
+no cache, no batch layout and no sampling: the tokens of all sequences come flattened, and `Attention` knows which token
+attends to which.
 
 Invariants: nothing here keeps state between steps; parameters are written only by loading, before `pack`. All tensors
 are on one device, and nothing is read back from it. The caller runs forward and logits under
@@ -53,7 +53,7 @@ class DecoderLayer:
 
     @property
     def kv(self) -> LayerKv:
-        """What the layer stores of each token."""
+        """The KV that the layer stores for each token."""
         return self._attention.kv
 
     def forward(self, residual: Tensor, delta: Tensor | None, rotation: Rotation, attention: Attention) -> Tensor:
@@ -110,11 +110,11 @@ class Decoder:
 
     @property
     def layer_kvs(self) -> tuple[LayerKv, ...]:
-        """What each layer stores of a token, which is what a KV pool for this model must hold."""
+        """The KV that each layer stores for a token; a KV pool for this model must have room for it."""
         return tuple(layer.kv for layer in self._layers)
 
     def parameters(self) -> Iterator[Parameter]:
-        """Everything that loading fills. Only before `pack`."""
+        """All parameters, which loading fills. Only before `pack`."""
         for part in self._parts():
             yield from part.parameters()
 

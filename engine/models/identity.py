@@ -1,4 +1,4 @@
-"""Which model this is: where its checkpoint lies, what clients call it, and the fingerprint that nodes compare.
+"""The identity of a model: where its checkpoint lies, what clients call it, and the fingerprint that nodes compare.
 
 Imports no torch: the router asks the same questions as the nodes.
 """

@@ -1,8 +1,7 @@
 """Weights as a stream: safetensors shards straight into the parameters of a model, each piece to its place.
 
 Owns the completeness check: a load that returns has written every element of every parameter exactly once, and has used
-every tensor of the files. What the parameters are, and which tensors they are made of, the model's parts say
-(`Parameter`).
+every tensor of the files. The model's parts define the parameters and the tensors that they are made of (`Parameter`).
 
 Invariant: each problem is a `ModelLoadError` with the names of the tensors or files in it. Names, shapes, dtypes and
 file sizes are all checked before the first byte is copied.
@@ -41,7 +40,7 @@ class _Use:
 
 
 class _Uses:
-    """Where each tensor of a checkpoint goes, by name. `copies`: what may be there once more, of which parameter."""
+    """Where each tensor of a checkpoint goes, by name. `copies`: names of further tensors that repeat a parameter."""
 
     def __init__(self, parameters: Iterable[Parameter]) -> None:
         self.by_name: dict[str, list[_Use]] = {}
@@ -69,7 +68,7 @@ def load_weights(folder: Path, decoder: Decoder, progress: Callable[[int, int], 
     first call (0, total), last (total, total). Raises `ModelLoadError`.
     """
     _fill(folder, decoder, progress)
-    # nobody holds the plain weights any more: each is freed when it is packed
+    # nothing references the plain weights any more: each is freed when it is packed
     decoder.pack()
 
 

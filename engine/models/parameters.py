@@ -22,7 +22,7 @@ Box: TypeAlias = tuple[range, ...]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one tensor of a checkpoint gives to a parameter.
+    """The piece of a checkpoint's tensor that goes into a parameter.
 
     `shape` is what the file must have under `name`, `taken` the piece of it that is read. It is written into `region`
     of the parameter; with fewer dimensions than the region it is repeated along the first ones.
@@ -56,7 +56,7 @@ class Source:
 class Parameter:
     """A tensor that loading fills from `sources`.
 
-    `name`: unique within a model, for messages. `center`: what its elements lie around in trained models, for random
+    `name`: unique within a model, for messages. `center`: the mean of its elements in trained models, for random
     weights. `copies`: names under which a checkpoint may have the same content once more.
     """
 
@@ -84,7 +84,8 @@ def slices(box: Box) -> tuple[slice, ...]:
 
 
 def _is_covered(shape: tuple[int, ...], regions: Sequence[Box]) -> bool:
-    """Counted on the grid that the borders of all regions make: within one of its cells, elements do not differ."""
+    """The borders of all regions make a grid; counting its cells is enough, because a region has a cell entirely or not
+    at all."""
     borders = []
     for dimension, size in enumerate(shape):
         edges = {edge for region in regions for edge in (region[dimension].start, region[dimension].stop)}

@@ -1,4 +1,4 @@
-"""Which part of a model one of several ranks has (tensor parallelism). Imports no torch.
+"""A shard: the share of a model that one of several ranks has (tensor parallelism). Imports no torch.
 
 Owns the division only: what is divided, rows of a weight or columns, is the part's knowledge. Ranks have equal and
 neighbouring shares, and together they have everything.

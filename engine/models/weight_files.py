@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint: which there are, what their headers say, and which weights they are.
+"""The safetensors files of a checkpoint: their list, their headers, and a digest that identifies the weights.
 
 Reads headers and samples only, and imports no torch: the router asks for the identity of the weights too. Loading them
 is `engine.models.loading`.
@@ -44,7 +44,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """What a safetensors header says of one tensor."""
+    """The entry of one tensor in a safetensors header."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -1,1 +1,1 @@
-"""From a `Step` to sampled tokens: KV tensors, input preparation, the forward pass, the sampler."""
+"""The computation of a `Step`: KV tensors, input preparation, the forward pass, the sampler."""

@@ -1,4 +1,4 @@
-"""The interface between an engine and whatever computes its steps.
+"""The interface between an engine and the runner that computes its steps.
 
 Owns nothing but the contract: anything that maps a step to tokens can stand behind an engine.
 """
@@ -20,8 +20,8 @@ class RunningStep(Protocol):
     def result(self) -> Mapping[RequestKey, SampledToken]:
         """Wait until it is computed; a token for each request whose share `needs_sample`.
 
-        A request for which the model computed no number gets none. Raises whatever the device raises; no KV of the
-        step may be relied on then, and nothing writes into its blocks any more. `DeviceFailed`: nothing at all may be.
+        A request for which the model computed NaN gets no token. Raises whatever the device raises; the KV of the step
+        must not be used then, and nothing writes into its blocks any more. After `DeviceFailed` no KV must be used.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Decode steps as recorded graphs: one per batch size, replayed with whatever the staging memory holds.
+"""Decode steps as recorded graphs: one per batch size, which is replayed with the inputs in the staging memory.
 
 Owns the recorded batch sizes and the padding of a batch to one of them. A graph holds everything from pending tokens
 and embedding to logits; sampling runs behind it, since its operations differ from step to step.
@@ -7,7 +7,7 @@ A graph reads fixed addresses. They repeat because all that is put up to the end
 fixed capacities; that is checked at every step. Logits of all graphs share one buffer: graphs never run side by side.
 
 Padding is a sequence of one token, token id 0 at position 0, whose only block is the spare block: it reads and writes
-nothing that belongs to anybody.
+no block of a request.
 
 Letters: S sequences of a graph, N of the step (N <= S), V vocabulary.
 """
@@ -33,7 +33,7 @@ ReportProgress: TypeAlias = Callable[[int, int], None]
 
 
 class NotedStaging:
-    """A `Staging` that notes where everything lies. Only puts go through it."""
+    """A `Staging` that records the addresses of what is put. Only `put` may be called."""
 
     def __init__(self, staging: Staging) -> None:
         self.addresses: list[int] = []
@@ -148,7 +148,7 @@ class DecodeGraphs:
             hidden = self._decoder.forward(fill_pending(token_ids, sources, self._sampled), positions, attention)
             logits.copy_(self._decoder.logits(hidden))
 
-        # whatever is compiled, chosen or allocated at the first call must not be when it is recorded
+        # a first call may compile, choose and allocate, which must not happen during the recording
         run()
         self._device.synchronize()
         graph, _ = self._device.record(run)

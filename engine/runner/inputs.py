@@ -1,4 +1,4 @@
-"""A step's inputs as arrays: token ids, positions, and where the tokens come from that nobody on the host knows yet.
+"""A step's inputs as arrays: token ids, positions, and where the device finds tokens that the host does not know yet.
 
 Owns the flattening of a step. A token that the step before samples is `PENDING_TOKEN` in its request; on the device it
 lies in `sampled`, in the row that was its request's in that step.
@@ -44,7 +44,7 @@ class StepInputs:
 
 
 def read_inputs(step: Step, sampled_rows: Mapping[RequestKey, int]) -> StepInputs:
-    """What the device needs of the step's tokens; `sampled_rows` are the rows of the step before, by request.
+    """The step's tokens as inputs of the device; `sampled_rows` are the rows of the step before, by request.
 
     Raises `TokenUnknown`.
     """

@@ -1,7 +1,7 @@
 """The KV pool's bytes, and the views of them that attention and transfers use.
 
 Owns the memory: block-major, so that block i over all layers is bytes i * block_bytes .. (i + 1) * block_bytes of one
-region. What a block looks like is `KvLayout`; which blocks are in use, `engine.cache.block_pool` knows.
+region. `KvLayout` describes a block, and `engine.cache.block_pool` knows which blocks are in use.
 
 Letters: B blocks.
 """

@@ -1,4 +1,4 @@
-"""How large a step can be, and what follows from it: staging memory, and the batch sizes that graphs are recorded for.
+"""The limits of a step, and what follows from them: staging memory, and the batch sizes that graphs are recorded for.
 
 Owns the arithmetic only, all of it pure. The scheduler keeps to the same limits.
 """

@@ -1,11 +1,12 @@
 """The runner: computes one step with the real model.
 
 Owns the decoder, the attention backend and the sampler of one device, the staging memory, and the tokens that the last
-step drew. Knows no queues, leases or nodes: it is given a `Step` and returns tokens.
+step sampled. Knows no queues, leases or nodes: it is given a `Step` and returns tokens.
 
 A step goes to the device in one upload and comes back in one fetch; between them nothing asks the device for a value,
 so a launch returns while the device computes. All of a step is read in its launch. A token that the step before samples
-never visits the host: `sampled` keeps one per row of the last step, and the next step's inputs name the row.
+does not pass through the host: `sampled` holds one for each row of the last step, and the next step's inputs name the
+row.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class ModelRunner:
             try:
                 return self._launch(step, inputs, told)
             except Exception:
-                # blocks of a step that failed may be somebody else's next: nothing writes to them or tells of them then
+                # blocks of a failed step may get a new owner next: no write and no notice may come after that
                 self._device.fetch(()).wait()
                 self._device.settle()
                 raise
@@ -135,7 +136,7 @@ class ModelRunner:
             return LaunchedStep((), plan, self._device.fetch(()))
         requests = [request for _, request in due]
         outputs = self._sampler.sample(plan, logits)
-        self._keep(requests, outputs[0])
+        self._store_sampled(requests, outputs[0])
         keys = tuple(request.key for request in requests)
         return LaunchedStep(keys, plan, self._device.fetch(outputs))
 
@@ -152,7 +153,7 @@ class ModelRunner:
         return DueRows(len(due), index if len(due) < num_tokens else None), plan
 
     def _stage(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> Forward:
-        """By a graph, where there is one and nobody wants to hear of layers."""
+        """Stage the step for a graph when there is one and layers are not followed, else for operation by operation."""
         shares = [SequenceShare(r.start, r.num_tokens, r.block_table) for r in step.requests]
         if self._graphs is not None and layer_stored is None:
             recorded = self._graphs.stage(inputs, shares)
@@ -160,8 +161,8 @@ class ModelRunner:
                 return recorded
         return stage_eager(self._decoder, self._attention, self._staging, self._sampled, inputs, shares, layer_stored)
 
-    def _keep(self, requests: list[ScheduledRequest], token_ids: torch.Tensor) -> None:
-        """Have sampled tokens at hand for the next step, also when one between cannot be launched. token_ids: [N]."""
+    def _store_sampled(self, requests: list[ScheduledRequest], token_ids: torch.Tensor) -> None:
+        """Store sampled tokens for the next step, also when a step between cannot be launched. token_ids: [N]."""
         if self.is_asynchronous:
             self._sampled[: len(requests)].copy_(token_ids)
             self._sampled_rows = {request.key: row for row, request in enumerate(requests)}

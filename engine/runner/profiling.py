@@ -1,6 +1,6 @@
-"""A step as large as any, without KV: what a device needs beside weights and pool.
+"""Computes a step of the largest size, without KV, to measure what a device needs beside weights and pool.
 
-Owns the worst case. Whoever sizes the KV pool reads the device's peak memory around it.
+Owns the definition of the worst case. The code that sizes the KV pool reads the device's peak memory around it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HARDEST = DecodingParams(top_p=0.9, min_p=0.01, seed=0, logprobs=MAX_TOP_LOGPRO
 
 @dataclass(frozen=True, slots=True)
 class _HardestRequest:
-    """See `SampledRequest`. Its row is sorted, and the model's own distribution is kept beside it."""
+    """See `SampledRequest`. Its row is sorted, and the model's own distribution is stored beside it."""
 
     key: RequestKey = _KEY
     token_ids: Sequence[int] = (0,)
@@ -51,8 +51,8 @@ def profile(
 ) -> None:
     """Compute one worst step: `max_num_batched_tokens` tokens, of which `max_num_seqs` (or all) sample one.
 
-    Done when it returns. `attention` takes the place of `StorelessAttention`. What it allocates is freed again; peak
-    memory is the caller's to read. Staging memory is part of it.
+    The step is finished on return. `attention` takes the place of `StorelessAttention`. All memory is freed again, so
+    the caller reads the peak. Staging memory is part of it.
     """
     num_tokens, num_rows = limits.max_num_batched_tokens, limits.max_decodes
     staging = device.staging(staging_bytes(limits))

@@ -43,9 +43,9 @@ class Sampler:
         self._eos_token_ids = [token_id for token_id in sorted(eos_token_ids) if token_id < vocab_size]
 
     def plan(self, requests: Sequence[SampledRequest], staging: Staging, max_num_rows: int = 0) -> SamplingPlan:
-        """Everything about `requests`, one per row, that sampling needs, staged with room for `max_num_rows` rows.
+        """Stage what sampling needs of `requests`, one per row, with room for `max_num_rows` rows.
 
-        Before it uploads `staging` and samples, the caller has the plan `stage_changes`.
+        The caller calls `stage_changes` of the plan before it uploads `staging` and samples.
         """
         return plan_sampling(requests, self._eos_token_ids, self.vocab_size, staging, max_num_rows)
 
@@ -89,24 +89,24 @@ def _change(plan: SamplingPlan, logits: Tensor) -> None:
     if plan.bias is not None:
         _add(plan.bias, flat)
     if plan.repetition is not None:
-        places, penalties = _here(plan.repetition, flat)
+        places, penalties = _on_device(plan.repetition, flat)
         values = flat.index_select(0, places)
         flat.index_copy_(0, places, torch.where(values > 0, values / penalties, values * penalties))
     if plan.presence is not None:
         _add(plan.presence, flat)
     if plan.withheld is not None:
-        places, _ = _here(plan.withheld, flat)
+        places, _ = _on_device(plan.withheld, flat)
         values = flat.index_select(0, places)
-        # what is not a number stays so: nobody may take its row for a sound one
+        # NaN stays NaN: its row must not be taken for a valid one
         flat.index_copy_(0, places, values.masked_fill_(values.isnan().logical_not_(), -torch.inf))
 
 
 def _add(changes: Changes, flat: Tensor) -> None:
-    places, values = _here(changes, flat)
+    places, values = _on_device(changes, flat)
     flat.index_add_(0, places, values)
 
 
-def _here(changes: Changes, flat: Tensor) -> tuple[Tensor, Tensor]:
+def _on_device(changes: Changes, flat: Tensor) -> tuple[Tensor, Tensor]:
     """Places and values beside the logits; a copy only for those that found no room in the staging memory."""
     return changes.places.to(flat.device), changes.values.to(flat.device)
 
@@ -140,7 +140,7 @@ def _sample_unordered(values: Tensor, best: Tensor, parameters: Tensor, has_min_
         weights.masked_fill_(weights < min_p, 0.0)
     cumulative = weights.cumsum_(-1)
     place = torch.searchsorted(cumulative, noise * cumulative[:, -1:], right=True)
-    # a row of NaN finds no place, and what it samples is looked up in the embedding before anybody knows
+    # a row of NaN finds no place, and its token is looked up in the embedding before the host sees the NaN
     return place.squeeze(1).clamp_(max=values.shape[1] - 1)
 
 

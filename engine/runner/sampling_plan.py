@@ -1,7 +1,7 @@
-"""What a step's sampling needs, worked out on the host and staged before the forward pass.
+"""The plan of a step's sampling, made on the host and staged before the forward pass.
 
 Owns the translation from requests to arrays: which single logits change, which rows are sampled by which operations,
-each row's parameters and noise; and, for the way back, from fetched arrays to tokens. Knows nothing between steps.
+each row's parameters and noise; and, on the return path, from fetched arrays to tokens. Has no state between steps.
 `engine.runner.sampler` owns the operations.
 
 Arrays with a few values a row come first in the staging memory and have a fixed room there: what is staged after them
@@ -38,13 +38,13 @@ from wire.sampling import DecodingParams
 CHANGE_BYTES = 4 * 2**20
 """Room in staging memory for the changed logits of a step, some 350,000 of them."""
 NARROW_WIDTH = 1024
-"""A row that needs at most so many of its best tokens in order is not sorted."""
+"""A row that needs at most this number of its best tokens in order is not sorted."""
 
 _NOISE_KEY = struct.Struct("<qqq")
 
 
 class SampledRequest(Protocol):
-    """What sampling reads of a request; `ScheduledRequest` has it."""
+    """The fields of a request that sampling reads; `ScheduledRequest` has them."""
 
     @property
     def key(self) -> RequestKey:
@@ -58,12 +58,12 @@ class SampledRequest(Protocol):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """How many of them are prompt."""
+        """The number of tokens at the beginning that are prompt."""
         ...
 
     @property
     def params(self) -> DecodingParams:
-        """How the next one is chosen."""
+        """The parameters by which the next token is sampled."""
         ...
 
 
@@ -86,9 +86,9 @@ class Changes:
 class SampleGroup:
     """R rows that are sampled by the same operations.
 
-    `width`: sampling looks at so many of a row's best tokens, in order; 0: at all tokens, in the order of their ids.
-    rows, top_k: [R] int64. `first_row` is the first of neighbouring rows, -1 when they are none.
-    parameters: [4, R] float64: temperature, noise, top-p (infinite: off), min-p.
+    `width`: the number of a row's best tokens that sampling looks at, in order; 0: all tokens, in the order of their
+    ids. rows, top_k: [R] int64. `first_row` is the first of neighbouring rows, -1 when they are none. parameters: [4,
+    R] float64: temperature, noise, top-p (infinite: off), min-p.
     """
 
     width: int
@@ -132,7 +132,7 @@ class SamplingPlan:
         return any(num_top > 0 for _, num_top in self.reports)
 
     def tokens(self, arrays: Sequence[Array]) -> list[SampledToken | None]:
-        """What was sampled, of the fetched outputs of `Sampler.sample`; None for a row that held NaN."""
+        """The sampled tokens, from the fetched outputs of `Sampler.sample`; None for a row that held NaN."""
         token_ids, is_number = arrays[0].tolist(), arrays[1].tolist()
         logprobs: list[TokenLogprobs | None] = [None] * self.num_rows
         if self.reports:
@@ -153,7 +153,7 @@ def uniform_noise(seed: int, choice: int, position: int) -> float:
 
 
 def sampling_bytes(max_num_rows: int) -> int:
-    """Staging memory that `plan_sampling` needs at most for so many rows."""
+    """Staging memory that `plan_sampling` needs at most for `max_num_rows` rows."""
     return staged_bytes(3 * max_num_rows, np.int64) + staged_bytes(4 * max_num_rows, np.float64) + CHANGE_BYTES
 
 
@@ -164,7 +164,7 @@ def plan_sampling(
     staging: Staging,
     max_num_rows: int = 0,
 ) -> SamplingPlan:
-    """Stage what the rows of `requests`, in this order, need, but for changed logits: see `SamplingPlan.stage_changes`.
+    """Stage what the rows of `requests` need, in this order, except changed logits: see `SamplingPlan.stage_changes`.
 
     Room is kept for `max_num_rows` rows.
     """
@@ -207,7 +207,7 @@ def plan_sampling(
 
 
 class _Room:
-    """What is left of `CHANGE_BYTES`."""
+    """Gives out `CHANGE_BYTES` of staging memory until they are used up."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging

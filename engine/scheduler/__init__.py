@@ -1,1 +1,1 @@
-"""Which tokens are computed in the next step: admission, token budget, chunked prefill, preemption. No torch."""
+"""Chooses the tokens of the next step: admission, token budget, chunked prefill, preemption. Imports no torch."""

@@ -1,7 +1,7 @@
-"""The requests that have not left: those that run, and those that wait, each in their order.
+"""The live requests, which have not left the engine: those that run, and those that wait, each in their order.
 
-Owns the two lists and who comes first. Changes no request but for its place here, and knows neither blocks nor steps,
-beyond whether a request holds any.
+Owns the two lists and their order. It changes no state of a request but its place here, and knows neither steps nor
+blocks, except whether a request holds any.
 
 The waiting ones stand in the order in which they are admitted: those that came with their KV in the order of their
 arrival, then those that lost their blocks while they ran, then all others as they came.
@@ -49,7 +49,7 @@ class LiveRequests:
 
     @property
     def is_short_of_blocks(self) -> bool:
-        """Whether a request waits that holds no blocks yet: it comes before anything new."""
+        """Whether a request waits that holds no blocks yet; it is served before new ones."""
         return bool(self._waiting) and not self._waiting[-1].block_table
 
     def __iter__(self) -> Iterator[Request]:
@@ -93,7 +93,7 @@ class LiveRequests:
             self._waiting.appendleft(request)
 
     def waiting_holders(self) -> list[Request]:
-        """Those that wait and hold blocks already."""
+        """The waiting requests that hold blocks already."""
         return [request for request in self._waiting if request.block_table]
 
     def by_age(self) -> tuple[list[Request], list[Request]]:

@@ -1,6 +1,6 @@
 """One request inside the engine, and the values that scheduler and runner hand each other each step.
 
-Those of which a step has one for each request are named tuples: a frozen dataclass takes four times as long to make.
+Values that a step has once for each request are named tuples: a frozen dataclass takes four times as long to construct.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Request:
     """Mutable state of one request; only the scheduler changes it.
 
     `token_ids` is the prompt and everything generated; `num_computed_tokens` of them have their KV in `block_table`.
-    `first_token_only`: the request leaves after one token, and its blocks pass to a lease.
-    `num_cached_tokens` is set at the first admission: prompt tokens that somebody else had computed.
+    `first_token_only`: the request leaves after one token, and its blocks are held for a handoff. `num_cached_tokens`
+    is set at the first admission: prompt tokens that were found in the prefix cache or by a reservation.
 
     While steps are in flight, their tokens count as computed, and the last `num_pending_tokens` of `token_ids` are
     `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`.
@@ -59,13 +59,13 @@ class Request:
 
     @property
     def awaits_last_token(self) -> bool:
-        """Whether the token that is being sampled for it, whatever it is, will be its last."""
+        """Whether the token that a step in flight samples for it is its last, whichever token that is."""
         if not self.num_pending_tokens:
             return False
         return self.first_token_only or self.is_full(len(self.token_ids))
 
     def is_full(self, num_tokens: int) -> bool:
-        """Whether so many tokens are as many as it may have."""
+        """Whether `num_tokens` tokens are the most that the request may have."""
         max_tokens = self.params.max_tokens
         if max_tokens is not None and num_tokens - self.num_prompt_tokens >= max_tokens:
             return True
@@ -112,12 +112,12 @@ class SampledToken(NamedTuple):
 
 
 class RequestOutput(NamedTuple):
-    """What a step did for one request.
+    """The output of a step for one request.
 
     `token` is the token sampled, if any, the `output_index`-th of the output. `finish_reason` is "" unless it ended the
     request; `has_left` also when it leaves because only its first token was wanted, or because it `has_failed`: a token
-    was due and the model computed no number. Its KV reaches over `num_computed_tokens`, `num_step_tokens` of them
-    computed in this step.
+    was due and the model computed NaN. Its KV reaches over `num_computed_tokens`, `num_step_tokens` of them computed in
+    this step.
     """
 
     key: RequestKey

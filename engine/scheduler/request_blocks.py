@@ -1,8 +1,8 @@
-"""The blocks of a request: how many it needs, where they come from, and when others may find what is in them.
+"""The blocks of a request: how many it needs, where they come from, and when they are published in the prefix cache.
 
-Owns the step from tokens to blocks, on both sides: taking them from the block pool, and publishing those that are full.
-It is the only place that decides where the KV of a prompt's beginning comes from, which today is this node's prefix
-cache. Knows nothing of batches, budgets or the order of requests.
+Owns the step from tokens to blocks, on both sides: taking them from the block pool, and publishing full ones in the
+prefix cache. It is the only place that decides where the KV of a prompt's beginning comes from, which today is this
+node's prefix cache. Knows nothing of batches, budgets or the order of requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RequestBlocks:
         """Blocks for `num_tokens` tokens: (block table, tokens whose KV is already in it), or None when out of blocks.
 
         `hashes`: of the full blocks, as far as they are known. At most `max_cached_tokens` tokens come from the prefix
-        cache (whoever needs logits computes one at least).
+        cache (a request that needs logits computes one token at least).
         """
         cached = self._pool.lookup(hashes[: max_cached_tokens // self._block_size])
         num_missing = self._num_blocks(num_tokens) - len(cached)
@@ -66,7 +66,8 @@ class RequestBlocks:
         request.block_table.extend(self._pool.allocate(self.num_missing(request)))
 
     def publish(self, request: Request, num_computed_tokens: int) -> None:
-        """Let others find the blocks that so many computed tokens fill."""
+        """Publish the blocks that `num_computed_tokens` tokens fill, so that other requests find them in the prefix
+        cache."""
         num_full = num_computed_tokens // self._block_size
         if num_full == request.num_published_blocks:
             return
@@ -77,7 +78,7 @@ class RequestBlocks:
             self._pool.publish(request.block_table[index], request.block_hashes[index])
         request.num_published_blocks = num_full
 
-    def take_away(self, request: Request) -> None:
+    def release_all(self, request: Request) -> None:
         """Release the blocks of `request`; it has nothing computed any more."""
         self._pool.release(request.block_table)
         request.block_table = pack_blocks(())

@@ -5,8 +5,8 @@ blocks are `RequestBlocks`'. Knows no tensors, models, nodes or transports: it i
 numbers, and runs thousands of steps a second in tests.
 
 There are no phases. A request has known tokens and computed tokens; a step computes some of the difference. Requests
-that need a single token (they are decoding) are served first, so no stream waits for somebody's prompt; what is left
-of the budget goes to prompts, oldest first, in chunks.
+that need a single token (they are decoding) are served first, so no stream waits for the prompt of another request; the
+rest of the budget goes to prompts, oldest first, in chunks.
 
 Blocks: a request is admitted when all its known tokens fit; decoding then grows block by block. When no block is left,
 the newest request is preempted: its blocks are released, and it is computed again later.
@@ -14,8 +14,8 @@ the newest request is preempted: its blocks are released, and it is computed aga
 A step goes through `schedule` (what to compute), `advance` (it was launched) and `apply` (its result is here); `rewind`
 undoes `advance`. Between the two it is in flight, and the token it samples for a request stands as `PENDING_TOKEN` in
 `token_ids`, so that `schedule_ahead` can plan the next step meanwhile. What needs results never happens ahead:
-preemption, and sampling with penalties. What only a result can tell (a stop token, a row without a number) is found in
-`apply`; the share such a request has in the next step is then nobody's, and is passed over.
+preemption, and sampling with penalties. What only a result can tell (a stop token, a row of NaN) is found in `apply`;
+the share of such a request in the next step then has no owner and is skipped.
 
 Invariants:
 - the oldest request is never preempted for a newer one, so it always makes progress;
@@ -53,7 +53,7 @@ class SchedulerLimits:
     vocab_size: int = 2**32
 
     def check_size(self, num_tokens: int) -> None:
-        """Raise `ContextLengthExceeded` when so many tokens leave no room for output, `InvalidRequest` for none."""
+        """Raise `ContextLengthExceeded` when `num_tokens` leave no room for output, `InvalidRequest` when it is 0."""
         if num_tokens < 1:
             raise InvalidRequest("a request needs at least one token", "prompt")
         if num_tokens >= self.max_request_tokens:
@@ -143,7 +143,7 @@ class Scheduler:
 
     def apply(self, step: Step, sampled: Mapping[RequestKey, SampledToken]) -> list[RequestOutput]:
         """Record that `step`, the oldest in flight, was computed and what it sampled; a due token that is missing ends
-        its request. Requests that were removed since it was launched are passed over.
+        its request. Requests that were removed since it was launched are skipped.
 
         The caller removes those that have left.
         """
@@ -245,7 +245,7 @@ class Scheduler:
         if request.num_steps_in_flight:
             raise RuntimeError(f"{request.key!r} cannot lose its blocks: a step in flight writes into them")
         self.num_preemptions += 1
-        self.blocks.take_away(request)
+        self.blocks.release_all(request)
         self.requests.preempt(request)
 
     def _admit(self) -> Request | None:
@@ -261,7 +261,7 @@ class Scheduler:
         while self.blocks.num_available < self.blocks.num_missing(request):
             others = [waiting for waiting in self.requests.waiting_holders() if waiting is not request]
             if self.requests.running or not others:
-                return False  # what runs, or the end of somebody's lease, will free blocks
+                return False  # running requests, or the end of a lease, will free blocks
             self._preempt(max(others, key=lambda waiting: waiting.arrival))
         self.blocks.extend(request)
         return True

@@ -41,8 +41,7 @@ def read_json(path: Path) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What a checkpoint calls its special tokens: `named` ("bos_token" -> "<s>") and further ones without a
-    name."""
+    """The names of a checkpoint's special tokens: `named` ("bos_token" -> "<s>") and further ones without a name."""
 
     named: Mapping[str, str]
     extra: tuple[str, ...]

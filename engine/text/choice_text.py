@@ -1,4 +1,4 @@
-"""From the tokens of one choice to the text its client gets, and everything that must stay in step with that text.
+"""Turns the tokens of one choice into the text that its client gets, and everything that must match that text.
 
 Owns, per choice: the detokenizer, the stop strings, the count of completion tokens, why the choice ended, and which
 tokens (with their log probabilities) belong to which piece of text. Does not know HTTP, nodes or requests.
@@ -24,7 +24,7 @@ from wire.messages import FINISH_STOP, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """What of a request concerns its text. Stop strings count only after `min_tokens` tokens."""
+    """The options of a request that concern its text. Stop strings count only after `min_tokens` tokens."""
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -33,7 +33,7 @@ class TextOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenChance:
+class ScoredToken:
     """A token as text and bytes, and the natural logarithm of its probability."""
 
     text: str
@@ -49,8 +49,8 @@ class TokenEntry(NamedTuple):
 
     token_id: int
     text_offset: int
-    chosen: TokenChance | None = None
-    top: tuple[TokenChance, ...] = ()
+    chosen: ScoredToken | None = None
+    top: tuple[ScoredToken, ...] = ()
 
 
 class TextDelta(NamedTuple):
@@ -93,7 +93,7 @@ class ChoiceText:
         self._matcher = StopStringMatcher(options.stop, options.include_stop) if options.stop else None
         self._num_decoded = 0  # characters out of the detokenizer; the matcher may hold some of them
         self._num_released = 0
-        # tokens not reported yet, and of how many of them the text is decoded, with the place where that text ends
+        # tokens not reported yet; and, for those whose text is decoded, the place where that text ends
         self._pending: list[TokenEntry] = []
         self._ends: list[int] = []
         self._num_completion_tokens = 0
@@ -115,7 +115,8 @@ class ChoiceText:
     def push(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = (), node_finish_reason: str = ""
     ) -> TextDelta:
-        """Take the next tokens, as `TokenEvent` carries them, and return what is now certain; possibly nothing.
+        """Take the next tokens, as `TokenEvent` carries them, and return what will not change any more; possibly
+        nothing.
 
         Raises `InvalidMessage` when `logprobs` is neither empty nor one per token.
         """
@@ -184,9 +185,9 @@ class ChoiceText:
     def _entry(self, token_id: int, logprobs: TokenLogprobs | None) -> TokenEntry:
         if logprobs is None:
             return TokenEntry(token_id, self._num_decoded)
-        top = tuple(map(self._chance, logprobs.top_ids, logprobs.top_logprobs))
-        return TokenEntry(token_id, self._num_decoded, self._chance(token_id, logprobs.logprob), top)
+        top = tuple(map(self._scored, logprobs.top_ids, logprobs.top_logprobs))
+        return TokenEntry(token_id, self._num_decoded, self._scored(token_id, logprobs.logprob), top)
 
-    def _chance(self, token_id: int, logprob: float) -> TokenChance:
+    def _scored(self, token_id: int, logprob: float) -> ScoredToken:
         data = self._tokenizer.token_bytes(token_id)
-        return TokenChance(data.decode(errors="replace"), data, logprob)
+        return ScoredToken(data.decode(errors="replace"), data, logprob)

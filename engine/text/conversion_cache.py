@@ -1,4 +1,4 @@
-"""Finds the `tokenizer.json` of a checkpoint, converting older formats once and keeping the result.
+"""Finds the `tokenizer.json` of a checkpoint, converting older formats once and caching the result.
 
 The cache is keyed by a digest of everything a conversion reads, so a changed checkpoint or a new
 transformers is converted anew and a stale result is never used. A file appears in the cache complete or not

@@ -197,7 +197,7 @@ class StripBeginning(_Immediate):
 
 
 class JoinWithSpaces(_Immediate):
-    """What a tokenizer without a decoder does: token strings separated by spaces."""
+    """Joins token strings with spaces, as a tokenizer without a decoder does."""
 
     def __init__(self) -> None:
         self._separator = ""

@@ -1,10 +1,10 @@
 """One answer while it is generated: a relay request for each of its choices, their tokens turned into text.
 
-Owns the start, the order and the end of an answer's choices. Whoever writes the answer takes pieces from it, all that
-are there at once; what they are written as is not known here.
+Owns the start, the order and the end of an answer's choices. The code that writes the answer takes all pieces that are
+ready; this module does not know in which format they are written.
 
-Choices of one prompt share its KV through the prefix caches: the first one goes ahead, its siblings start when it has
-its first token.
+Choices of one prompt share its KV through the prefix caches: the first choice starts alone, and its siblings start when
+it has its first token.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Choice:
 
 
 class Piece(NamedTuple):
-    """The next text of a choice, which has `num_tokens` with it."""
+    """The next text of a choice. `num_tokens`: tokens of the choice so far, those of this piece included."""
 
     choice: Choice
     delta: TextDelta
@@ -57,7 +57,7 @@ class Answer:
         self._metrics = metrics
         self._inbox = Inbox()
         self._timers: dict[int, RequestTimer] = {}
-        # these are for the next `take`: what the last one returned is to be written first
+        # the next `take` handles both lists: what the last one returned is to be written first
         self._to_start = list(self._firsts)
         self._to_close: list[Flight] = []
         self._num_ended = 0
@@ -76,7 +76,7 @@ class Answer:
         return self._num_ended == len(self.choices)
 
     async def take(self) -> list[Piece]:
-        """What has come since the last call, at least one piece; none when all choices have ended.
+        """Return what has come since the last call: at least one piece, or none when all choices have ended.
 
         Raises what the relay hands its readers.
         """
@@ -120,7 +120,7 @@ class Answer:
         self._num_ended += 1
 
     def _close_ended(self) -> None:
-        # at its node a choice may not have ended: a stop string is found here
+        # the node may still generate tokens for the choice: stop strings are found here, not there
         for flight in self._to_close:
             self._relay.close(flight)
         self._to_close.clear()

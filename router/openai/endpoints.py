@@ -115,7 +115,7 @@ class Endpoints:
         self._require_model(request.model)
 
     def _answer(self, request: GenerationRequest, prompts: Sequence[Sequence[int]], param: str) -> Answer:
-        """Check what is known only now, before anything is allocated."""
+        """Make the answer, after the checks that need token ids. Nothing has been allocated before them."""
         params = request.decoding_params()
         params.check_vocabulary(self.prompts.tokenizer.vocab_size)
         if len(prompts) * request.n > MAX_CHOICES:
@@ -151,9 +151,9 @@ class Endpoints:
             try:
                 await self._write_events(writer, answer, stream, request, times)
             except ConnectionError as error:
-                # no news: clients leave. aiohttp finds the connection closed and leaves it at that
+                # this is normal: clients disconnect, and aiohttp handles the closed connection
                 _log.debug("a client is gone: %s", error)
-            except Exception as error:  # the edge of one stream: no second answer may follow its headers
+            except Exception as error:  # the outer edge of one stream: no second answer may follow its headers
                 if not writer.has_begun:
                     raise
                 if not isinstance(error, BatonError):
@@ -170,7 +170,7 @@ class Endpoints:
         request: GenerationRequest,
         times: ClientTimes,
     ) -> None:
-        """All that has come together leaves in one write; the last write has the end of the stream with it."""
+        """Write everything that came together in one write; the last write includes the end of the stream."""
         begun: set[int] = set()
         while pieces := await answer.take():
             events: list[bytes] = []
@@ -208,7 +208,8 @@ async def _read(http: web.Request) -> tuple[bytes, str | None]:
 
 
 def _usage(answer: Answer, request: GenerationRequest, times: ClientTimes) -> Usage:
-    """With timings only for an answer of one choice: those of several would be of different requests to the nodes."""
+    """The usage of an answer. Only an answer of one choice has timings: several choices are several requests to
+    nodes."""
     usage = answer.usage()
     figures = answer.choices[0].figures
     if not request.return_timings or len(answer.choices) != 1 or figures is None:

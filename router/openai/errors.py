@@ -1,7 +1,7 @@
-"""What a client is told when something goes wrong: the one table from error class to HTTP, and the one envelope.
+"""Errors as clients see them: the one table from error classes to HTTP, and the one envelope.
 
 Every answer that is not a success has the body `{"error": {"message", "type", "param", "code"}}`. The codes come from
-`wire.errors` and never change. Invariant: an error that is not the client's carries no detail of ours, because
+`wire.errors` and never change. Invariant: an error that is not the client's mistake shows no internal detail, because
 its message may name addresses, files or other requests.
 """
 
@@ -34,7 +34,7 @@ UNAVAILABLE, SERVER = "service_unavailable_error", "server_error"
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """How one class of errors looks from outside. `shows_message`: whether its own sentence is for clients."""
+    """The HTTP answer to one class of errors. `shows_message`: whether clients may see the error's own message."""
 
     status: int
     type: str
@@ -61,7 +61,7 @@ HTTP_OF: dict[type[BatonError], HttpError] = {
     ChildFailed: _INTERNAL,
 }
 
-# errors of the HTTP layer itself, which no exception of ours stands for: status -> (type, code, sentence)
+# errors of the HTTP layer, for which Baton has no exception of its own: status -> (type, code, message)
 _HTTP_LAYER: dict[int, tuple[str, str, str]] = {
     400: (INVALID, "bad_request", "the request is not valid HTTP"),
     401: (INVALID, "invalid_api_key", "the API key is missing or wrong: send 'Authorization: Bearer KEY'"),
@@ -114,5 +114,5 @@ def envelope(message: str, error_type: str, param: str | None, code: str | None)
 
 
 def _http_of(error: Exception) -> HttpError:
-    # the nearest listed ancestor: a class added by somebody else is still answered in its family's way
+    # the nearest ancestor in the table, so that a class which is not listed is answered like its parent
     return next((HTTP_OF[kind] for kind in type(error).__mro__ if kind in HTTP_OF), _INTERNAL)

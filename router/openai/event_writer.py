@@ -1,8 +1,8 @@
 """Writes a stream of server-sent events to one client.
 
-Owns the response and the deadline of its writes: a client that takes nothing for `WRITE_TIMEOUT_S` is dropped. The
-deadline is one timer for the whole stream, which looks when the write began that has not come back; a write as such
-costs no timer. Memory is bounded by aiohttp, whose write waits when much has not been taken.
+Owns the response and the deadline of its writes: a client that reads nothing for `WRITE_TIMEOUT_S` is dropped. One
+timer for the whole stream checks how long the current write has been running, so that a single write needs no timer.
+Memory is bounded by aiohttp, whose write waits when the client has not read enough.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EventWriter:
         self._timer.cancel()
 
     async def write(self, events: bytes) -> None:
-        """Raises `ConnectionError`, or is cancelled, when the client is gone or takes nothing."""
+        """Send `events`. Raises `ConnectionError`, or is cancelled, when the client is gone or reads nothing."""
         self._writing_since_s = self._loop.time()
         if not self.has_begun:
             await self._begin()
@@ -66,5 +66,5 @@ class EventWriter:
         if now_s < due_s:
             self._timer = self._loop.call_at(due_s, self._check)
         elif self._http.transport is not None:
-            _log.debug("a client took nothing for %g s", WRITE_TIMEOUT_S)
+            _log.debug("a client read nothing for %g s", WRITE_TIMEOUT_S)
             self._http.transport.abort()

@@ -2,7 +2,7 @@
 
 Owns the shapes that OpenAI allows for one field (a string or a list of strings, four kinds of prompt, ...) and the
 limits that keep one field from costing more than its body did. Does not know which request a field belongs to: a
-`field_error` tells where inside the field the fault is, the schema adds the way to the field.
+`field_error` tells where inside the field the fault is, and the schema adds the path to the field.
 """
 
 from __future__ import annotations

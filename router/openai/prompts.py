@@ -1,4 +1,4 @@
-"""From a validated request to prompt token ids: chat template and tokenizer, off the event loop when it takes long.
+"""Turns validated requests into token ids by chat template and tokenizer, off the event loop when that takes long.
 
 Owns the checkpoint's text side. Knows no nodes and no HTTP.
 """
@@ -62,7 +62,7 @@ class PromptMaker:
 
 
 async def _off_loop(make: Callable[[], ResultT], size: int) -> ResultT:
-    """Run `make`: here for short texts, in a thread for those that would hold up everybody's streams."""
+    """Run `make`: on the event loop for short texts, in a thread for long ones, which would delay all other streams."""
     if size <= _MAX_INLINE_CHARS:
         return make()
     try:

@@ -1,7 +1,7 @@
-"""What a client gets back, as bytes: whole answers, chunks of a stream, server-sent events, models.
+"""Answers as bytes: whole answers, chunks of a stream, server-sent events, models.
 
-Owns the shapes of the OpenAI dialect. Does not know requests, nodes or sockets; everything here is a pure function of
-its arguments. A stream builder renders what all its chunks share once, so that one chunk costs a few string joins.
+Owns the formats of the OpenAI interface. Does not know requests, nodes or sockets; everything here is a pure function
+of its arguments. A stream builder renders what all its chunks share once, so that one chunk costs a few string joins.
 
 Invariant of every event: one line, whatever the text holds. JSON escapes line feeds; the other characters at which some
 clients split lines (U+0085, U+2028, U+2029) are escaped here. Log probabilities are finite: -inf is written as -9999,
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, Protocol
 
-from engine.text.choice_text import TextDelta, TokenChance, TokenEntry
+from engine.text.choice_text import ScoredToken, TextDelta, TokenEntry
 from router.openai.errors import error_body
 from router.timings import Timings
 from wire.messages import HandoffFigures
@@ -30,7 +30,7 @@ _LINE_BREAKS = str.maketrans({"\u0085": "\\u0085", "\u2028": "\\u2028", "\u2029"
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """What all parts of one answer share. `created` is in seconds since 1970."""
+    """The members that all parts of one answer share. `created` is in seconds since 1970."""
 
     reply_id: str
     created: int
@@ -39,8 +39,8 @@ class ReplyHead:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one answer: of all its prompts, of all its choices, and prompt tokens found in a prefix cache; what its
-    handoffs between nodes took, and, for a client that asked, when it passed which station.
+    """Tokens of one answer: those of all its prompts, those of all its choices, and prompt tokens found in a prefix
+    cache; the measurements of its handoffs; and, for a client that asked for them, its timings.
     """
 
     num_prompt_tokens: int
@@ -63,7 +63,7 @@ class ReplyStream(Protocol):
     """Renders one streamed answer of either endpoint, event by event."""
 
     def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
-        """What comes before the first text of choice `index`; may be nothing."""
+        """The event before the first text of choice `index`; may be empty."""
         ...
 
     def chunk(self, index: int, delta: TextDelta) -> bytes:
@@ -202,7 +202,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 def chat_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
     """The `logprobs` member of a chat choice; None when the request asked for none."""
     content = [
-        {**_chance(entry.chosen), "top_logprobs": [_chance(chance) for chance in entry.top]}
+        {**_logprob_object(entry.chosen), "top_logprobs": [_logprob_object(token) for token in entry.top]}
         for entry in entries
         if entry.chosen is not None
     ]
@@ -221,7 +221,7 @@ def completion_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
         "tokens": [_completion_token(chosen) for _, chosen, _ in reported],
         "token_logprobs": [_finite(chosen.logprob) for _, chosen, _ in reported],
         "top_logprobs": [
-            {_completion_token(chance): _finite(chance.logprob) for chance in (*top, chosen)}
+            {_completion_token(token): _finite(token.logprob) for token in (*top, chosen)}
             for _, chosen, top in reported
         ],
         "text_offset": [offset for offset, _, _ in reported],
@@ -280,15 +280,15 @@ def _all_token_ids(choice: FinishedChoice) -> dict[str, Any]:
     return {"prompt_token_ids": list(choice.prompt_ids), **_token_ids(choice.whole, with_token_ids=True)}
 
 
-def _chance(chance: TokenChance) -> dict[str, Any]:
-    return {"token": chance.text, "bytes": list(chance.data), "logprob": _finite(chance.logprob)}
+def _logprob_object(token: ScoredToken) -> dict[str, Any]:
+    return {"token": token.text, "bytes": list(token.data), "logprob": _finite(token.logprob)}
 
 
-def _completion_token(chance: TokenChance) -> str:
+def _completion_token(token: ScoredToken) -> str:
     try:
-        return chance.data.decode()
+        return token.data.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in chance.data)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data)
 
 
 def _finite(logprob: float) -> float:

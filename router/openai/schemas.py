@@ -1,4 +1,4 @@
-"""What a client may send: the chat and completions requests of the OpenAI dialect, with the extensions users expect.
+"""The chat and completions requests of the OpenAI interface, as clients may send them, with the usual extensions.
 
 Owns names, types and defaults of the fields, and which combinations make no sense. Ranges of sampling parameters are
 not repeated here: `decoding_params()` builds a `DecodingParams`, whose construction is the one validator. Does not know
@@ -6,8 +6,8 @@ tokenizers, nodes or sockets.
 
 Rules for every field. Types are strict: "2", 1.0 and true are not the integer 1. null means the default. An unknown
 field is refused with code `unknown_parameter`; one that OpenAI or vLLM know and Baton does not support with code
-`unsupported_parameter`, unless its value asks for nothing (`tools: []`, `store: false`). Nothing is ignored that would
-change the answer. Every error is an `InvalidRequest` whose `param` is the client's spelling, with a path such as
+`unsupported_parameter`, unless its value is neutral (`tools: []`, `store: false`). Nothing is ignored that would change
+the answer. Every error is an `InvalidRequest` whose `param` is the client's spelling, with a path such as
 `messages[0].role`.
 """
 
@@ -63,19 +63,19 @@ class _Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_what_asks_for_nothing(cls, members: Any) -> Any:
+    def _drop_neutral_fields(cls, members: Any) -> Any:
         if not isinstance(members, dict):
             raise field_error("must be an object")
-        kept = {}
+        fields = {}
         for name, value in members.items():
             if name not in cls.unsupported:
                 if name not in cls.model_fields:
                     raise field_error("is not a parameter of this endpoint", (name,), "unknown_parameter")
                 if value is not None:
-                    kept[name] = value
+                    fields[name] = value
             elif not is_harmless(value, cls.unsupported[name]):
                 raise field_error("is not supported", (name,), UNSUPPORTED)
-        return kept
+        return fields
 
 
 class StreamOptions(_Strict):
@@ -110,7 +110,7 @@ class Message(_Strict):
 
 
 class _GenerationRequest(_Strict):
-    """What both endpoints share."""
+    """The fields that both endpoints share."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME)]
     stream: bool = False
@@ -151,7 +151,7 @@ class _GenerationRequest(_Strict):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many alternatives to report beside each token; None: no log probabilities at all."""
+        """The number of alternatives to report beside each token; None: no log probabilities at all."""
         raise NotImplementedError
 
     @property
@@ -160,7 +160,7 @@ class _GenerationRequest(_Strict):
         return "max_tokens", self.max_tokens
 
     def decoding_params(self) -> DecodingParams:
-        """What nodes need to know, for choice 0. Raises `InvalidRequest` for a value that is out of range.
+        """The parameters for nodes, of choice 0. Raises `InvalidRequest` for a value that is out of range.
 
         `seed` stays None when the client gave none; `max_tokens` None means up to the end of the context.
         """
@@ -189,7 +189,7 @@ class _GenerationRequest(_Strict):
             raise InvalidRequest(error.message.replace("max_tokens", limit_name, 1), limit_name, error.code) from None
 
     def text_options(self) -> TextOptions:
-        """What concerns the text of a choice."""
+        """The options that concern the text of a choice."""
         return TextOptions(self.stop, self.include_stop_str_in_output, self.skip_special_tokens, self.min_tokens)
 
 
@@ -288,7 +288,7 @@ def _check_content_type(content_type: str | None) -> None:
 
 
 def _invalid_request(details: ErrorDetails) -> InvalidRequest:
-    """pydantic's first finding in the client's words."""
+    """Turns pydantic's first error into an `InvalidRequest` with the client's spelling of the field."""
     context: dict[str, Any] = details.get("ctx", {})
     param = ""
     for part in (*details["loc"], *context.get("path", ())):

@@ -1,9 +1,9 @@
 """Bytes of an HTTP body -> a JSON object that is safe to look at.
 
-Owns what the JSON text itself may be: UTF-8 (a byte order mark is skipped), one object at the top, no duplicate keys,
-finite numbers below 2**64, at most 64 levels deep, strings that can be written out again (no lone surrogates).
-Does not know any field. Invariant: whatever the bytes are, the only error is `InvalidRequest`, and its text never
-carries more of the input than a short repr. Costs are linear in the length of the body.
+Owns the rules for the JSON text itself: UTF-8 (a byte order mark is skipped), one object at the top, no duplicate keys,
+finite numbers below 2**64, at most 64 levels deep, strings that can be written out again (no lone surrogates). Does not
+know any field. Invariant: whatever the bytes are, the only error is `InvalidRequest`, and its text never carries more
+of the input than a short repr. Costs are linear in the length of the body.
 """
 
 from __future__ import annotations

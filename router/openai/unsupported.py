@@ -1,9 +1,10 @@
-"""Fields that OpenAI or vLLM know and Baton does not support, each with the values that ask for nothing.
+"""Fields that OpenAI or vLLM know and Baton does not support, each with its neutral values, which ask for nothing.
 
 Pure data. Silently ignoring such a field would answer another question than the one asked, so a request that sets it is
-refused by name; a client library that always sends its neutral value is not. null is neutral everywhere. What is in no
-table and no schema is unknown: among others everything that addresses the inside of the relay (`kv_transfer_params`,
-`bootstrap_host`, `bootstrap_port`, `bootstrap_room`, `request_id`), which no public request may name.
+refused by name; a client library that always sends its neutral value is not. null is neutral everywhere. A field in no
+table and no schema is unknown. Among these are all fields that other servers use between router and nodes
+(`kv_transfer_params`, `bootstrap_host`, `bootstrap_port`, `bootstrap_room`, `request_id`): no public request may set
+them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _GPU = torch.device("cuda", 1)
 
 
 class Cuda:
-    """Writes down what it is asked for. `refusal`: the error of the runtime; `is_lost`: events raise."""
+    """Records the calls it gets. `refusal`: the error of the runtime; `is_lost`: events raise."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -113,7 +113,7 @@ def test_an_event_is_behind_what_was_issued(cuda: Cuda, stream: CudaStream) -> N
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_device_that_does_not_answer_is_given_up(
+def test_a_device_that_does_not_answer_is_a_failed_device(
     cuda: Cuda, stream: CudaStream, is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("device.cuda_stream.COPY_TIMEOUT_S", 0.01)
@@ -132,7 +132,7 @@ def test_pinned_memory_is_registered_for_every_context_until_it_is_closed(cuda: 
     assert cuda.asked[1:] == [("device", 1), ("register", address, 64, 1), ("unregister", address)]
 
 
-def test_memory_that_the_driver_refuses_is_used_as_it_is(
+def test_memory_that_the_driver_refuses_is_used_without_a_pin(
     cuda: Cuda, stream: CudaStream, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[torch.device] = []

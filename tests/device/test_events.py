@@ -17,7 +17,7 @@ from device.notices import MAX_NOTICES, NoticeThread
 
 
 class NativeEvent:
-    """Stands for torch's event: passes when it is told to. `error` is raised by whoever asks, as CUDA does for what
+    """Stands for torch's event: passes when the test says so. `error` is raised by a query, as CUDA does for what
     failed before.
     """
 
@@ -39,7 +39,7 @@ def notices() -> Iterator[NoticeThread]:
     assert not thread._thread.is_alive()
 
 
-def test_a_device_that_does_nothing_is_given_up() -> None:
+def test_a_device_that_makes_no_progress_is_a_failed_device() -> None:
     with pytest.raises(DeviceFailed, match=r"did not get anything done for 0\.01 s"):
         CudaEvent(native=NativeEvent()).wait(0.01)
 
@@ -83,7 +83,7 @@ def test_notices_wait_for_their_events_and_keep_their_order(notices: NoticeThrea
 
 
 @pytest.mark.parametrize("where", ["event", "call"])
-def test_a_notice_that_fails_is_heard_of_when_settling(notices: NoticeThread, where: str) -> None:
+def test_a_notice_that_fails_is_raised_when_settling(notices: NoticeThread, where: str) -> None:
     event = NativeEvent(RuntimeError("lost") if where == "event" else None)
     event.has_passed.set()
 

@@ -312,7 +312,7 @@ class SilentRunner(FlakyRunner):
 
 
 @pytest.mark.parametrize("first_token_only", [False, True])
-def test_a_request_without_a_number_leaves_with_its_blocks_and_fails_no_other(first_token_only: bool) -> None:
+def test_a_request_of_nan_leaves_with_its_blocks_and_fails_no_other(first_token_only: bool) -> None:
     pool = BlockPool(16)
     core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 64), frozenset()), SilentRunner(), "f")
     core.add(key_of("bad"), prompt(5), GREEDY, first_token_only=first_token_only)

@@ -112,7 +112,7 @@ class Traffic:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("num_blocks", [12, 200])
-def test_asynchronous_and_recorded_steps_say_what_plain_ones_say(checkpoint: Path, seed: int, num_blocks: int) -> None:
+def test_asynchronous_and_recorded_steps_equal_plain_ones(checkpoint: Path, seed: int, num_blocks: int) -> None:
     plain, emulated = Traffic(seed), Traffic(seed)
     with engine(checkpoint, "cpu", num_blocks=num_blocks) as built:
         plain.drive(built.core)

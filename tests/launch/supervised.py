@@ -74,7 +74,7 @@ sys.exit(status)
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Poll, because nothing tells a stranger when a process is gone."""
+    """Poll, because a process that is not the parent gets no notice when a process ends."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         if time.monotonic() > deadline:

@@ -43,7 +43,7 @@ def test_a_failed_request_raises_the_reason(endpoint: FakeEndpoint, wish: str, m
         ask(endpoint, wish)
 
 
-def test_a_stream_that_is_given_up_is_closed(endpoint: FakeEndpoint) -> None:
+def test_closing_a_stream_early_closes_its_connection(endpoint: FakeEndpoint) -> None:
     chunks = ApiClient(endpoint.url).stream_chat(chat_body("tiny", [{"role": "user", "content": "hang"}], None, None))
     next(chunks)
     chunks.close()

@@ -22,7 +22,7 @@ def specs(*arguments: str, shares: list[Placement] | None = None) -> list[ChildS
     return child_specs(resolve_serve(arguments, environment), 8000, 41000, shares, environment)
 
 
-def test_the_relay_is_a_router_prefill_nodes_and_decode_nodes() -> None:
+def test_a_deployment_is_a_router_prefill_nodes_and_decode_nodes() -> None:
     found = specs("--prefill=1", "--decode=2", shares=[Placement(1)] * 3)
     assert [(spec.name, spec.module, spec.stops_last) for spec in found] == [
         ("router", "router", True),

@@ -23,7 +23,7 @@ WAIT_MS = 5000
 
 
 MARKER = Cancel(b"marker", 1)
-"""The last message of every `FakeRouter.send`: whoever has got it has got all before it."""
+"""The last message of every `FakeRouter.send`: a node that has it has all messages before it."""
 
 
 class FakeRouter:
@@ -42,7 +42,7 @@ class FakeRouter:
         return NODE_TO_ROUTER.decode(frame)
 
     def send(self, *messages: object) -> None:
-        """To the node heard last, and a marker behind it."""
+        """Send to the node that was heard last, with a marker behind it."""
         for message in (*messages, MARKER):
             self.send_raw(ROUTER_TO_NODE.encode(message))
 

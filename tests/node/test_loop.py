@@ -54,7 +54,7 @@ class Launched:
 
 @dataclass
 class ListeningLeg:
-    """Notes what it is told, in order."""
+    """Records the calls of the loop, in order."""
 
     core: EngineCore
     heard: list[str] = field(default_factory=list)
@@ -149,7 +149,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     return rig
 
 
-def test_the_loop_does_not_wait_while_a_step_is_under_way(rig: Rig) -> None:
+def test_the_loop_does_not_wait_while_a_step_is_in_flight(rig: Rig) -> None:
     rig.core.add(KEY, [1, 2, 3], FOUR_TOKENS)
     rig.run(7)
     assert rig.leg.heard == ["watch", "watch", *["applied 1", "watch"] * 2, "applied 1", "applied 1"]

@@ -69,7 +69,7 @@ def role(monkeypatch: pytest.MonkeyPatch) -> Idle:
         core=core, device=device, memory=memory, fingerprint="f", num_blocks=16, max_request_tokens=64
     )
     monkeypatch.setattr(process, "build_engine", lambda *arguments: engine)
-    for name in ("configure_logging", "keep_freed_memory", "spare_what_lasts"):  # they change the whole process
+    for name in ("configure_logging", "keep_freed_memory", "freeze_startup_objects"):  # they change the whole process
         monkeypatch.setattr(process, name, lambda *arguments: None)
     return role
 

@@ -46,7 +46,7 @@ def test_draining_empties_the_wake_up_socket(stopper: Stopper) -> None:
     stopper.drain()
 
 
-def test_nothing_is_overdue_before_anybody_asked(stopper: Stopper) -> None:
+def test_nothing_is_overdue_before_a_signal(stopper: Stopper) -> None:
     assert not stopper.is_overdue(float("inf"))
 
 

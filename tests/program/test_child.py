@@ -34,7 +34,7 @@ def start() -> Iterator[Start]:
 
 
 def until_gone(pid: int) -> None:
-    """Poll, because nothing tells a stranger when a process is gone."""
+    """Poll, because a process that is not the parent gets no notice when a process ends."""
     deadline_s = time.monotonic() + WAIT_S
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline_s, "still there"
@@ -52,7 +52,7 @@ def test_a_line_longer_than_a_pipe_holds_is_read_whole(start: Start) -> None:
     assert start("says", *["x" * 100_000] * 3, "\n").read_line(WAIT_S) == b"x" * 300_000
 
 
-def test_whoever_waits_for_a_line_hears_how_the_child_ended(start: Start) -> None:
+def test_waiting_for_a_line_reports_how_the_child_ended(start: Start) -> None:
     with pytest.raises(ChildFailed, match="child_program exited with status 3"):
         start("exits", "3").read_line(WAIT_S)
 

@@ -11,7 +11,7 @@ from program.clock import host_clock, now_us
 
 
 def a_proc(folder: Path, boot: str, *, has_namespaces: bool = True) -> Path:
-    """A folder with what the name of a clock is made of."""
+    """A folder with the files that the name of a clock is made of."""
     (folder / "sys/kernel/random").mkdir(parents=True)
     (folder / "sys/kernel/random/boot_id").write_text(f"{boot}\n")
     (folder / "self/ns").mkdir(parents=True)

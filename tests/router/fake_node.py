@@ -49,7 +49,7 @@ MessageT = TypeVar("MessageT")
 
 
 def make_hello(role: str, **changes: Any) -> Hello:
-    """What a node of `role` says first; a random epoch unless `changes` has one."""
+    """The first message of a node of `role`; its epoch is random unless `changes` has one."""
     hello = Hello(
         role=role,
         node_id=f"{role}-{secrets.token_hex(3)}",

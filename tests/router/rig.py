@@ -1,4 +1,4 @@
-"""Helper: a router's relay and control link over real sockets, with fake nodes; and the HTTP server on top of them."""
+"""Helper: a router's relay and control link over real sockets, with fake nodes; and the HTTP server that uses them."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ class Rig:
                 await asyncio.sleep(0.005)
 
     async def settle(self, within_s: float = 5.0) -> None:
-        """Wait until nothing is in flight and no node, gone or not, is thought to have work."""
+        """Wait until no request is in flight and the load of every node, lost ones included, is 0."""
         async with asyncio.timeout(within_s):
             while self.relay.num_in_flight or any(member.load for member in self.members):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
 
 class Call:
-    """A request in a task of its own, and what it was given so far."""
+    """A request in a task of its own, and the deliveries it has had so far."""
 
     def __init__(self, relay: Relay, request: RelayRequest) -> None:
         self.token_ids: list[int] = []

@@ -190,7 +190,7 @@ async def test_a_body_that_never_ends_times_out(prompts: PromptMaker, monkeypatc
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")
 
 
-async def test_many_wrong_requests_at_once_hurt_nobody(prompts: PromptMaker) -> None:
+async def test_many_wrong_requests_at_once_affect_no_other_request(prompts: PromptMaker) -> None:
     async def send(server: Server) -> Reply:
         replies = await asyncio.gather(
             *[fetch(server, "POST", path, _changed(path, members)) for _, path, members, _ in FIELDS]

@@ -1,4 +1,5 @@
-"""The router's end of the control connections: who is let in, what is thrown away, who is taken for dead."""
+"""The router's end of the control connections: which nodes may join, which messages are dropped, which nodes are
+lost."""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ async def test_a_node_must_use_its_epoch_as_identity() -> None:
         assert len(rig.registry) == 1
 
 
-async def test_bad_frames_are_counted_and_hurt_nobody() -> None:
+async def test_bad_frames_are_counted_and_affect_no_other_node() -> None:
     async with relaying() as rig:
         node = await rig.join(DECODE, answering([1, 2, 3]))
         hello = NODE_TO_ROUTER.encode(node.hello)
@@ -194,7 +195,7 @@ async def test_a_silent_node_is_lost_and_its_work_done_elsewhere(monkeypatch: py
         await rig.settle()
 
 
-async def test_a_node_that_restarts_gives_up_its_earlier_work() -> None:
+async def test_a_node_that_restarts_fails_its_earlier_work() -> None:
     async with relaying() as rig:
         node = await rig.join(DECODE, node_id="d")
         call = rig.call()

@@ -296,7 +296,7 @@ async def test_a_deadline_is_answered_with_504(prompts: PromptMaker) -> None:
         await server.rig.settle()
 
 
-async def test_a_bug_is_a_500_that_tells_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_is_a_500_without_details(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("secret detail")
 
@@ -417,7 +417,7 @@ async def _leave_a_stream_unread(prompts: PromptMaker) -> bool:
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.SelectorEventLoop, uvloop.Loop])
-def test_a_client_that_takes_nothing_is_dropped_without_a_word(
+def test_a_client_that_reads_nothing_is_dropped_silently(
     prompts: PromptMaker,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

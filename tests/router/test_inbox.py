@@ -1,4 +1,4 @@
-"""What several requests are given reaches the one who takes it together, in order, and the error after it."""
+"""Deliveries of several requests reach the taker together and in order, and the error comes after them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_an_error_wakes_the_taker() -> None:
         await waiting
 
 
-async def test_a_taker_that_is_behind_gives_the_others_their_turn() -> None:
+async def test_a_slow_taker_lets_other_tasks_run() -> None:
     inbox = Inbox()
     for number in range(1000):
         inbox.put(0, _delivery(number))

@@ -48,7 +48,7 @@ def test_a_token_that_comes_early_waits() -> None:
     assert [delivery.finish_reason for delivery in deliveries] == ["", "", "length"]
 
 
-def test_events_that_overlap_are_joined() -> None:
+def test_events_with_tokens_in_common_are_joined() -> None:
     journal = Journal()
     assert journal.record(_event(3, 8, 9)) == []
     assert journal.record(_event(1, 6)) == []
@@ -82,7 +82,7 @@ def test_what_comes_after_the_end_changes_nothing() -> None:
     assert journal.token_ids == [5]
 
 
-def test_what_came_early_from_behind_the_end_is_dropped() -> None:
+def test_early_tokens_after_the_end_are_dropped() -> None:
     journal = Journal()
     assert journal.record(_event(2, 7)) == []
     assert journal.record(_event(1, 6, finish="stop")) == []
@@ -90,7 +90,7 @@ def test_what_came_early_from_behind_the_end_is_dropped() -> None:
     assert (journal.has_finished, journal.has_gap) == (True, False)
 
 
-def test_the_first_word_about_cached_tokens_counts() -> None:
+def test_the_first_report_about_cached_tokens_counts() -> None:
     journal = Journal()
     assert journal.num_cached_tokens is None
     journal.record(_event(0, 5, cached=3))

@@ -1,4 +1,4 @@
-"""Who may join, who is alive, and what each node is thought to have cached."""
+"""Which nodes may join, which are alive, and what each is expected to have cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client that asks for it is told of its request's way, and when it is told nothing."""
+"""The timings of a request for a client that asks for them, and the cases in which there are none."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _timings(reply: Any, *, stream: bool) -> dict[str, Any] | None:
 @pytest.mark.parametrize(
     ("path", "make_body"), [("/v1/chat/completions", chat_body), ("/v1/completions", completion_body)]
 )
-async def test_the_stations_of_a_stream_follow_each_other(
+async def test_the_stamps_of_a_stream_are_in_order(
     server: Server, prompts: PromptMaker, path: str, make_body: Callable[..., dict[str, Any]]
 ) -> None:
     prefill, decode = await server.rig.pair()
@@ -174,7 +174,7 @@ def test_the_first_attempt_says_when_the_legs_went_out() -> None:
     assert (times.sent_us, times.clock) == (10, "here")
 
 
-def test_the_first_word_about_a_token_counts() -> None:
+def test_the_first_report_about_a_token_counts() -> None:
     times = RelayTimes("here")
     for first, second in ((FIRST, SECOND), (StepTimes(None, 1, 1), StepTimes(None, 2, 2))):
         times.sampled(0, first)
@@ -191,7 +191,7 @@ def test_a_first_event_that_is_not_token_1_alone_stamps_nothing(num_tokens: tupl
     assert (times.first_written_us, times.second_written_us) == (None, None)
 
 
-def test_every_station_has_its_name() -> None:
+def test_every_stamp_has_its_name() -> None:
     relay = RelayTimes("here")
     relay.legs_sent(10, "here")
     relay.sampled(0, FIRST)
@@ -206,7 +206,7 @@ def test_every_station_has_its_name() -> None:
     }  # fmt: skip
 
 
-def test_a_clock_without_a_name_is_nobodys() -> None:
+def test_clocks_without_a_name_are_never_the_same() -> None:
     times = RelayTimes("")
     times.legs_sent(10, "")
     assert timings_of(ClientTimes(5), times, 1) is None

@@ -335,7 +335,7 @@ class Relay:
             return list(threads.map(lambda prompt: self.ask(prompt, max_tokens, **dict(options)), prompts))
 
     def settle(self, timeout_s: float = SETTLE_TIMEOUT_S) -> None:
-        """Wait until nothing is held anywhere; fails with what is."""
+        """Wait until no node holds blocks or requests; fails with those that are held."""
 
         def unsettled() -> list[str]:
             found = [node.unsettled() for node in self.nodes]

@@ -1,4 +1,4 @@
-"""Mistakes of clients and operators, met by real programs: a clear answer, and everybody else goes on."""
+"""Real programs answer mistakes of clients and operators clearly, and all other requests go on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_malformed_json_is_refused(llama_relay: Relay, body: bytes) -> None:
         assert b'"error"' in answer.read()
 
 
-def test_nodes_that_cannot_work_say_why_and_disturb_nobody(
+def test_nodes_that_cannot_work_say_why_and_do_not_disturb_others(
     llama_relay: Relay, checkpoints: Checkpoints, references: Callable[[str], Reference], tmp_path: Path
 ) -> None:
     whole = checkpoints("llama")

@@ -21,7 +21,7 @@ PUSH_S = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Counters of one node, or what they gained."""
+    """Counters of one node, or their increases."""
 
     num_handoffs: int
     num_blocks: int
@@ -53,7 +53,7 @@ def traffic(node: Node) -> Traffic:
 
 
 def the_active(before: dict[str, Traffic], nodes: list[Node]) -> tuple[Node, Traffic]:
-    """The one node that took part in a handoff since `before`, and what it gained."""
+    """The one node that took part in a handoff since `before`, and the increases of its counters."""
     gained = [(node, traffic(node) - before[node.name]) for node in nodes]
     active = [(node, gain) for node, gain in gained if gain.num_handoffs]
     assert len(active) == 1, f"exactly one of {gained}"

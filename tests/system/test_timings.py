@@ -1,4 +1,4 @@
-"""What `baton serve` says of a request's way, against what its client measured on the same clock."""
+"""The timings that `baton serve` reports for a request, compared with what its client measured on the same clock."""
 
 from __future__ import annotations
 

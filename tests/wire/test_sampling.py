@@ -89,8 +89,3 @@ def test_nodes_see_everything_of_the_users_parameters_but_the_text() -> None:
     node = user.decoding()
     assert type(node) is DecodingParams
     assert all(getattr(node, field.name) == getattr(user, field.name) for field in fields(DecodingParams))
-
-
-def test_only_temperature_zero_is_greedy() -> None:
-    assert DecodingParams(temperature=0).is_greedy
-    assert not DecodingParams(temperature=1e-9).is_greedy

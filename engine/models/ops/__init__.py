@@ -1,1 +1,1 @@
-"""What a decoder computes on a device: the contract, the reference in torch, and what is faster on some devices."""
+"""The operations of a decoder: the contract, the reference in torch, and faster versions for some devices."""

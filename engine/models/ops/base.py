@@ -1,7 +1,7 @@
-"""The operations of a decoder, as one contract that each kind of device fulfils in its own way.
+"""The operations of a decoder: one contract, which each kind of device implements.
 
 Owns the contract alone. `torch_ops.py` defines the results, rounding included, as transformers rounds; `choose.py`
-chooses by device. Whoever implements it knows no layers and no files.
+chooses by device. An implementation knows no layers and no files.
 
 Letters: T tokens of the step, V vocabulary, E hidden size, I intermediate size, H heads, D head size.
 """

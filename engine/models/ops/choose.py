@@ -1,7 +1,7 @@
-"""Which operations a decoder gets on a device.
+"""Chooses the operations of a decoder on a device.
 
-On a GPU each operation between two products would be several kernels that take longer to start than to run: at one
-token a step, that is where the time of a decoder goes. `triton_ops.py` has each as one kernel.
+In torch, each operation between two products is several GPU kernels, which take longer to start than to run: a decoder
+spends most of its time there when a step has one token. `triton_ops.py` has each operation as one kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def choose_ops(device: torch.device, *, load: Callable[[torch.device], DecoderOp
     """The fastest operations for `device`: Triton's on CUDA, where Triton works; packed products on a CPU; torch's
     everywhere else.
 
-    One log line says why a GPU has to do without.
+    One log line says why a GPU gets plain torch.
     """
     if device.type == "cpu":
         return CpuOps()

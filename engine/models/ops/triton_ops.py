@@ -102,7 +102,7 @@ class TritonOps(TorchOps):
 
 
 def _num_warps(num_elements: int) -> int:
-    """Warps of a program over so many elements, a power of two."""
+    """Warps of a program over `num_elements` elements, a power of two."""
     return min(max(num_elements // (_ELEMENTS_PER_THREAD * _WARP_THREADS), 1), _MAX_WARPS)
 
 

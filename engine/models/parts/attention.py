@@ -1,7 +1,7 @@
-"""Grouped-query attention: projections, head norms, rotation, and what each token leaves in the KV pool.
+"""Grouped-query attention: projections, head norms, rotation, and the KV that each token stores in the pool.
 
-Attention over the tokens of a request is the step's `Attention`, which knows who may see whom. A model with another
-attention (latent, state) has another class here, with another `kv`.
+Attention over the tokens of a request is the step's `Attention`, which knows which token attends to which. A model with
+another attention (latent, state) has another class here, with another `kv`.
 
 Letters: T tokens of the step, E hidden size, Hq query heads, Hkv key and value heads (of this rank), D head size.
 """
@@ -56,7 +56,7 @@ class GroupedQueryAttention:
         )
 
     def __call__(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        """What the layer's attention adds to the residual stream, [T, E] of x [T, E]."""
+        """The attention's summand for the residual stream, [T, E] of x [T, E]."""
         num_tokens = x.shape[0]
         fused = self._qkv(x).view(num_tokens, *self._fused_shape)
         # q and k are neighbours in the fused output: norm and rotation take both in one call.

@@ -1,7 +1,7 @@
-"""What all parts of a model have in common: the contract, and what each of them is made for.
+"""The contract of all parts of a model, and what they are constructed with.
 
 A part takes what it needs of the config and of a `PartSetup`, allocates its parameters, and says which tensors of a
-checkpoint they are made of. A layer of another kind is made of other parts: nobody else has to know.
+checkpoint they are made of. A layer of another kind is made of other parts, and no other code has to know.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.models.shard import Shard
 
 @dataclass(frozen=True, slots=True)
 class PartSetup:
-    """The same for all parts of one model on one device. `shard`: which share of the divided weights is this rank's."""
+    """The values that all parts of one model on one device share. `shard`: this rank's share of the divided weights."""
 
     dtype: torch.dtype
     device: torch.device
@@ -36,7 +36,7 @@ class Part(Protocol):
     """A piece of a model that owns parameters."""
 
     def parameters(self) -> Iterator[Parameter]:
-        """What has to be loaded before it computes. Only before `pack`."""
+        """The parameters, which must be loaded before the part computes. Only before `pack`."""
         ...
 
     def pack(self) -> None:

@@ -1,4 +1,4 @@
-"""From token ids to the residual stream, and from it to logits. Every rank has all of both.
+"""The embedding, from token ids to the residual stream, and the head, from there to logits. Every rank has both whole.
 
 Letters: T tokens of the step, N rows that need logits, V vocabulary, E hidden size.
 """

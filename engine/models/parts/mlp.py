@@ -29,7 +29,7 @@ class GatedMlp:
         self._ops = setup.ops
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What the layer's MLP adds to the residual stream, [T, E] of x [T, E]."""
+        """The MLP's summand for the residual stream, [T, E] of x [T, E]."""
         return self._down(self._ops.gate(self._gate_up(x)))
 
     def parameters(self) -> Iterator[Parameter]:

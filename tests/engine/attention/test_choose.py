@@ -73,7 +73,7 @@ def test_torch_can_be_asked_for_anywhere(device: Device, caplog: pytest.LogCaptu
     assert not caplog.records
 
 
-def test_without_a_gpu_there_is_nothing_to_say(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_gpu_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert choose_attention("auto", CPU, SHAPE).name == "torch"
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""What every attention backend promises. flashinfer runs on its stand-in: what is tested is what it is told."""
+"""Promises of every attention backend. flashinfer runs on its stand-in, so its arguments are what these tests check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What flashinfer is told: page tables, sizes, and recorded decode steps. Kernels are the stand-in's."""
+"""The arguments that flashinfer gets: page tables, sizes, and recorded decode steps. Kernels are the stand-in's."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Stream:
     params: DecodingParams
     block_table: list[int]
     num_computed: int = 0
-    drawn: list[SampledToken] = field(default_factory=list)
+    sampled: list[SampledToken] = field(default_factory=list)
 
     def share(self, max_tokens: int) -> ScheduledRequest:
         """All that is not computed yet, up to `max_tokens`."""
@@ -178,7 +178,7 @@ def choose_steps(count: int, num_steps: int, seed: int) -> list[list[int]]:
 
 def drive(runner: ModelRunner, streams: Sequence[Stream], steps: Sequence[Sequence[int]], *, late: bool) -> None:
     """Compute `steps`; with `late`, each is launched before the tokens of the one before are known."""
-    under_way: tuple[RunningStep, list[tuple[Stream, int]]] | None = None
+    in_flight: tuple[RunningStep, list[tuple[Stream, int]]] | None = None
     for indexes in steps:
         chosen = [streams[index] for index in indexes]
         running = runner.launch(Step(tuple(stream.share(64 // len(chosen)) for stream in chosen)))
@@ -186,14 +186,14 @@ def drive(runner: ModelRunner, streams: Sequence[Stream], steps: Sequence[Sequen
         places = [(stream, len(stream.token_ids)) for stream in due]
         for stream in due:
             stream.token_ids.append(PENDING_TOKEN)
-        if under_way is not None:
-            collect(*under_way)
-        under_way = running, places
+        if in_flight is not None:
+            collect(*in_flight)
+        in_flight = running, places
         if not late:
-            collect(*under_way)
-            under_way = None
-    if under_way is not None:
-        collect(*under_way)
+            collect(*in_flight)
+            in_flight = None
+    if in_flight is not None:
+        collect(*in_flight)
 
 
 def collect(running: RunningStep, places: Sequence[tuple[Stream, int]]) -> None:
@@ -203,4 +203,4 @@ def collect(running: RunningStep, places: Sequence[tuple[Stream, int]]) -> None:
     for stream, place in places:
         assert stream.token_ids[place] == PENDING_TOKEN
         stream.token_ids[place] = tokens[stream.key].token_id
-        stream.drawn.append(tokens[stream.key])
+        stream.sampled.append(tokens[stream.key])

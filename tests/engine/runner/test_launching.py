@@ -60,7 +60,7 @@ def recorded(decoder: Decoder) -> ModelRunner:
 
 
 def tokens_of(streams: list[Stream]) -> list[list[int]]:
-    return [[token.token_id for token in stream.drawn] for stream in streams]
+    return [[token.token_id for token in stream.sampled] for stream in streams]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -68,7 +68,7 @@ def test_graphs_pending_tokens_and_late_results_change_no_token(
     seed: int, decoder: Decoder, recorded: ModelRunner
 ) -> None:
     expected = computed(make_runner(decoder, HostDevice(), make_kv(decoder)), seed, late=False)
-    assert min(len(stream.drawn) for stream in expected) > 0
+    assert min(len(stream.sampled) for stream in expected) > 0
     eager = make_runner(decoder, EmulatedDevice(), make_kv(decoder))
     assert tokens_of(computed(eager, seed, late=True)) == tokens_of(expected)
     with mock.patch.object(EmulatedGraph, "replay", autospec=True, side_effect=EmulatedGraph.replay) as replay:
@@ -79,7 +79,7 @@ def test_graphs_pending_tokens_and_late_results_change_no_token(
     assert late > 5
     assert replay.call_count == 2 * late
     for stream, other in zip(found, expected, strict=True):
-        for token, same in zip(stream.drawn, other.drawn, strict=True):
+        for token, same in zip(stream.sampled, other.sampled, strict=True):
             assert (token.logprobs is None) == (same.logprobs is None)
             if token.logprobs is not None and same.logprobs is not None:
                 assert token.logprobs.logprob == pytest.approx(same.logprobs.logprob, abs=1e-4)
@@ -134,13 +134,13 @@ def test_padding_touches_no_block_of_the_pool(num_sequences: int, decoder: Decod
     assert torch.equal(kv.view(torch.int32)[~written], before.view(torch.int32)[~written])
 
 
-def test_a_pending_token_that_nobody_draws_is_an_error(decoder: Decoder) -> None:
+def test_a_pending_token_that_no_step_samples_is_an_error(decoder: Decoder) -> None:
     runner = make_runner(decoder, EmulatedDevice(), make_kv(decoder))
     runner.launch(Step((scheduled(A, 0, 2, [5, 6], 2, [0], GREEDY),)))
     runner.launch(Step((scheduled(B, 0, 2, [5, 6], 2, [1], GREEDY),)))
     with pytest.raises(TokenUnknown, match=r"token 2 of .*-a'"):
         runner.launch(Step((scheduled(A, 2, 1, [5, 6, PENDING_TOKEN], 2, [0], GREEDY),)))
-    # the step that could not be launched takes nothing away, one that draws nothing does
+    # a step that could not be launched leaves the sampled tokens in place, a step that samples nothing does not
     follower = scheduled(B, 2, 1, [5, 6, PENDING_TOKEN], 2, [1], GREEDY)
     assert runner.launch(Step((follower,))).result().keys() == {B}
     assert runner.launch(Step((scheduled(C, 0, 1, [5, 6], 2, [2], GREEDY),))).result() == {}
@@ -149,7 +149,7 @@ def test_a_pending_token_that_nobody_draws_is_an_error(decoder: Decoder) -> None
 
 
 def test_a_pending_token_may_end_a_longer_share(decoder: Decoder) -> None:
-    """The prompt computed again together with the token that is being drawn."""
+    """The prompt is computed again, together with the pending token."""
     tokens = []
     for device in (HostDevice(), EmulatedDevice()):
         runner = make_runner(decoder, device, make_kv(decoder))
@@ -160,7 +160,7 @@ def test_a_pending_token_may_end_a_longer_share(decoder: Decoder) -> None:
     assert tokens[0] == tokens[1]
 
 
-def test_a_single_token_that_is_not_due_draws_nothing(decoder: Decoder, recorded: ModelRunner) -> None:
+def test_a_single_token_that_is_not_due_samples_nothing(decoder: Decoder, recorded: ModelRunner) -> None:
     """A budget may leave one token of a prompt to a step of decodes."""
     shares = [
         scheduled(key_of("prompt"), 0, 1, [4, 5, 6], 3, [0], GREEDY),
@@ -224,7 +224,7 @@ class BreakingAttention(PagedAttention):
         return super().run(layer, q, k, v)
 
 
-def test_nobody_hears_of_a_step_after_it_has_failed(decoder: Decoder) -> None:
+def test_no_layer_of_a_step_is_reported_after_it_has_failed(decoder: Decoder) -> None:
     device = EmulatedDevice()
     sampler = Sampler(frozenset(), decoder.config.vocab_size)
     runner = ModelRunner(decoder, BreakingAttention(make_kv(decoder)), sampler, device, LIMITS)
@@ -299,5 +299,5 @@ def test_graphs_are_recorded_largest_first_where_that_is_possible(decoder: Decod
 
 
 @pytest.mark.parametrize("device", [HostDevice(), EmulatedDevice()], ids=["host", "emulated"])
-def test_a_runner_overlaps_as_its_device_does(device: Device, decoder: Decoder) -> None:
+def test_a_runner_is_asynchronous_when_its_device_is(device: Device, decoder: Decoder) -> None:
     assert make_runner(decoder, device, make_kv(decoder)).is_asynchronous == device.is_asynchronous

@@ -35,7 +35,7 @@ def request(prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **pa
     return scheduled(A, len(token_ids) - 1, 1, token_ids, len(prompt), [0], DecodingParams(**params))
 
 
-def draw(logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[SampledToken | None]:
+def sample_rows(logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[SampledToken | None]:
     """One token per row, or None; changes `logits`."""
     device = HostDevice()
     sampler = Sampler(frozenset({EOS}), logits.shape[1])
@@ -45,13 +45,13 @@ def draw(logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[SampledTo
 
 
 def sample(logits: Tensor, *requests: ScheduledRequest) -> list[SampledToken]:
-    return [token for token in draw(logits.clone(), requests) if token is not None]
+    return [token for token in sample_rows(logits.clone(), requests) if token is not None]
 
 
-def draws(logits: Tensor, num_draws: int, **params: Any) -> Counter[int]:
-    """Tokens drawn from one row of logits with different seeds."""
-    requests = [request(seed=seed, **params) for seed in range(num_draws)]
-    return Counter(token.token_id for token in sample(logits.expand(num_draws, -1), *requests))
+def sampled_counts(logits: Tensor, num_samples: int, **params: Any) -> Counter[int]:
+    """Tokens sampled from one row of logits with different seeds."""
+    requests = [request(seed=seed, **params) for seed in range(num_samples)]
+    return Counter(token.token_id for token in sample(logits.expand(num_samples, -1), *requests))
 
 
 def reference_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Floats:
@@ -70,10 +70,10 @@ def reference_probabilities(logits: Tensor, temperature: float, top_k: int, top_
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_that_is_not_a_number_draws_nothing_and_disturbs_no_other(temperature: float) -> None:
+def test_a_row_of_nan_samples_nothing_and_changes_no_other_row(temperature: float) -> None:
     logits = random_logits(rows=3)
     logits[1, 7] = torch.nan
-    found = draw(logits.clone(), [request(temperature=temperature, seed=1)] * 3)
+    found = sample_rows(logits.clone(), [request(temperature=temperature, seed=1)] * 3)
     assert found[1] is None
     assert [found[0], found[2]] == sample(logits[[0, 2]], *[request(temperature=temperature, seed=1)] * 2)
 
@@ -87,27 +87,31 @@ def test_temperature_zero_takes_the_most_likely_token() -> None:
 def test_top_k_one_and_a_tiny_top_p_are_greedy() -> None:
     logits = random_logits()
     best = int(logits.argmax())
-    assert draws(logits, 50, top_k=1, temperature=2.0) == draws(logits, 50, top_p=1e-9, temperature=2.0) == {best: 50}
+    assert (
+        sampled_counts(logits, 50, top_k=1, temperature=2.0)
+        == sampled_counts(logits, 50, top_p=1e-9, temperature=2.0)
+        == {best: 50}
+    )
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-5])
 def test_the_smallest_temperatures_are_greedy(temperature: float) -> None:
     logits = random_logits()
-    assert draws(logits, 5, temperature=temperature) == {int(logits.argmax()): 5}
+    assert sampled_counts(logits, 5, temperature=temperature) == {int(logits.argmax()): 5}
 
 
 @pytest.mark.parametrize(
     ("top_k", "top_p", "min_p"), [(5, 1.0, 0.0), (-1, 0.6, 0.0), (0, 1.0, 0.2), (12, 0.7, 0.1), (100, 0.9, 0.0)]
 )
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
-def test_draws_follow_the_truncated_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
-    num_draws, logits = 3000, random_logits(seed=3)
+def test_samples_follow_the_truncated_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    num_samples, logits = 3000, random_logits(seed=3)
     expected = reference_probabilities(logits, temperature, top_k, top_p, min_p)
-    found = draws(logits, num_draws, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    found = sampled_counts(logits, num_samples, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     assert set(found) <= set(np.flatnonzero(expected).tolist())
     assert {int(token) for token in np.flatnonzero(expected > 0.01)} <= set(found)
-    large = np.flatnonzero(expected * num_draws >= 5).tolist()
-    squares = [(found[token] - expected[token] * num_draws) ** 2 / (expected[token] * num_draws) for token in large]
+    large = np.flatnonzero(expected * num_samples >= 5).tolist()
+    squares = [(found[token] - expected[token] * num_samples) ** 2 / (expected[token] * num_samples) for token in large]
     # mean of chi-square is its degrees of freedom n, deviation sqrt(2 n): five deviations never happen by chance
     assert sum(squares) < len(large) + 5 * np.sqrt(2 * len(large))
 
@@ -144,9 +148,9 @@ def test_neighbours_in_the_batch_do_not_matter() -> None:
 
 
 def adjusted(logits: Tensor, **arguments: Any) -> Tensor:
-    """Logits after everything that comes before the draw."""
+    """Logits after everything that comes before the sample_rows."""
     changed = logits.clone()
-    draw(changed, [request(temperature=0, **arguments)])
+    sample_rows(changed, [request(temperature=0, **arguments)])
     return changed
 
 
@@ -174,9 +178,9 @@ def test_bias_is_added_before_penalties() -> None:
     assert found[0, :4].tolist() == [0.0, 2.0, 0.0, -100.0]
 
 
-def test_a_token_that_is_biased_away_is_never_drawn() -> None:
+def test_a_token_that_is_biased_away_is_never_sampled() -> None:
     logits = torch.zeros(1, 4)
-    assert set(draws(logits, 200, logit_bias_ids=(0, 1), logit_bias_values=(-100.0, -100.0))) == {2, 3}
+    assert set(sampled_counts(logits, 200, logit_bias_ids=(0, 1), logit_bias_values=(-100.0, -100.0))) == {2, 3}
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
@@ -218,7 +222,7 @@ def test_logprobs_come_only_with_the_requests_that_ask() -> None:
     ],
     ids=str,
 )
-def test_extreme_parameters_still_draw_a_token_of_the_vocabulary(options: dict[str, Any]) -> None:
+def test_extreme_parameters_still_sample_a_token_of_the_vocabulary(options: dict[str, Any]) -> None:
     for seed in range(10):
         token = sample(random_logits(seed), request(tuple(range(VOCAB_SIZE)), seed=seed, **options))[0]
         assert 0 <= token.token_id < VOCAB_SIZE

@@ -120,7 +120,7 @@ def reference_logprobs(logits: npt.NDArray[np.float32], token_id: int, num_top: 
     return TokenLogprobs(float(logprobs[token_id]), tuple(best.tolist()), tuple(logprobs[best].tolist()))
 
 
-def draw(logits: Tensor, requests: Sequence[ScheduledRequest], device: Device) -> list[SampledToken | None]:
+def sample_rows(logits: Tensor, requests: Sequence[ScheduledRequest], device: Device) -> list[SampledToken | None]:
     sampler = Sampler(frozenset({EOS}), VOCAB_SIZE)
     staging = device.staging(sampling_bytes(len(requests)))
     staging.begin()
@@ -146,7 +146,7 @@ def assert_same(found: SampledToken | None, expected: SampledToken | None, logit
 
 @pytest.mark.parametrize("device", [HostDevice(), EmulatedDevice()], ids=["host", "emulated"])
 @pytest.mark.parametrize(("pass_elements", "narrow_width"), [(1 << 16, 1024), (3 * VOCAB_SIZE, 8), (1, 0)])
-def test_a_batch_draws_what_each_row_draws_by_itself(
+def test_a_batch_samples_what_each_row_samples_by_itself(
     device: Device, pass_elements: int, narrow_width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.runner.sampler._HOST_PASS_ELEMENTS", pass_elements)
@@ -157,10 +157,10 @@ def test_a_batch_draws_what_each_row_draws_by_itself(
     for _ in range(60):
         num_rows = choose.randint(1, 20)
         logits, requests = choose_logits(choose, num_rows), [choose_request(choose) for _ in range(num_rows)]
-        found = draw(logits, requests, device)
+        found = sample_rows(logits, requests, device)
         for row in range(num_rows):
             assert_same(found[row], reference(logits[row].numpy(), requests[row]), logits[row])
-            assert draw(logits[row : row + 1], requests[row : row + 1], device) == [found[row]]
+            assert sample_rows(logits[row : row + 1], requests[row : row + 1], device) == [found[row]]
             num_valid += found[row] is not None
     assert num_valid > 300
 
@@ -174,18 +174,20 @@ def test_equal_logits_stand_in_the_order_of_their_ids() -> None:
             params = [DecodingParams(top_k=2, seed=seed) for seed in range(39)]
             requests = [scheduled(key_of(row), 0, 1, [1], 1, [0], one) for row, one in enumerate(params)]
             requests.append(scheduled(key_of(39), 0, 1, [1], 1, [0], DecodingParams(seed=1, **neighbour)))
-            drawn = {token.token_id for token in draw(logits, requests, HostDevice())[:39] if token is not None}
-            assert drawn == {width, width + 1}
+            token_ids = {
+                token.token_id for token in sample_rows(logits, requests, HostDevice())[:39] if token is not None
+            }
+            assert token_ids == {width, width + 1}
 
 
 def test_minus_zero_equals_zero() -> None:
     logits = torch.full((30, VOCAB_SIZE), -50.0)
     logits[:, 4], logits[:, 7] = -0.0, 0.0
     requests = [scheduled(key_of(seed), 0, 1, [1], 1, [0], DecodingParams(top_k=1, seed=seed)) for seed in range(30)]
-    assert {token.token_id for token in draw(logits, requests, HostDevice()) if token is not None} == {4}
+    assert {token.token_id for token in sample_rows(logits, requests, HostDevice()) if token is not None} == {4}
 
 
-def test_a_draw_asks_the_device_for_nothing_and_repeats() -> None:
+def test_sampling_asks_the_device_for_nothing_and_repeats() -> None:
     """Recorded, and replayed over other logits."""
     choose = random.Random(4)
     requests = [choose_request(choose) for _ in range(30)]
@@ -201,7 +203,7 @@ def test_a_draw_asks_the_device_for_nothing_and_repeats() -> None:
     others = choose_logits(choose, 30)
     logits.copy_(others)
     graph.replay()
-    assert plan.tokens(device.fetch(outputs).wait()) == draw(others, requests, HostDevice())
+    assert plan.tokens(device.fetch(outputs).wait()) == sample_rows(others, requests, HostDevice())
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -258,22 +260,22 @@ def test_rows_without_truncation_are_not_sorted() -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 200, 1000])
-def test_changes_that_find_no_room_are_made_all_the_same(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_that_do_not_fit_the_staging_are_made_too(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = random.Random(num_bytes)
     logits, requests = choose_logits(choose, 25), [choose_request(choose) for _ in range(25)]
-    expected = draw(logits, requests, HostDevice())
+    expected = sample_rows(logits, requests, HostDevice())
     monkeypatch.setattr("engine.runner.sampling_plan.CHANGE_BYTES", num_bytes)
-    assert draw(logits, requests, EmulatedDevice()) == expected
+    assert sample_rows(logits, requests, EmulatedDevice()) == expected
 
 
 def test_a_penalty_needs_every_token() -> None:
     params = DecodingParams(temperature=0.0, frequency_penalty=0.1)
     request = scheduled(A, 2, 1, [1, 2, PENDING_TOKEN], 2, [0], params)
     with pytest.raises(ValueError, match=r"-a'.* has a penalty"):
-        draw(torch.zeros(1, VOCAB_SIZE), [request], HostDevice())
+        sample_rows(torch.zeros(1, VOCAB_SIZE), [request], HostDevice())
 
 
-def test_a_token_that_is_still_being_drawn_counts_as_output() -> None:
+def test_a_pending_token_counts_as_output() -> None:
     """Position and minimum length are those of the token after it."""
     known = scheduled(A, 2, 1, [1, 2, 3], 1, [0], DecodingParams(seed=7, min_tokens=2))
     for num_known in (1, 2):
@@ -282,4 +284,4 @@ def test_a_token_that_is_still_being_drawn_counts_as_output() -> None:
         tokens = known.token_ids[:num_known]
         last = known._replace(start=num_known, token_ids=[*tokens, 3])
         pending = last._replace(token_ids=[*tokens, PENDING_TOKEN])
-        assert draw(logits, [pending], HostDevice()) == draw(logits, [last], HostDevice())
+        assert sample_rows(logits, [pending], HostDevice()) == sample_rows(logits, [last], HostDevice())

@@ -35,7 +35,7 @@ EOS = 0
 
 
 def next_token(token_ids: Sequence[int]) -> int:
-    """What the simulated model says after these tokens."""
+    """The token that the simulated model samples after these tokens."""
     return hash((7919, *token_ids)) % VOCAB_SIZE
 
 
@@ -219,7 +219,7 @@ class Simulation:
         self.outputs[name] = []
 
     def reserve(self, name: Name, prompt: Sequence[int]) -> bool:
-        """As for a handoff: blocks for a prompt, whose KV somebody else writes into them. False without room."""
+        """Reserve blocks for a prompt, as for a handoff, and write its KV as another node would. False without room."""
         reservation = self.core.reserve(self._key(name), prompt)
         if reservation is None:
             return False

@@ -55,7 +55,7 @@ def shares(step: Step | None) -> list[tuple[object, int, int]]:
 # --- the next step while one is in flight
 
 
-def test_the_step_ahead_computes_the_token_that_is_being_drawn() -> None:
+def test_the_step_ahead_computes_the_pending_token() -> None:
     scheduler, _ = new_scheduler()
     one = request(A)
     scheduler.add(one)
@@ -124,7 +124,7 @@ def test_sampling_with_penalties_waits_for_the_values(name: str) -> None:
     assert shares(scheduler.schedule()) == [(A, 5, 1), (B, 5, 1)]
 
 
-def test_a_last_token_with_penalties_keeps_nobody_waiting() -> None:
+def test_a_last_token_with_penalties_does_not_delay_the_step_ahead() -> None:
     scheduler, _ = new_scheduler()
     scheduler.add(request(A, params=endless(1, presence_penalty=0.5)))
     scheduler.add(request(B, first=200))
@@ -177,7 +177,7 @@ def test_a_request_in_a_step_in_flight_cannot_be_preempted() -> None:
 # --- results
 
 
-def test_a_stop_token_makes_the_share_ahead_nobodys() -> None:
+def test_the_share_of_the_next_step_is_dropped_after_a_stop_token() -> None:
     scheduler, _ = new_scheduler()
     one = request(A, params=DecodingParams(max_tokens=9))
     scheduler.add(one)
@@ -188,7 +188,7 @@ def test_a_stop_token_makes_the_share_ahead_nobodys() -> None:
     assert scheduler.apply(second, {A: TOKEN}) == []
 
 
-def test_a_row_without_a_number_leaves_though_the_next_step_was_launched() -> None:
+def test_a_row_of_nan_leaves_though_the_next_step_was_launched() -> None:
     scheduler, _ = new_scheduler()
     scheduler.add(request(A))
     first, second = launched(scheduler), ahead(scheduler)
@@ -256,7 +256,7 @@ class Traffic:
     again: dict[int, list[int]] = field(default_factory=dict)
 
 
-def draw_params(draw: random.Random, *, penalties: bool) -> DecodingParams:
+def random_params(draw: random.Random, *, penalties: bool) -> DecodingParams:
     max_tokens = draw.choice((None, *range(1, 12)))
     return DecodingParams(
         max_tokens=max_tokens,
@@ -267,7 +267,7 @@ def draw_params(draw: random.Random, *, penalties: bool) -> DecodingParams:
     )
 
 
-def draw_traffic(draw: random.Random, limit: int, num_requests: int = 60) -> Traffic:
+def random_traffic(draw: random.Random, limit: int, num_requests: int = 60) -> Traffic:
     traffic, penalties = Traffic(), draw.random() < 0.3
     bases = [[draw.randrange(50) for _ in range(limit)] for _ in range(3)]
 
@@ -276,7 +276,7 @@ def draw_traffic(draw: random.Random, limit: int, num_requests: int = 60) -> Tra
         return whole[: limit - 1]
 
     for key in range(num_requests):
-        traffic.requests.append((key, prompt(), draw_params(draw, penalties=penalties)))
+        traffic.requests.append((key, prompt(), random_params(draw, penalties=penalties)))
         if draw.random() < 0.4:
             traffic.handoffs.add(key)
         traffic.num_steps.append(draw.randrange(6 if key // 20 % 2 else 24))  # a queue, and no queue, in turns
@@ -354,7 +354,7 @@ def simulate(seed: int, failure_rate: float, *, is_asynchronous: bool) -> tuple[
         prefix_caching=draw.random() < 0.7,
         device=Device(block_size, is_asynchronous, random.Random(seed), failure_rate),
     )
-    return Run(simulation), draw_traffic(draw, simulation.limits.max_request_tokens)
+    return Run(simulation), random_traffic(draw, simulation.limits.max_request_tokens)
 
 
 @pytest.mark.parametrize("failure_rate", [0.0, 0.1])
@@ -382,7 +382,7 @@ def test_the_traffic_preempts_hands_over_and_overruns() -> None:
         draw = random.Random(seed)
         simulation = Simulation(num_blocks=12, budget=16, device=Device(4, True, random.Random(seed)))
         run = Run(simulation)
-        run.serve(draw_traffic(draw, simulation.limits.max_request_tokens, 100))
+        run.serve(random_traffic(draw, simulation.limits.max_request_tokens, 100))
         num_preemptions += simulation.scheduler.num_preemptions
         num_delivered += run.num_delivered
         num_wasted += simulation.num_rows_wasted
@@ -402,7 +402,7 @@ def test_a_request_of_known_length_costs_no_row_more_when_asynchronous() -> None
     assert counts[0] == counts[1] == 10 + 11
 
 
-def test_a_stop_token_costs_one_row_that_reaches_nobody() -> None:
+def test_a_stop_token_costs_one_row_whose_result_is_dropped() -> None:
     params = DecodingParams(max_tokens=40)
     answers = ((first, *continuation([first], params, 256)) for first in range(1000, 2000))
     first, expected = next((first, output) for first, output, reason in answers if reason == "stop" and len(output) > 3)

@@ -163,7 +163,7 @@ def test_a_tiny_pool_preempts_the_newest_and_every_output_is_unchanged() -> None
         assert simulation.outputs[key] == continuation(token_ids, endless(14), 24)[0]
 
 
-def test_what_a_preempted_request_finds_of_itself_is_not_a_cache_hit() -> None:
+def test_blocks_that_a_preempted_request_finds_again_are_not_a_cache_hit() -> None:
     simulation = Simulation(num_blocks=6, block_size=4, budget=32)
     for key in range(2):
         simulation.add(key, prompt(8, 100 * key), endless(14))
@@ -247,7 +247,7 @@ def test_requests_that_come_with_their_kv_go_first_and_in_order() -> None:
     assert list(simulation.finished) == ["running", 0, 1, 2, "waiting"]
 
 
-def test_kv_that_came_with_a_waiting_request_is_given_up_before_a_runner_is_preempted() -> None:
+def test_a_waiting_request_loses_its_kv_before_a_running_one_is_preempted() -> None:
     simulation = Simulation(num_blocks=6, block_size=4, max_num_seqs=1)
     simulation.add("runner", prompt(7), endless(12))
     simulation.step()
@@ -278,7 +278,7 @@ def test_kv_that_came_is_not_stuck_behind_a_prompt_without_room() -> None:
 
 
 @pytest.mark.parametrize("num_steps", range(6))
-def test_an_abort_at_any_time_returns_every_block(num_steps: int) -> None:
+def test_an_abort_at_any_time_releases_every_block(num_steps: int) -> None:
     simulation = Simulation(num_blocks=8, block_size=4, budget=6, max_num_seqs=2)
     for number in range(3):
         simulation.add(number, prompt(9, 100 * number), endless(8))

@@ -142,7 +142,7 @@ def test_log_probabilities_carry_text_and_bytes(tokenizer: Tokenizer) -> None:
     first, second = delta.entries
     assert first.chosen is not None
     assert (first.chosen.data, first.chosen.text, first.chosen.logprob) == (b"\xe2", "\ufffd", -1.0)
-    assert [(chance.text, chance.logprob) for chance in first.top] == [("\ufffd", -1.0), ("!", -2.0)]
+    assert [(token.text, token.logprob) for token in first.top] == [("\ufffd", -1.0), ("!", -2.0)]
     assert second.chosen is not None
     assert (second.chosen.data, second.top) == (b"!", ())
 

@@ -11,7 +11,7 @@ import pytest
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from engine.text.choice_text import TextDelta, TokenChance, TokenEntry
+from engine.text.choice_text import ScoredToken, TextDelta, TokenEntry
 from router.openai.responses import (
     SSE_DONE,
     ChatStream,
@@ -35,8 +35,8 @@ from wire.messages import HandoffFigures
 
 HEAD = ReplyHead("chatcmpl-1", 1_700_000_000, 'a "model"')
 USAGE = Usage(10, 3, 4)
-HELLO = TokenChance("Hello", b"Hello", -0.5)
-HALF = TokenChance("\ufffd", b"\xe2\x82", -1.5)
+HELLO = ScoredToken("Hello", b"Hello", -0.5)
+HALF = ScoredToken("\ufffd", b"\xe2\x82", -1.5)
 PLAIN = TextDelta("Hello", (TokenEntry(1, 0),))
 WITH_LOGPROBS = TextDelta("Hello", (TokenEntry(1, 0, HELLO, (HELLO, HALF)),))
 ENDING = TextDelta("!", (TokenEntry(2, 5),), "length")
@@ -149,7 +149,7 @@ def test_chat_logprobs_keep_bytes_apart_that_text_cannot() -> None:
 
 
 def test_completion_logprobs_name_the_chosen_token_among_the_top() -> None:
-    rare = TokenChance("!", b"!", -9.0)
+    rare = ScoredToken("!", b"!", -9.0)
     logprobs = completion_logprobs([TokenEntry(1, 0, rare, (HELLO, HALF)), TokenEntry(2, 1, HELLO, ())])
     assert logprobs == {
         "tokens": ["!", "Hello"],
@@ -161,7 +161,7 @@ def test_completion_logprobs_name_the_chosen_token_among_the_top() -> None:
 
 @pytest.mark.parametrize("logprob", [-math.inf, math.nan])
 def test_log_probabilities_are_always_json(logprob: float) -> None:
-    entry = TokenEntry(1, 0, TokenChance("a", b"a", logprob))
+    entry = TokenEntry(1, 0, ScoredToken("a", b"a", logprob))
     event = ChatStream(HEAD).chunk(0, TextDelta("a", (entry,)))
     assert _payload(event)["choices"][0]["logprobs"]["content"][0]["logprob"] == -9999.0
     assert b"Infinity" not in event
@@ -170,8 +170,8 @@ def test_log_probabilities_are_always_json(logprob: float) -> None:
 
 @pytest.mark.parametrize("text", ["a\nb\r\n", "\u2028\u2029\u0085", '"\\', "\0\x1b", "€ 😀", "data: x\n\n"])
 def test_an_event_is_one_line_whatever_the_text(text: str) -> None:
-    chance = TokenChance(text, text.encode(), -1.0)
-    for delta in (TextDelta(text), TextDelta(text, (TokenEntry(1, 0, chance),), "stop")):
+    token = ScoredToken(text, text.encode(), -1.0)
+    for delta in (TextDelta(text), TextDelta(text, (TokenEntry(1, 0, token),), "stop")):
         event = ChatStream(HEAD).chunk(0, delta)
         assert len(event.decode().splitlines()) == 2
         assert _payload(event)["choices"][0]["delta"]["content"] == text

@@ -1,4 +1,4 @@
-"""The table of bad requests, and what good ones become."""
+"""The table of bad requests, and the parameters that good ones become."""
 
 from __future__ import annotations
 
