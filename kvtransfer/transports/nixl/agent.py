@@ -155,11 +155,11 @@ class Agent:
         """Give everything back, for a process that lives on: when this returns, peers cannot reach the pool by this
         agent, and nothing that it began reads or writes the pool.
 
-        What releases what: a request released while it is in flight stays alive until it is done; the registration ends with the
-        agent, since UCX may keep it cached until then; the agent is destroyed when the last handle that was made by it
-        is gone too. Copies on a GPU go on through all of that, so they are waited for, before mappings of the peers'
-        memory are closed and again when nothing is left that could begin one. Raises whatever went wrong: then none of
-        this is proven. Not while an exception is handled that passed through `run`: its frames hold on to requests.
+        What frees what: releasing a request in flight does not end it. The registration ends with the agent, since UCX
+        may cache it until then, and the agent is destroyed with the last handle that it made. Copies on a GPU go on
+        through all of that, so they are waited for before mappings of the peers' memory are closed, and again when
+        nothing is left that could begin one. Raises whatever went wrong: then none of this is proven. Do not call it
+        while an exception is handled that passed through `run`: its frames hold on to requests.
         """
         self._channel.flush()
         while self._in_flight:
@@ -342,9 +342,8 @@ class Agent:
 def _import_nixl() -> Any:
     """The package, imported where an agent runs and nowhere else.
 
-    nixl imports torch to learn its CUDA version when no file says it: 2 s and 250 MB in an agent process, which has no
-    other use for torch. So torch is hidden unless it is imported already, as in every node with a pool on a GPU; nixl
-    then takes whichever of its builds is installed.
+    To learn a CUDA version nixl may import torch, which costs an agent process 2 s and 250 MB for nothing. So torch is
+    hidden from it unless it is imported already, as in a node; nixl then takes whichever of its builds is installed.
     """
     if "torch" in sys.modules:
         return importlib.import_module("nixl")
@@ -364,7 +363,7 @@ def _region_of_peer(command: Connect) -> Region:
 
 
 def _attempt(call: Callable[..., object], *arguments: object) -> None:
-    """One step of a teardown; the next ones are tried all the same, and the agent's end says whether all went well."""
+    """Try one step of a teardown. Whether all of them went well is seen by the agent's end."""
     with contextlib.suppress(Exception):
         call(*arguments)
 
