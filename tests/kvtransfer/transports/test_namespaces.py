@@ -132,7 +132,7 @@ def test_a_link_cut_in_mid_push_costs_time_and_no_byte(rig: Rig, cable: Cable, c
     arrived = sorted(rig.arrived(number))
     placed = {index: index for index in arrived}
     wrong = set(rig.differences(placed))
-    # what was under way may be there in part, and only in blocks that were granted and not reported
+    # what was in flight may be there in part, and only in blocks that were granted and not reported
     assert not wrong & {*arrived, *range(_NUM_SOURCES, _NUM_TARGETS)}
     assert rig.hello["peers_write"] or not wrong
     # the next one goes through, by a new sender where the old one failed
