@@ -4,14 +4,12 @@ by `process`) for pools in host memory, a thread of the node (`thread`) for pool
 Owns the nixl agent of one node and direction, the registration of the node's pool, and every write in flight. Knows no
 handoffs: notices pass through as bytes.
 
-One thread does everything, nixl's own progress thread stays off: that one spins on a core, and is slower than this
-loop where cores are few. Progress is made when nixl is asked for notices or for the state of a write; the loop asks
-often while something moves and seldom otherwise (`Pace`).
+One thread does everything. nixl's own progress thread stays off: it spins on a core, and is slower than this loop where
+cores are few. nixl makes progress when it is asked for notices or for the state of a write (see `Pace`).
 
-A write that has begun cannot be taken back: releasing it does not stop the bytes. It ends by itself, by the failure of
-its connection, or with the agent. A process is killed, at any time: that is what it is for. A thread is asked to stop
-and then tears the agent down (`Agent.close`), which takes milliseconds when all is well and proves nothing when it
-does not come back.
+A write that has begun cannot be undone: releasing it does not stop the bytes. It ends by itself, by the failure of its
+connection, or with the agent. A process may be killed at any time: that is what it is for. A thread is asked to stop,
+then tears the agent down (`Agent.close`) in milliseconds; one that does not return proves nothing.
 
 The process inherits the pool, a shared segment, by descriptor, and ends with its parent (`program.child`). Standard
 output is not used: what libraries print goes to standard error, which the node reads.
@@ -80,10 +78,9 @@ class Pace:
 
 OWN_PROCESS = Pace(writing_s=0.00005, moving_s=0.0001)
 BESIDE_ENGINE = Pace(writing_s=0.0002, moving_s=0.0002)
-"""On a thread of the node. A turn of the loop holds the interpreter for some 10 to 20 us (nixl lets go of it where it
-moves bytes: transfer, states, notices, registration; not where it makes or releases requests), and the engine may need
-it at that moment. At 50 us between turns that would be a fourth of the time, at 200 us it is a tenth. A piece of 16 MiB
-is in flight for 40 us (NVLink) to 350 us (400 Gb/s), several at once, and neither way needs anybody in between."""
+"""On a thread of the node. A turn of the loop holds the interpreter for some 10 to 20 us, while the engine may need it:
+at 50 us between turns that would be a fourth of the time, at 200 us it is a tenth. A piece of 16 MiB is in flight for
+40 us (NVLink) to 350 us (400 Gb/s), several at once, and nobody has to act in between."""
 
 
 @dataclass(slots=True)
