@@ -25,7 +25,7 @@ from kvtransfer.transports.base import Blocks
 
 
 class Pending(Protocol):
-    """Checksums under way."""
+    """Checksums that are being computed."""
 
     def take(self) -> Sequence[int] | None:
         """One for each block, in the order in which they were asked for; None as long as they are computed."""

@@ -97,7 +97,7 @@ class Receiver(Protocol):
     def fence(self) -> bool:
         """Make sure that no peer writes any more by the endpoint known so far, and offer a new one.
 
-        False where this side cannot do that. Everything that is under way to this receiver is lost.
+        False where this side cannot do that. Everything in flight to this receiver is lost.
         """
         ...
 
@@ -150,5 +150,5 @@ class Sender(Protocol):
         ...
 
     def close(self) -> None:
-        """End the connection: what is under way is dropped. `is_reading` says when that has come true."""
+        """End the connection and drop what is in flight. `is_reading` says when nothing is read any more."""
         ...

@@ -1,14 +1,19 @@
-"""Transports by name: which a receiver offers, which a sender takes, and the memory a pool must live in.
+"""The place to add a transport: its name, when it is chosen, and how its two ends are opened.
 
-Owns the order of preference. A transport's module is imported when it is first used, and one whose library is missing
-says what to install. A new transport gets a name, its place in the tables below, and a case in `_open_receiver` and in
-`SenderFactory._open`.
+A new transport needs four things, all of them here:
+1. a name (`AUTO`, `SHM`, ... below; users say it with --kv-transport),
+2. its place in `_TAKEN` and `_TAKEN_ON_DEVICE`: which choices offer and take it, in order of preference, for a pool in
+   host memory and for one on a device; and in `_IN_SEGMENT` if it needs the pool in shared memory,
+3. a case in `_open_receiver`, which opens D's end (see `base.Receiver`),
+4. a case in `SenderFactory._open`, which opens P's end (see `base.Sender`).
+The module of a transport is imported in its case, when it is first used; one whose library is missing raises
+`InvalidSetting` and says what to install.
 
-`auto` offers and takes shared memory on one host and ZMQ between hosts. `shm` is the same: where /dev/shm is too small
-or the peer is on another host, ZMQ takes over, with one log line. `nixl` and `nccl` are used when they are asked for,
-on both nodes. Pools in device memory have other transports in those places: `auto` begins with nixl where that is
-installed and works, and on one host slots in shared memory stand where the shared pool does. ZMQ is what a node with
-a pool in host memory and one on a device have in common.
+What the choices mean. `auto` uses shared memory on one host and ZMQ between hosts. `shm` does the same: where /dev/shm
+is too small, or the peer is on another host, ZMQ replaces it and one log line says so. `nixl` and `nccl` are used only
+when both nodes ask for them. Pools on a device differ in two ways: `auto` tries nixl first if it is installed and
+works, and on one host blocks pass through slots in shared memory, because the pool itself cannot be shared. A node with
+a pool in host memory and one with a pool on a device have ZMQ in common.
 """
 
 from __future__ import annotations
@@ -37,13 +42,13 @@ if TYPE_CHECKING:
 
 AUTO, SHM, ZMQ, NIXL, NCCL = "auto", "shm", "zmq", "nixl", "nccl"
 SLOTS = "shm_slots"
-"""Between pools in device memory what `shm` is between those in host memory; no choice of its own."""
+"""What `shm` means for pools on a device. Users cannot choose it by this name."""
 _TAKEN = {AUTO: (SHM, ZMQ), SHM: (SHM, ZMQ), ZMQ: (ZMQ,), NIXL: (NIXL,), NCCL: (NCCL,)}
-"""What each choice offers and takes, in order of preference."""
+"""For pools in host memory: the transports that each choice offers and takes, the preferred one first."""
 _TAKEN_ON_DEVICE = {**_TAKEN, AUTO: (NIXL, SLOTS, ZMQ), SHM: (SLOTS, ZMQ)}
-"""The same for pools in device memory."""
+"""The same for pools on a device."""
 _IN_SEGMENT = {"receiver": (SHM, NIXL), "sender": (NIXL,)}
-"""What needs a pool in host memory to lie in a shared segment."""
+"""By role, the transports that need a pool in host memory to lie in a shared segment."""
 _log = logging.getLogger(__name__)
 
 
@@ -91,7 +96,7 @@ class PoolMemory:
         return self.segment.array
 
     def close(self) -> None:
-        """Remove the segment's name."""
+        """Remove the shared segment, if there is one."""
         if self.segment is not None:
             self.segment.close()
 
@@ -118,7 +123,7 @@ def open_receivers(settings: TransportSettings, memory: PoolMemory, pool: KvPool
             try:
                 receivers.append(_open_receiver(name, settings, memory, pool))
             except InvalidSetting as error:
-                _go_on_without(settings, name, error)
+                _leave_out(settings, name, error)
     except BaseException:
         for receiver in receivers:
             receiver.close()
@@ -169,7 +174,7 @@ class SenderFactory:
             try:
                 self._nixl = self._open_nixl_senders(memory)
             except InvalidSetting as error:
-                _go_on_without(settings, NIXL, error)
+                _leave_out(settings, NIXL, error)
                 self._taken = tuple(name for name in self._taken if name != NIXL)
         if SLOTS in self._taken:
             sweep_orphans()
@@ -189,16 +194,16 @@ class SenderFactory:
         raise Refused(f"no KV transport in common ({'; '.join(reasons) or 'none offered'})")
 
     def poll(self) -> None:
-        """Let what serves all senders notice what has happened."""
+        """Let the nixl agent, which serves all its senders, report what has happened."""
         if self._nixl is not None:
             self._nixl.poll()
 
     def wait_on(self) -> Sequence[Any]:
-        """What is readable when `poll` has something to do."""
+        """Sockets that are readable when `poll` has something to do."""
         return () if self._nixl is None else self._nixl.wait_on()
 
     def close(self) -> None:
-        """End what serves all senders. Senders are closed before."""
+        """End the nixl agent. The caller has closed all senders before."""
         if self._nixl is not None:
             self._nixl.close()
 
@@ -241,7 +246,7 @@ class SenderFactory:
 
 
 def _open_nixl_agent(settings: TransportSettings, memory: PoolMemory, pool: KvPool) -> RunningAgent:
-    """The agent over `pool`, once it is up (2 to 30 s). Raises `InvalidSetting`."""
+    """The agent over `pool`, once it is up (1 to 30 s). Raises `InvalidSetting`."""
     if pool.is_device:
         from kvtransfer.transports.nixl.thread import AgentThread
 
@@ -258,15 +263,15 @@ def _taken(choice: str, pool: KvPool) -> tuple[str, ...]:
     return names
 
 
-def _go_on_without(settings: TransportSettings, name: str, error: InvalidSetting) -> None:
-    """Raise `error`, unless this transport was only a wish."""
+def _leave_out(settings: TransportSettings, name: str, error: InvalidSetting) -> None:
+    """Warn that this transport cannot be used. Raises `error` when the user asked for it by name."""
     if settings.choice != AUTO or name != NIXL:
         raise error
     _log.warning("%s cannot be used and is left out: %s", name, error)
 
 
 def _lacks_segment(name: str, memory: PoolMemory, pool: KvPool) -> bool:
-    """Whether a pool in host memory had to lie in a segment for this transport, and does not."""
+    """Whether this transport needs the pool in a shared segment, and the pool lies elsewhere."""
     return not pool.is_device and memory.segment is None and name in _IN_SEGMENT[memory.role]
 
 

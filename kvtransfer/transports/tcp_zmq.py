@@ -7,12 +7,12 @@ blocks were copied to; the blocks are free at once, a slot when ZMQ has read it.
 before it writes a byte of it, and writes only blocks that a grant announced, with their current generation, each once:
 a late, doubled, foreign or malformed message changes nothing and is counted.
 
-Bounds: a sender has at most `_MAX_UNREAD_BYTES` under way (or one push), and no more than its outlet lends; a receiver
+Bounds: a sender has at most `_MAX_UNREAD_BYTES` in flight (or one push), and no more than its outlet lends; a receiver
 queues at most `_MAX_QUEUED_MESSAGES` per connection, `_PIECE_BYTES` (or one block) each, and no frame larger than that
 is taken. What libzmq cannot bound: a message of very many frames. Only who holds the cluster key, or sits on this host,
 can send one.
 
-A connection that breaks takes along what was under way on it, so the sender says `TransferFailed` and is of no use any
+A connection that breaks loses what was in flight on it, so the sender says `TransferFailed` and is of no use any
 more. Encrypted when a cluster key is set.
 """
 

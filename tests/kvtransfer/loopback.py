@@ -68,7 +68,7 @@ class _Parcel:
 
 
 class LoopbackNetwork:
-    """Receivers by name, and the blocks under way to them. Used by the threads of both sides at once."""
+    """Receivers by name, and the blocks in flight to them. Used by the threads of both sides at once."""
 
     def __init__(self, plan: FaultPlan = without_faults) -> None:
         self.plan = plan
@@ -84,7 +84,7 @@ class LoopbackNetwork:
         self._receivers[name] = receiver
 
     def detach(self, name: str) -> None:
-        """Make it unreachable; what is under way to it is lost."""
+        """Make it unreachable; what is in flight to it is lost."""
         receiver = self._receivers.pop(name, None)
         self._lose(lambda parcel: parcel.receiver is receiver)
 
@@ -96,7 +96,7 @@ class LoopbackNetwork:
         return receiver
 
     def cut(self, name: str) -> None:
-        """Cut the link to this receiver: what is under way to it is lost, and pushes stand still until `restore`."""
+        """Cut the link to this receiver: what is in flight to it is lost, and pushes stand still until `restore`."""
         receiver = self.find(name)
         self._cut.add(receiver)
         self._lose(lambda parcel: parcel.receiver is receiver)
@@ -128,13 +128,13 @@ class LoopbackNetwork:
         with self._lock:
             self._advance()
 
-    def is_under_way(self, sender: LoopbackSender, key: RequestKey) -> bool:
+    def is_in_flight(self, sender: LoopbackSender, key: RequestKey) -> bool:
         """Whether blocks of this handoff may still reach a receiver."""
         with self._lock:
             return any(parcel.sender is sender and parcel.key == key for _, parcel in self._delayed)
 
     def lose(self, sender: LoopbackSender) -> None:
-        """Lose what this sender has under way."""
+        """Lose what this sender has in flight."""
         self._lose(lambda parcel: parcel.sender is sender)
 
     def _lose(self, is_lost: Callable[[_Parcel], bool]) -> None:
@@ -289,8 +289,8 @@ class LoopbackSender:
         return ()
 
     def is_reading(self, key: RequestKey) -> bool:
-        """Never: the network took copies. But blocks under way to memory are still to be written there."""
-        return self._is_memory and self._network.is_under_way(self, key)
+        """Never: the network took copies. But blocks in flight to memory are still to be written there."""
+        return self._is_memory and self._network.is_in_flight(self, key)
 
     def close(self) -> None:
         """What is on its way to memory is dropped. What is on its way to a mailbox may come late, as with sockets."""

@@ -466,10 +466,10 @@ def test_f6_a_request_for_an_earlier_life_does_not_disturb_the_handoffs_of_this_
         assert_delivered(pair, KEY)
 
 
-# --- F19: cancelled while a writer is under way ----------------------------------------------------------------------
+# --- F19: cancelled while a writer is in flight ----------------------------------------------------------------------
 
 
-def test_f19_memory_is_not_used_again_before_the_writes_under_way_have_come(rdma: World) -> None:
+def test_f19_memory_is_not_used_again_before_the_writes_in_flight_have_come(rdma: World) -> None:
     world = rdma
     world.network.plan = lambda number, key, move: Fault(delay=25)
     ages_s: list[float] = []
@@ -481,7 +481,7 @@ def test_f19_memory_is_not_used_again_before_the_writes_under_way_have_come(rdma
         turns(world, 4)
         world.finish(key)
         turns(world, 2 + number % 6)
-        assert world.network._delayed, "nothing is under way, so this shows nothing"
+        assert world.network._delayed, "nothing is in flight, so this shows nothing"
         given_up_s = world.wire.now_s
         world.cancel_decode(key)
         while key in world.decode_pool.held:
@@ -529,7 +529,7 @@ def test_f19_memory_of_a_silent_writer_is_fenced_and_what_it_writes_later_is_los
     end(world)
 
 
-def test_f19_what_a_failed_sender_left_under_way_is_fenced_before_the_memory_is_used_again(rdma: World) -> None:
+def test_f19_what_a_failed_sender_left_in_flight_is_fenced_before_the_memory_is_used_again(rdma: World) -> None:
     world, faults = rdma, [Fault(refusal="cable cut"), *[Fault(delay=200)] * 4]
     world.network.plan = lambda number, key, move: faults.pop() if faults else Fault()
     world.begin(KEY, 32)
@@ -537,11 +537,11 @@ def test_f19_what_a_failed_sender_left_under_way_is_fenced_before_the_memory_is_
     turns(world, 5)
     world.push(2)
     world.finish(KEY)
-    was_under_way = False
+    was_in_flight = False
     for _ in range(4):
         turns(world, 1)
-        was_under_way = was_under_way or bool(world.network._delayed)
-    assert was_under_way, "nothing was under way, so this shows nothing"
+        was_in_flight = was_in_flight or bool(world.network._delayed)
+    assert was_in_flight, "nothing was in flight, so this shows nothing"
     assert world.life.side.handoffs == (), "nothing is read any more"
     while KEY in world.decode_pool.held:
         turns(world, 1, 0.1)

@@ -81,7 +81,7 @@ _COUNT = st.integers(min_value=0, max_value=10**6)
 
 LARGE_RUN = int(os.environ.get("BATON_SCHEDULES", "0"))
 SETTINGS = settings(
-    max_examples=LARGE_RUN or 50,
+    max_examples=LARGE_RUN or 30,
     stateful_step_count=60,
     derandomize=not LARGE_RUN,
     database=None,
@@ -91,7 +91,7 @@ SETTINGS = settings(
 
 
 class Handoffs(RuleBasedStateMachine):
-    """One pair of nodes. Which message, block, prompt or request a rule is about is drawn by hypothesis."""
+    """One pair of nodes. Which message, block, prompt or request a rule is about is chosen by hypothesis."""
 
     kind: ClassVar[Kind]
     num_delivered: ClassVar[list[int]]

@@ -120,7 +120,7 @@ def test_an_outlet_of_a_device_is_bounded_and_never_lends_a_slot_twice(blocks: B
     lent[5].give_back()
     lent[5].give_back()
     assert outlet.has_room(2)
-    assert not outlet.has_room(3), "a slot that was given back twice is free once"
+    assert not outlet.has_room(3), "a slot that was released twice is free once"
 
 
 def test_the_thread_that_enters_a_pool_enters_its_device(stream: LateStream, late: DevicePool, blocks: Blocks) -> None:

@@ -1,4 +1,4 @@
-"""Both sides on a simulated network and clock, thousands of steps under a seed; `BATON_SCHEDULES` seeds, 2 unless told.
+"""Both sides on a simulated network and clock, thousands of steps under a seed; `BATON_SCHEDULES` seeds, 1 unless told.
 
 Control messages are lost, doubled, delayed and reordered; KV is lost, cut, flipped, doubled and late; connections
 break; nodes cancel, freeze and die. What is checked, and when, is said in `world`.
@@ -22,11 +22,11 @@ from tests.kvtransfer.world import HANDSHAKE, Kind, World, flipped, patches
 from wire.request_key import RequestKey
 
 _NUM_STEPS = 2000
-_NUM_SEEDS = int(os.environ.get("BATON_SCHEDULES", "2"))
+_NUM_SEEDS = int(os.environ.get("BATON_SCHEDULES", "1"))
 
 
 class Schedule:
-    """What happens in a world, drawn under a seed."""
+    """What happens in a world, chosen under a seed."""
 
     def __init__(self, seed: int, kind: Kind) -> None:
         self.chance = random.Random(seed)

@@ -2,7 +2,7 @@
 
 What must hold for any bytes: `decode` returns a message that was sent (or, where the envelope's checksum was repaired
 after the mutation, one that is valid by its own annotations), or raises `InvalidMessage` or `Refused`. Never anything
-else. `BATON_FUZZ_MESSAGES` sets how many messages are tried, 30,000 unless told; `BATON_FUZZ_SEED` where they start:
+else. `BATON_FUZZ_MESSAGES` sets how many messages are tried, 12,000 unless told; `BATON_FUZZ_SEED` where they start:
 
     BATON_FUZZ_MESSAGES=10000000 BATON_FUZZ_SEED=7 python -m pytest tests/kvtransfer/test_wire_fuzz.py
 """
@@ -30,7 +30,7 @@ from wire.codec import PROTOCOL_VERSION, Bounds, Codec, Length, Packed
 from wire.errors import InvalidMessage, Refused
 from wire.layout import DTYPE_BYTES, KvLayout, LayerKv
 
-_NUM_MESSAGES = int(os.environ.get("BATON_FUZZ_MESSAGES", "30000"))
+_NUM_MESSAGES = int(os.environ.get("BATON_FUZZ_MESSAGES", "12000"))
 _SEED = int(os.environ.get("BATON_FUZZ_SEED", "1"))
 _NUM_SAMPLES = 6
 _HEADER = struct.Struct("<2sHIQ")

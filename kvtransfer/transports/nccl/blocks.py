@@ -18,7 +18,7 @@ from kvtransfer.transports.base import Blocks
 PIECE_BYTES = 4 * 2**20
 DEVICE_PIECE_BYTES = 16 * 2**20
 """On a GPU. A message costs some 100 us of launches and headers on either side, whatever its size, and 4 MiB cross
-NVLink in 20 us. Four are under way at a time; slots for them take 64 MiB of the GPU on either side of a pair."""
+NVLink in 20 us. Four are in flight at a time; slots for them take 64 MiB of the GPU on either side of a pair."""
 NUM_SLOTS = 4
 _MAX_PIECE_BLOCKS = 1_024
 
@@ -33,7 +33,7 @@ def pool_tensor(blocks: Blocks | torch.Tensor) -> torch.Tensor:
 
 
 def gather(slot: torch.Tensor, pool: torch.Tensor, sources: Sequence[int]) -> None:
-    """Copy blocks of the pool into the first places of a slot; on a GPU it may still be under way on return."""
+    """Copy blocks of the pool into the first places of a slot; on a GPU the copy may still be in flight on return."""
     if pool.is_cpu:
         for run in coalesce(sources, range(len(sources)), len(sources)):
             # numpy's copy is one memcpy; torch's would start worker threads for it
@@ -45,7 +45,7 @@ def gather(slot: torch.Tensor, pool: torch.Tensor, sources: Sequence[int]) -> No
 
 
 def scatter(pool: torch.Tensor, targets: Sequence[int], slot: torch.Tensor) -> None:
-    """Copy the first blocks of a slot into the pool; on a GPU it may still be under way on return."""
+    """Copy the first blocks of a slot into the pool; on a GPU the copy may still be in flight on return."""
     if pool.is_cpu:
         for run in coalesce(range(len(targets)), targets, len(targets)):
             np.copyto(
@@ -87,6 +87,6 @@ def open_slots(pool: torch.Tensor) -> list[torch.Tensor]:
     shape = (max_piece_blocks(pool), pool.shape[1])
     if not pool.is_cpu:
         return [torch.empty(shape, dtype=torch.uint8, device=pool.device) for _ in range(NUM_SLOTS)]
-    # mapped: given back to the system with the pair, while a freed array of this size may stay with the process
+    # mapped: released to the system with the pair, while a freed array of this size may stay with the process
     maps = [mmap.mmap(-1, shape[0] * shape[1]) for _ in range(NUM_SLOTS)]
     return [torch.frombuffer(slot, dtype=torch.uint8).view(shape) for slot in maps]

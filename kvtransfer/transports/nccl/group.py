@@ -193,6 +193,6 @@ def finish(work: Any, timeout_s: float, device: torch.device) -> None:
 
 
 def give_up(group: Any, device: torch.device) -> None:
-    """End what is under way in a group. With gloo that happens when the last reference to it goes."""
+    """End what is in flight in a group. With gloo that happens when the last reference to it goes."""
     if device.type == "cuda":
         group.abort()

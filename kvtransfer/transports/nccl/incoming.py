@@ -2,8 +2,8 @@
 
 Owns the slots and the order of what was received. Never writes the pool: only the transfer thread copies from a slot.
 
-Bounds: `NUM_SLOTS` slots of `piece_bytes` (or one block). A slot that the transfer thread does not give back in
-`STALL_S` ends the pair.
+Bounds: `NUM_SLOTS` slots of `piece_bytes` (or one block). A pair ends when the transfer thread does
+not release a slot within `STALL_S`.
 
 On a GPU a thread first makes the pool's device its own, and does all its work on one stream: slots are allocated,
 filled, and awaited there, so the allocator hands none of them to another stream while it is in use. NCCL's own stream
@@ -77,15 +77,15 @@ class IncomingPair:
 
     def _receive(self, group: Any) -> None:
         heard_s = time.monotonic()
-        under_way: deque[tuple[Any, Landed]] = deque()
+        in_flight: deque[tuple[Any, Landed]] = deque()
         while True:
-            item = self.line.take(0.0 if under_way else line.ALIVE_S)
+            item = self.line.take(0.0 if in_flight else line.ALIVE_S)
             if isinstance(item, BlockBatch):
-                if len(under_way) == NUM_SLOTS:
-                    self._land(*under_way.popleft())
-                under_way.append(self._begin(group, item))
-            elif item is None and under_way:
-                self._land(*under_way.popleft())
+                if len(in_flight) == NUM_SLOTS:
+                    self._land(*in_flight.popleft())
+                in_flight.append(self._begin(group, item))
+            elif item is None and in_flight:
+                self._land(*in_flight.popleft())
             elif item is None:
                 if time.monotonic() - heard_s > line.SILENCE_S:
                     raise TimeoutError(f"the sender was silent for {line.SILENCE_S:g} s")

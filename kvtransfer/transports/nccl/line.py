@@ -29,7 +29,7 @@ SILENCE_S = 8.0
 
 
 class Stopped(Exception):
-    """The transfer thread has given up this pair."""
+    """The transfer thread has ended this pair."""
 
 
 class Line:

@@ -109,17 +109,17 @@ class OutgoingPair:
 
     def _send_pieces(self, group: Any, stream: Stream) -> None:
         slots = deque(open_slots(self._pool))
-        under_way: deque[Any] = deque()
+        in_flight: deque[Any] = deque()
         while True:
-            item = self.line.take(0.0 if under_way else line.ALIVE_S)
+            item = self.line.take(0.0 if in_flight else line.ALIVE_S)
             if isinstance(item, Piece):
-                if len(under_way) == NUM_SLOTS:
-                    self._finish(under_way.popleft())
+                if len(in_flight) == NUM_SLOTS:
+                    self._finish(in_flight.popleft())
                 self._gather(item, slots[0], stream)
-                under_way.append(group.send([slots[0][: len(item.sources)]], RECEIVER_RANK, 0))
+                in_flight.append(group.send([slots[0][: len(item.sources)]], RECEIVER_RANK, 0))
                 slots.rotate(-1)
-            elif item is None and under_way:
-                self._finish(under_way.popleft())
+            elif item is None and in_flight:
+                self._finish(in_flight.popleft())
             elif item is None:
                 self._tell(PairAlive())
 

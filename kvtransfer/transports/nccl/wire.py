@@ -46,7 +46,7 @@ class PairAlive:
 
 @dataclass(frozen=True, slots=True)
 class PairEnd:
-    """Either way: this side has given up the pair. Answers whatever comes without a pair, too."""
+    """Either way: this side has ended the pair. Also the answer to whatever comes without a pair."""
 
     reason: Annotated[str, Length(1024)]
 

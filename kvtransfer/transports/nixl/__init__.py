@@ -13,7 +13,7 @@ only when the life that it named has ended.
 
 What ends a write. UCX cannot take back a write that has begun, and over TCP (or for what it sends through a queue) the
 *receiver's* agent puts the bytes in place, even after the writer is gone. So:
-- a write that ended without an error has landed: nothing of it is under way anywhere;
+- a write that ended without an error has landed: nothing of it is in flight anywhere;
 - after any other end (`NixlSender.needs_fence`) this side no longer reads its blocks, but the receiver's may still be
   written: only the end of the receiver's agent (`NixlReceiver.fence`) puts a stop to that. The end of the writing
   process is no proof here.

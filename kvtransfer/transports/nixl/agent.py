@@ -1,31 +1,29 @@
 """The agent: the one place that runs nixl. A process of its own (`python -m kvtransfer.transports.nixl.agent`, started
 by `process`) for pools in host memory, a thread of the node (`thread`) for pools on a GPU.
 
-Owns the nixl agent of one node and direction, the registration of the node's pool, and every write under way. Knows no
+Owns the nixl agent of one node and direction, the registration of the node's pool, and every write in flight. Knows no
 handoffs: notices pass through as bytes.
 
-One thread does everything, nixl's own progress thread stays off: that one spins on a core, and is slower than this
-loop where cores are few. Progress is made when nixl is asked for notices or for the state of a write; the loop asks
-often while something moves and seldom otherwise (`Pace`).
+One thread does everything. nixl's own progress thread stays off: it spins on a core, and is slower than this loop where
+cores are few. nixl makes progress when it is asked for notices or for the state of a write (see `Pace`).
 
-A write that has begun cannot be taken back: releasing it does not stop the bytes. It ends by itself, by the failure of
-its connection, or with the agent. A process is killed, at any time: that is what it is for. A thread is asked to stop
-and then tears the agent down (`Agent.close`), which takes milliseconds when all is well and proves nothing when it
-does not come back.
+A write that has begun cannot be undone: releasing it does not stop the bytes. It ends by itself, by the failure of its
+connection, or with the agent. A process may be killed at any time: that is what it is for. A thread is asked to stop,
+then tears the agent down (`Agent.close`) in milliseconds; one that does not return proves nothing.
 
-The process inherits the pool, a shared segment, by descriptor. It ends with its parent, whatever happens to either.
-Standard output is not used: what libraries print goes to standard error, which the node reads.
+The process inherits the pool, a shared segment, by descriptor, and ends with its parent (`program.child`). Standard
+output is not used: what libraries print goes to standard error, which the node reads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import mmap
 import os
 import secrets
 import select
-import signal
 import socket
 import sys
 import threading
@@ -57,7 +55,6 @@ from kvtransfer.transports.nixl.wire import (
     WriteEnded,
 )
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _MADV_POPULATE_WRITE = 23
 _TIMER_SLACK_NS = 1000
@@ -69,7 +66,7 @@ _LOCAL = "NIXL_INIT_AGENT"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long the loop pauses: with a write under way, shortly after something moved, while notices are expected, and
+    """How long the loop pauses: with a write in flight, shortly after something moved, while notices are expected, and
     otherwise. What comes from the node ends every pause.
     """
 
@@ -81,10 +78,9 @@ class Pace:
 
 OWN_PROCESS = Pace(writing_s=0.00005, moving_s=0.0001)
 BESIDE_ENGINE = Pace(writing_s=0.0002, moving_s=0.0002)
-"""On a thread of the node. A turn of the loop holds the interpreter for some 10 to 20 us (nixl lets go of it where it
-moves bytes: transfer, states, notices, registration; not where it makes or releases requests), and the engine may need
-it at that moment. At 50 us between turns that would be a fourth of the time, at 200 us it is a tenth. A piece of 16 MiB
-is under way for 40 us (NVLink) to 350 us (400 Gb/s), several at once, and neither way needs anybody in between."""
+"""On a thread of the node. A turn of the loop holds the interpreter for some 10 to 20 us, while the engine may need it:
+at 50 us between turns that would be a fourth of the time, at 200 us it is a tenth. A piece of 16 MiB is in flight for
+40 us (NVLink) to 350 us (400 Gb/s), several at once, and nobody has to act in between."""
 
 
 @dataclass(slots=True)
@@ -105,7 +101,7 @@ class _Peer:
 
 
 @dataclass(slots=True)
-class _UnderWay:
+class _InFlight:
     write_id: int
     peer_id: int
     handle: Any
@@ -118,20 +114,20 @@ class Agent:
     """
 
     def __init__(self, channel: Channel, region: Region, pace: Pace, stopped: threading.Event | None = None) -> None:
-        # slow to import, and only ever in this process
-        from nixl import nixl_agent, nixl_agent_config
-
+        nixl = _import_nixl()
         self._channel = channel
         self._region = region
         self._pace = pace
         self._stopped = stopped or threading.Event()
         self._name = secrets.token_hex(16)
-        self._nixl: Any = nixl_agent(self._name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        self._nixl: Any = nixl.nixl_agent(
+            self._name, nixl.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+        )
         self._registered = self._register(region)
         self._sources: Any = self._nixl.prep_xfer_dlist(_LOCAL, region.blocks(), region.kind)
         self._remotes: dict[str, _Remote] = {}
         self._peers: dict[int, _Peer] = {}
-        self._under_way: list[_UnderWay] = []
+        self._in_flight: list[_InFlight] = []
         self._abandoned: list[Any] = []
         self._is_expecting = False
         self._lively_until_s = 0.0
@@ -156,15 +152,15 @@ class Agent:
         """Give everything back, for a process that lives on: when this returns, peers cannot reach the pool by this
         agent, and nothing that it began reads or writes the pool.
 
-        What releases what: a request released while it is under way is only let go of; the registration ends with the
-        agent, since UCX may keep it cached until then; the agent is destroyed when the last handle that was made by it
-        is gone too. Copies on a GPU go on through all of that, so they are waited for, before mappings of the peers'
-        memory are closed and again when nothing is left that could begin one. Raises whatever went wrong: then none of
-        this is proven. Not while an exception is handled that passed through `run`: its frames hold on to requests.
+        What frees what: releasing a request in flight does not end it. The registration ends with the agent, since UCX
+        may cache it until then, and the agent is destroyed with the last handle that it made. Copies on a GPU go on
+        through all of that, so they are waited for before mappings of the peers' memory are closed, and again when
+        nothing is left that could begin one. Raises whatever went wrong: then none of this is proven. Do not call it
+        while an exception is handled that passed through `run`: its frames hold on to requests.
         """
         self._channel.flush()
-        while self._under_way:
-            _attempt(self._under_way.pop().handle.release)
+        while self._in_flight:
+            _attempt(self._in_flight.pop().handle.release)
         self._region.settle()
         while self._peers:
             _attempt(self._peers.popitem()[1].targets.release)
@@ -188,7 +184,7 @@ class Agent:
 
     def _wait(self) -> bool:
         """Pause for as long as the state of things allows; whether commands have come."""
-        if self._under_way:
+        if self._in_flight:
             wait_s = self._pace.writing_s
         elif time.monotonic() < self._lively_until_s:
             wait_s = self._pace.moving_s
@@ -270,20 +266,20 @@ class Agent:
         except Exception as error:  # as in _connect
             self._channel.send(WriteEnded(command.write_id, False, _reason(error)))
             return
-        write = _UnderWay(command.write_id, command.peer_id, handle)
+        write = _InFlight(command.write_id, command.peer_id, handle)
         try:
             state = self._nixl.transfer(handle)
         except Exception as error:  # as in _connect
             self._end(write, _reason(error))
             return
         if state == "PROC":
-            self._under_way.append(write)
+            self._in_flight.append(write)
         else:
             self._end(write, "" if state == "DONE" else "the write failed")
 
     def _check_writes(self) -> None:
         remaining = []
-        for write in self._under_way:
+        for write in self._in_flight:
             try:
                 state = self._nixl.check_xfer_state(write.handle)
             except Exception as error:  # as in _connect
@@ -293,9 +289,9 @@ class Agent:
                 remaining.append(write)
             else:
                 self._end(write, "" if state == "DONE" else "the write failed")
-        self._under_way = remaining
+        self._in_flight = remaining
 
-    def _end(self, write: _UnderWay, error: str) -> None:
+    def _end(self, write: _InFlight, error: str) -> None:
         self._lively_until_s = time.monotonic() + _STAYS_LIVELY_S
         try:
             write.handle.release()
@@ -307,9 +303,9 @@ class Agent:
         self._channel.send(WriteEnded(write.write_id, True, error))
 
     def _let_leave(self) -> None:
-        """Disconnect peers that are to leave and have no write under way."""
+        """Disconnect peers that are to leave and have no write in flight."""
         leaving = [peer_id for peer_id, peer in self._peers.items() if peer.is_leaving]
-        busy = {write.peer_id for write in self._under_way}
+        busy = {write.peer_id for write in self._in_flight}
         for peer_id in leaving:
             if peer_id in busy:
                 continue
@@ -340,6 +336,21 @@ class Agent:
                 self._channel.send(Notices(tuple(fitting[first : first + MAX_NOTICES])))
 
 
+def _import_nixl() -> Any:
+    """The package, imported where an agent runs and nowhere else.
+
+    To learn a CUDA version nixl may import torch, which costs an agent process 2 s and 250 MB for nothing. So torch is
+    hidden from it unless it is imported already, as in a node; nixl then takes whichever of its builds is installed.
+    """
+    if "torch" in sys.modules:
+        return importlib.import_module("nixl")
+    sys.modules["torch"] = None  # type: ignore[assignment]  # how Python marks what cannot be imported
+    try:
+        return importlib.import_module("nixl")
+    finally:
+        del sys.modules["torch"]
+
+
 def _region_of_peer(command: Connect) -> Region:
     """The peer's pool, as its endpoint describes it."""
     details = command.details
@@ -349,7 +360,7 @@ def _region_of_peer(command: Connect) -> Region:
 
 
 def _attempt(call: Callable[..., object], *arguments: object) -> None:
-    """One step of a teardown; the next ones are tried all the same, and the agent's end says whether all went well."""
+    """Try one step of a teardown. Whether all of them went well is seen by the agent's end."""
     with contextlib.suppress(Exception):
         call(*arguments)
 
@@ -362,13 +373,6 @@ def _reason(error: Exception) -> str:
     return (str(error) or type(error).__name__)[:1000]
 
 
-def _die_with(parent_pid: int) -> None:
-    """Ask the kernel for SIGKILL when the thread that started this process ends; exit now when its process is gone."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)
-
-
 def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
@@ -376,11 +380,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def main() -> None:
-    """`nixl_agent PARENT_PID SOCKET SEGMENT NUM_BLOCKS BLOCK_BYTES`: descriptors and sizes, set by the node."""
-    parent_pid, end, segment, num_blocks, block_bytes = map(int, sys.argv[1:])
-    _die_with(parent_pid)
+    """The arguments are SOCKET SEGMENT NUM_BLOCKS BLOCK_BYTES: descriptors and sizes, set by the node."""
+    end, segment, num_blocks, block_bytes = map(int, sys.argv[1:])
     _prctl(_PR_SET_TIMERSLACK, _TIMER_SLACK_NS)  # else a wait of 50 us takes 100
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the node decides when this ends
     os.dup2(2, 1)
     mapped = mmap.mmap(segment, num_blocks * block_bytes)
     with contextlib.suppress(OSError):  # an older kernel: the first write of each page is slower then

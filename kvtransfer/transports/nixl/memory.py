@@ -68,7 +68,7 @@ class Region:
     def settle(self) -> None:
         """Wait until nothing that this process began reads or writes the memory any more.
 
-        On a GPU a library's copies are under way after its calls have returned, and go on when it is torn down.
+        On a GPU a library's copies are in flight after its calls have returned, and go on when it is torn down.
         """
         if self.kind == VRAM:
             from device import cuda_context

@@ -8,8 +8,8 @@ background: `poll` starts it and reports its `Ready`, unless it crashes too ofte
 
 A life has ended when its process was reaped: from then on it reads and writes nothing. `num_lives_ended` counts them.
 
-The kernel ends the process when the *thread* that started it ends (that is how PR_SET_PDEATHSIG counts), so both the
-thread that constructs this and the one that polls have to live as long as the node.
+The kernel kills the process when the *thread* that started it ends (see `program.child`), so both the thread that
+constructs this and the one that polls have to live as long as the node.
 """
 
 from __future__ import annotations
@@ -17,26 +17,22 @@ from __future__ import annotations
 import logging
 import os
 import select
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from kvtransfer.transports.nixl.lives import Crashes, require_nixl
 from kvtransfer.transports.nixl.ucx import ucx_environment
 from kvtransfer.transports.nixl.wire import COMMANDS, REPORTS, Channel, Ready
 from kvtransfer.transports.shm.segment import Segment
+from program.child import PIPE, Child, describe_end
 from wire.errors import InvalidSetting
 
 _FIRST_START_S = 30.0
 _REAP_S = 1.0
 _MAX_TAIL_BYTES = 4096
 _MODULE = "kvtransfer.transports.nixl.agent"
-_ROOT = Path(__file__).resolve().parents[3]
 _log = logging.getLogger(__name__)
 
 
@@ -55,9 +51,8 @@ class AgentProcess:
         self._environment = {"NIXL_LOG_LEVEL": "WARN", **ucx_environment(host, os.environ)}
         self._crashes = Crashes()
         self._tail = b""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._channel: Channel | None = None
-        self._errors: IO[bytes] | None = None
         self._is_killed = False
         self._is_ending = False
         self._is_closed = False
@@ -66,9 +61,9 @@ class AgentProcess:
 
     def wait_on(self) -> Sequence[Any]:
         """Readable when `poll` has something to do."""
-        if self._channel is None or self._errors is None or not self._channel.is_open:
+        if self._child is None or self._channel is None or not self._channel.is_open:
             return ()
-        return (self._channel.socket, self._errors)
+        return (self._channel.socket, self._child.stderr)
 
     @property
     def num_crashes(self) -> int:
@@ -78,12 +73,12 @@ class AgentProcess:
     @property
     def is_alive(self) -> bool:
         """Whether there is a process that was not reaped."""
-        return self._process is not None
+        return self._child is not None
 
     @property
     def is_starting(self) -> bool:
         """Whether there is an agent that nobody knows yet."""
-        return self._process is not None and self.ready is None and not self._is_ending
+        return self._child is not None and self.ready is None and not self._is_ending
 
     @property
     def num_waiting_bytes(self) -> int:
@@ -99,7 +94,7 @@ class AgentProcess:
         """Reports that have come, `Ready` of a new life among them. Notices the end of a life and starts the next."""
         if self._is_closed:
             return []
-        if self._process is None:
+        if self._child is None:
             if self._crashes.may_start:
                 self._start()
             return []
@@ -113,11 +108,9 @@ class AgentProcess:
         """End this life now. It has ended when `num_lives_ended` has risen, usually before this returns."""
         self._is_killed = True
         self._kill_process()
-        deadline_s = time.monotonic() + _REAP_S
-        while self._process is not None and time.monotonic() < deadline_s:
-            self._reap()
-            if self._process is not None:
-                time.sleep(0.001)
+        if self._child is not None:
+            self._child.wait(_REAP_S)
+        self._reap()
 
     def close(self) -> None:
         """End it for good."""
@@ -127,27 +120,23 @@ class AgentProcess:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         segment = self._segment.descriptor
-        numbers = (os.getpid(), theirs.fileno(), segment, *self._sizes)
-        search_path = os.pathsep.join(filter(None, (str(_ROOT), self._environment.get("PYTHONPATH"))))
+        numbers = (theirs.fileno(), segment, *self._sizes)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _MODULE, *map(str, numbers)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+            self._child = Child(
+                _MODULE,
+                *map(str, numbers),
+                environment=self._environment,
+                stderr=PIPE,
                 pass_fds=(theirs.fileno(), segment),
-                env={**self._environment, "PYTHONPATH": search_path},
             )
-        self._errors = self._process.stderr
-        if self._errors is not None:
-            os.set_blocking(self._errors.fileno(), False)
+        os.set_blocking(self._child.stderr.fileno(), False)
         self._channel = Channel(ours, COMMANDS, REPORTS)
         self._is_killed = self._is_ending = False
         self._tail = b""
 
     def _wait_until_ready(self) -> None:
         deadline_s = time.monotonic() + _FIRST_START_S
-        while self.ready is None and self._process is not None and time.monotonic() < deadline_s:
+        while self.ready is None and self._child is not None and time.monotonic() < deadline_s:
             select.select([*self.wait_on()], [], [], 0.1)
             self.poll()
         if self.ready is None:
@@ -166,9 +155,7 @@ class AgentProcess:
         return reports
 
     def _read_errors(self) -> None:
-        if self._errors is None:
-            return
-        text = self._errors.read(_MAX_TAIL_BYTES)
+        text = self._child.stderr.read(_MAX_TAIL_BYTES) if self._child is not None else b""
         if text:
             self._tail = (self._tail + text)[-_MAX_TAIL_BYTES:]
             _log.info("nixl agent: %s", text.decode(errors="replace").rstrip())
@@ -178,20 +165,19 @@ class AgentProcess:
 
     def _kill_process(self) -> None:
         self.ready, self._is_ending = None, True
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
+        if self._child is not None:
+            self._child.kill()
 
     def _reap(self) -> None:
-        """Notice the end of the process."""
-        if self._process is None or self._process.poll() is None:
+        """Notice the end of the process, which is reaped with it."""
+        if self._child is None or (status := self._child.poll()) is None:
             return
         self._read_errors()
         if not self._is_killed:
             self._crashes.note()
-            _log.warning("the nixl agent ended (code %s): %s", self._process.returncode, self._last_words())
+            _log.warning("the nixl agent %s: %s", describe_end(status), self._last_words())
         if self._channel is not None:
             self._channel.close()
-        if self._errors is not None:
-            self._errors.close()
-        self._process = self._channel = self._errors = self.ready = None
+        self._child.end()  # closes its pipe
+        self._child = self._channel = self.ready = None
         self.num_lives_ended += 1

@@ -54,7 +54,7 @@ class NixlSenders:
         self._agent = agent
         self._num_lives_ended = 0
         self._senders: dict[int, NixlSender] = {}
-        self._under_way: dict[int, _Pushed] = {}
+        self._in_flight: dict[int, _Pushed] = {}
         self._num_bytes = 0
         self._next_peer_id = 0
         self._next_write_id = 0
@@ -110,14 +110,14 @@ class NixlSenders:
             self._fail_all("the nixl agent of this node ended")
 
     def close(self) -> None:
-        """End the agent, and with it whatever is under way."""
+        """End the agent, and with it whatever is in flight."""
         self._agent.close()
         self._fail_all("closed")
 
     def has_room(self) -> bool:
         """Whether another piece may be begun."""
         return (
-            len(self._under_way) < _MAX_UNDER_WAY
+            len(self._in_flight) < _MAX_UNDER_WAY
             and self._num_bytes < _MAX_UNDER_WAY_BYTES
             and self._agent.num_waiting_bytes == 0
         )
@@ -132,7 +132,7 @@ class NixlSenders:
         )
         self._next_write_id += 1
         pushed = _Pushed(sender, key, len(moves) * self.block_bytes)
-        self._under_way[self._next_write_id] = pushed
+        self._in_flight[self._next_write_id] = pushed
         self._num_bytes += pushed.num_bytes
         sender.num_reading[key] += 1
         sources = tuple(move.source for move in moves)
@@ -143,7 +143,7 @@ class NixlSenders:
         self._agent.send(Disconnect(sender.peer_id))
 
     def _write_ended(self, ended: WriteEnded) -> None:
-        pushed = self._under_way.pop(ended.write_id, None)
+        pushed = self._in_flight.pop(ended.write_id, None)
         if pushed is None:
             return
         self._num_bytes -= pushed.num_bytes
@@ -160,8 +160,8 @@ class NixlSenders:
             sender.fail(ended.error, needs_fence=False)
 
     def _fail_all(self, reason: str) -> None:
-        under_way, self._under_way, self._num_bytes = self._under_way, {}, 0
-        for pushed in under_way.values():
+        in_flight, self._in_flight, self._num_bytes = self._in_flight, {}, 0
+        for pushed in in_flight.values():
             pushed.sender.fail(reason, needs_fence=True)
         senders, self._senders = self._senders, {}
         for sender in senders.values():
@@ -225,7 +225,7 @@ class NixlSender:
         return self.num_reading[key] > 0
 
     def close(self) -> None:
-        """No more pushes. What is under way may land for 2 s; then the agent process is ended, for all its senders."""
+        """No more pushes. What is in flight may land for 2 s; then the agent process is ended, for all its senders."""
         if self._close_deadline_s is None:
             self._close_deadline_s = time.monotonic() + _CLOSE_S
             self._failure = self._failure or "closed"

@@ -47,7 +47,7 @@ _OWN_NAMES = ("UCX_", "NIXL_")
 _log = logging.getLogger(__name__)
 
 AgentMain: TypeAlias = Callable[[Channel, Region, threading.Event], None]
-"""What a life does: work on the region until the channel is closed or the event is set, then give everything back."""
+"""What a life does: work on the region until the channel is closed or the event is set, then release everything."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ def run_agent(channel: Channel, region: Region, stopped: threading.Event) -> Non
         agent.run()
     except Exception as error:  # nixl's own kinds have no common root
         failure = _reason(error)
-    # out here: while the error was handled, its frames held what the teardown has to let go of
+    # out here: while the error was handled, its frames held references that the teardown has to drop
     try:
         agent.close()
     except Exception as error:  # as above

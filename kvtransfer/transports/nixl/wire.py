@@ -90,7 +90,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Node -> agent: no more writes for this peer. Answered by `PeerEnded` once none is under way."""
+    """Node -> agent: no more writes for this peer. Answered by `PeerEnded` once none is in flight."""
 
     peer_id: U32
 
@@ -137,7 +137,7 @@ DETAILS = Codec(PoolDetails)
 
 
 class Channel:
-    """One end of the socket pair. Never blocks: what does not fit is kept, `num_waiting_bytes` of it, until `flush`.
+    """One end of the socket pair. Never blocks: what does not fit waits for `flush`: `num_waiting_bytes`.
 
     `is_open` turns False when the other end is gone or sent something that cannot be; both mean the same to its owner.
     """
@@ -157,7 +157,7 @@ class Channel:
         return len(self._outgoing)
 
     def send(self, message: object) -> None:
-        """Queue a message and let go of what fits."""
+        """Queue a message and send what fits."""
         envelope = self._sends.encode(message)
         self._outgoing += _LENGTH.pack(len(envelope)) + envelope
         self.flush()

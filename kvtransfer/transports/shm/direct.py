@@ -113,7 +113,7 @@ class ShmSender:
             )
 
     def poll(self) -> None:
-        """Nothing is ever under way."""
+        """Nothing is ever in flight."""
 
     def wait_on(self) -> Sequence[Any]:
         """Nothing to wait for."""

@@ -72,7 +72,7 @@ class SlotsSender:
         self.num_refused = 0
         self._pool = pool
         self._free = deque(range(num_slots))
-        self._under_way: dict[int, int] = {}
+        self._in_flight: dict[int, int] = {}
         self._num_sent = 0
         self._is_greeted = False
         self._failure = ""
@@ -86,7 +86,7 @@ class SlotsSender:
 
     @property
     def num_free_slots(self) -> int:
-        """Slots that are not under way."""
+        """Slots whose blocks are not in flight."""
         return len(self._free)
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
@@ -103,7 +103,7 @@ class SlotsSender:
             slot = self._free.popleft()
             # copied before the header leaves: from then on the slot is the receiver's
             self._pool.read([move.source for move in piece], self._ring.slots[slot, : len(piece)])
-            self._under_way[self._num_sent] = slot
+            self._in_flight[self._num_sent] = slot
             self._send(
                 SlotBatch(
                     number=self._num_sent,
@@ -141,7 +141,7 @@ class SlotsSender:
         return () if self._connection.is_closed else (self._connection.socket, self._connection.monitor)
 
     def is_reading(self, key: RequestKey) -> bool:
-        """Never after `push`: what is under way are copies, which the receiver writes only where they are granted."""
+        """Never after `push`: what is in flight are copies, which the receiver writes only where they are granted."""
         return False
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class SlotsSender:
             return
         if isinstance(message, RingEnd):
             self._failure = message.reason
-        elif (slot := self._under_way.pop(message.number, None)) is not None:
+        elif (slot := self._in_flight.pop(message.number, None)) is not None:
             self._free.append(slot)
         else:
             self.num_refused += 1  # a slot is free once, however often it is said

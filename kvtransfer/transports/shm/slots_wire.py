@@ -45,7 +45,7 @@ class SlotTaken:
 
 @dataclass(frozen=True, slots=True)
 class RingEnd:
-    """Either way: the ring is given up. Answers whatever comes without a ring, too."""
+    """Either way: the ring is no longer used. Also the answer to whatever comes without a ring."""
 
     reason: Annotated[str, Length(1024)]
 

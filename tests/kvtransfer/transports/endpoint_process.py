@@ -1,17 +1,24 @@
-"""One end of a transport, driven by commands: in this process, or as a program of its own.
+"""One end of a transport, driven by commands: in this process, or in one of its own.
 
-As a program it speaks JSON lines over an inherited socket, whose descriptor is its first argument; the second is a
-`Spec`. What it does between commands is what a node's transfer thread does: push in pieces, poll, note what happened.
-A command's answer is a JSON object, {"failure": text} when it raised.
+As a program this is a starter of ends: it imports once what takes seconds, then forks for each end that it is asked for
+over the inherited socket whose descriptor is its argument. A request is a role and a `Spec`, with the end's own socket;
+the answer is the id of its process. The starter has no thread, which makes forking safe.
+
+An end speaks JSON lines over its socket. What it does between commands is what a node's transfer thread does: push in
+pieces, poll, note what happened. A command's answer is a JSON object, {"failure": text} when it raised.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import os
+import signal
 import socket
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -337,12 +344,10 @@ def answer_to(end: ReceiverEnd | SenderEnd, command: dict[str, Any]) -> dict[str
         return {"failure": error.message}
 
 
-def main() -> None:
+def run_end(control: socket.socket, role: str, spec: Spec) -> None:
     """Until the other end of the socket is closed."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    role, *fields = json.loads(sys.argv[2])
     lines = control.makefile("rwb", buffering=0)
-    with open_end(role, Spec(*fields)) as end:
+    with open_end(role, spec) as end:
         while True:
             is_busy = end.work()
             poller = zmq.Poller()
@@ -354,6 +359,39 @@ def main() -> None:
             if not line:
                 return
             lines.write(json.dumps(answer_to(end, json.loads(line))).encode() + b"\n")
+
+
+def fork_end(requests: socket.socket, control: socket.socket, role: str, spec: Spec) -> int:
+    """The id of a new process that runs an end and nothing else."""
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        requests.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        run_end(control, role, spec)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def main() -> None:
+    """Start ends until the test hangs up."""
+    if find_spec("torch") is not None:
+        importlib.import_module("torch")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    with socket.socket(fileno=int(sys.argv[1])) as requests:
+        requests.sendall(b"ready")
+        while True:
+            request, descriptors, *_ = socket.recv_fds(requests, 2**16, 1)
+            if not request:
+                return
+            role, *fields = json.loads(request)
+            with socket.socket(fileno=descriptors[0]) as control:
+                pid = fork_end(requests, control, role, Spec(*fields))
+            requests.sendall(str(pid).encode())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A sender and a receiver of one transport, each in a process of its own, driven by a test.
 
-Every wait has a deadline. A process is ended by its id, with the group that it leads: whatever it started goes with it.
+Every wait has a deadline. A process is ended by its id, together with whatever it started.
+Processes are forked by a `Starter`, which a module of tests shares, since importing torch takes longer than most tests.
 Loopback has both ends in the test's own process.
 """
 
@@ -18,9 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import psutil
 
 from kvtransfer.transports.shm.segment import sweep_orphans
 from tests.kvtransfer.loopback import LoopbackNetwork
@@ -58,21 +60,54 @@ class End(Protocol):
     def kill(self) -> None: ...
 
 
-class ProcessEnd:
-    """An end in a process of its own. `prefix`: a command that runs the program, as "ip netns exec NAME"."""
+class Starter:
+    """The process that forks ends, see `endpoint_process`. `prefix`: a command that runs it, as "ip netns exec NAME".
 
-    def __init__(self, role: str, spec: Spec, prefix: Sequence[str] = ()) -> None:
-        self._control, theirs = socket.socketpair()
+    A context manager. Ends are stopped before it closes.
+    """
+
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
+        self._requests, theirs = socket.socketpair()
         with theirs:
-            arguments = [str(theirs.fileno()), json.dumps([role, *astuple(spec)])]
             self._process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", _PROGRAM, *arguments],
+                [*prefix, sys.executable, "-m", _PROGRAM, str(theirs.fileno())],
                 cwd=_ROOT,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-        self._lines = self._control.makefile("rwb", buffering=0)
+        self._requests.settimeout(START_S)
+        self._is_ready = False
+
+    def __enter__(self) -> Starter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._requests.close()
+        try:
+            self._process.wait(WAIT_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(WAIT_S)
+
+    def start(self, role: str, spec: Spec) -> ProcessEnd:
+        """A new end."""
+        if not self._is_ready:
+            self._is_ready = self._requests.recv(16) == b"ready"
+        control, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._requests, [json.dumps([role, *astuple(spec)]).encode()], [theirs.fileno()])
+        return ProcessEnd(int(self._requests.recv(16)), control)
+
+
+class ProcessEnd:
+    """An end in a process of its own."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self._pid = pid
+        self._control = control
+        self._lines = control.makefile("rwb", buffering=0)
         self._timeout_s = START_S
 
     def do(self, name: str, **arguments: Any) -> Any:
@@ -91,28 +126,49 @@ class ProcessEnd:
         return answer["result"]
 
     def freeze(self) -> None:
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        os.killpg(self._process.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """At once, with its group; nothing of it is left when this returns."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(WAIT_S)
+        """At once, with the processes it started; nothing of it is left when this returns."""
+        processes = self._signal(signal.SIGKILL)
+        self._hang_up()
+        _wait_gone(processes)
+
+    def stop(self) -> None:
+        """Let it end by itself, by hanging up."""
+        processes = self._processes()
+        self._hang_up()
+        _wait_gone(processes)
+
+    def _hang_up(self) -> None:
         self._lines.close()
         self._control.close()
 
-    def stop(self) -> int:
-        """Let it end by itself; its exit status."""
-        self._lines.close()
-        self._control.close()
+    def _processes(self) -> list[psutil.Process]:
+        """Itself and what it started: a nixl agent has a session of its own."""
         try:
-            return self._process.wait(WAIT_S)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            process = psutil.Process(self._pid)
+            return [process, *process.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def _signal(self, number: signal.Signals) -> list[psutil.Process]:
+        processes = self._processes()
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        return processes
+
+
+def _wait_gone(processes: list[psutil.Process]) -> None:
+    """Wait for the end of processes; the kernel reaps them, since their starter does not."""
+    _, remaining = psutil.wait_procs(processes, timeout=WAIT_S)
+    for process in remaining:
+        process.kill()
+    assert not remaining, "it did not end by itself"
 
 
 class LocalEnd:
@@ -147,13 +203,17 @@ class LocalEnd:
     stop = kill
 
 
+Starters: TypeAlias = tuple[Starter, Starter]
+"""Of receivers and of senders."""
+
+
 @dataclass(slots=True)
 class Rig:
     """Both ends of one transport, connected."""
 
     receiver_spec: Spec
     sender_spec: Spec
-    prefixes: tuple[Sequence[str], Sequence[str]] = ((), ())
+    starters: Starters
     network: LoopbackNetwork = field(default_factory=LoopbackNetwork)
     receiver: ProcessEnd | LocalEnd = field(init=False)
     sender: ProcessEnd | LocalEnd = field(init=False)
@@ -170,7 +230,7 @@ class Rig:
     def _start(self, role: str) -> ProcessEnd | LocalEnd:
         spec = self.receiver_spec if role == "receiver" else self.sender_spec
         if spec.transport not in IN_PROCESS:
-            return ProcessEnd(role, spec, self.prefixes[role == "sender"])
+            return self.starters[role == "sender"].start(role, spec)
         stack = contextlib.ExitStack()
         return LocalEnd(stack.enter_context(open_end(role, spec, self.network)), stack)
 
@@ -308,11 +368,11 @@ def _true_checksums(seed: int, num_blocks: int, block_bytes: int) -> list[int]:
 def open_rig(
     receiver_spec: Spec,
     num_source_blocks: int,
-    prefixes: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    starters: Starters,
     sender_host: str = "127.0.0.1",
 ) -> Iterator[Rig]:
-    """Both ends, ended afterwards whatever happens. `prefixes`: of the commands of receiver and sender."""
-    rig = Rig(receiver_spec, replace(receiver_spec, num_blocks=num_source_blocks, host=sender_host), prefixes)
+    """Both ends, ended afterwards whatever happens."""
+    rig = Rig(receiver_spec, replace(receiver_spec, num_blocks=num_source_blocks, host=sender_host), starters)
     try:
         yield rig
     finally:

@@ -65,7 +65,7 @@ class Target:
         self.receiver.poll()
         self.num_arrived += sum(arrival.count for arrival in self.receiver.take_arrivals())
 
-    def until(self, is_done: Callable[[], object], timeout_s: float = 8.0) -> float:
+    def until(self, is_done: Callable[[], object], timeout_s: float = 30.0) -> float:
         """Poll until it is done; how long that took."""
         begin_s = time.monotonic()
         while not is_done():
@@ -150,7 +150,7 @@ def program(source: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-def push_until(sender: NcclSender, is_done: Callable[[int], bool], timeout_s: float = 10.0) -> None:
+def push_until(sender: NcclSender, is_done: Callable[[int], bool], timeout_s: float = 30.0) -> None:
     """Push without end."""
     deadline_s = time.monotonic() + timeout_s
     num_pushed = 0

@@ -109,12 +109,12 @@ def test_a_receiver_that_is_frozen_ends_the_sender(
 def test_a_sender_that_is_closed_reads_no_more(foreign_receiver: tuple[subprocess.Popen[str], NcclSender]) -> None:
     child, sender = foreign_receiver
     child.send_signal(signal.SIGSTOP)
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 30
     while sender.push(key_of(1), moves_of(range(8), range(8))):
         assert time.monotonic() < deadline_s
     assert sender.is_reading(key_of(1))
     sender.close()
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 30
     while sender.is_reading(key_of(1)):
         assert time.monotonic() < deadline_s
 
@@ -136,7 +136,7 @@ def test_two_processes_send_and_one_is_killed_and_one_frozen(target: Target, mon
     for number in (1, 2):
         target.expect(number, [8 * number + index for index in range(8)])
     with program(_SENDER_PROGRAM, address, "1", "endless") as busy, program(_SENDER_PROGRAM, address, "2", "") as idle:
-        target.until(lambda: target.num_arrived == 16, timeout_s=20)
+        target.until(lambda: target.num_arrived == 16, timeout_s=60)
         assert target.receiver.num_pairs == 2
         assert (target.blocks[8:16] == 1).all()
         assert (target.blocks[16:24] == 2).all()
@@ -164,4 +164,4 @@ def test_the_main_thread_takes_the_pairs_with_it() -> None:
         "    receiver.poll()\n"
     )
     with program(source) as child:
-        assert child.wait(timeout=20) == 0
+        assert child.wait(timeout=60) == 0

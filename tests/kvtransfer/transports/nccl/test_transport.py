@@ -55,7 +55,7 @@ def test_large_pushes_are_cut_into_bounded_messages(target: Target, monkeypatch:
     receiver.expect(key_of(1), range(NUM_BLOCKS), [GENERATION] * NUM_BLOCKS)
     moves = moves_of(range(NUM_BLOCKS), range(NUM_BLOCKS))
     arrivals: list[int] = []
-    deadline_s, is_pushed = time.monotonic() + 8, False
+    deadline_s, is_pushed = time.monotonic() + 30, False
     while sum(arrivals) < NUM_BLOCKS:
         assert time.monotonic() < deadline_s
         is_pushed = is_pushed or sender.push(key_of(1), moves)
@@ -73,7 +73,7 @@ def test_a_push_waits_for_the_group_and_for_room(target: Target) -> None:
     waited = zmq.Poller()
     for thing in (*sender.wait_on(), *target.receiver.wait_on()):
         waited.register(thing, zmq.POLLIN)
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 30
     while not sender.push(key_of(1), moves_of([0], [0])):  # woken up, never asleep for long
         assert waited.poll(2000)
         assert time.monotonic() < deadline_s
@@ -86,7 +86,7 @@ def test_a_push_waits_for_the_group_and_for_room(target: Target) -> None:
     target.until(lambda: sender.push(key_of(1), moves_of([0], [0])))
 
 
-def test_what_is_forgotten_while_it_is_under_way_is_not_written(target: Target) -> None:
+def test_what_is_forgotten_while_it_is_in_flight_is_not_written(target: Target) -> None:
     target.expect(1, [1, 2])
     target.expect(2, [4])
     sender = target.sender()
@@ -274,7 +274,7 @@ def test_the_cluster_key_decides_who_forms_a_group(is_right: bool, monkeypatch: 
     receiver = NcclReceiver(context, "127.0.0.1", blocks, LinkSettings(keys[0]))
     sender = NcclSender(context, receiver.endpoint, blocks + 1, LinkSettings(keys[0 if is_right else 1]))
     receiver.expect(key_of(1), [2], [GENERATION])
-    deadline_s, failure = time.monotonic() + 8, ""
+    deadline_s, failure = time.monotonic() + 30, ""
     while not receiver.take_arrivals() and not failure:
         assert time.monotonic() < deadline_s
         try:

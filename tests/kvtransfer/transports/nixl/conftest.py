@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair
+from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, preserved_environment
 
 
 @pytest.fixture(scope="package")
@@ -21,12 +20,8 @@ def nodes() -> Iterator[NixlPair]:
 
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
-    """What a node puts into its environment stays there; the tests' process is nobody's node."""
-    before = dict(os.environ)
-    yield
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
-    os.environ.update(before)
+    with preserved_environment():
+        yield
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def a_segment(**changes: Any) -> dict[str, Any]:
 
 
 class FakeNixl:
-    """Notes what it is asked for. A write stays under way until it is released."""
+    """Notes what it is asked for. A write stays in flight until it is released."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -20,6 +22,21 @@ from wire.request_key import RequestKey
 
 GENERATION = 7
 _keys = itertools.count(1)
+
+
+@contextmanager
+def preserved_environment() -> Iterator[None]:
+    """What a node puts into its environment stays there, but the tests' process is nobody's node.
+
+    A fixture of a wider scope needs it too: what it leaves behind would choose the network of every later agent.
+    """
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
 
 
 class NixlPair:

@@ -26,7 +26,7 @@ from kvtransfer.transports.nixl.thread import AgentThread
 from kvtransfer.transports.nixl.wire import Channel, Notices, PoolDetails, Ready, WriteEnded
 from kvtransfer.write_proof import WriteProof
 from tests.kvtransfer.transports.nixl.gpu_stand_ins import FakeTensor, a_segment
-from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of
+from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of, preserved_environment
 from wire.errors import InvalidSetting, TransferFailed
 
 _NUM_BLOCKS, _BLOCK_BYTES = 32, 2**18
@@ -83,7 +83,8 @@ def test_writes_between_two_threads_of_agents_and_a_fence_in_between() -> None:
 @pytest.fixture(scope="module")
 def thread_to_process() -> Iterator[NixlPair]:
     """The senders' agent is a thread of this process, the receiver's is not."""
-    pair = NixlPair(_NUM_BLOCKS, _BLOCK_BYTES, on_threads=(True, False))
+    with preserved_environment():
+        pair = NixlPair(_NUM_BLOCKS, _BLOCK_BYTES, on_threads=(True, False))
     yield pair
     pair.close()
 
@@ -102,7 +103,7 @@ def test_writes_to_a_receiver_that_stands_still_are_ended_with_the_agent_and_the
         pass
     assert sender.is_reading(key)
     sender.close()
-    assert pair.wait_until(lambda: not sender.is_reading(key)) < 5
+    pair.wait_until(lambda: not sender.is_reading(key))
     assert sender.needs_fence
     assert pair.senders.num_crashes == 0
     assert pair.receiver.fence()
@@ -112,7 +113,7 @@ def test_writes_to_a_receiver_that_stands_still_are_ended_with_the_agent_and_the
 
 
 @needs_nixl
-def test_an_error_in_the_loop_ends_the_life_with_a_write_under_way(
+def test_an_error_in_the_loop_ends_the_life_with_a_write_in_flight(
     thread_to_process: NixlPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = thread_to_process
@@ -122,8 +123,8 @@ def test_an_error_in_the_loop_ends_the_life_with_a_write_under_way(
     with monkeypatch.context() as broken:
 
         def check_writes(agent: Agent) -> None:
-            if agent._under_way:
-                held = agent._under_way[0].handle  # what a frame of a real failure would hold on to
+            if agent._in_flight:
+                held = agent._in_flight[0].handle  # what a frame of a real failure would hold on to
                 raise RuntimeError(f"the library failed with {held}")
 
         broken.setattr(Agent, "_check_writes", check_writes)

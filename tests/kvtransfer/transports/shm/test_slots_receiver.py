@@ -59,7 +59,7 @@ def test_nothing_is_written_after_a_grant_was_forgotten(target: Target, peer: Pe
     target.blocks[:] = GUARD
     stream = target.receiver._pool._stream  # type: ignore[attr-defined]
     assert isinstance(stream, LateStream)
-    assert stream.num_left == 0, "a copy is under way into blocks that may belong to somebody else now"
+    assert stream.num_left == 0, "a copy is in flight into blocks that may belong to somebody else now"
 
 
 @pytest.mark.parametrize(
