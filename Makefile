@@ -39,7 +39,7 @@ chat: install ## talk to what `make serve` started
 	exec $(BIN)/baton chat --url http://127.0.0.1:$(PORT) $(ARGS)
 
 test: install ## run all tests on all cores, without network: ARGS=
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n logical --dist loadfile $(ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n logical $(ARGS)
 
 lint: install ## ruff (rules and format), and mypy in strict mode
 	$(BIN)/ruff check .
