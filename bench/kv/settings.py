@@ -7,15 +7,16 @@ import importlib.util
 from dataclasses import dataclass
 
 from bench import lists
+from bench.arguments import require_at_least
 from kvtransfer.integrity import CHECKSUMS
 from kvtransfer.transports.registry import NCCL, NIXL, SHM, ZMQ
 from program.settings import setting
 from wire.errors import InvalidSetting
 
 TRANSPORTS = (SHM, ZMQ, NIXL, NCCL)
-ALL = "all"
 Cores = tuple[int, int] | tuple[None, None]
 """Of two processes; None: any."""
+_ALL = "all"
 _LIBRARIES = {NIXL: ("nixl", "baton-serve[nixl]"), NCCL: ("torch", "torch")}
 _BLOCK_UNIT_BYTES = 64
 _TINY = {"blocks": "1,4", "block_bytes": 2**16, "rounds": 2, "min_pool_bytes": 2**20}
@@ -25,7 +26,7 @@ _TINY = {"blocks": "1,4", "block_bytes": 2**16, "rounds": 2, "min_pool_bytes": 2
 class KvBenchSettings:
     """Settings of `baton bench kv`."""
 
-    transports: str = setting(ALL, "transports to measure: all, or some of shm,zmq,nixl,nccl")
+    transports: str = setting(_ALL, "transports to measure: all, or some of shm,zmq,nixl,nccl")
     blocks: str = setting("1,8,64,512", "sizes of handoffs in blocks")
     block_bytes: int = setting(2**20, "bytes of a block, a multiple of 64")
     checksum: str = setting("xxh3,none", "measure with and without checksums: some of xxh3,dot64,none")
@@ -42,70 +43,49 @@ class KvBenchSettings:
 class Plan:
     """What will be measured. `missing`: why transports that were not asked for by name cannot be."""
 
+    settings: KvBenchSettings
     transports: tuple[str, ...]
     missing: dict[str, str]
     blocks: tuple[int, ...]
-    block_bytes: int
     checksums: tuple[str, ...]
-    num_rounds: int
     cores: Cores
-    min_pool_bytes: int
-    is_quick: bool
 
 
 def plan(settings: KvBenchSettings) -> Plan:
     """Resolve settings on this machine. Raises `InvalidSetting`."""
-    if settings.quick:
-        settings = _made_quick(settings)
+    if settings.quick:  # what was left at its default becomes tiny
+        given, defaults = dataclasses.asdict(settings), dataclasses.asdict(KvBenchSettings())
+        changes = {name: value for name, value in _TINY.items() if given[name] == defaults[name]}
+        settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
     if settings.block_bytes <= 0 or settings.block_bytes % _BLOCK_UNIT_BYTES:
         raise InvalidSetting(f"--block-bytes {settings.block_bytes} is not a multiple of {_BLOCK_UNIT_BYTES}")
-    if settings.rounds < 1:
-        raise InvalidSetting(f"--rounds {settings.rounds} is not at least 1")
+    require_at_least(settings, rounds=1)
     if settings.plot and importlib.util.find_spec("matplotlib") is None:
         raise InvalidSetting("--plot: matplotlib is not installed: pip install 'baton-serve[bench]'")
     checksums = lists.names(settings.checksum, "--checksum", CHECKSUMS)
     if not checksums:
         raise InvalidSetting("--checksum names nothing")
     transports, missing = _transports(settings.transports)
-    return Plan(
-        transports=transports,
-        missing=missing,
-        blocks=lists.numbers(settings.blocks, "--blocks"),
-        block_bytes=settings.block_bytes,
-        checksums=checksums,
-        num_rounds=settings.rounds,
-        cores=_cores(settings.cores),
-        min_pool_bytes=settings.min_pool_bytes,
-        is_quick=settings.quick,
-    )
-
-
-def _made_quick(settings: KvBenchSettings) -> KvBenchSettings:
-    """What was left at its default becomes tiny."""
-    given, defaults = dataclasses.asdict(settings), dataclasses.asdict(KvBenchSettings())
-    changes = {name: value for name, value in _TINY.items() if given[name] == defaults[name]}
-    return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+    blocks = lists.numbers(settings.blocks, "--blocks")
+    return Plan(settings, transports, missing, blocks, checksums, _cores(settings.cores))
 
 
 def _transports(text: str) -> tuple[tuple[str, ...], dict[str, str]]:
     """(available, {missing: why})."""
-    reasons = {name: reason for name in TRANSPORTS if (reason := _reason_missing(name))}
-    if text == ALL:
-        return tuple(name for name in TRANSPORTS if name not in reasons), reasons
+    missing = {
+        name: f"{package} is not installed: pip install '{requirement}'"
+        for name, (package, requirement) in _LIBRARIES.items()
+        if importlib.util.find_spec(package) is None
+    }
+    if text == _ALL:
+        return tuple(name for name in TRANSPORTS if name not in missing), missing
     chosen = lists.names(text, "--transports", TRANSPORTS)
     if not chosen:
         raise InvalidSetting("--transports names nothing")
     for name in chosen:
-        if name in reasons:
-            raise InvalidSetting(f"--transports {name}: {reasons[name]}")
+        if name in missing:
+            raise InvalidSetting(f"--transports {name}: {missing[name]}")
     return chosen, {}
-
-
-def _reason_missing(name: str) -> str:
-    package, requirement = _LIBRARIES.get(name, ("", ""))
-    if package and importlib.util.find_spec(package) is None:
-        return f"{package} is not installed: pip install '{requirement}'"
-    return ""
 
 
 def _cores(text: str) -> Cores:

@@ -59,15 +59,12 @@ class Machine:
         self._others = ThreadPoolExecutor(max(1, num_threads - 1))
         self._products = [(_multiplication(product, dtype), product.count) for product in products]
         self._flop = sum(product.flop for product in products)
-        threads, size = f"{num_threads} thread(s)", f"{num_bytes / 2**20:.0f} MiB"
+        threads, size, rows = f"{num_threads} thread(s)", f"{num_bytes / 2**20:.0f} MiB", products[0].num_rows
+        gemm = f"oneDNN products of all layers with {rows} rows and of the head with 1, weights packed, {threads}"
         self.notes = {
             "memcpy": ("GB/s", f"np.copyto of {size}, 1 thread, payload counted once"),
             "read_stream": ("GB/s", f"np.dot over the halves of {size} of float32, {threads}"),
-            "gemm": (
-                "GFLOP/s",
-                f"oneDNN products of all layers with {products[0].num_rows} rows and of the head with 1, weights "
-                f"packed, {threads}",
-            ),
+            "gemm": ("GFLOP/s", gemm),
         }
 
     def rate(self, name: str) -> float:

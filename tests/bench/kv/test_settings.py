@@ -41,7 +41,7 @@ def test_lists_keep_their_order() -> None:
 def test_quick_leaves_alone_what_was_given() -> None:
     planned = plan(KvBenchSettings(quick=True, blocks="3"))
     assert planned.blocks == (3,)
-    assert planned.block_bytes < KvBenchSettings().block_bytes
+    assert planned.settings.block_bytes < KvBenchSettings().block_bytes
 
 
 def test_cores_are_those_of_this_process() -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from bench.limits import command
 from bench.limits.command import main
-from bench.limits.report import Found
-from bench.limits.result import Ceiling, Ratio
+from bench.limits.result import Ceiling, Found, Ratio
 from bench.limits.settings import ENGINE_NAMES, LimitsSettings
 from wire.errors import InvalidSetting, RequestFailed
 
@@ -27,7 +26,7 @@ def test_a_quick_run_measures_prints_and_writes(tmp_path: Path, capsys: pytest.C
     keys = ("name", "case", "value", "low", "high", "unit", "goal", "noisy", "note")
     assert {tuple(ratio) for ratio in found["ratios"]} == {keys}
     shown = capsys.readouterr()
-    assert all(f"\n{name}" in shown.out for name in ENGINE_NAMES)
+    assert all(f"\n| {name}" in shown.out for name in ENGINE_NAMES)
     assert "measuring: attn_ratio, batch 2, context 32" in shown.err
 
 

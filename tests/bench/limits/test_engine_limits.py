@@ -10,10 +10,9 @@ import pytest
 
 from bench.child import Child
 from bench.limits.command import engine_limits
-from bench.limits.report import Found
-from bench.limits.settings import ENGINE_NAMES, SYSTEM_NAMES, LimitsSettings
-from bench.targets.process_tree import descendants
-from wire.errors import BatonError, RequestFailed
+from bench.limits.result import Found
+from bench.limits.settings import SYSTEM_NAMES, LimitsSettings
+from wire.errors import RequestFailed
 
 CORE = min(os.sched_getaffinity(0))
 SETTINGS = LimitsSettings(quick=True, cores=str(CORE), max_num_batched_tokens=16)
@@ -66,10 +65,3 @@ def test_no_engine_is_built_when_nothing_needs_it() -> None:
     found = Found()
     engine_limits(LimitsSettings(only=",".join(SYSTEM_NAMES), quick=True), found, said.append)
     assert (found, said) == (Found(), [])
-
-
-def test_a_model_that_is_not_there_is_said_in_a_sentence() -> None:
-    before = descendants(os.getpid())
-    with pytest.raises(BatonError, match="/nowhere"):
-        engine_limits(LimitsSettings(model="/nowhere", quick=True, only=ENGINE_NAMES[0]), Found(), lambda _: None)
-    assert [process.pid for process in descendants(os.getpid())] == [process.pid for process in before]
