@@ -26,7 +26,7 @@ from torch import Tensor
 from bench.gpu_check.relay_process import exposed_rows, transfer_rows
 from bench.gpu_check.rows import Row, failed_row, missing_row, speed_row
 from bench.gpu_check.setup_process import Setup, Stopwatch, block_bytes, config_of, gb_per_s, model_shapes
-from bench.limits.steps_process import ONE_BY_ONE, EngineSteps
+from bench.limits.engine_process import ONE_BY_ONE, EngineSteps
 from bench.stats import median, percentile
 from engine.models.config import ModelConfig, parse_config
 from engine.models.ops.base import DecoderOps

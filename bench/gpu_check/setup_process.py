@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.limits.engine_process import EngineSteps
 from bench.limits.model_shapes import ModelShapes, Product, shapes_of
-from bench.limits.steps_process import EngineSteps
 from bench.stats import median
 from device.base import Device
 from device.choose import open_device

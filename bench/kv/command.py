@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 from bench.arguments import parse_alone
 from bench.facts import collect_facts
-from bench.kv.measure import measure
+from bench.kv.measure import KvBenchSettings, measure, plan
 from bench.kv.report import as_json, report, save_plot
-from bench.kv.settings import KvBenchSettings, plan
 from bench.output_file import require_folder, write_text
 
 _DESCRIPTION = "Measure handoffs of KV blocks between two processes, in turns with a plain copy."

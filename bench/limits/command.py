@@ -18,9 +18,8 @@ from dataclasses import asdict
 from bench.arguments import parse_alone
 from bench.child import Child
 from bench.facts import collect_facts
-from bench.kv.measure import Case, core_limits, round_trips, session
+from bench.kv.measure import Case, Cores, KvBenchSettings, core_limits, plan, round_trips, session
 from bench.kv.report import figures
-from bench.kv.settings import Cores, KvBenchSettings, plan
 from bench.limits.result import Ceiling, Found, Ratio, as_json, ceiling_of, difference_of, report
 from bench.limits.router_hop import RouterPlan, measure_router_hop, router_ratios
 from bench.limits.served import handoff_ratios, isolation_ratio, measure_handoffs, measure_isolation

@@ -6,7 +6,7 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from bench.kv.settings import KvBenchSettings, plan
+from bench.kv.measure import KvBenchSettings, plan
 from wire.errors import InvalidSetting
 
 
