@@ -88,13 +88,12 @@ def system_limits(settings: LimitsSettings, found: Found, say: Callable[[str], N
         if "zmq_round_trip" in wanted:
             say("zmq round trip")
             found.ceilings.append(zmq_round_trip(settings, cores))
-        ratios: list[Ratio] = []
         if wanted & {"kv_bw_ratio", "kv_overhead_us"}:
-            ratios += [ratio for case in _kv_cases(settings, cores, say) for ratio in kv_ratios(case)]
+            for case in _kv_cases(settings, cores, say):
+                found.ratios.extend(ratio for ratio in kv_ratios(case) if ratio.name in wanted)
         if wanted & {"exposed_ratio", "handover_us"}:
-            handoffs = measure_handoffs(settings, cores[0], say)
-            ratios += [ratio for samples in handoffs for ratio in handoff_ratios(samples)]
-        found.ratios.extend(ratio for ratio in ratios if ratio.name in wanted)
+            for samples in measure_handoffs(settings, cores[0], say):
+                found.ratios.extend(ratio for ratio in handoff_ratios(samples) if ratio.name in wanted)
         if "router_us_per_token" in wanted:
             small = {"concurrencies": (1, 4), "num_tokens": 20} if settings.quick else {}
             plan = RouterPlan(num_rounds=settings.num_rounds, **small)  # type: ignore[arg-type]

@@ -1,9 +1,10 @@
 """How close an engine comes to the machine: `decode_bw_ratio`, `attn_ratio`, `prefill_flop_ratio`, and their ceilings.
 
-`python -m bench.limits.engine_process`. Owns an engine with the cores, threads and malloc settings of a node, and two
-buffers larger than the caches in the same process: memory settings and threads are the same for both. Every ratio is a
-rate of the engine over a rate of the machine, measured in turns; numerators are what a step cannot avoid
-(`bench.limits.model_shapes`), so whatever else the engine does makes its ratio smaller.
+`python -m bench.limits.engine_process`. Owns how requests get into an engine whose steps are timed; an engine with the
+cores, threads and malloc settings of a node; and two buffers larger than the caches in the same process: memory
+settings and threads are the same for both. Every ratio is a rate of the engine over a rate of the machine, measured in
+turns; numerators are what a step cannot avoid (`bench.limits.model_shapes`), so whatever else the engine does makes its
+ratio smaller.
 """
 
 from __future__ import annotations
