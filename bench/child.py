@@ -90,8 +90,7 @@ class Child:
 
 def serve_parent(begin: Callable[[dict[str, Any]], Worker]) -> None:
     """A child's main program: build a worker from the spec, then carry out commands until the input ends."""
-    commands = sys.stdin.buffer
-    answers = os.dup(1)
+    commands, answers = sys.stdin.buffer, os.dup(1)
     os.dup2(2, 1)  # what libraries print must not look like an answer
     order = json.loads(commands.readline())
     if order["cpu"] is not None:
@@ -100,19 +99,16 @@ def serve_parent(begin: Callable[[dict[str, Any]], Worker]) -> None:
     try:
         _answer(answers, lambda: workers.append(begin(order["spec"])))
         while workers and (line := commands.readline()):
-            _answer(answers, _command_of(workers[0], **json.loads(line)))
+            told = json.loads(line)
+            _answer(answers, getattr(workers[0], told["command"]), **told["arguments"])
     finally:
         for worker in workers:
             worker.close()
 
 
-def _command_of(worker: Worker, command: str, arguments: dict[str, Any]) -> Callable[[], Any]:
-    return lambda: getattr(worker, command)(**arguments)
-
-
-def _answer(descriptor: int, work: Callable[[], Any]) -> None:
+def _answer(descriptor: int, work: Callable[..., Any], **arguments: Any) -> None:
     try:
-        answer = {"answer": work()}
+        answer = {"answer": work(**arguments)}
     except BatonError as error:
         answer = {"failure": str(error)}
     except Exception as error:  # whoever asked must not wait for an answer that never comes

@@ -1,7 +1,5 @@
 """`python -m bench.gpu_check`; `baton bench gpu-check` is the same."""
 
-from __future__ import annotations
-
 import sys
 
 from bench.gpu_check.command import main

@@ -1,7 +1,12 @@
 """The process of one measurement: `python -m bench.gpu_check.measure_process GROUP DEVICE "quick"|"" NAME`.
 
 Says every row as it is measured as a line of JSON, {"row": ...}, and {"done": true} at the end. The group "machine"
-says what torch sees instead. Owns nothing but the dispatch.
+says what torch sees instead. Owns the dispatch and what is measured within one process: an engine's steps with random
+weights (decode steps against the bytes that they have to read, prompts against plain products of the same shapes,
+recorded steps against eager ones, offline generation against transformers), and what runs beside the model's products
+(fused operations, checksums of blocks).
+
+The time of a step is the host's: from one step to the next, so whatever the host adds is in it.
 """
 
 from __future__ import annotations
@@ -9,41 +14,262 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from bench.gpu_check.kernels_process import checksum_rows, operation_rows
 from bench.gpu_check.relay_process import exposed_rows, transfer_rows
-from bench.gpu_check.rows import Row, failed_row
-from bench.gpu_check.setup_process import Setup
-from bench.gpu_check.steps_rows_process import decode_rows, graph_rows, prefill_rows, throughput_rows
+from bench.gpu_check.rows import Row, failed_row, missing_row, speed_row
+from bench.gpu_check.setup_process import Setup, Stopwatch, block_bytes, config_of, gb_per_s, model_shapes
+from bench.limits.engine_process import ONE_BY_ONE, EngineSteps
+from bench.stats import median, percentile
+from engine.models.config import ModelConfig, parse_config
+from engine.models.ops.base import DecoderOps
+from engine.models.ops.choose import choose_ops
+from engine.models.ops.torch_ops import TorchOps
+from engine.models.rope import RotaryEmbedding
+from kvtransfer.integrity import DOT64
+from kvtransfer.pools.device import DevicePool
 from wire.errors import InvalidSetting
 
+_WARM_UP_STEPS = 8
+_DECODE_SHARE, _DECODE_TARGETS = 0.75, {"8B": (1, 64)}
+_PREFILL_SHARES = {"8B": 0.60}
+_MOST_OVERHEAD_US = 300.0
+_DECODE_BATCHES = (1, 8, 64)
+_NUM_PROFILED = 20
+_SPARE_TOKENS = 256
+_COMPILE_S = 35.0
+_EPS = 1e-6
+_TIMED_ROWS = (64, 8192)
 
-def rows_of(group: str, name: str, setup: Setup) -> Iterable[Row]:
-    """Measure `name` of a group. Raises `ValueError` for a group that nobody knows."""
-    match group:
-        case "operations":
-            return operation_rows(setup)
-        case "device":
-            return checksum_rows(setup)
-        case "graphs":
-            return graph_rows(setup)
-        case "transfer":
-            return transfer_rows(setup, name)
-        case "decode":
-            return decode_rows(setup, name)
-        case "prefill":
-            return prefill_rows(setup, name)
-        case "exposed":
-            return exposed_rows(setup)
-        case "throughput":
-            return throughput_rows(setup, name)
-        case _:
-            raise ValueError(f"{group} measures nothing")
+
+def decode_rows(setup: Setup, name: str) -> Iterator[Row]:
+    """The floor is (weights + the contexts' keys and values) over the faster stream that the device was measured at."""
+    watch = setup.stopwatch()
+    size, copy, read = f"{watch.stream_bytes / 2**20:.0f} MiB", watch.copy_gb_per_s(), watch.read_gb_per_s()
+    yield speed_row("memory: copy", size, copy, "GB/s", "bytes read and bytes written")
+    yield speed_row("memory: read", size, read, "GB/s", "a matrix times a vector")
+    context, num_steps = (1024, 60) if setup.is_gpu else (48, 4)
+    batches = _DECODE_BATCHES if setup.is_gpu else _DECODE_BATCHES[:2]
+    steps = setup.steps(name, context + _SPARE_TOKENS, max(batches), gpu_memory_utilization=0.9)
+    for batch in batches:
+        case = f"{setup.label(name)}, batch {batch}, context {context}"
+        times = steps.decode(batch, context, num_steps, num_warm_up=_WARM_UP_STEPS)
+        step_ms = [taken_s * 1e3 for taken_s in times.step_s]
+        lens = times.context_lens[num_steps // 2]
+        floor_ms = model_shapes(setup.model(name)).decode_bytes(lens) / max(copy, read) / 1e6
+        target = floor_ms / _DECODE_SHARE if batch in _DECODE_TARGETS.get(name, ()) else None
+        note = f"p99 {percentile(step_ms, 99):.3g} ms, {batch / median(step_ms) * 1e3:.0f} tok/s"
+        yield speed_row("decode step", case, median(step_ms), "ms", note, bound=floor_ms, target=target)
+        yield _overhead_row(setup, case, steps, batch, context, median(step_ms))
+        alone_ms = decode_ms(steps, batch, context, num_steps // 2, one_by_one=True)
+        note = f"{(alone_ms - median(step_ms)) * 1e3:.0f} us more; a penalty is computed too"
+        yield speed_row("decode step, not overlapped", case, alone_ms, "ms", note, bound=floor_ms)
+
+
+def decode_ms(steps: EngineSteps, batch: int, context: int, num_steps: int, *, one_by_one: bool = False) -> float:
+    """The median time of a step."""
+    chosen = {"params": ONE_BY_ONE} if one_by_one else {}
+    return median(steps.decode(batch, context, num_steps, num_warm_up=_WARM_UP_STEPS, **chosen).step_s) * 1e3
+
+
+def _overhead_row(setup: Setup, case: str, steps: EngineSteps, batch: int, context: int, step_ms: float) -> Row:
+    """What a step takes beyond the time in which the device computes it."""
+    name = "overhead of a step"
+    if not setup.is_gpu:
+        return missing_row(name, case, "there is no device beside the host")
+    with steps.decoding(batch, context):
+        steps.advance(batch, _WARM_UP_STEPS)
+        busy_ms = setup.stopwatch().busy_ms(lambda: steps.advance(batch, _NUM_PROFILED))
+    if busy_ms is None:
+        return missing_row(name, case, "the profiler saw no work of the device")
+    note = f"the device is busy for {busy_ms / _NUM_PROFILED:.3g} ms of a step"
+    return speed_row(name, case, (step_ms - busy_ms / _NUM_PROFILED) * 1e3, "us", note, target=_MOST_OVERHEAD_US)
+
+
+def prefill_rows(setup: Setup, name: str) -> Iterator[Row]:
+    """The floor is the prompt's operations over the rate of bfloat16 products with as many rows as a chunk has.
+
+    The chunk is what a node uses on a GPU when nobody says.
+    """
+    num_tokens, chunk, num_rounds = (8192, 2048, 5) if setup.is_gpu else (96, 32, 2)
+    shapes = model_shapes(setup.model(name))
+    rate = setup.stopwatch().gemm_tflop_per_s(shapes.layer_products(chunk))
+    yield speed_row("matrix products", f"{setup.label(name)}, {chunk} rows", rate, "TFLOP/s")
+    steps = setup.steps(name, num_tokens + 64, 2, max_num_batched_tokens=chunk, enable_prefix_caching=False)
+    taken_ms = median([steps.prefill_s(num_tokens) for _ in range(1 + num_rounds)][1:]) * 1e3
+    case = f"{setup.label(name)}, {num_tokens} tokens in chunks of {chunk}"
+    flop_per_s = shapes.prefill_flop(num_tokens) / taken_ms / 1e9
+    note = f"{flop_per_s:.4g} TFLOP/s, {num_tokens / taken_ms * 1e3:.0f} tok/s"
+    floor_ms = shapes.prefill_flop(num_tokens) / rate / 1e9
+    target = floor_ms / _PREFILL_SHARES[name] if name in _PREFILL_SHARES else None
+    yield speed_row("prefill", case, taken_ms, "ms", note, bound=floor_ms, target=target)
+
+
+def graph_rows(setup: Setup, _: str) -> Iterator[Row]:
+    """Recorded decode steps beside eager ones, measured in turns."""
+    context, num_steps = (1024, 20) if setup.is_gpu else (32, 2)
+    steps = {
+        name: setup.steps("0.6B", context + 512, 8, enforce_eager=enforce_eager)
+        for name, enforce_eager in (("eager", True), ("recorded", False))
+    }
+    for batch in (1, 8):
+        rounds = [{name: decode_ms(each, batch, context, num_steps) for name, each in steps.items()} for _ in range(3)]
+        taken_ms = {name: median([each[name] for each in rounds]) for name in steps}
+        case = f"{setup.label('0.6B')}, batch {batch}, context {context}"
+        for name in steps:
+            yield speed_row(f"decode step, {name}", case, taken_ms[name], "ms")
+        yield speed_row("eager over recorded", case, taken_ms["eager"] / taken_ms["recorded"], "times")
+
+
+def throughput_rows(setup: Setup, name: str) -> Iterator[Row]:
+    """So many prompts of one length at once, each continued by as many tokens, by Baton's engine and by transformers.
+
+    Compiling transformers' forward pass takes longer than everything else here, so it gets a limit of its own.
+    """
+    work = (32, 256, 64) if setup.is_gpu else (2, 16, 6)
+    batch, num_prompt, num_output = work
+    case = f"{setup.label(name)}, {batch} x {num_prompt} + {num_output} tokens"
+    steps = setup.steps(name, num_prompt + num_output + 16, batch, enable_prefix_caching=False)
+    ours = max(steps.generate(*work) for _ in range(3))
+    yield speed_row("offline, Baton", case, ours, "tok/s")
+    del steps  # its memory
+    theirs = _transformers_tok_per_s(setup, name, work, compile_it=False)
+    yield speed_row("offline, transformers, static cache", case, theirs, "tok/s")
+    yield speed_row("Baton over transformers", case, ours / theirs, "times", target=1.0)
+    if name != "0.6B" or setup.is_quick:
+        return
+    compiled = _compiled_tok_per_s(setup, name, work)
+    if isinstance(compiled, str):
+        yield missing_row("offline, transformers, static cache, compiled", case, compiled)
+        return
+    yield speed_row("offline, transformers, static cache, compiled", case, compiled, "tok/s")
+    yield speed_row("Baton over compiled transformers", case, ours / compiled, "times", target=1.0)
+
+
+def _compiled_tok_per_s(setup: Setup, name: str, work: tuple[int, int, int]) -> float | str:
+    """The rate, or why there is none. A thread that is still compiling ends with this process."""
+    if not setup.is_gpu:
+        return "transformers compiles with a static cache on a GPU only"
+    told: list[float | str] = []
+
+    def measure() -> None:
+        try:
+            told.append(_transformers_tok_per_s(setup, name, work, compile_it=True))
+        except Exception as error:  # whatever a compiler raises is the answer
+            told.append(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:160]}")
+
+    thread = threading.Thread(target=measure, daemon=True)
+    thread.start()
+    thread.join(_COMPILE_S)
+    return told[0] if told else f"not compiled within {_COMPILE_S:g} s"
+
+
+def _transformers_tok_per_s(setup: Setup, name: str, work: tuple[int, int, int], *, compile_it: bool) -> float:
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    batch, num_prompt, num_output = work
+    fields = config_of(setup.model(name))
+    config = AutoConfig.for_model(**fields)
+    with torch.device(setup.device):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    generation = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=num_output,
+        min_new_tokens=num_output,
+        pad_token_id=0,
+        cache_implementation="static",
+        disable_compile=not compile_it,
+    )
+    ids = torch.randint(0, fields["vocab_size"], (batch, num_prompt), device=setup.device)
+    best = 0.0
+    for _ in range(3):
+        begin_s = time.perf_counter()
+        with torch.inference_mode():
+            found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=generation)
+        num_generated = sum(map(len, found[:, num_prompt:].tolist()))  # waits for the device
+        best = max(best, num_generated / (time.perf_counter() - begin_s))
+    return best
+
+
+@torch.inference_mode()
+def operation_rows(setup: Setup, _: str) -> Iterator[Row]:
+    """Bytes per second of the fused operations and of plain torch, in operands that no cache holds."""
+    watch = setup.stopwatch()
+    ceiling = watch.copy_gb_per_s()
+    config = parse_config(config_of(setup.model("8B")))
+    # the same twice where there are no fused ones
+    for ops in {type(ops): ops for ops in (choose_ops(watch.device), TorchOps())}.values():
+        for count in _TIMED_ROWS if setup.is_gpu else _TIMED_ROWS[:1]:
+            for name, call, num_bytes in _calls(ops, config, count, watch):
+                taken_ms = watch.recorded_ms(call)
+                case, note = f"{count} rows, {setup.label('8B')}", f"{taken_ms * 1e3:.3g} us"
+                rate, title = gb_per_s(num_bytes, taken_ms), f"{type(ops).__name__} {name}"
+                yield speed_row(title, case, rate, "GB/s", note, bound=ceiling)
+
+
+def _calls(
+    ops: DecoderOps, config: ModelConfig, count: int, watch: Stopwatch
+) -> Iterator[tuple[str, Callable[[], object], int]]:
+    """(name, a call, the bytes it cannot avoid) for a step of `count` tokens."""
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=watch.device).to(torch.bfloat16)
+
+    residuals, weight = watch.rotated(lambda: normal(2, count, config.hidden_size)), normal(config.hidden_size)
+
+    def add_norm() -> object:
+        residual, delta = residuals().unbind(0)
+        return ops.add_norm(residual, delta, weight, _EPS)
+
+    yield "add_norm", add_norm, 4 * residuals()[0].nbytes
+    num_heads = config.num_heads + config.num_kv_heads
+    # a view of wider rows, as a decoder has them
+    fused = watch.rotated(lambda: normal(count, num_heads + config.num_kv_heads, config.head_dim))
+    head_weight = normal(num_heads, config.head_dim)
+    rotation = RotaryEmbedding(config, watch.device).tables(torch.arange(count, device=watch.device), torch.bfloat16)
+    num_bytes = 2 * 2 * count * num_heads * config.head_dim
+    yield "norm_rotate", lambda: ops.norm_rotate(fused()[:, :num_heads], head_weight, _EPS, rotation), num_bytes
+    gates = watch.rotated(lambda: normal(count, 2 * config.intermediate_size))
+    yield "gate", lambda: ops.gate(gates()), gates().nbytes * 3 // 2
+
+
+def checksum_rows(setup: Setup, _: str) -> Iterator[Row]:
+    """Bytes per second of checksums computed on the device."""
+    watch = setup.stopwatch()
+    size, count = block_bytes(setup.model("8B")), 512 if setup.is_gpu else 16
+    pool = DevicePool(torch.randint(0, 256, (count, size), dtype=torch.uint8, device=watch.device))
+    computer, ids = pool.checksums(DOT64), list(range(count))
+    step = max(1, min(computer.max_blocks, count))
+
+    def compute() -> None:
+        for first in range(0, count, step):
+            pending = computer.begin(ids[first : first + step])
+            while pending.take() is None:
+                continue
+
+    taken_ms = watch.median_ms(compute)
+    rate, case = gb_per_s(count * size, taken_ms), f"{count} blocks of {size / 2**20:.3g} MiB"
+    yield speed_row("dot64 on the device", case, rate, "GB/s", f"{taken_ms:.3g} ms", bound=watch.read_gb_per_s())
+
+
+MEASUREMENTS: dict[str, Callable[[Setup, str], Iterable[Row]]] = {
+    "operations": operation_rows,
+    "device": checksum_rows,
+    "graphs": graph_rows,
+    "transfer": transfer_rows,
+    "decode": decode_rows,
+    "prefill": prefill_rows,
+    "exposed": exposed_rows,
+    "throughput": throughput_rows,
+}
+"""By group, each called with the name of what it is to measure."""
 
 
 def machine(setup: Setup) -> dict[str, Any]:
@@ -81,7 +307,7 @@ def main(group: str, device: str, quick: str, name: str) -> None:
         _say(machine(setup))
         return
     try:
-        for row in rows_of(group, name, setup):
+        for row in MEASUREMENTS[group](setup, name):
             _say({"row": row.as_json()})
     except Exception as error:  # the rows before it stay
         traceback.print_exc()

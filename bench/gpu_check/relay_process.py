@@ -9,21 +9,19 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 
 from bench.breakdown import TTST_PARTS, breakdown_of
-from bench.client.asking import TIMEOUT_S, Prompts, ask, client_runner
-from bench.client.endpoint import probe
+from bench.client.asking import Prompts, ask, client_runner
 from bench.client.outcome import Outcome
-from bench.gpu_check.models import BLOCK_SIZE, block_bytes, config_of, gb_per_s, write_model
-from bench.gpu_check.rows import Row, figure_row, limit_row, missing_row, rate_row
-from bench.gpu_check.setup_process import Setup
-from bench.kv.measure import NodePair
-from bench.limits.served import baton_target
+from bench.gpu_check.rows import Row, missing_row, speed_row
+from bench.gpu_check.setup_process import BLOCK_SIZE, Setup, block_bytes, config_of, gb_per_s, write_model
+from bench.kv.measure import NodePair, node_pair
+from bench.limits.served import baton_served
 from bench.stats import median
-from bench.targets.process import RunningTarget
 from kvtransfer.integrity import DOT64, XXH3
 from wire.errors import RequestFailed
 
@@ -41,13 +39,13 @@ def why_not(transport: str, device: str) -> str:
     return ""
 
 
-def node_pair(transport: str, device: str, num_blocks: int, num_bytes: int) -> NodePair:
+def pair_on(transport: str, device: str, num_blocks: int, num_bytes: int) -> AbstractContextManager[NodePair]:
     """Two nodes with pools on the device.
 
     Where no GPU is, staged transports see the host's memory as a device's, and the others as their own.
     """
     place = device if device == "cuda" or transport in ("shm", "zmq") else ""
-    return NodePair(transport, DOT64 if place else XXH3, num_blocks, num_bytes, device=place)
+    return node_pair(transport, DOT64 if place else XXH3, num_blocks, num_bytes, device=place)
 
 
 def transfer_rows(setup: Setup, transport: str) -> Iterator[Row]:
@@ -58,7 +56,7 @@ def transfer_rows(setup: Setup, transport: str) -> Iterator[Row]:
     size, counts, num_rounds = block_bytes(setup.model("8B")), (8, 64, 512), 7
     if not setup.is_gpu:
         counts, num_rounds = (2, 4, 8), 2
-    with node_pair(transport, setup.device, max(counts), size) as pair:
+    with pair_on(transport, setup.device, max(counts), size) as pair:
         pair.hand_over(0, max(counts))
         for count in counts:
             copies_s, walls_s = [], []
@@ -70,20 +68,22 @@ def transfer_rows(setup: Setup, transport: str) -> Iterator[Row]:
             wall_ms, copy_ms = median(walls_s) * 1e3, median(copies_s) * 1e3
             note = f"{wall_ms:.3g} ms; a copy in the same memory {copy_ms:.3g} ms"
             ceiling = gb_per_s(count * size, copy_ms)
-            yield rate_row("handoff", case, gb_per_s(count * size, wall_ms), "GB/s", ceiling, note)
-            yield figure_row("handoff, beyond a copy", case, (wall_ms - copy_ms) * 1e3, "us")
+            yield speed_row("handoff", case, gb_per_s(count * size, wall_ms), "GB/s", note, bound=ceiling)
+            yield speed_row("handoff, beyond a copy", case, (wall_ms - copy_ms) * 1e3, "us")
 
 
-def exposed_rows(setup: Setup) -> Iterator[Row]:
+def exposed_rows(setup: Setup, _: str) -> Iterator[Row]:
     """What is left of the handoff of a long prompt when the prompt is computed, one prompt after the other."""
     num_tokens, num_rounds = (8192, 7) if setup.is_gpu else (96, 2)
     model = setup.model("8B")
     flags = ["--load-format", "dummy", "--max-model-len", str(num_tokens + 64), "--max-num-seqs", "4"]
     flags += ["--num-blocks", str(4 * -(-(num_tokens + 64) // BLOCK_SIZE)), "--local-prefill-tokens", "0"]
     with tempfile.TemporaryDirectory(prefix="baton-gpu-check-") as folder:
-        target = baton_target("relay", str(write_model(Path(folder), model)), "--device", setup.device, *flags)
-        with RunningTarget(target, _READY_S, lambda _: None, _PATIENCE_S) as relay, client_runner() as runner:
-            endpoint = runner.run(probe(relay.url, "completions", "", TIMEOUT_S))
+        flags = [str(write_model(Path(folder), model)), "--device", setup.device, *flags]
+        with (
+            client_runner() as runner,
+            baton_served(runner, *flags, ready_s=_READY_S, patience_s=_PATIENCE_S) as endpoint,
+        ):
             prompts = Prompts(config_of(model)["vocab_size"] - 8, 0)
             outcomes = [
                 runner.run(ask(endpoint, prompts.conversation(num_tokens, _NUM_OUTPUT_TOKENS)))
@@ -106,7 +106,7 @@ def rows_of_answers(case: str, outcomes: Sequence[Outcome]) -> list[Row]:
     percent = median([100 * exposed / ttft for exposed, ttft in zip(exposed_ms, ttft_ms, strict=True)])
     note = f"{median(exposed_ms):.3g} ms of {median(ttft_ms):.4g} ms"
     return [
-        figure_row("time to the first token", case, median(ttft_ms), "ms"),
-        figure_row("bytes over grant to delivery", case, median(rates), "GB/s", "computing the prompt included"),
-        limit_row("exposed transfer over TTFT", case, percent, "%", _MOST_PERCENT, note),
+        speed_row("time to the first token", case, median(ttft_ms), "ms"),
+        speed_row("bytes over grant to delivery", case, median(rates), "GB/s", "computing the prompt included"),
+        speed_row("exposed transfer over TTFT", case, percent, "%", note, target=_MOST_PERCENT),
     ]

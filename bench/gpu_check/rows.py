@@ -1,6 +1,6 @@
-"""The rows of the table, and what makes a row right, wrong or slow.
+"""The rows of the table, what makes a row right, wrong or slow, and the table for people.
 
-Owns the verdicts and the exit status. Knows no device and no check: whoever measured hands over numbers.
+Owns the verdicts, the exit status and the format. Knows no device and no check: whoever measured hands over numbers.
 
 A row about *correctness* is a test of `tests/gpu`, with a bound where it has one. A row about *speed* has a bound that
 the machine sets (the floor of a time, the ceiling of a rate), measured in the same run, and perhaps a target that Baton
@@ -13,12 +13,17 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-DOUBTED_SHARE = 1.05
+CORRECTNESS = "correctness"
+"""Name of the row that says why the tests of a group were not run."""
+_DOUBTED_SHARE = 1.05
 """A speed above this share of the machine's limit says that the limit or the clock is wrong."""
+_HEADINGS = ("check", "case", "value", "limit", "share", "target", "verdict", "")
+_MOST_NOTE = 110
 
 
 class Verdict(enum.StrEnum):
@@ -61,7 +66,7 @@ class Row:
         """Of a speed: how much of the machine's limit was reached. None where the row has no such limit."""
         if not self.is_speed or not self.value or not self.bound:
             return None
-        return self.value / self.bound if _is_rate(self.unit) else self.bound / self.value
+        return self.value / self.bound if _is_more_better(self.unit) else self.bound / self.value
 
     def where_no_gpu_is(self) -> Row:
         """The same row from a machine where speeds mean nothing."""
@@ -80,30 +85,30 @@ class Row:
         return cls(**{**known, "verdict": Verdict(known["verdict"])})
 
 
-def time_row(name: str, case: str, value: float, unit: str, floor: float, share: float = 0.0, note: str = "") -> Row:
-    """Speed: a time against the least that the machine needs. Target: `floor / share`; `share` 0 sets none."""
-    return _speed_row(name, case, value, unit, floor, floor / share if share else None, note)
+def speed_row(
+    name: str,
+    case: str,
+    value: float,
+    unit: str,
+    note: str = "",
+    *,
+    bound: float | None = None,
+    target: float | None = None,
+) -> Row:
+    """A speed. A rate ("GB/s") or a multiple ("times") has a ceiling as its `bound` and is to reach its `target`.
 
-
-def rate_row(name: str, case: str, value: float, unit: str, ceiling: float, note: str = "") -> Row:
-    """Speed: a rate ("GB/s", "tok/s") against the most that the machine does."""
-    return _speed_row(name, case, value, unit, ceiling, None, note)
-
-
-def limit_row(name: str, case: str, value: float, unit: str, most: float, note: str = "") -> Row:
-    """Speed: a time or share that is to stay below `most`, with no floor of its own."""
-    return _speed_row(name, case, value, unit, None, most, note)
-
-
-def least_row(name: str, case: str, value: float, unit: str, least: float) -> Row:
-    """Speed: a ratio that is to reach `least`."""
-    verdict = Verdict.OK if value >= least else Verdict.BELOW
-    return Row(name, case, _number(value), unit, None, least, verdict, _doubt(value), is_speed=True)
-
-
-def figure_row(name: str, case: str, value: float, unit: str, note: str = "") -> Row:
-    """Speed: measured, and held against nothing."""
-    return _speed_row(name, case, value, unit, None, None, note)
+    Anything else, like a time, has a floor and is to stay below its target. Without a target it is only measured.
+    """
+    found = float(value) if math.isfinite(value) else None  # JSON has no NaN
+    if found is None:
+        note = note or f"the value is {value}"
+    row = Row(name, case, found, unit, bound, target, Verdict.MEASURED, note, is_speed=True)
+    if found is None or (row.share or 0.0) > _DOUBTED_SHARE:
+        return dataclasses.replace(row, verdict=Verdict.DOUBTED)
+    if target is None:
+        return row
+    reached = found >= target if _is_more_better(unit) else found <= target
+    return dataclasses.replace(row, verdict=Verdict.OK if reached else Verdict.BELOW)
 
 
 def missing_row(name: str, case: str, reason: str) -> Row:
@@ -122,27 +127,42 @@ def exit_status(rows: Iterable[Row], *, strict: bool) -> int:
     return 1 if not verdicts or verdicts & (_STRICTLY_BAD if strict else _ALWAYS_BAD) else 0
 
 
-def _speed_row(
-    name: str, case: str, value: float, unit: str, bound: float | None, target: float | None, note: str
-) -> Row:
-    row = Row(name, case, _number(value), unit, bound, target, Verdict.MEASURED, note or _doubt(value), is_speed=True)
-    share = row.share
-    if row.value is None or (share is not None and share > DOUBTED_SHARE):
-        return dataclasses.replace(row, verdict=Verdict.DOUBTED)
-    if target is None:
-        return row
-    reached = value >= target if _is_rate(unit) else value <= target
-    return dataclasses.replace(row, verdict=Verdict.OK if reached else Verdict.BELOW)
+def render(groups: Sequence[tuple[str, Sequence[Row]]]) -> str:
+    """One table for all groups with a title for each, the counts, and whether correctness was checked at all."""
+    rows = [row for _, of_group in groups for row in of_group]
+    widths = [max(map(len, column)) for column in zip(_HEADINGS, *map(_cells, rows), strict=True)][:-1]
+    text = [_line(_HEADINGS, widths), "  ".join("-" * width for width in widths)]
+    for title, of_group in groups:
+        text += [title, *(_line(_cells(row), widths) for row in of_group)]
+    found = Counter(row.verdict for row in rows)
+    text += ["", ", ".join(f"{found[verdict]} {verdict}" for verdict in Verdict if found[verdict]) or "no rows"]
+    unchecked = {row.case: row.note for row in rows if row.name == CORRECTNESS}
+    if unchecked:
+        text.append(f"Correctness was NOT checked ({', '.join(unchecked)}): {'; '.join(set(unchecked.values()))}")
+    return "\n".join(text)
 
 
-def _is_rate(unit: str) -> bool:
-    return unit.endswith("/s")
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    # the value is a number: it ends where its column does
+    padded = [
+        cell.rjust(width) if column in (2, 3, 4, 5) else cell.ljust(width)
+        for column, (cell, width) in enumerate(zip(cells[:-1], widths, strict=True))
+    ]
+    return "  ".join([*padded, cells[-1]]).rstrip()
 
 
-def _number(value: float) -> float | None:
-    """JSON has no NaN."""
-    return float(value) if math.isfinite(value) else None
+def _cells(row: Row) -> tuple[str, ...]:
+    value = "" if row.value is None else f"{_number(row.value)} {row.unit}".strip()
+    note = row.note if len(row.note) <= _MOST_NOTE else row.note[: _MOST_NOTE - 3] + "..."
+    share = "" if row.share is None else f"{row.share:.0%}"
+    return (row.name, row.case, value, _number(row.bound), share, _number(row.target), str(row.verdict), note)
 
 
-def _doubt(value: float) -> str:
-    return "" if math.isfinite(value) else f"the value is {value}"
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.4g}"
+
+
+def _is_more_better(unit: str) -> bool:
+    return unit == "times" or unit.endswith("/s")

@@ -1,9 +1,10 @@
-"""Runs the groups: one process for the tests of a group and one for each thing it measures, a deadline for each group,
-and a row for whatever happens.
+"""The groups and how they run: one process for the tests of a group and one for each thing it measures, a deadline for
+each group, and a row for whatever happens.
 
-Owns the processes and the time. Knows no check: what a process says is rows, one line of JSON each; what else it says
+Owns the list of groups, the processes and the time. What must be right is a file of `tests/gpu`; what is measured is a
+name that `bench.gpu_check.measure_process` knows. What a process says is rows, one line of JSON each; what else it says
 goes on to stderr. Invariants: everything planned gives at least one row; a process that crashed, hung or raised costs
-what it was at; a group never outlives its limit by more than the time to kill it.
+what it was at; a group never outlives its limit by more than the time to kill it; all groups end within `TOTAL_S`.
 """
 
 from __future__ import annotations
@@ -18,19 +19,56 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import lists
 from bench.child import ROOT
-from bench.gpu_check.groups import Group
-from bench.gpu_check.rows import Row, failed_row, missing_row
+from bench.gpu_check.rows import CORRECTNESS, Row, failed_row, missing_row
 from program.child import PIPE, Child
 from wire.errors import ChildFailed
 
 MEASURE = "bench.gpu_check.measure_process"
 TESTS = ROOT / "tests" / "gpu"
+TOTAL_S = 470.0
+"""Below 8 minutes, with time to start and to print."""
+TRANSPORTS = ("shm", "zmq", "nixl", "nccl")
+MODELS = ("8B", "0.6B")
 _PATIENCE_WITH_CPU = 3
 """Times the limit, where nothing is as fast as on a GPU."""
-CORRECTNESS = "correctness"
-"""Name of the row that says why the tests of a group were not run."""
 _PYTEST_FLAGS = ("-p", "bench.gpu_check.pytest_rows", "-p", "no:cacheprovider", "-q", "--tb=short")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`tests`: a file of `tests/gpu`, "" for none. `limit_s`: when the group is ended, whatever it does."""
+
+    name: str
+    doc: str
+    limit_s: float
+    tests: str = ""
+    measures: tuple[str, ...] = ()
+
+
+def all_groups(*, quick: bool) -> tuple[Group, ...]:
+    """Correctness first, then speed, each in the order in which a reader wants to know."""
+    models, transports = (MODELS[:1], TRANSPORTS[:1]) if quick else (MODELS, TRANSPORTS)
+    return (
+        Group("attention", "attention against float64", 65, "test_attention.py"),
+        Group("operations", "fused operations against plain torch", 25, "test_operations.py", ("bandwidth",)),
+        Group("device", "checksums and sampler on the device", 30, "test_device.py", ("checksums",)),
+        Group("graphs", "recorded decode steps against eager ones", 40, "test_graphs.py", ("step time",)),
+        Group("served", "prefill and decode node, tokens against transformers", 75, "test_relay.py"),
+        Group("transfer", "KV handoffs between two processes", 55, "test_transfer.py", transports),
+        Group("decode", "decode steps against memory bandwidth", 45, measures=models),
+        Group("prefill", "a prompt of 8,192 tokens against matrix products", 25, measures=models),
+        Group("exposed", "what is left of the transfer at 8,192 tokens", 40, measures=("exposed transfer",)),
+        Group("throughput", "offline generation against transformers", 70, measures=models),
+    )
+
+
+def chosen_groups(only: str, *, quick: bool) -> tuple[Group, ...]:
+    """Those that `only` names ("a,b"); "" names all. Raises `InvalidSetting`."""
+    groups = all_groups(quick=quick)
+    names = lists.names(only, "--only", [group.name for group in groups])
+    return tuple(group for group in groups if not names or group.name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +80,28 @@ class GroupResult:
     taken_s: float
     limit_s: float
 
+    @property
+    def title(self) -> str:
+        """Its line in the table."""
+        return f"{self.group.name}: {self.group.doc} ({self.taken_s:.0f} s of {self.limit_s:g} s)"
+
+    def as_json(self) -> dict[str, Any]:
+        """For a file."""
+        return {
+            "name": self.group.name,
+            "doc": self.group.doc,
+            "taken_s": round(self.taken_s, 3),
+            "limit_s": self.limit_s,
+            "rows": [row.as_json() for row in self.rows],
+        }
+
 
 class GroupRun:
     """One group while it runs. `tests` and `measure` are where things are; others in tests."""
 
     def __init__(self, group: Group, device: str, *, quick: bool, tests: Path = TESTS, measure: str = MEASURE) -> None:
-        self._group = group
-        self._device = device
-        self._quick = quick
-        self._tests = tests
-        self._measure = measure
+        self._group, self._device, self._quick = group, device, quick
+        self._tests, self._measure = tests, measure
         self._limit_s = group.limit_s * (_PATIENCE_WITH_CPU if device == "cpu" else 1)
         self._deadline_s = 0.0
 
@@ -81,18 +131,18 @@ class GroupRun:
 
     def _rows_of(self, name: str, module: str, *arguments: str) -> list[Row]:
         if self._left_s <= 0:
-            reason = f"not reached within the {self._limit_s:g} s of this group"
-            return [failed_row(self._group.name, name, reason)]
+            return [failed_row(self._group.name, name, f"not reached within the {self._limit_s:g} s of this group")]
+        told = {"BATON_GPU_TESTS": self._device, "BATON_GPU_TESTS_QUICK": "1" if self._quick else ""}
+        environment = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", **os.environ, **told}
         rows: list[Row] = []
         at = name
         try:
-            with Child(module, *arguments, environment=self._environment(), stdout=PIPE) as child:
+            with Child(module, *arguments, environment=environment, stdout=PIPE) as child:
                 for message in self._messages(child):
-                    match message:
-                        case {"row": dict(fields)}:
-                            rows.append(Row.from_json(fields))
-                        case _:
-                            at = str(message["begun"])
+                    if "row" in message:
+                        rows.append(Row.from_json(message["row"]))
+                    else:
+                        at = str(message["begun"])
         except ChildFailed as error:
             rows.append(failed_row(self._group.name, at, str(error)))
         except (TypeError, ValueError, KeyError) as error:
@@ -110,10 +160,6 @@ class GroupRun:
             if "done" in message:
                 return
             yield message
-
-    def _environment(self) -> dict[str, str]:
-        told = {"BATON_GPU_TESTS": self._device, "BATON_GPU_TESTS_QUICK": "1" if self._quick else ""}
-        return {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", **os.environ, **told}
 
     @property
     def _left_s(self) -> float:

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 from bench.arguments import parse_alone
 from bench.facts import collect_facts
-from bench.kv.measure import measure
-from bench.kv.report import as_json, report
-from bench.kv.settings import KvBenchSettings, plan
+from bench.kv.measure import KvBenchSettings, measure, plan
+from bench.kv.report import as_json, report, save_plot
 from bench.output_file import require_folder, write_text
 
 _DESCRIPTION = "Measure handoffs of KV blocks between two processes, in turns with a plain copy."
@@ -29,16 +28,10 @@ def main(arguments: Sequence[str]) -> int:
     require_folder(settings.json)
     require_folder(settings.plot, "--plot")
     facts = collect_facts(shlex.join(["baton", "bench", "kv", *arguments]), _PACKAGES)
-    results = measure(planned, _say)
+    results = measure(planned, lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
     print(report(facts, results, planned.missing, as_markdown=settings.markdown))
     if settings.json:
         write_text(settings.json, json.dumps(as_json(facts, results, planned.missing), indent=1) + "\n")
     if settings.plot and results.cases:
-        from bench.kv.plot import save_plot  # matplotlib is slow to import and only needed here
-
         save_plot(results.cases, settings.plot, f"{facts.cpu_model}, {facts.time}, commit {facts.commit or 'unknown'}")
     return 1 if results.failures else 0
-
-
-def _say(text: str) -> None:
-    print(f"measuring: {text}", file=sys.stderr, flush=True)

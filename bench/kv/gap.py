@@ -54,16 +54,14 @@ def describe(outcomes: Sequence[Outcome]) -> str:
     later_s = [after - before for outcome in outcomes for before, after in pairwise(outcome.chunk_s[1:])]
     ttft_s = [outcome.chunk_s[0] - outcome.sent_s for outcome in outcomes]
     exposed_ms = [outcome.usage["kv_transfer"]["exposed_ms"] for outcome in outcomes if "kv_transfer" in outcome.usage]
-    lines = [
-        f"{len(outcomes)} requests, one after the other",
-        f"time to first token    median {median(ttft_s) * 1e3:8.2f} ms",
-        f"gap from token 1 to 2  median {median(first_s) * 1e3:8.2f} ms, p90 {percentile(first_s, 90) * 1e3:.2f} ms",
-        f"later gaps             median {median(later_s) * 1e3:8.2f} ms, p90 {percentile(later_s, 90) * 1e3:.2f} ms",
-        f"ratio of the medians          {median(first_s) / median(later_s):8.2f}",
-    ]
+    lines = f"""{len(outcomes)} requests, one after the other
+time to first token    median {median(ttft_s) * 1e3:8.2f} ms
+gap from token 1 to 2  median {median(first_s) * 1e3:8.2f} ms, p90 {percentile(first_s, 90) * 1e3:.2f} ms
+later gaps             median {median(later_s) * 1e3:8.2f} ms, p90 {percentile(later_s, 90) * 1e3:.2f} ms
+ratio of the medians          {median(first_s) / median(later_s):8.2f}"""
     if exposed_ms:
-        lines.append(f"exposed transfer       median {median(exposed_ms):8.2f} ms (as the endpoint says)")
-    return "\n".join(lines)
+        lines += f"\nexposed transfer       median {median(exposed_ms):8.2f} ms (as the endpoint says)"
+    return lines
 
 
 async def _measure(settings: GapSettings) -> list[Outcome]:

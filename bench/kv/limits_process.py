@@ -1,21 +1,27 @@
-"""What one core of this machine can do: copy, hash, both, send to the other core through plain TCP, and hand it a
-ZMQ message.
+"""What this machine can do without Baton: a core can copy, hash, both, send to another core through plain TCP, and hand
+it a ZMQ message; NIXL can write.
 
-`python -m bench.kv.limits_process`, one on each of two cores. Owns two buffers of `num_bytes`, to be chosen much larger
-than the caches, with every page touched. Each command returns seconds where it says nothing else.
+`python -m bench.kv.limits_process`, one on each of two cores; `spec` is {"core": bytes of a buffer} or {"nixl": [number
+of blocks, bytes of a block]}. Each command returns seconds where it says nothing else.
 """
 
 from __future__ import annotations
 
+import base64
+import os
+import secrets
 import socket
 import time
+from itertools import cycle
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 import zmq
 
-from bench.child import serve_parent
+from bench.child import Worker, serve_parent
+from kvtransfer.transports.nixl.ucx import ucx_environment
 from wire.errors import RequestFailed
 from wire.links import LinkSettings, bind, connect, open_socket
 
@@ -25,11 +31,10 @@ _WAIT_S = 60.0
 
 
 class CoreLimits:
-    """See `bench.child.Worker`."""
+    """Two buffers, to be chosen much larger than the caches, with every page touched. See `bench.child.Worker`."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
-        self._source = np.ones(spec["num_bytes"], dtype=np.uint8)
-        self._target = np.ones(spec["num_bytes"], dtype=np.uint8)
+    def __init__(self, num_bytes: int) -> None:
+        self._source, self._target = np.ones((2, num_bytes), dtype=np.uint8)
         self._listener = socket.create_server((_HOST, 0))
         self._listener.settimeout(_WAIT_S)
         self._connection: socket.socket | None = None
@@ -42,28 +47,23 @@ class CoreLimits:
         np.copyto(self._target, self._source)
         return time.monotonic() - begin_s
 
-    def hash(self) -> float:
-        """One buffer, MiB by MiB."""
-        begin_s = time.monotonic()
-        for first in range(0, len(self._source), _PIECE_BYTES):
-            xxhash.xxh3_64_intdigest(self._source[first : first + _PIECE_BYTES].data)
-        return time.monotonic() - begin_s
-
-    def copy_and_hash(self) -> float:
-        """Each MiB copied, then hashed while it is in the cache: all that one core of a sender has to do."""
+    def hash(self, copies: bool = False) -> float:
+        """One buffer, MiB by MiB; each copied before, and hashed while it is in the cache, where `copies` is set."""
         begin_s = time.monotonic()
         for first in range(0, len(self._source), _PIECE_BYTES):
             piece = self._source[first : first + _PIECE_BYTES]
-            np.copyto(self._target[first : first + _PIECE_BYTES], piece)
+            if copies:
+                np.copyto(self._target[first : first + _PIECE_BYTES], piece)
             xxhash.xxh3_64_intdigest(piece.data)
         return time.monotonic() - begin_s
 
     def hash_for(self, duration_s: float) -> None:
         """Keep this core and the memory busy."""
-        end_s, first = time.monotonic() + duration_s, 0
-        while time.monotonic() < end_s:
+        end_s = time.monotonic() + duration_s
+        for first in cycle(range(0, len(self._source), _PIECE_BYTES)):
+            if time.monotonic() >= end_s:
+                return
             xxhash.xxh3_64_intdigest(self._source[first : first + _PIECE_BYTES].data)
-            first = (first + _PIECE_BYTES) % len(self._source)
 
     def bind(self) -> dict[str, Any]:
         """Where the other one finds this one; the arguments of `connect`."""
@@ -128,5 +128,71 @@ class CoreLimits:
         return self._pair.recv()
 
 
+class BareAgent:
+    """One agent of NIXL and its blocks, without Baton: what its transport can be held against. See `Worker`.
+
+    One of two such processes writes blocks into the other's segment with the descriptors prepared beforehand and asks
+    for the write's state without a pause; the other asks for notices without a pause until one comes. That is the
+    fastest that two agents are on two cores, and takes both of them.
+    """
+
+    def __init__(self, num_blocks: int, block_bytes: int) -> None:
+        os.environ.update({"NIXL_LOG_LEVEL": "WARN", **ucx_environment(_HOST, os.environ)})
+        # reads the environment, and takes seconds
+        from nixl import nixl_agent, nixl_agent_config
+
+        self._num_blocks, self._block_bytes = num_blocks, block_bytes
+        self._memory = np.ones(self._num_blocks * self._block_bytes, dtype=np.uint8)
+        self._address = int(self._memory.ctypes.data)
+        config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+        self._nixl: Any = nixl_agent(secrets.token_hex(16), config)
+        self._nixl.register_memory(np.array([[self._address, self._memory.nbytes, 0]], dtype=np.uint64), "DRAM")
+        self._sources = self._nixl.prep_xfer_dlist("NIXL_INIT_AGENT", self._descriptors(self._address), "DRAM")
+        self._targets: Any = None
+
+    def details(self) -> dict[str, Any]:
+        """What the other one needs to write here; the arguments of `connect`."""
+        return {"metadata": base64.b64encode(self._nixl.get_agent_metadata()).decode(), "address": self._address}
+
+    def connect(self, metadata: str, address: int) -> None:
+        """Prepare to write into another agent's blocks."""
+        name = self._nixl.add_remote_agent(base64.b64decode(metadata))
+        self._targets = self._nixl.prep_xfer_dlist(name, self._descriptors(address), "DRAM")
+
+    def write(self, first: int, count: int) -> float:
+        """Seconds from the making of a write to its end."""
+        ids = np.arange(first, first + count, dtype=np.int32)
+        begin_s = time.monotonic()
+        handle = self._nixl.make_prepped_xfer("WRITE", self._sources, ids, self._targets, ids, b"landed")
+        state = self._nixl.transfer(handle)
+        while state == "PROC" and time.monotonic() - begin_s < _WAIT_S:
+            state = self._nixl.check_xfer_state(handle)
+        taken_s = time.monotonic() - begin_s
+        handle.release()
+        if state != "DONE":
+            raise RequestFailed(f"a bare write ended as {state}")
+        return taken_s
+
+    def wait_for_notice(self) -> None:
+        """Until a write of the other one has arrived."""
+        deadline_s = time.monotonic() + _WAIT_S
+        while not self._nixl.get_new_notifs():
+            if time.monotonic() > deadline_s:
+                raise RequestFailed("a bare write did not arrive")
+
+    def close(self) -> None:
+        """See `Worker`: the process ends, and the agent with it."""
+
+    def _descriptors(self, address: int) -> npt.NDArray[np.uint64]:
+        starts = address + np.arange(self._num_blocks, dtype=np.uint64) * np.uint64(self._block_bytes)
+        return np.stack([starts, np.full_like(starts, self._block_bytes), np.zeros_like(starts)], axis=1)
+
+
+def _begin(spec: dict[str, Any]) -> Worker:
+    return BareAgent(*spec["nixl"]) if "nixl" in spec else CoreLimits(spec["core"])
+
+
 if __name__ == "__main__":
-    serve_parent(CoreLimits)
+    serve_parent(_begin)
+    # no destructors: nixl's could wait for a peer that has gone
+    os._exit(0)

@@ -1,4 +1,4 @@
-"""The measuring itself: starts the processes, has them do one thing at a time, in turns, and keeps every sample.
+"""What `baton bench kv` measures: its settings, the processes, one thing at a time in turns, and every sample.
 
 Owns the order. One *session* is a pair of nodes for one transport, checksum and block size. Before anything is timed
 the whole pool is handed over once, which maps every page at both ends, and every size once, into cleared blocks that
@@ -10,24 +10,108 @@ While a handoff is under way this process waits on a pipe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Any, Self
+from typing import Any
 
+from bench import lists
+from bench.arguments import require_at_least
 from bench.child import Child
-from bench.kv.settings import Cores, Plan
-from kvtransfer.transports.registry import NIXL
-from wire.errors import RequestFailed, TransferFailed
+from kvtransfer.integrity import CHECKSUMS
+from kvtransfer.transports.registry import NCCL, NIXL, SHM, ZMQ
+from program.settings import setting
+from wire.errors import InvalidSetting, RequestFailed, TransferFailed
 
-_NODE, _LIMITS, _BARE = "bench.kv.node_process", "bench.kv.limits_process", "bench.kv.bare_nixl"
-_SMALL_BYTES = 16 * 2**20
-_MORE_ROUNDS = 10
+TRANSPORTS = (SHM, ZMQ, NIXL, NCCL)
+Cores = tuple[int, int] | tuple[None, None]
+"""Of two processes; None: any."""
+_ALL = "all"
+_LIBRARIES = {NIXL: ("nixl", "baton-serve[nixl]"), NCCL: ("torch", "torch")}
+_BLOCK_UNIT_BYTES = 64
+_TINY = {"blocks": "1,4", "block_bytes": 2**16, "rounds": 2, "min_pool_bytes": 2**20}
+_NODE, _LIMITS = "bench.kv.node_process", "bench.kv.limits_process"
+_SMALL_BYTES, _MORE_ROUNDS = 16 * 2**20, 10
 _FIXED_COST_BLOCK_BYTES = 2**16
 _LIMIT_BYTES, _QUICK_LIMIT_BYTES = 2**28, 2**22
-_NUM_LIMIT_ROUNDS = 7
+_NUM_LIMIT_ROUNDS, _NUM_QUICK_LIMIT_ROUNDS = 7, 2
 _NUM_HOPS, _HOP_BYTES, _HOP_PAUSE_S = 20, 300, 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class KvBenchSettings:
+    """Settings of `baton bench kv`."""
+
+    transports: str = setting(_ALL, "transports to measure: all, or some of shm,zmq,nixl,nccl")
+    blocks: str = setting("1,8,64,512", "sizes of handoffs in blocks")
+    block_bytes: int = setting(2**20, "bytes of a block, a multiple of 64")
+    checksum: str = setting("xxh3,none", "measure with and without checksums: some of xxh3,dot64,none")
+    rounds: int = setting(15, "handoffs of each size; ten times as many where one is small")
+    cores: str = setting("", "cores of the prefill and the decode process: P,D; empty: the first two of this process")
+    min_pool_bytes: int = setting(2**28, "smallest pool; handoffs move through it, so that caches stay cold")
+    json: str = setting("", "file for every sample, with the command and the machine")
+    plot: str = setting("", "file for a picture (PNG) of rate over size; needs matplotlib")
+    markdown: bool = setting(False, "print tables for a document instead")
+    quick: bool = setting(False, "tiny sizes and two rounds: whether it works, not how fast")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be measured. `missing`: why transports that were not asked for by name cannot be."""
+
+    settings: KvBenchSettings
+    transports: tuple[str, ...]
+    missing: dict[str, str]
+    blocks: tuple[int, ...]
+    checksums: tuple[str, ...]
+    cores: Cores
+
+
+def plan(settings: KvBenchSettings) -> Plan:
+    """Resolve settings on this machine. Raises `InvalidSetting`."""
+    if settings.quick:  # what was left at its default becomes tiny
+        given, defaults = dataclasses.asdict(settings), dataclasses.asdict(KvBenchSettings())
+        changes = {name: value for name, value in _TINY.items() if given[name] == defaults[name]}
+        settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+    if settings.block_bytes <= 0 or settings.block_bytes % _BLOCK_UNIT_BYTES:
+        raise InvalidSetting(f"--block-bytes {settings.block_bytes} is not a multiple of {_BLOCK_UNIT_BYTES}")
+    require_at_least(settings, rounds=1)
+    if settings.plot and importlib.util.find_spec("matplotlib") is None:
+        raise InvalidSetting("--plot: matplotlib is not installed: pip install 'baton-serve[bench]'")
+    checksums = lists.names(settings.checksum, "--checksum", CHECKSUMS)
+    if not checksums:
+        raise InvalidSetting("--checksum names nothing")
+    transports, missing = _transports(settings.transports)
+    blocks = lists.numbers(settings.blocks, "--blocks")
+    return Plan(settings, transports, missing, blocks, checksums, _cores(settings.cores))
+
+
+def _transports(text: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """(available, {missing: why})."""
+    missing = {
+        name: f"{package} is not installed: pip install '{requirement}'"
+        for name, (package, requirement) in _LIBRARIES.items()
+        if importlib.util.find_spec(package) is None
+    }
+    if text == _ALL:
+        return tuple(name for name in TRANSPORTS if name not in missing), missing
+    chosen = lists.names(text, "--transports", TRANSPORTS)
+    if not chosen:
+        raise InvalidSetting("--transports names nothing")
+    for name in chosen:
+        if name in missing:
+            raise InvalidSetting(f"--transports {name}: {missing[name]}")
+    return chosen, {}
+
+
+def _cores(text: str) -> Cores:
+    given = lists.cores(text)
+    if text and len(given) != 2:
+        raise InvalidSetting(f"--cores {text}: one of the prefill and one of the decode process are needed")
+    return (given[0], given[1]) if len(given) > 1 else (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +167,8 @@ def measure(plan: Plan, say: Callable[[str], None]) -> Results:
         for checksum in plan.checksums:
             try:
                 say(f"{transport}, checksum {checksum}")
-                results.small_cases.extend(_session(plan, transport, checksum, _FIXED_COST_BLOCK_BYTES, (1,)))
-                results.cases.extend(_session(plan, transport, checksum, plan.block_bytes, plan.blocks))
+                results.small_cases.extend(session(plan, transport, checksum, _FIXED_COST_BLOCK_BYTES, (1,)))
+                results.cases.extend(session(plan, transport, checksum, plan.settings.block_bytes, plan.blocks))
             except RequestFailed as error:
                 results.failures[f"{transport}, {checksum}"] = str(error)
                 say(f"{transport}, checksum {checksum} failed: {error}")
@@ -92,17 +176,18 @@ def measure(plan: Plan, say: Callable[[str], None]) -> Results:
 
 
 def _measure_limits(plan: Plan) -> Limits:
-    found = Limits(_QUICK_LIMIT_BYTES if plan.is_quick else _LIMIT_BYTES)
-    hashing_s = 0.03 if plan.is_quick else 0.3
+    quick = plan.settings.quick
+    found = Limits(_QUICK_LIMIT_BYTES if quick else _LIMIT_BYTES)
     with core_limits(plan.cores, found.num_bytes) as (one, other):
-        for number in range(1 + _NUM_LIMIT_ROUNDS):
+        for number in range(1 + (_NUM_QUICK_LIMIT_ROUNDS if quick else _NUM_LIMIT_ROUNDS)):
             taken = found if number else Limits(found.num_bytes)  # the first round is warm-up
             taken.copy_s.append(one.ask("copy"))
-            other.tell("hash_for", duration_s=hashing_s)
+            other.tell("hash_for", duration_s=0.03 if quick else 0.3)
             taken.copy_beside_hashing_s.append(one.ask("copy"))
             other.hear()
             taken.hash_s.append(one.ask("hash"))
-            taken.copy_and_hash_s.append(one.ask("copy_and_hash"))
+            # all that one core of a sender has to do
+            taken.copy_and_hash_s.append(one.ask("hash", copies=True))
             other.tell("receive")
             taken.tcp_s.append(one.ask("send"))
             other.hear()
@@ -115,10 +200,8 @@ def _measure_limits(plan: Plan) -> Limits:
 @contextmanager
 def core_limits(cores: Cores, num_bytes: int) -> Iterator[tuple[Child, Child]]:
     """Two connected processes that measure what cores can do. Raises `RequestFailed`."""
-    with ExitStack() as stack:
-        one, other = (stack.enter_context(Child(_LIMITS, {"num_bytes": num_bytes}, cpu)) for cpu in cores)
-        one.hear()
-        other.hear()
+    spec = {"core": num_bytes}
+    with _two_children(_LIMITS, spec, spec, cores) as (one, other):
         one.ask("connect", **other.ask("bind"))
         yield one, other
 
@@ -131,111 +214,97 @@ def round_trips(one: Child, other: Child, count: int, *, message_bytes: int, pau
     return taken_s
 
 
-def _session(plan: Plan, transport: str, checksum: str, block_bytes: int, blocks: tuple[int, ...]) -> Iterator[Case]:
-    num_pool_blocks = max(*blocks, -(-plan.min_pool_bytes // block_bytes))
+def session(plan: Plan, transport: str, checksum: str, block_bytes: int, blocks: tuple[int, ...]) -> Iterator[Case]:
+    """One pair of nodes, and a case for each of `blocks`. Raises `RequestFailed`."""
+    settings = plan.settings
+    num_pool_blocks = max(*blocks, -(-settings.min_pool_bytes // block_bytes))
     with ExitStack() as stack:
-        pair = stack.enter_context(NodePair(transport, checksum, num_pool_blocks, block_bytes, plan.cores))
-        bare = stack.enter_context(BarePair(num_pool_blocks, block_bytes, plan.cores)) if transport == NIXL else None
+        pair = stack.enter_context(node_pair(transport, checksum, num_pool_blocks, block_bytes, plan.cores))
+        bare = stack.enter_context(_bare_pair(num_pool_blocks, block_bytes, plan.cores)) if transport == NIXL else None
         pair.hand_over(0, num_pool_blocks)
         for num_blocks in blocks:
             case = Case(transport, checksum, block_bytes, num_blocks)
             pair.hand_over_verified(0, num_blocks)
-            is_small = case.num_bytes <= _SMALL_BYTES and not plan.is_quick
+            is_small = case.num_bytes <= _SMALL_BYTES and not settings.quick
             # through the pool and round again
             places = cycle(range(0, max(1, num_pool_blocks - num_blocks + 1), num_blocks))
-            for _ in range(plan.num_rounds * (_MORE_ROUNDS if is_small else 1)):
+            for _ in range(settings.rounds * (_MORE_ROUNDS if is_small else 1)):
                 case.memcpy_s.append(pair.copy(next(places), num_blocks))
                 wall_s, let_go_s = pair.hand_over(next(places), num_blocks)
                 case.wall_s.append(wall_s)
                 case.let_go_s.append(let_go_s)
                 if bare is not None:
-                    case.bare_nixl_s.append(bare.write(next(places), num_blocks))
+                    case.bare_nixl_s.append(_write_bare(*bare, next(places), num_blocks))
             yield case
 
 
-class _TwoChildren:
-    """Two processes that end together. Context manager."""
+class NodePair:
+    """A prefill and a decode node with equal pools, see `node_pair`."""
 
-    def __init__(self, module: str, specs: Iterable[dict[str, Any]], cores: Cores) -> None:
-        with ExitStack() as stack:
-            self._one, self._other = (
-                stack.enter_context(Child(module, spec, cpu)) for spec, cpu in zip(specs, cores, strict=True)
-            )
-            self._one.hear()
-            self._other.hear()
-            self._children = stack.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._children.close()
-
-
-class NodePair(_TwoChildren):
-    """A prefill and a decode node with equal pools; `device` as torch names it, "" for the host's memory.
-
-    Raises `RequestFailed` when one cannot be.
-    """
-
-    def __init__(
-        self,
-        transport: str,
-        checksum: str,
-        num_blocks: int,
-        block_bytes: int,
-        cores: Cores = (None, None),
-        device: str = "",
-    ) -> None:
-        spec = {
-            "transport": transport,
-            "checksum": checksum,
-            "num_blocks": num_blocks,
-            "block_bytes": block_bytes,
-            "device": device,
-        }
-        super().__init__(_NODE, [{"role": "prefill", **spec}, {"role": "decode", **spec}], cores)
-        self.transport = transport
+    def __init__(self, prefill: Child, decode: Child) -> None:
+        self._prefill, self._decode = prefill, decode
         self._num_handoffs = 0
 
     def hand_over(self, first: int, count: int) -> tuple[float, float]:
         """One handoff of these blocks: seconds until it was delivered, and until the sender let go of them."""
         self._num_handoffs += 1
-        number = self._num_handoffs
-        self._one.ask("begin", number=number, count=count)
-        self._other.ask("grant", number=number, first=first, count=count, address=self._one.ask("address"))
-        stamps = self._one.ask("finish", number=number, first=first, count=count)
-        delivered_s = self._other.ask("delivered", number=number)
+        number, address = self._num_handoffs, self._prefill.ask("begin", number=self._num_handoffs, count=count)
+        self._decode.ask("grant", number=number, first=first, count=count, address=address)
+        stamps = self._prefill.ask("finish", number=number, first=first, count=count)
+        delivered_s = self._decode.ask("delivered", number=number)
         return delivered_s - stamps["computed_s"], stamps["let_go_s"] - stamps["computed_s"]
 
     def hand_over_verified(self, first: int, count: int) -> None:
         """The same into blocks that were cleared. Raises `TransferFailed` when they do not hold what was sent."""
-        self._other.ask("clear", first=first, count=count)
+        self._decode.ask("clear", first=first, count=count)
         self.hand_over(first, count)
-        wrong = self._other.ask("wrong_blocks", first=first, count=count)
+        wrong = self._decode.ask("wrong_blocks", first=first, count=count)
         if wrong:
             raise TransferFailed(f"{len(wrong)} of {count} blocks were delivered with other bytes than were sent")
 
     def copy(self, first: int, count: int) -> float:
         """Seconds that the prefill process takes to copy as much into memory of the same kind."""
-        return float(self._one.ask("memcpy", first=first, count=count))
+        return float(self._prefill.ask("memcpy", first=first, count=count))
 
 
-class BarePair(_TwoChildren):
-    """Two nixl agents without Baton."""
+@contextmanager
+def node_pair(
+    transport: str, checksum: str, num_blocks: int, block_bytes: int, cores: Cores = (None, None), device: str = ""
+) -> Iterator[NodePair]:
+    """Both nodes; `device` is where their pools lie as torch names it, "" for the host's memory.
 
-    def __init__(self, num_blocks: int, block_bytes: int, cores: Cores) -> None:
-        super().__init__(_BARE, [{"num_blocks": num_blocks, "block_bytes": block_bytes}] * 2, cores)
-        try:
-            self._one.ask("connect", **self._other.ask("details"))
-            self.write(0, num_blocks)
-        except BaseException:
-            self._children.close()
-            raise
+    Raises `RequestFailed` when one cannot be.
+    """
+    pool = {"num_blocks": num_blocks, "block_bytes": block_bytes, "device": device}
+    spec = {"transport": transport, "checksum": checksum, **pool}
+    with _two_children(_NODE, {"role": "prefill", **spec}, {"role": "decode", **spec}, cores) as children:
+        yield NodePair(*children)
 
-    def write(self, first: int, count: int) -> float:
-        """Seconds that one write takes."""
-        self._other.tell("wait_for_notice")
-        taken_s = float(self._one.ask("write", first=first, count=count))
-        self._other.hear()
-        return taken_s
+
+@contextmanager
+def _bare_pair(num_blocks: int, block_bytes: int, cores: Cores) -> Iterator[tuple[Child, Child]]:
+    """Two nixl agents without Baton, which have written to each other once."""
+    spec = {"nixl": [num_blocks, block_bytes]}
+    with _two_children(_LIMITS, spec, spec, cores) as (writer, target):
+        writer.ask("connect", **target.ask("details"))
+        _write_bare(writer, target, 0, num_blocks)
+        yield writer, target
+
+
+def _write_bare(writer: Child, target: Child, first: int, count: int) -> float:
+    """Seconds that one write takes."""
+    target.tell("wait_for_notice")
+    taken_s = float(writer.ask("write", first=first, count=count))
+    target.hear()
+    return taken_s
+
+
+@contextmanager
+def _two_children(
+    module: str, first: dict[str, Any], second: dict[str, Any], cores: Cores
+) -> Iterator[tuple[Child, Child]]:
+    """They start at the same time, each on its core, and end together."""
+    with Child(module, first, cores[0]) as one, Child(module, second, cores[1]) as other:
+        one.hear()
+        other.hear()
+        yield one, other

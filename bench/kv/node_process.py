@@ -18,18 +18,7 @@ import numpy as np
 import zmq
 
 from bench.child import Worker, serve_parent
-from kvtransfer.commands import (
-    BeginHandoff,
-    Delivered,
-    Failed,
-    FinishHandoff,
-    GrantBlocks,
-    ReceivingNotice,
-    Rejected,
-    Released,
-    ReservedBlocks,
-    SendingNotice,
-)
+from kvtransfer import commands
 from kvtransfer.facts import ReceivingFacts, SendingFacts
 from kvtransfer.messages import PeerHello
 from kvtransfer.pools.base import KvPool
@@ -39,16 +28,9 @@ from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sender_connections import open_listener
 from kvtransfer.sending import SendingSide
 from kvtransfer.thread import TransferThread
+from kvtransfer.transports import registry
 from kvtransfer.transports.base import Blocks, Sender
-from kvtransfer.transports.registry import (
-    SHM,
-    SLOTS,
-    PoolMemory,
-    SenderFactory,
-    TransportSettings,
-    open_pool,
-    open_receivers,
-)
+from kvtransfer.transports.registry import SHM, SLOTS, PoolMemory, SenderFactory, TransportSettings
 from program.process import keep_freed_memory
 from wire.errors import Refused, RequestFailed
 from wire.layout import KvLayout, LayerKv
@@ -60,9 +42,7 @@ PREFILL, DECODE = "prefill", "decode"
 TOKENS_PER_BLOCK = 16
 _EPOCHS = {PREFILL: 1, DECODE: 2}
 _HOST = "127.0.0.1"
-_LEASE_S = 30.0
-_WAIT_S = 60.0
-_LOOK_S = 0.5
+_LEASE_S, _WAIT_S, _LOOK_S = 30.0, 60.0, 0.5
 _SEED = 20_211
 _SETTLE_S = 0.003
 """What a grant gets to arrive before the prompt counts as computed. A later one would only make figures worse."""
@@ -75,8 +55,8 @@ def pattern(block_id: int, block_bytes: int) -> Blocks:
 
 def wrong_blocks(blocks: Blocks, first: int, count: int) -> list[int]:
     """Blocks of `first` .. `first + count - 1` that do not hold their pattern."""
-    ids = range(first, first + count)
-    return [block_id for block_id in ids if not np.array_equal(blocks[block_id], pattern(block_id, blocks.shape[1]))]
+    size = blocks.shape[1]
+    return [found for found in range(first, first + count) if not np.array_equal(blocks[found], pattern(found, size))]
 
 
 class _Told:
@@ -85,18 +65,13 @@ class _Told:
     def __init__(self) -> None:
         self._told: queue.SimpleQueue[tuple[RequestKey, float, str]] = queue.SimpleQueue()
 
-    def put(self, notice: SendingNotice | ReceivingNotice, /) -> None:
+    def put(self, notice: commands.SendingNotice | commands.ReceivingNotice, /) -> None:
         """See `NoticeSink`."""
         match notice:
-            case Rejected():
-                self.tell(notice.key, notice.reason)
-            case Failed():
-                self.tell(notice.key, notice.reason or "the request ended")
-            case Delivered() | Released():
-                self.tell(notice.key)
-
-    def tell(self, key: RequestKey, failure: str = "") -> None:
-        self._told.put((key, time.monotonic(), failure))
+            case commands.Rejected() | commands.Failed():
+                self._told.put((notice.key, time.monotonic(), notice.reason or "the request ended"))
+            case commands.Delivered() | commands.Released():
+                self._told.put((notice.key, time.monotonic(), ""))
 
     def wait_for(self, key: RequestKey, thread: TransferThread[Any]) -> float:
         """When it was told. Raises `RequestFailed`."""
@@ -130,17 +105,17 @@ class _OneTransport(SenderFactory):
 
 
 class _End:
-    """What both ends have. `spec`: `role`, `transport`, `checksum`, `num_blocks`, `block_bytes`, and `device`, which
-    says where the pool lies as torch names it, "" for memory that the transport allocates on the host.
+    """What both ends have; `closing` gives it up. `spec`: `role`, `transport`, `checksum`, `num_blocks`, `block_bytes`,
+    and `device`, which says where the pool lies as torch names it, "" for memory that the transport allocates on the
+    host.
     """
 
-    def __init__(self, spec: dict[str, Any], stack: ExitStack) -> None:
-        self._spec = spec
+    def __init__(self, spec: dict[str, Any], closing: ExitStack) -> None:
+        self._spec, self._closing = spec, closing
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        stack.callback(self._context.destroy, linger=0)
+        closing.callback(self._context.destroy, linger=0)
         self._settings = TransportSettings(spec["transport"], self._context, _HOST, LinkSettings(), this_process())
         self._told = _Told()
-        self._closing = stack
 
     def close(self) -> None:
         """See `Worker`."""
@@ -160,15 +135,13 @@ class _End:
 
     def _facts(self) -> dict[str, Any]:
         """What sending and receiving nodes say of themselves alike. What the bytes mean is of no importance here."""
-        role, block_bytes = self._spec["role"], self._spec["block_bytes"]
+        role = self._spec["role"]
+        layer = LayerKv(1, head_dim=self._spec["block_bytes"] // (4 * TOKENS_PER_BLOCK))  # K and V, 2 bytes an element
         return {
             "node_id": role,
             "epoch": _EPOCHS[role],
             "fingerprint": "bench",
-            # keys and values of 2 bytes an element
-            "layout": KvLayout.of_layers(
-                "bfloat16", TOKENS_PER_BLOCK, [LayerKv(1, head_dim=block_bytes // (4 * TOKENS_PER_BLOCK))]
-            ),
+            "layout": KvLayout.of_layers("bfloat16", TOKENS_PER_BLOCK, [layer]),
             "process": self._settings.process,
             "lease_s": _LEASE_S,
             "checksum": self._spec["checksum"],
@@ -184,35 +157,34 @@ class _End:
 class PrefillEnd(_End):
     """The sending side, its pool, and the yardstick: a copy from that pool into memory of the kind that D's is."""
 
-    def __init__(self, spec: dict[str, Any], stack: ExitStack) -> None:
-        super().__init__(spec, stack)
+    def __init__(self, spec: dict[str, Any], closing: ExitStack) -> None:
+        super().__init__(spec, closing)
         memory, self._blocks = self._open_memory("sender")
         _, self._yardstick = self._open_memory("receiver")
-        _fill(self._blocks)
-        pool = open_pool(self._blocks)
+        filled = [pattern(block_id, spec["block_bytes"]) for block_id in range(spec["num_blocks"])]
+        _copy(self._blocks, np.stack(filled))
+        pool = registry.open_pool(self._blocks)
         factory = _OneTransport(self._settings, memory, pool)
-        stack.callback(factory.close)
+        closing.callback(factory.close)
         link, self._address = open_listener(self._context, _HOST, 0, self._settings.links)
         pusher = Pusher(pool, spec["checksum"])
         self._side = SendingSide(SendingFacts(**self._facts()), link, factory, pusher, self._told)
         self._thread = self._start(self._side, pool)
 
-    def address(self) -> str:
-        """Where decode nodes find it."""
+    def begin(self, number: int, count: int) -> str:
+        """A prompt of so many blocks arrives for handoff `number`; the address at which decode nodes ask for it."""
+        key = RequestKey.numbered(number)
+        num_tokens = count * TOKENS_PER_BLOCK
+        self._thread.post(commands.BeginHandoff(key, DECODE, _EPOCHS[DECODE], num_tokens, prompt_digest=key[0]))
         return self._address
-
-    def begin(self, number: int, count: int) -> None:
-        """A prompt of so many blocks arrives for handoff `number`."""
-        key = _key(number)
-        self._thread.post(BeginHandoff(key, DECODE, _EPOCHS[DECODE], count * TOKENS_PER_BLOCK, prompt_digest=key[0]))
 
     def finish(self, number: int, first: int, count: int) -> dict[str, float]:
         """The prompt is computed now: when it was, and when its blocks were released."""
-        key, table = _key(number), list(range(first, first + count))
+        key, table = RequestKey.numbered(number), list(range(first, first + count))
         token = TokenEvent(*key, index=0, token_ids=(0,), logprobs=(), finish_reason="", num_cached_tokens=0)
         time.sleep(_SETTLE_S)
         computed_s = time.monotonic()
-        self._thread.post(FinishHandoff(key, table, token, computed_s))
+        self._thread.post(commands.FinishHandoff(key, table, token, computed_s))
         return {"computed_s": computed_s, "let_go_s": self._told.wait_for(key, self._thread)}
 
     def memcpy(self, first: int, count: int) -> float:
@@ -226,33 +198,33 @@ class PrefillEnd(_End):
 class DecodeEnd(_End):
     """The receiving side and its pool."""
 
-    def __init__(self, spec: dict[str, Any], stack: ExitStack) -> None:
-        super().__init__(spec, stack)
+    def __init__(self, spec: dict[str, Any], closing: ExitStack) -> None:
+        super().__init__(spec, closing)
         memory, self._blocks = self._open_memory("receiver")
-        pool = open_pool(self._blocks)
-        receivers = open_receivers(self._settings, memory, pool)
+        pool = registry.open_pool(self._blocks)
+        receivers = registry.open_receivers(self._settings, memory, pool)
         for receiver in receivers:
-            stack.callback(receiver.close)
+            closing.callback(receiver.close)
         facts = ReceivingFacts(num_blocks=spec["num_blocks"], **self._facts())
         self._side = ReceivingSide(facts, self._context, self._settings.links, receivers, pool, self._told)
         self._thread = self._start(self._side, pool)
 
     def grant(self, number: int, first: int, count: int, address: str) -> None:
         """Room for handoff `number` is in these blocks; the prefill node is at `address`."""
-        key = _key(number)
-        blocks = ReservedBlocks(
-            key=key,
+        key = RequestKey.numbered(number)
+        blocks = commands.ReservedBlocks(
+            key,
             num_tokens=count * TOKENS_PER_BLOCK,
             num_cached_tokens=0,
             prompt_digest=key[0],
             block_ids=tuple(range(first, first + count)),
             generations=(number,) * count,
         )
-        self._thread.post(GrantBlocks(blocks, PrefillPeer(PREFILL, _EPOCHS[PREFILL], address)))
+        self._thread.post(commands.GrantBlocks(blocks, PrefillPeer(PREFILL, _EPOCHS[PREFILL], address)))
 
     def delivered(self, number: int) -> float:
         """When this handoff was delivered."""
-        return self._told.wait_for(_key(number), self._thread)
+        return self._told.wait_for(RequestKey.numbered(number), self._thread)
 
     def clear(self, first: int, count: int) -> None:
         """Forget what these blocks hold."""
@@ -262,16 +234,6 @@ class DecodeEnd(_End):
         """Those of these blocks that do not hold what the sender's do."""
         blocks = self._blocks if isinstance(self._blocks, np.ndarray) else self._blocks.cpu().numpy()
         return wrong_blocks(blocks, first, count)
-
-
-def _key(number: int) -> RequestKey:
-    return RequestKey.numbered(number)
-
-
-def _fill(blocks: Any) -> None:
-    """The pattern, wherever the blocks are."""
-    on_host = np.stack([pattern(block_id, blocks.shape[1]) for block_id in range(blocks.shape[0])])
-    _copy(blocks, on_host)
 
 
 def _copy(target: Any, source: Any) -> None:
@@ -288,11 +250,11 @@ def _copy(target: Any, source: Any) -> None:
 
 def _begin(spec: dict[str, Any]) -> Worker:
     keep_freed_memory()
-    stack = ExitStack()
+    closing = ExitStack()
     try:
-        return PrefillEnd(spec, stack) if spec["role"] == PREFILL else DecodeEnd(spec, stack)
+        return PrefillEnd(spec, closing) if spec["role"] == PREFILL else DecodeEnd(spec, closing)
     except BaseException:
-        stack.close()
+        closing.close()
         raise
 
 

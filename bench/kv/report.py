@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bench.facts import Facts
 from bench.kv.measure import Case, Limits, Results
+from bench.output_file import write_file
+from bench.plots.style import as_png
+from bench.plots.transfer import Handoffs, draw
 from bench.stats import NOISY_SPREAD, PairedRatio, median, paired_ratio, percentile, spread
+from bench.text_tables import aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +57,47 @@ def figures(case: Case) -> Figures:
     )
 
 
-_CASE_HEADS = (
-    "transport",
-    "checksum",
-    "blocks",
-    "GB/s",
-    "p50 ms",
-    "p99 ms",
-    "let go ms",
-    "memcpy GB/s",
-    "kv_bw_ratio",
-    "range",
-    "kv_overhead_us",
-    "note",
-)
-_SMALL_HEADS = ("transport", "checksum", "p50 us", "p99 us", "let go us", "memcpy us", "note")
-_BARE_HEADS = ("checksum", "block", "blocks", "GB/s", "bare GB/s", "ratio to bare", "range", "note")
-_LIMIT_HEADS = ("one core can", "GB/s", "spread")
+_Columns = dict[str, Callable[[Case, Figures], str]]
+_WAY: _Columns = {"transport": lambda case, _: case.transport, "checksum": lambda case, _: case.checksum}
+_NOTE: _Columns = {"note": lambda _, found: f"noisy ({found.memcpy_spread:.0%})" if found.is_noisy else ""}
+_CASE_COLUMNS: _Columns = {
+    **_WAY,
+    "blocks": lambda case, _: str(case.num_blocks),
+    "GB/s": lambda _, found: f"{found.gb_per_s:.2f}",
+    "p50 ms": lambda _, found: f"{found.p50_us / 1e3:.2f}",
+    "p99 ms": lambda _, found: f"{found.p99_us / 1e3:.2f}",
+    "let go ms": lambda _, found: f"{found.let_go_p50_us / 1e3:.2f}",
+    "memcpy GB/s": lambda _, found: f"{found.memcpy_gb_per_s:.2f}",
+    "kv_bw_ratio": lambda _, found: f"{found.kv_bw_ratio.of_medians:.2f}",
+    "range": lambda _, found: _range(found.kv_bw_ratio),
+    "kv_overhead_us": lambda _, found: f"{found.kv_overhead_us:.0f}",
+    **_NOTE,
+}
+_SMALL_COLUMNS: _Columns = {
+    **_WAY,
+    "p50 us": lambda _, found: f"{found.p50_us:.0f}",
+    "p99 us": lambda _, found: f"{found.p99_us:.0f}",
+    "let go us": lambda _, found: f"{found.let_go_p50_us:.0f}",
+    "memcpy us": lambda case, _: f"{median(case.memcpy_s) * 1e6:.0f}",
+    **_NOTE,
+}
+_BARE_COLUMNS: _Columns = {
+    "checksum": _WAY["checksum"],
+    "block": lambda case, _: _size(case.block_bytes),
+    "blocks": _CASE_COLUMNS["blocks"],
+    "GB/s": _CASE_COLUMNS["GB/s"],
+    "bare GB/s": lambda _, found: f"{found.bare_nixl_gb_per_s:.2f}",
+    "ratio to bare": lambda _, found: f"{found.bare_nixl_ratio.of_medians:.2f}" if found.bare_nixl_ratio else "",
+    "range": lambda _, found: _range(found.bare_nixl_ratio) if found.bare_nixl_ratio else "",
+    **_NOTE,
+}
+_LIMIT_NAMES = {
+    "copy (np.copyto)": "copy_s",
+    "copy while the other core hashes": "copy_beside_hashing_s",
+    "hash (xxh3)": "hash_s",
+    "copy and hash, MiB by MiB": "copy_and_hash_s",
+    "send to the other core (TCP, plain sockets)": "tcp_s",
+}
 GLOSSARY = (
     "Wall time: from the moment a prompt is computed until the decode node has delivered it; let go: until the prefill "
     "node's blocks are free again.",
@@ -80,34 +109,35 @@ GLOSSARY = (
 
 
 def report(facts: Facts, results: Results, missing: dict[str, str], *, as_markdown: bool) -> str:
-    """Everything that a run has to say."""
+    """Everything that a run has to say. Tables are Markdown in any case; `as_markdown` makes their titles so, too."""
     sections = ["\n".join(facts.describe())]
-    sections += [_section(title, heads, rows, as_markdown) for title, heads, rows in tables(results)]
-    sections.append(hop_in_words(results.limits))
-    sections.append("\n".join(GLOSSARY))
+    for title, heads, rows in tables(results):
+        sections.append(f"**{title}**\n\n{aligned(heads, rows)}" if as_markdown else f"{title}\n{aligned(heads, rows)}")
+    sections += [hop_in_words(results.limits), "\n".join(GLOSSARY)]
     not_measured = [f"{name} was not measured: {reason}" for name, reason in missing.items()]
     not_measured += [f"{name} failed: {reason}" for name, reason in results.failures.items()]
-    if not_measured:
-        sections.append("\n".join(not_measured))
-    return "\n\n".join(sections)
+    return "\n\n".join([*sections, *(["\n".join(not_measured)] if not_measured else [])])
 
 
 def tables(results: Results) -> list[tuple[str, Sequence[str], list[list[str]]]]:
     """Title, heads and rows of each table that the results have something for."""
-    every = [*results.small_cases, *results.cases]
+    bare = [case for case in (*results.small_cases, *results.cases) if case.bare_nixl_s]
     found: list[tuple[str, Sequence[str], list[list[str]]]] = []
-    if results.cases:
-        sizes = {case.block_bytes for case in results.cases}
-        title = f"Handoffs of blocks of {' and '.join(map(_size, sorted(sizes)))}"
-        found.append((title, _CASE_HEADS, [_case_row(case) for case in results.cases]))
-    if results.small_cases:
-        title = f"Fixed cost: one block of {_size(results.small_cases[0].block_bytes)}"
-        found.append((title, _SMALL_HEADS, [_small_row(case) for case in results.small_cases]))
-    bare = [case for case in every if case.bare_nixl_s]
-    if bare:
-        found.append(("nixl against bare NIXL writes", _BARE_HEADS, [_bare_row(case) for case in bare]))
-    found.append(("Limits of this machine", _LIMIT_HEADS, _limit_rows(results.limits)))
-    return found
+    for title, columns, cases in (
+        ("Handoffs of blocks of {}", _CASE_COLUMNS, results.cases),
+        ("Fixed cost: one block of {}", _SMALL_COLUMNS, results.small_cases),
+        ("nixl against bare NIXL writes", _BARE_COLUMNS, bare),
+    ):
+        if cases:
+            sizes = " and ".join(map(_size, sorted({case.block_bytes for case in cases})))
+            measured = [(case, figures(case)) for case in cases]
+            rows = [[cell(*each) for cell in columns.values()] for each in measured]
+            found.append((title.format(sizes), list(columns), rows))
+    num_bytes, rows = results.limits.num_bytes, []
+    for name, samples in _LIMIT_NAMES.items():
+        times_s = getattr(results.limits, samples)
+        rows.append([name, f"{num_bytes / median(times_s) / 1e9:.2f}", f"{spread(times_s):.0%}"])
+    return [*found, ("Limits of this machine", ("one core can", "GB/s", "spread"), rows)]
 
 
 def hop_in_words(limits: Limits) -> str:
@@ -118,76 +148,23 @@ def hop_in_words(limits: Limits) -> str:
 
 def as_json(facts: Facts, results: Results, missing: dict[str, str]) -> dict[str, Any]:
     """Everything that was measured, samples included, with the figures made of them."""
-
-    def with_figures(case: Case) -> dict[str, Any]:
-        return {**dataclasses.asdict(case), "figures": dataclasses.asdict(figures(case))}
-
-    return {
-        "facts": dataclasses.asdict(facts),
-        "limits": dataclasses.asdict(results.limits),
-        "cases": [with_figures(case) for case in results.cases],
-        "small_cases": [with_figures(case) for case in results.small_cases],
-        "failures": results.failures,
-        "missing": missing,
-    }
+    found = dataclasses.asdict(results)
+    for name, cases in (("cases", results.cases), ("small_cases", results.small_cases)):
+        for case, fields in zip(cases, found[name], strict=True):
+            fields["figures"] = dataclasses.asdict(figures(case))
+    return {"facts": dataclasses.asdict(facts), **found, "missing": missing}
 
 
-def _case_row(case: Case) -> list[str]:
-    found = figures(case)
-    return [
-        case.transport,
-        case.checksum,
-        str(case.num_blocks),
-        f"{found.gb_per_s:.2f}",
-        f"{found.p50_us / 1e3:.2f}",
-        f"{found.p99_us / 1e3:.2f}",
-        f"{found.let_go_p50_us / 1e3:.2f}",
-        f"{found.memcpy_gb_per_s:.2f}",
-        f"{found.kv_bw_ratio.of_medians:.2f}",
-        _range(found.kv_bw_ratio),
-        f"{found.kv_overhead_us:.0f}",
-        _note(found),
-    ]
+def handoffs_of(case: Case) -> Handoffs:
+    """What a picture shows of a case."""
+    found, is_checked = figures(case), case.checksum != "none"
+    rates = (found.gb_per_s, found.memcpy_gb_per_s, found.bare_nixl_gb_per_s)
+    return Handoffs(case.transport, is_checked, case.num_bytes, *rates)
 
 
-def _small_row(case: Case) -> list[str]:
-    found = figures(case)
-    times_us = (found.p50_us, found.p99_us, found.let_go_p50_us, median(case.memcpy_s) * 1e6)
-    return [case.transport, case.checksum, *(f"{time_us:.0f}" for time_us in times_us), _note(found)]
-
-
-def _bare_row(case: Case) -> list[str]:
-    found = figures(case)
-    if found.bare_nixl_ratio is None or found.bare_nixl_gb_per_s is None:
-        raise ValueError("this case has no bare writes")
-    return [
-        case.checksum,
-        _size(case.block_bytes),
-        str(case.num_blocks),
-        f"{found.gb_per_s:.2f}",
-        f"{found.bare_nixl_gb_per_s:.2f}",
-        f"{found.bare_nixl_ratio.of_medians:.2f}",
-        _range(found.bare_nixl_ratio),
-        _note(found),
-    ]
-
-
-def _limit_rows(limits: Limits) -> list[list[str]]:
-    samples = {
-        "copy (np.copyto)": limits.copy_s,
-        "copy while the other core hashes": limits.copy_beside_hashing_s,
-        "hash (xxh3)": limits.hash_s,
-        "copy and hash, MiB by MiB": limits.copy_and_hash_s,
-        "send to the other core (TCP, plain sockets)": limits.tcp_s,
-    }
-    return [
-        [name, f"{limits.num_bytes / median(times_s) / 1e9:.2f}", f"{spread(times_s):.0%}"]
-        for name, times_s in samples.items()
-    ]
-
-
-def _note(found: Figures) -> str:
-    return f"noisy ({found.memcpy_spread:.0%})" if found.is_noisy else ""
+def save_plot(cases: Sequence[Case], path: str, caption: str) -> None:
+    """Write a PNG. Raises `InvalidSetting` when that cannot be."""
+    write_file(Path(path), as_png(draw([handoffs_of(case) for case in cases], caption)), "--plot ")
 
 
 def _range(ratio: PairedRatio) -> str:
@@ -198,26 +175,3 @@ def _size(num_bytes: int) -> str:
     if num_bytes % 2**20 == 0:
         return f"{num_bytes // 2**20} MiB"
     return f"{num_bytes // 2**10} KiB" if num_bytes % 2**10 == 0 else f"{num_bytes} bytes"
-
-
-def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], as_markdown: bool) -> str:
-    if as_markdown:
-        lines = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
-        return "\n".join([f"**{title}**\n", *lines])
-    return "\n".join([title, plain_table(heads, rows)])
-
-
-def plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of fixed width: what is a number in the first row is set to the right."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    is_number = [
-        bool(rows) and bool(rows[0][column]) and not rows[0][column].strip("0123456789.-% ")
-        for column in range(len(heads))
-    ]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(cells, widths, is_number, strict=True)
-        ).rstrip()
-        for cells in (heads, *rows)
-    )

@@ -18,21 +18,18 @@ from dataclasses import asdict
 from bench.arguments import parse_alone
 from bench.child import Child
 from bench.facts import collect_facts
-from bench.kv.measure import Case, core_limits, measure, round_trips
+from bench.kv.measure import Case, Cores, KvBenchSettings, core_limits, plan, round_trips, session
 from bench.kv.report import figures
-from bench.kv.settings import Cores, KvBenchSettings, plan
-from bench.limits.handoffs import handoff_ratios, measure_handoffs
-from bench.limits.isolation import isolation_ratio, measure_isolation
-from bench.limits.report import Found, as_json, report
-from bench.limits.result import Ceiling, Ratio, ceiling_of, difference_of
+from bench.limits.result import Ceiling, Found, Ratio, as_json, ceiling_of, difference_of, report
 from bench.limits.router_hop import RouterPlan, measure_router_hop, router_ratios
+from bench.limits.served import handoff_ratios, isolation_ratio, measure_handoffs, measure_isolation
 from bench.limits.settings import CEILING_NAMES, ENGINE_NAMES, LimitsSettings
 from bench.output_file import require_folder, write_text
 from bench.stats import median, percentile
 from engine.models.identity import model_name
 from kvtransfer.integrity import XXH3
 from kvtransfer.transports.registry import SHM
-from wire.errors import BatonError, RequestFailed
+from wire.errors import BatonError
 
 _DESCRIPTION = "Measure this machine's ceilings and how close Baton comes to them, in turns."
 _PACKAGES = ("baton-serve", "numpy", "torch", "pyzmq", "aiohttp")
@@ -55,13 +52,8 @@ def main(arguments: Sequence[str]) -> int:
             part(settings, found, _say)
         except BatonError as error:  # one half that fails leaves the other
             found.failures.append(f"{name} limits: {error}")
-    setup = {
-        "model": model_name(settings.model, ""),
-        "cores": list(settings.core_ids),
-        "threads": settings.num_threads,
-        "rounds": settings.num_rounds,
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
-    }
+    setup = {"model": model_name(settings.model, ""), "cores": list(settings.core_ids), "threads": settings.num_threads}
+    setup |= {"rounds": settings.num_rounds, "max_num_batched_tokens": settings.max_num_batched_tokens}
     print(report(facts, setup, found))
     if settings.json:
         write_text(settings.json, json.dumps(as_json(facts, setup, found), indent=1) + "\n")
@@ -97,12 +89,11 @@ def system_limits(settings: LimitsSettings, found: Found, say: Callable[[str], N
             say("zmq round trip")
             found.ceilings.append(zmq_round_trip(settings, cores))
         if wanted & {"kv_bw_ratio", "kv_overhead_us"}:
-            ratios = [ratio for case in _kv_cases(settings, cores, say) for ratio in kv_ratios(case)]
-            found.ratios.extend(ratio for ratio in ratios if ratio.name in wanted)
+            for case in _kv_cases(settings, cores, say):
+                found.ratios.extend(ratio for ratio in kv_ratios(case) if ratio.name in wanted)
         if wanted & {"exposed_ratio", "handover_us"}:
-            handoffs = measure_handoffs(settings, cores[0], say)
-            ratios = [ratio for samples in handoffs for ratio in handoff_ratios(samples)]
-            found.ratios.extend(ratio for ratio in ratios if ratio.name in wanted)
+            for samples in measure_handoffs(settings, cores[0], say):
+                found.ratios.extend(ratio for ratio in handoff_ratios(samples) if ratio.name in wanted)
         if "router_us_per_token" in wanted:
             small = {"concurrencies": (1, 4), "num_tokens": 20} if settings.quick else {}
             plan = RouterPlan(num_rounds=settings.num_rounds, **small)  # type: ignore[arg-type]
@@ -133,13 +124,10 @@ def zmq_round_trip(settings: LimitsSettings, cores: Cores) -> Ceiling:
 
 def _kv_cases(settings: LimitsSettings, cores: Cores, say: Callable[[str], None]) -> list[Case]:
     """Handoffs of 1, 8, 64 and 512 blocks by shared memory with checksums. Raises `RequestFailed`."""
-    num_rounds = max(settings.num_rounds, _NUM_KV_ROUNDS)
-    pinned = "" if cores[0] is None else f"{cores[0]},{cores[1]}"
-    kv = KvBenchSettings(transports=SHM, checksum=XXH3, rounds=num_rounds, cores=pinned, quick=settings.quick)
-    results = measure(plan(kv), say)
-    for transport, reason in results.failures.items():
-        raise RequestFailed(f"{transport}: {reason}")
-    return results.cases
+    say("handoffs by shared memory")
+    num_rounds, pinned = max(settings.num_rounds, _NUM_KV_ROUNDS), "" if cores[0] is None else f"{cores[0]},{cores[1]}"
+    planned = plan(KvBenchSettings(transports=SHM, rounds=num_rounds, cores=pinned, quick=settings.quick))
+    return list(session(planned, SHM, XXH3, planned.settings.block_bytes, planned.blocks))
 
 
 def kv_ratios(case: Case) -> list[Ratio]:

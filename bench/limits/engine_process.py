@@ -1,18 +1,22 @@
 """How close an engine comes to the machine: `decode_bw_ratio`, `attn_ratio`, `prefill_flop_ratio`, and their ceilings.
 
-`python -m bench.limits.engine_process`. Owns an engine with the cores, threads and malloc settings of a node, and two
-buffers larger than the caches in the same process: memory settings and threads are the same for both. Every ratio is a
-rate of the engine over a rate of the machine, measured in turns; numerators are what a step cannot avoid
-(`bench.limits.model_shapes`), so whatever else the engine does makes its ratio smaller.
+`python -m bench.limits.engine_process`. Owns how requests get into an engine whose steps are timed; an engine with the
+cores, threads and malloc settings of a node; and two buffers larger than the caches in the same process: memory
+settings and threads are the same for both. Every ratio is a rate of the engine over a rate of the machine, measured in
+turns; numerators are what a step cannot avoid (`bench.limits.model_shapes`), so whatever else the engine does makes its
+ratio smaller.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -25,20 +29,28 @@ from bench.child import Worker, serve_parent
 from bench.limits.model_shapes import Product, shapes_of
 from bench.limits.result import ceiling_of, in_turns, ratio_of
 from bench.limits.settings import TIMES_CACHE, LimitsSettings, last_cache_bytes
-from bench.limits.steps_process import EngineSteps
 from bench.stats import median
 from device.host import HostStaging
 from engine.attention.base import SequenceShare
 from engine.attention.torch_backend import TorchAttention
+from engine.build import Engine, build_engine
 from engine.models.checkpoint import choose_dtype
 from engine.models.config import load_config
 from engine.models.decoder import TORCH_DTYPES
 from engine.models.identity import find_checkpoint
 from engine.runner.kv_memory import allocate_private
+from engine.scheduler.request import RequestOutput
 from engine.settings import EngineSettings
 from program.process import keep_freed_memory
+from wire.errors import RequestFailed
 from wire.layout import DTYPE_BYTES
+from wire.request_key import RequestKey
+from wire.sampling import DecodingParams
 
+GREEDY = DecodingParams(temperature=0.0, ignore_eos=True)
+ONE_BY_ONE = DecodingParams(temperature=0.0, ignore_eos=True, presence_penalty=0.01)
+"""A penalty needs every token before the next: such a step is not launched on top of the one before it."""
+_MAX_EMPTY_STEPS = 8
 _NUM_PASSES = 8
 """Over the buffers in a round: one pass takes a few milliseconds, and a moment's disturbance would be all of it."""
 _NUM_STEPS = 8
@@ -47,6 +59,111 @@ _SPARE_TOKENS = 48
 """What a request may use of the pool beyond its context: the steps of a round, and blocks that are not full."""
 _ATTEND_BYTES = 2**25
 _BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTimes:
+    """Seconds of each step, and the contexts that the requests of each had, the new token included."""
+
+    step_s: list[float]
+    context_lens: list[list[int]]
+
+
+class EngineSteps:
+    """Drives an engine with a pool of KV in private memory by hand.
+
+    Requests that decode get their blocks as on a decode node: reserved, then continued; their KV is noise, which takes
+    as long to read as any other. Invariants: no request outlives a measurement, and every step that is timed held the
+    whole batch.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.engine: Engine = build_engine(settings, allocate_private)
+        self._core = self.engine.core
+        self._chance = random.Random(0)
+        self._keys = map(RequestKey.numbered, itertools.count())
+        for block in self.engine.memory.paged.blocks:
+            block.normal_()
+
+    def decode(
+        self, batch: int, context: int, num_steps: int, *, num_warm_up: int = 1, params: DecodingParams = GREEDY
+    ) -> DecodeTimes:
+        """So many steps of `batch` requests that begin with `context` tokens. Raises `RequestFailed`."""
+        times = DecodeTimes([], [])
+        with self.decoding(batch, context, params):
+            self.advance(batch, num_warm_up)
+            for _ in range(num_steps):
+                begin_s = time.perf_counter()
+                outputs = self._next_outputs(batch)
+                times.step_s.append(time.perf_counter() - begin_s)
+                times.context_lens.append([output.num_computed_tokens for output in outputs])
+        return times
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """From nothing to the first token of a prompt that no cache knows."""
+        key = next(self._keys)
+        self._core.add(key, self._tokens(num_tokens), GREEDY, first_token_only=True)
+        try:
+            begin_s = time.perf_counter()
+            while not any(output.has_left for output in self._core.step()):
+                if not self._core.has_work:
+                    raise RequestFailed("a prompt left the engine without its first token")
+            return time.perf_counter() - begin_s
+        finally:
+            self._forget([key])
+
+    def generate(self, batch: int, num_prompt: int, num_output: int) -> float:
+        """Generated tokens per second of `batch` prompts that come together, prompts included."""
+        params = DecodingParams(temperature=0.0, ignore_eos=True, max_tokens=num_output)
+        begin_s = time.perf_counter()
+        for key in itertools.islice(self._keys, batch):
+            self._core.add(key, self._tokens(num_prompt), params)
+        num_generated = 0
+        while self._core.has_work:
+            num_generated += sum(output.token is not None for output in self._core.step())
+        return num_generated / (time.perf_counter() - begin_s)
+
+    def advance(self, batch: int, num_steps: int) -> None:
+        """Step until every request has so many more tokens. Raises `RequestFailed` for a step without all of them."""
+        for _ in range(num_steps):
+            self._next_outputs(batch)
+
+    @contextmanager
+    def decoding(self, batch: int, context: int, params: DecodingParams = GREEDY) -> Iterator[None]:
+        """So many requests that came with the KV of `context` tokens and decode from then on."""
+        keys = list(itertools.islice(self._keys, batch))
+        try:
+            for key in keys:
+                token_ids = self._tokens(context + 1)
+                reservation = self._core.reserve(key, token_ids[:-1])
+                if reservation is None:
+                    raise RequestFailed(f"the engine has no room for {batch} requests of {context} tokens")
+                self._core.add_reserved(
+                    reservation, token_ids, params, num_prompt_tokens=context, num_computed_tokens=context
+                )
+            yield
+        finally:
+            self._forget(keys)
+
+    def _next_outputs(self, batch: int) -> list[RequestOutput]:
+        """Of the next step that has any: where steps overlap, the first call only begins one."""
+        for _ in range(_MAX_EMPTY_STEPS):
+            if outputs := self._core.step():
+                if len(outputs) != batch or any(output.token is None for output in outputs):
+                    raise RequestFailed(f"a step held {len(outputs)} of {batch} requests")
+                return outputs
+        raise RequestFailed(f"{_MAX_EMPTY_STEPS} steps gave nothing")
+
+    def _forget(self, keys: list[RequestKey]) -> None:
+        for key in keys:
+            self._core.abort(key)
+            self._core.release(key)
+        while self._core.has_work:
+            self._core.step()  # one that was in flight for them
+        self._core.take_cache_changes()
+
+    def _tokens(self, count: int) -> list[int]:
+        return self._chance.choices(range(self.engine.config.vocab_size), k=count)
 
 
 class Machine:
@@ -59,15 +176,12 @@ class Machine:
         self._others = ThreadPoolExecutor(max(1, num_threads - 1))
         self._products = [(_multiplication(product, dtype), product.count) for product in products]
         self._flop = sum(product.flop for product in products)
-        threads, size = f"{num_threads} thread(s)", f"{num_bytes / 2**20:.0f} MiB"
+        threads, size, rows = f"{num_threads} thread(s)", f"{num_bytes / 2**20:.0f} MiB", products[0].num_rows
+        gemm = f"oneDNN products of all layers with {rows} rows and of the head with 1, weights packed, {threads}"
         self.notes = {
             "memcpy": ("GB/s", f"np.copyto of {size}, 1 thread, payload counted once"),
             "read_stream": ("GB/s", f"np.dot over the halves of {size} of float32, {threads}"),
-            "gemm": (
-                "GFLOP/s",
-                f"oneDNN products of all layers with {products[0].num_rows} rows and of the head with 1, weights "
-                f"packed, {threads}",
-            ),
+            "gemm": ("GFLOP/s", gemm),
         }
 
     def rate(self, name: str) -> float:

@@ -20,28 +20,14 @@ import zmq
 
 from bench.child import serve_parent
 from program.clock import host_clock
+from wire import messages
 from wire.errors import RequestFailed
 from wire.layout import KvLayout, LayerKv
 from wire.links import LinkSettings, connect, open_socket
-from wire.messages import (
-    DECODE,
-    FINISH_LENGTH,
-    NODE_TO_ROUTER,
-    ROUTER_TO_NODE,
-    Decode,
-    Heartbeat,
-    Hello,
-    NodeStatus,
-    TokenEvent,
-    Tokens,
-    Welcome,
-    control_identity,
-)
 
 _LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(num_kv_heads=1, head_dim=64)])
-_STATUS = NodeStatus(
-    num_running=0, num_waiting=0, num_free_blocks=2**16, num_cached_blocks=0, num_held_blocks=0, loop_age_s=0.0
-)
+_NUM_BLOCKS = 2**16
+_STATUS = messages.NodeStatus(0, 0, num_free_blocks=_NUM_BLOCKS, num_cached_blocks=0, num_held_blocks=0, loop_age_s=0.0)
 _BEAT_S = 1.0
 _WAIT_S = 20.0
 
@@ -57,11 +43,14 @@ class _End:
         """The next message. Raises `RequestFailed`."""
         if not self.link.poll(max(0, round((deadline_s - time.monotonic()) * 1000))):
             raise RequestFailed(f"what the fake node waits for did not come within {_WAIT_S:g} s")
-        return ROUTER_TO_NODE.decode(self.link.recv())
+        return messages.ROUTER_TO_NODE.decode(self.link.recv())
 
-    def send_tokens(self, events: list[TokenEvent]) -> None:
+    def send_tokens(self, legs: list[messages.Decode], index: int, token_id: int, finish_reason: str = "") -> None:
         """One message for all requests of a step."""
-        self.link.send(NODE_TO_ROUTER.encode(Tokens(self.epoch, tuple(events))))
+        events = (
+            messages.TokenEvent(leg.handoff_id, leg.attempt, index, (token_id,), (), finish_reason, 0) for leg in legs
+        )
+        self.link.send(messages.NODE_TO_ROUTER.encode(messages.Tokens(self.epoch, tuple(events))))
 
 
 class FakeNode:
@@ -71,7 +60,7 @@ class FakeNode:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._fingerprint: str = spec["fingerprint"]
-        self._token_ids = (int(spec["token_id"]),)
+        self._token_id: int = spec["token_id"]
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ends: dict[str, _End] = {}
         self._stop = threading.Event()
@@ -80,47 +69,46 @@ class FakeNode:
         """Register at `address` and stay there. Raises `RequestFailed`."""
         epoch = secrets.randbits(63)
         link = open_socket(self._context, zmq.DEALER, LinkSettings())
-        link.setsockopt(zmq.IDENTITY, control_identity(epoch))
+        link.setsockopt(zmq.IDENTITY, messages.control_identity(epoch))
         connect(link, address, LinkSettings())
-        hello = Hello(
-            role=DECODE,
-            node_id=f"fake-{end}",
-            epoch=epoch,
-            fingerprint=self._fingerprint,
-            layout=_LAYOUT,
+        hello = messages.Hello(
+            messages.DECODE,
+            f"fake-{end}",
+            epoch,
+            self._fingerprint,
+            _LAYOUT,
             peer_address="",
             http_address="",
-            num_blocks=_STATUS.num_free_blocks,
+            num_blocks=_NUM_BLOCKS,
             max_request_tokens=2**14,
             max_num_seqs=1024,
             status=_STATUS,
             clock=host_clock(),
         )
-        link.send(NODE_TO_ROUTER.encode(hello))
+        link.send(messages.NODE_TO_ROUTER.encode(hello))
         self._ends[end] = _End(link, epoch)
         deadline_s = time.monotonic() + _WAIT_S
-        while not isinstance(self._ends[end].next(deadline_s), Welcome):
+        while not isinstance(self._ends[end].next(deadline_s), messages.Welcome):
             continue
         threading.Thread(target=self._beat, args=(address, epoch), name="heartbeat", daemon=True).start()
 
     def emit(self, end: str, count: int, num_tokens: int, interval_s: float) -> list[float]:
         """Take `count` requests and answer each with `num_tokens`; when each step after the first token was made."""
         to = self._ends[end]
-        legs: list[Decode] = []
+        legs: list[messages.Decode] = []
         deadline_s = time.monotonic() + _WAIT_S
         while len(legs) < count:
             message = to.next(deadline_s)
-            if isinstance(message, Decode):
-                to.send_tokens([self._event(message, 0)])
+            if isinstance(message, messages.Decode):
+                to.send_tokens([message], 0, self._token_id)
                 legs.append(message)
         stamps_s = []
         due_s = time.monotonic()
         for index in range(1, num_tokens):
             due_s += interval_s
             time.sleep(max(0.0, due_s - time.monotonic()))
-            finish_reason = FINISH_LENGTH if index == num_tokens - 1 else ""
             stamps_s.append(time.monotonic())
-            to.send_tokens([self._event(leg, index, finish_reason) for leg in legs])
+            to.send_tokens(legs, index, self._token_id, messages.FINISH_LENGTH if index == num_tokens - 1 else "")
         return stamps_s
 
     def close(self) -> None:
@@ -131,18 +119,7 @@ class FakeNode:
         link = open_socket(self._context, zmq.DEALER, LinkSettings())
         connect(link, address, LinkSettings())
         while not self._stop.wait(_BEAT_S):
-            link.send(NODE_TO_ROUTER.encode(Heartbeat(epoch, _STATUS)))
-
-    def _event(self, leg: Decode, index: int, finish_reason: str = "") -> TokenEvent:
-        return TokenEvent(
-            handoff_id=leg.handoff_id,
-            attempt=leg.attempt,
-            index=index,
-            token_ids=self._token_ids,
-            logprobs=(),
-            finish_reason=finish_reason,
-            num_cached_tokens=0,
-        )
+            link.send(messages.NODE_TO_ROUTER.encode(messages.Heartbeat(epoch, _STATUS)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ residual stream and the embedding rows of a step's tokens are left out, as they 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from engine.models.config import ModelConfig
 
@@ -95,16 +95,8 @@ class ModelShapes:
 
 def shapes_of(config: ModelConfig, element_bytes: int) -> ModelShapes:
     """The shapes of a checkpoint that is computed in a dtype of so many bytes."""
-    return ModelShapes(
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        vocab_size=config.vocab_size,
-        windows=config.windows,
-        element_bytes=element_bytes,
-    )
+    names = [field.name for field in fields(ModelShapes) if field.name != "element_bytes"]
+    return ModelShapes(**{name: getattr(config, name) for name in names}, element_bytes=element_bytes)
 
 
 def _twice_seen(num_tokens: int, window: int | None) -> int:

@@ -1,16 +1,39 @@
-"""What `baton bench limits` finds: ceilings of the machine, and ratios of Baton to them.
+"""What `baton bench limits` finds: ceilings of the machine, ratios of Baton to them, and the words for both.
 
-Owns the two shapes and how samples become them. Does not know what was measured or how. Things that are compared are
-measured in turns, so that whatever else the machine does meets both.
+Owns the shapes, how samples become them, and how they look. Does not know how anything was measured. Things that are
+compared are measured in turns, so that whatever else the machine does meets both.
 Invariant: every ratio has its `value`; where it is noisy, people are not shown it and files keep it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
+from bench.facts import Facts
 from bench.stats import NOISY_SPREAD, median, paired_ratio, percentile, spread
+from bench.text_tables import aligned
+
+MEANINGS = {
+    "decode_bw_ratio": "The share of the memory's read rate at which a decode step gets through weights and KV.",
+    "attn_ratio": "The same for attention alone: KV bytes of a decode step over the time of all its layers.",
+    "prefill_flop_ratio": "The share of the rate of bare matrix products at which a prompt is computed.",
+    "kv_bw_ratio": "The rate of a whole handoff, bookkeeping included, over that of copying as many bytes.",
+    "kv_overhead_us": "What a handoff takes beyond copying its bytes.",
+    "exposed_ratio": "The share of a transfer that is left to wait for when the prompt is computed.",
+    "handover_us": "From the moment the prefill node samples token 1 to the moment the client has it.",
+    "router_us_per_token": "What each streamed token takes longer through the router than straight from its source.",
+    "router_ttft_us": "What the first token takes longer through the router than straight from its source.",
+    "router_cpu_s_per_1000_tokens": "Processor time of the router for 1000 streamed tokens.",
+    "itl_isolation": "How much longer the slowest gaps between tokens get when prompts are computed beside them.",
+}
+"""One sentence a ratio."""
+_PROTOCOL = (
+    "Ceiling and subject are measured in turns; value: ratio of medians, range: of the pairs. "
+    f"noisy: the ceiling itself spread by more than {NOISY_SPREAD:.0%} (10th to 90th percentile over the median), so "
+    "no value is shown."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +66,15 @@ class Ratio:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was measured, and a sentence for each part that failed."""
+
+    ceilings: list[Ceiling] = field(default_factory=list)
+    ratios: list[Ratio] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
 def ceiling_of(name: str, samples: Sequence[float], unit: str, note: str = "") -> Ceiling:
     """The median of a yardstick's rounds. Raises `ValueError` without samples."""
     return Ceiling(name, median(samples), unit, spread(samples), note)
@@ -62,8 +94,7 @@ def ratio_of(
     """
     pairs = paired_ratio(subject, ceiling)
     noisy = spread(ceiling) > NOISY_SPREAD
-    if noisy:
-        note = _joined(note, f"the ceiling spread by {spread(ceiling):.0%}")
+    note = _joined(note, f"the ceiling spread by {spread(ceiling):.0%}" if noisy else "")
     return Ratio(name, case, pairs.of_medians, pairs.low, pairs.high, "", goal, noisy, note)
 
 
@@ -78,9 +109,8 @@ def difference_of(
     pairs = [longer - shorter for longer, shorter in zip(subject, yardstick, strict=True)]
     value = median(subject) - median(yardstick)
     moved = percentile(yardstick, 90) - percentile(yardstick, 10)
-    noisy = moved > NOISY_SPREAD * median(yardstick) and moved > NOISY_SPREAD * abs(value)
-    if noisy:
-        note = _joined(note, f"the yardstick moved by {moved:.3g} {unit}")
+    noisy = moved > NOISY_SPREAD * max(median(yardstick), abs(value))
+    note = _joined(note, f"the yardstick moved by {moved:.3g} {unit}" if noisy else "")
     return Ratio(name, case, value, min(pairs), max(pairs), unit, "0", noisy, note)
 
 
@@ -90,6 +120,45 @@ def in_turns(
     """`num_rounds` values of both, one first and then the other; a pair before them warms up and is forgotten."""
     pairs = [(ceiling(), subject()) for _ in range(1 + num_rounds)][1:]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def report(facts: Facts, setup: Mapping[str, Any], found: Found) -> str:
+    """Everything that a run has to say. `setup`: model, cores, threads and the like."""
+    sections = ["\n".join([*facts.describe(), ", ".join(f"{name} {value}" for name, value in setup.items())])]
+    if found.ceilings:
+        rows = [[each.name, _with_unit(each), f"{each.spread:.0%}", each.note] for each in found.ceilings]
+        sections.append(aligned(("the machine can", "value", "spread", "how"), rows))
+    if found.ratios:
+        heads = ("ratio", "case", "value", "range", "goal", "note")
+        sections.append(aligned(heads, [_ratio_row(ratio) for ratio in found.ratios]))
+        shown = dict.fromkeys(ratio.name for ratio in found.ratios)
+        sections.append("\n".join([*(f"{name}: {MEANINGS[name]}" for name in shown), _PROTOCOL]))
+    if found.failures:
+        sections.append("\n".join(found.failures))
+    return "\n\n".join(sections)
+
+
+def as_json(facts: Facts, setup: Mapping[str, Any], found: Found) -> dict[str, Any]:
+    """The file of a run: {"kind", "facts", "setup", "ceilings", "ratios", "failures"}."""
+    return {"kind": "limits", "facts": asdict(facts), "setup": dict(setup), **asdict(found)}
+
+
+def _ratio_row(ratio: Ratio) -> list[str]:
+    shown = [_with_unit(ratio), f"{_number(ratio.low)}-{_number(ratio.high)}"]
+    note = _joined("noisy" * ratio.noisy, ratio.note)
+    return [ratio.name, ratio.case, *(["-", "-"] if ratio.noisy else shown), ratio.goal, note]
+
+
+def _with_unit(found: Ceiling | Ratio) -> str:
+    return f"{_number(found.value)} {found.unit}".rstrip()
+
+
+def _number(value: float) -> str:
+    """Two digits or three, none of them behind the point from 100 on."""
+    for limit, num_decimals in ((100, 0), (10, 1), (0.1, 2)):
+        if abs(value) >= limit:
+            return f"{value:.{num_decimals}f}"
+    return f"{value:.3f}"
 
 
 def _joined(*notes: str) -> str:

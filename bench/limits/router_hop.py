@@ -1,35 +1,51 @@
 """What the router adds to a token's way: a fake node's tokens through a real router, in turns with the bare way.
 
-Owns the router's process, the order of the rounds and the figures. One fake node makes the same messages at the same
-cadence for both ways; they end in this process, see `bench.limits.ways`. None of the processes is pinned: the router is
-not either where `baton serve` starts it.
+Owns the router's process, both ways on which tokens come here, their stamps, the order of the rounds and the figures.
+One fake node makes the same messages at the same cadence for both ways. None of the processes is pinned: the router is
+not either where `baton serve` starts it. A stamp is taken when bytes are there, before anybody looks at them: what a
+client needs for itself must not count as the router's.
 
 Of a token: from the moment its step was handed to the fake node's link until its bytes are here. The first token of a
-request is not among them: for it the request's own way counts too, from its sending on.
+request is not among them: for it the request's own way counts too, from its sending on. Stamps are seconds of
+CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import secrets
+import selectors
+import socket
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import accumulate
+from urllib.parse import urlsplit
+
+import zmq
 
 from bench.child import Child as Commanded
 from bench.limits.result import Ratio, difference_of, range_of
-from bench.limits.ways import DirectEnd, Received, receive_streams
 from bench.stats import median, percentile
 from demo.location import DEMO_MODEL_NAME, checkpoint_path
 from engine.models.config import load_config
 from engine.models.identity import model_fingerprint
 from engine.text.tokenizer import Tokenizer
 from program.child import PIPE, Child
+from wire.errors import RequestFailed
+from wire.links import LinkSettings, bind, open_socket
+from wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Decode, Hello, Ping, Tokens, Welcome, control_identity
+from wire.sampling import DecodingParams
 
 _FAKE_NODE = "bench.limits.fake_node_process"
 _ROUTER_FLAGS = ("--port=0", "--control-port=0", "--shutdown-timeout-s=1", "--log-level=warning")
 _ROUTER, _DIRECT = "router", "direct"
-_PERCENTILES = (50, 99)
-_READY_S, _LEAVE_S = 30.0, 5.0
+_ROUTER_EPOCH = 1
+_READY_S, _WAIT_S = 30.0, 20.0
+_READ_BYTES = 2**16
 _CPUCLOCK_SCHED = 2
 
 
@@ -43,6 +59,19 @@ class RouterPlan:
     interval_s: float = 0.01
     num_prompt_tokens: int = 128
 
+    @property
+    def round_s(self) -> float:
+        """How long a round may take."""
+        return self.num_tokens * self.interval_s + _WAIT_S
+
+
+@dataclass(slots=True)
+class Received:
+    """One request: when it was sent, and when each of its tokens came."""
+
+    sent_s: float = 0.0
+    token_s: list[float] = field(default_factory=list)
+
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -51,7 +80,7 @@ class Way:
     token_us: list[list[float]] = field(default_factory=list)
     first_us: list[list[float]] = field(default_factory=list)
 
-    def add(self, received: list[Received], stamps_s: list[float]) -> None:
+    def add(self, received: Sequence[Received], stamps_s: list[float]) -> None:
         """Note a round. `stamps_s`: when each step after the first token was made."""
         self.first_us.append([(each.token_s[0] - each.sent_s) * 1e6 for each in received])
         steps = [zip(each.token_s[1:], stamps_s, strict=True) for each in received]
@@ -69,77 +98,43 @@ class RouterSamples:
     cpu_s: list[float] = field(default_factory=list)
 
 
-class RouterProcess:
-    """A router with the demo model's tokenizer, ready once it is made. Context manager. Raises `ChildFailed`."""
-
-    def __init__(self) -> None:
-        self._process = Child("router", *_ROUTER_FLAGS, stdout=PIPE)
-        try:
-            ready = self._process.wait_ready(_READY_S)
-        except BaseException:
-            self.close()
-            raise
-        self.url, self.control_address = ready.address, ready.control_address
-
-    def __enter__(self) -> RouterProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def cpu_s(self) -> float:
-        """Seconds of CPU that all its threads have used so far."""
-        # clock_getcpuclockid(3), which Python does not have: nanoseconds, where /proc has hundredths of a second
-        return time.clock_gettime((~self._process.pid << 3) | _CPUCLOCK_SCHED)
-
-    def close(self) -> None:
-        """End it."""
-        self._process.end(_LEAVE_S)
-
-
 def measure_router_hop(plan: RouterPlan, say: Callable[[str], None]) -> list[RouterSamples]:
-    """Measure in turns. Raises `RequestFailed`, `ChildFailed`."""
+    """Measure in turns, the bare way first. Raises `RequestFailed`, `ChildFailed`."""
     token_id = Tokenizer.from_folder(checkpoint_path()).encode(" word")[-1]
     fingerprint = model_fingerprint(checkpoint_path(), load_config(checkpoint_path()))
     found = []
     with ExitStack() as stack:
         node = stack.enter_context(Commanded(_FAKE_NODE, {"fingerprint": fingerprint, "token_id": token_id}))
-        router = stack.enter_context(RouterProcess())
+        router = stack.enter_context(Child("router", *_ROUTER_FLAGS, stdout=PIPE))  # with the demo model's tokenizer
         direct = stack.enter_context(DirectEnd())
+        ready = router.wait_ready(_READY_S)
         node.hear()
-        node.ask("join", end=_ROUTER, address=router.control_address)
+        node.ask("join", end=_ROUTER, address=ready.control_address)
         node.tell("join", end=_DIRECT, address=direct.address)
         direct.welcome()
         node.hear()
         for concurrency in plan.concurrencies:
             say(f"router, {concurrency} requests at once")
             prompts = [[token_id] * plan.num_prompt_tokens] * concurrency
-            _round(plan, prompts, node, router, direct, RouterSamples(concurrency, plan.num_tokens))  # warm-up
-            found.append(RouterSamples(concurrency, plan.num_tokens))
-            for _ in range(plan.num_rounds):
-                _round(plan, prompts, node, router, direct, found[-1])
+            load = {"count": concurrency, "num_tokens": plan.num_tokens, "interval_s": plan.interval_s}
+            warm_up, into = (RouterSamples(concurrency, plan.num_tokens) for _ in range(2))
+            for samples in (warm_up, *[into] * plan.num_rounds):
+                node.tell("emit", end=_DIRECT, **load)
+                received = direct.receive(prompts, plan.num_tokens, plan.round_s)
+                samples.direct.add(received, node.hear())
+                node.tell("emit", end=_ROUTER, **load)
+                before_s = _cpu_s(router.pid)
+                received = receive_streams(ready.address, DEMO_MODEL_NAME, prompts, plan.num_tokens, plan.round_s)
+                samples.cpu_s.append(_cpu_s(router.pid) - before_s)
+                samples.routed.add(received, node.hear())
+            found.append(into)
     return found
 
 
-def _round(
-    plan: RouterPlan,
-    prompts: list[list[int]],
-    node: Commanded,
-    router: RouterProcess,
-    direct: DirectEnd,
-    samples: RouterSamples,
-) -> None:
-    """The bare way, then through the router."""
-    load = {"count": len(prompts), "num_tokens": plan.num_tokens, "interval_s": plan.interval_s}
-    duration_s = plan.num_tokens * plan.interval_s
-    node.tell("emit", end=_DIRECT, **load)
-    received = direct.receive(prompts, plan.num_tokens, duration_s)
-    samples.direct.add(received, node.hear())
-    node.tell("emit", end=_ROUTER, **load)
-    before_s = router.cpu_s()
-    received = receive_streams(router.url, DEMO_MODEL_NAME, prompts, plan.num_tokens, duration_s)
-    samples.cpu_s.append(router.cpu_s() - before_s)
-    samples.routed.add(received, node.hear())
+def _cpu_s(pid: int) -> float:
+    """Seconds of CPU that all threads of a process have used so far."""
+    # clock_getcpuclockid(3), which Python does not have: nanoseconds, where /proc has hundredths of a second
+    return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 
 def router_ratios(samples: RouterSamples) -> list[Ratio]:
@@ -149,14 +144,119 @@ def router_ratios(samples: RouterSamples) -> list[Ratio]:
         ("router_us_per_token", samples.routed.token_us, samples.direct.token_us),
         ("router_ttft_us", samples.routed.first_us, samples.direct.first_us),
     ):
-        for percent in _PERCENTILES:
-            routed_us = [percentile(of_round, percent) for of_round in routed]
-            direct_us = [percentile(of_round, percent) for of_round in direct]
+        for percent in (50, 99):
+            routed_us, direct_us = ([percentile(of_round, percent) for of_round in way] for way in (routed, direct))
             case = f"concurrency {samples.concurrency}, p{percent}"
             note = f"{median(routed_us):.0f} us through the router, {median(direct_us):.0f} us without"
             ratios.append(difference_of(name, case, routed_us, direct_us, unit="us", note=note))
-    thousands = samples.concurrency * samples.num_tokens / 1000
-    cpu_s = [taken_s / thousands for taken_s in samples.cpu_s]
+    cpu_s = [taken_s / (samples.concurrency * samples.num_tokens / 1000) for taken_s in samples.cpu_s]
     note = "all that the router's process used, requests and idle time included"
     case = f"concurrency {samples.concurrency}"
     return [*ratios, range_of("router_cpu_s_per_1000_tokens", case, cpu_s, "s", "0", note)]
+
+
+def receive_streams(
+    base_url: str, model: str, prompts: Sequence[Sequence[int]], num_tokens: int, limit_s: float
+) -> list[Received]:
+    """Send all prompts at once and read their streams to the end, `limit_s` at most.
+
+    No client for anything else: it knows that every event of a stream is one token. Raises `RequestFailed` when an
+    answer is an error, or not one event for each of `num_tokens` tokens.
+    """
+    address = urlsplit(base_url)
+    deadline_s = time.monotonic() + limit_s
+    with ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        sent_s, streams = [], []
+        for _ in prompts:
+            connection = stack.enter_context(socket.create_connection((address.hostname, address.port), _WAIT_S))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            pieces: list[tuple[float, bytes]] = []
+            selector.register(connection, selectors.EVENT_READ, pieces)
+            streams.append((connection, pieces))
+        for prompt, (connection, _) in zip(prompts, streams, strict=True):
+            request = _request(address.netloc, model, prompt, num_tokens)
+            sent_s.append(time.monotonic())
+            connection.sendall(request)
+        while selector.get_map():
+            ready = selector.select(max(0.0, deadline_s - time.monotonic()))
+            if not ready:
+                raise RequestFailed(f"{base_url}: a stream did not end in time")
+            for key, _ in ready:
+                piece = key.fileobj.recv(_READ_BYTES)  # type: ignore[union-attr]
+                key.data.append((time.monotonic(), piece))
+                if not piece:
+                    selector.unregister(key.fileobj)
+    return [Received(at_s, _stamps(pieces, num_tokens)) for at_s, (_, pieces) in zip(sent_s, streams, strict=True)]
+
+
+def _request(netloc: str, model: str, prompt: Sequence[int], num_tokens: int) -> bytes:
+    members = {"model": model, "prompt": list(prompt), "max_tokens": num_tokens}
+    body = json.dumps({**members, "ignore_eos": True, "temperature": 0.0, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {netloc}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _stamps(pieces: list[tuple[float, bytes]], num_tokens: int) -> list[float]:
+    """When the end of each token's event came, of a whole answer. Raises `RequestFailed`."""
+    answer = b"".join(piece for _, piece in pieces)
+    status = answer[9:12].decode(errors="replace")
+    if status != "200":
+        raise RequestFailed(f"the router answered {status}: {answer[-300:].decode(errors='replace')}")
+    reached = list(accumulate(len(piece) for _, piece in pieces))
+    # a blank line ends an event; nothing else in a response has two line feeds in a row
+    found = [pieces[bisect_left(reached, event.end())][0] for event in re.finditer(b"\n\n", answer)]
+    if len(found) != num_tokens + 1:  # [DONE] is an event too
+        raise RequestFailed(f"a stream ended after {len(found)} of {num_tokens} tokens")
+    return found[:-1]
+
+
+class DirectEnd:
+    """The other end of a fake node's link: a socket of the router's kind with nothing behind it. Context manager."""
+
+    def __init__(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._link = open_socket(self._context, zmq.ROUTER, LinkSettings())
+        self.address = bind(self._link, "127.0.0.1", 0, LinkSettings())
+        self._identity = b""
+
+    def __enter__(self) -> DirectEnd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.destroy(linger=0)
+
+    def welcome(self) -> None:
+        """Take the node in when it says Hello. Raises `RequestFailed`."""
+        while not self._identity:
+            _, message = self._next(time.monotonic() + _WAIT_S)
+            if isinstance(message, Hello):
+                self._identity = control_identity(message.epoch)
+                self._send(Welcome(_ROUTER_EPOCH))
+
+    def receive(self, prompts: Sequence[Sequence[int]], num_tokens: int, limit_s: float) -> list[Received]:
+        """As `receive_streams`, without a router."""
+        self._send(Ping(_ROUTER_EPOCH))  # as a router does
+        received: dict[bytes, Received] = {}
+        params = DecodingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        for prompt in prompts:
+            handoff_id = secrets.token_bytes(16)
+            leg = Decode(handoff_id, 1, tuple(prompt), len(prompt), params, cache_salt=b"", prefill_peer=None)
+            received[handoff_id] = Received(time.monotonic())
+            self._send(leg)
+        deadline_s = time.monotonic() + limit_s
+        while min(len(each.token_s) for each in received.values()) < num_tokens:
+            came_s, message = self._next(deadline_s)
+            for event in message.events if isinstance(message, Tokens) else ():
+                received[event.handoff_id].token_s.append(came_s)
+        return list(received.values())
+
+    def _next(self, deadline_s: float) -> tuple[float, object]:
+        """When the next message came, before it was looked at, and the message. Raises `RequestFailed`."""
+        if not self._link.poll(max(0, round((deadline_s - time.monotonic()) * 1000))):
+            raise RequestFailed("the fake node went silent")
+        _, frame = self._link.recv_multipart()
+        return time.monotonic(), NODE_TO_ROUTER.decode(frame)
+
+    def _send(self, message: object) -> None:
+        self._link.send_multipart([self._identity, ROUTER_TO_NODE.encode(message)])

@@ -7,21 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import lists
+from bench.arguments import require_at_least
 from program.settings import setting
 from wire.errors import InvalidSetting
 
 CEILING_NAMES = ("memcpy", "read_stream", "gemm")
 ENGINE_NAMES = (*CEILING_NAMES, "decode_bw_ratio", "prefill_flop_ratio", "attn_ratio")
 """Ceilings and ratios that are measured in one process with an engine."""
-SYSTEM_NAMES = (
-    "zmq_round_trip",
-    "kv_bw_ratio",
-    "kv_overhead_us",
-    "exposed_ratio",
-    "handover_us",
-    "router_us_per_token",
-    "itl_isolation",
-)
+SYSTEM_NAMES: tuple[str, ...] = ("zmq_round_trip", "kv_bw_ratio", "kv_overhead_us", "exposed_ratio", "handover_us")
+SYSTEM_NAMES += ("router_us_per_token", "itl_isolation")
 """Those that need several processes: nodes, a router, clients."""
 _QUICK_ROUNDS = 2
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -47,13 +41,7 @@ class LimitsSettings:
 
     def check(self) -> None:
         """Raise `InvalidSetting` when something cannot be used: before anything is started."""
-        for name, value, lowest in (
-            ("threads", self.threads, 0),
-            ("rounds", self.rounds, 2),
-            ("prompt-tokens", self.prompt_tokens, 1),
-        ):
-            if value < lowest:
-                raise InvalidSetting(f"--{name} {value} is not at least {lowest}")
+        require_at_least(self, threads=0, rounds=2, prompt_tokens=1)
         _ = (self.names, self.core_ids, self.context_lens)
         if max(self.batch_sizes) > self.max_num_batched_tokens:
             raise InvalidSetting(f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than a batch")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from bench.kv.measure import Case
-from bench.kv.plot import handoffs_of
+from bench.kv.report import handoffs_of
 from bench.plots.gaps import draw_gaps, has_gaps
 from bench.plots.rates import draw_attainment, draw_latency, has_attainment, has_rates
 from bench.plots.stack import draw_stack, has_breakdown

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.gpu_check.models import config_of
+from bench.gpu_check.setup_process import config_of
 from device.base import Device
 from engine.models.config import parse_config
 from engine.models.decoder import TORCH_DTYPES

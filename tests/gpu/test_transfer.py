@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gpu_check.groups import TRANSPORTS
-from bench.gpu_check.models import block_bytes
-from bench.gpu_check.relay_process import node_pair, why_not
+from bench.gpu_check.relay_process import pair_on, why_not
+from bench.gpu_check.run import TRANSPORTS
+from bench.gpu_check.setup_process import block_bytes
 from device.base import Device
 from tests.gpu.conftest import DEVICE, IS_GPU, IS_QUICK
 
@@ -17,6 +17,6 @@ def test_blocks_arrive_byte_by_byte(transport: str, device: Device) -> None:
     if reason := why_not(transport, DEVICE):
         pytest.skip(reason)
     num_blocks = 64 if IS_GPU else 8
-    with node_pair(transport, DEVICE, num_blocks, block_bytes("8B" if IS_GPU else "tiny")) as pair:
+    with pair_on(transport, DEVICE, num_blocks, block_bytes("8B" if IS_GPU else "tiny")) as pair:
         for count in (1, num_blocks):
             pair.hand_over_verified(0, count)

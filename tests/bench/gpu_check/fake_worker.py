@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from bench.gpu_check.rows import figure_row, missing_row, time_row
+from bench.gpu_check.rows import missing_row, speed_row
 
 
 def say(message: object) -> None:
@@ -18,11 +18,14 @@ def say(message: object) -> None:
 
 def main(group: str, name: str) -> None:
     sys.stdout.write("what a library prints\n")
+    if group == "machine":
+        say({"missing": "--device cuda: there is none"})
+        return
     if name != "nothing":
-        say({"row": figure_row(name, str(os.getpid()), 7.0, "ms").as_json()})
+        say({"row": speed_row(name, str(os.getpid()), 7.0, "ms").as_json()})
     match name:
         case "slow":
-            say({"row": time_row(name, "", 9.0, "ms", floor=3.0, share=0.75).as_json()})
+            say({"row": speed_row(name, "", 9.0, "ms", bound=3.0, target=4.0).as_json()})
         case "crash":
             os._exit(3)
         case "hang":

@@ -1,37 +1,48 @@
-"""The command on the host's cores with tiny sizes: the same code that runs on a GPU."""
+"""The command with a measurement that says what it is told to; the real ones run without a GPU in `test_measures`."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
 from bench import command as bench_command
+from bench.gpu_check import command
 from bench.gpu_check.command import main
-from bench.gpu_check.groups import TOTAL_S, all_groups, chosen_groups
-from bench.gpu_check.run import TESTS
+from bench.gpu_check.rows import Verdict, failed_row, speed_row
+from bench.gpu_check.run import TESTS, TOTAL_S, Group, GroupResult, GroupRun, all_groups, chosen_groups
 from wire.errors import InvalidSetting
 
+SMI = "NVIDIA H200, 580.159.04, 1980 MHz, 3201 MHz, 1980 MHz, 3201 MHz, 700.00 W, 41\n\n"
 
-@pytest.mark.timeout(300)
-def test_a_group_runs_without_a_gpu_and_nothing_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_a_run_prints_a_table_and_writes_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = (speed_row("step", "8B", 4.0, "ms", bound=3.0, target=4.0), failed_row("step", "0.6B", "it hung"))
+    monkeypatch.setattr(GroupRun, "run", lambda self, say: GroupResult(Group("decode", "steps", 45), rows, 1.0, 135.0))
+    monkeypatch.setattr(command, "_describe_device", lambda device: {"device": "a GPU", "num_gpus": 1})
+    answer = subprocess.CompletedProcess([], 0, SMI)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
     file = tmp_path / "result.json"
-    assert main(["--device", "cpu", "--quick", "--only", "transfer", "--json", str(file)]) == 0
+    assert main(["--only", "decode", "--json", str(file)]) == 1
     content = json.loads(file.read_text())
     assert list(content) == ["facts", "device", "clocks", "status", "groups"]
-    groups = {group["name"]: group["rows"] for group in content["groups"]}
-    assert list(groups) == ["transfer"]
-    found = {name: {row["verdict"] for row in rows} for name, rows in groups.items()}
-    assert found["transfer"] == {"ok", "meaningless here"}
-    assert content["device"]["num_gpus"] == 0
-    assert "handoff, beyond a copy" in capsys.readouterr().out
+    assert content["device"] == {"device": "a GPU", "num_gpus": 1}
+    assert content["status"] == 1
+    (group,) = content["groups"]
+    assert [row["verdict"] for row in group["rows"]] == [Verdict.OK, Verdict.FAILED]
+    assert group["rows"][0]["share"] == 0.75
+    (gpu,) = content["clocks"]["before"]
+    assert (gpu["driver_version"], gpu["clocks.sm"], gpu["temperature.gpu"]) == ("580.159.04", "1980 MHz", "41")
+    assert "decode: steps (1 s of 135 s)" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_cuda_the_error_is_one_sentence() -> None:
-    with pytest.raises(InvalidSetting, match=r"^--device cuda[^\n]*$"):
+def test_a_device_that_is_not_there_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "MEASURE", "tests.bench.gpu_check.fake_worker")
+    with pytest.raises(InvalidSetting, match=r"^--device cuda: there is none$"):
         main([])
 
 

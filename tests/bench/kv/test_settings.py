@@ -6,7 +6,7 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from bench.kv.settings import KvBenchSettings, plan
+from bench.kv.measure import KvBenchSettings, plan
 from wire.errors import InvalidSetting
 
 
@@ -41,7 +41,7 @@ def test_lists_keep_their_order() -> None:
 def test_quick_leaves_alone_what_was_given() -> None:
     planned = plan(KvBenchSettings(quick=True, blocks="3"))
     assert planned.blocks == (3,)
-    assert planned.block_bytes < KvBenchSettings().block_bytes
+    assert planned.settings.block_bytes < KvBenchSettings().block_bytes
 
 
 def test_cores_are_those_of_this_process() -> None:

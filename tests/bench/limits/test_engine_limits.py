@@ -1,53 +1,72 @@
-"""An engine measured against the machine within one process, for real and small."""
+"""An engine measured against the machine, for real and small: in this process, and once in one of its own."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import replace
 
 import pytest
 
-from bench.child import Child
 from bench.limits.command import engine_limits
-from bench.limits.report import Found
+from bench.limits.engine_process import EngineLimits
+from bench.limits.result import Found
 from bench.limits.settings import ENGINE_NAMES, SYSTEM_NAMES, LimitsSettings
 from bench.targets.process_tree import descendants
-from wire.errors import BatonError, RequestFailed
+from wire.errors import ContextLengthExceeded, RequestFailed
 
 CORE = min(os.sched_getaffinity(0))
 SETTINGS = LimitsSettings(quick=True, cores=str(CORE), max_num_batched_tokens=16)
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Child]:
-    with Child("bench.limits.engine_process", asdict(SETTINGS)) as child:
-        child.hear()
-        yield child
+def engine() -> Iterator[EngineLimits]:
+    limits = EngineLimits(SETTINGS)
+    yield limits
+    limits.close()
 
 
-def test_ratios_say_their_case_and_leave_nothing_behind(engine: Child) -> None:
+def test_everything_is_measured_in_a_process_that_stays_on_its_cores() -> None:
+    before = {process.pid for process in descendants(os.getpid())}
+    said: list[str] = []
+    cores: set[int] = set()
+
+    def say(text: str) -> None:
+        said.append(text)
+        for process in descendants(os.getpid()):
+            if process.pid not in before and len(said) > 1:  # it is ready
+                cores.update(os.sched_getaffinity(process.pid))
+
+    found = Found()
+    engine_limits(replace(SETTINGS, only=",".join(ENGINE_NAMES)), found, say)
+    names = [ceiling.name for ceiling in found.ceilings] + [ratio.name for ratio in found.ratios]
+    assert set(names) == set(ENGINE_NAMES)
+    assert "attn_ratio, batch 2, context 32" in said
+    assert cores == {CORE}
+
+
+def test_ratios_say_their_case_and_leave_nothing_behind(engine: EngineLimits) -> None:
     for _ in range(2):  # a request that stayed would be in the way of the second
-        decode = engine.ask("decode_bw_ratio", batch=2, context=32)
+        decode = engine.decode_bw_ratio(batch=2, context=32)
         assert (decode["name"], decode["case"], decode["goal"]) == ("decode_bw_ratio", "batch 2, context 32", "1")
         assert 0 < decode["low"] <= decode["high"]
         assert "MB in" in decode["note"]
-        assert engine.ask("attn_ratio", batch=2, context=32)["value"] > 0
-        assert engine.ask("prefill_flop_ratio")["case"] == "64 tokens, chunks of 16"
+        assert engine.attn_ratio(batch=2, context=32)["value"] > 0
+        assert engine.prefill_flop_ratio()["case"] == "64 tokens, chunks of 16"
 
 
-def test_a_batch_that_does_not_fit_is_an_error_and_leaves_nothing(engine: Child) -> None:
-    with pytest.raises(RequestFailed, match="1000000 tokens leave no room"):
-        engine.ask("decode_bw_ratio", batch=1, context=1_000_000)
+def test_a_batch_that_does_not_fit_is_an_error_and_leaves_nothing(engine: EngineLimits) -> None:
+    with pytest.raises(ContextLengthExceeded, match="1000000 tokens leave no room"):
+        engine.decode_bw_ratio(batch=1, context=1_000_000)
     with pytest.raises(RequestFailed, match="a step held 16 of 17 requests"):
-        engine.ask("decode_bw_ratio", batch=17, context=8)
-    assert engine.ask("decode_bw_ratio", batch=1, context=32)["value"] > 0
+        engine.decode_bw_ratio(batch=17, context=8)
+    assert engine.decode_bw_ratio(batch=1, context=32)["value"] > 0
 
 
-def test_ceilings_are_those_that_ratios_needed_and_those_that_are_wanted(engine: Child) -> None:
-    engine.ask("attn_ratio", batch=1, context=32)
-    engine.ask("prefill_flop_ratio")
-    found = engine.ask("ceilings", names=["memcpy"])
+def test_ceilings_are_those_that_ratios_needed_and_those_that_are_wanted(engine: EngineLimits) -> None:
+    engine.attn_ratio(batch=1, context=32)
+    engine.prefill_flop_ratio()
+    found = engine.ceilings(names=["memcpy"])
     assert [(ceiling["name"], ceiling["unit"]) for ceiling in found] == [
         ("memcpy", "GB/s"),
         ("read_stream", "GB/s"),
@@ -57,19 +76,8 @@ def test_ceilings_are_those_that_ratios_needed_and_those_that_are_wanted(engine:
     assert "4 MiB" in found[0]["note"]
 
 
-def test_it_stays_on_its_cores(engine: Child) -> None:
-    assert os.sched_getaffinity(engine.pid) == {CORE}
-
-
 def test_no_engine_is_built_when_nothing_needs_it() -> None:
     said: list[str] = []
     found = Found()
     engine_limits(LimitsSettings(only=",".join(SYSTEM_NAMES), quick=True), found, said.append)
     assert (found, said) == (Found(), [])
-
-
-def test_a_model_that_is_not_there_is_said_in_a_sentence() -> None:
-    before = descendants(os.getpid())
-    with pytest.raises(BatonError, match="/nowhere"):
-        engine_limits(LimitsSettings(model="/nowhere", quick=True, only=ENGINE_NAMES[0]), Found(), lambda _: None)
-    assert [process.pid for process in descendants(os.getpid())] == [process.pid for process in before]

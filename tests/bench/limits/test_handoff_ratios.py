@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bench.client.outcome import Outcome
-from bench.limits.handoffs import HandoffSamples, handoff_ratios
+from bench.limits.served import HandoffSamples, handoff_ratios
 from program.clock import host_clock
 from wire.errors import RequestFailed
 

@@ -7,7 +7,7 @@ import pytest
 from bench.client.asking import Prompts
 from bench.client.endpoint import Endpoint, probe
 from bench.client.outcome import Outcome
-from bench.limits.isolation import (
+from bench.limits.served import (
     IsolationSamples,
     Phases,
     StreamLoad,

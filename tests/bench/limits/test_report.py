@@ -3,8 +3,7 @@ from __future__ import annotations
 import json
 
 from bench.facts import Facts
-from bench.limits.report import MEANINGS, Found, as_json, report
-from bench.limits.result import Ceiling, Ratio
+from bench.limits.result import MEANINGS, Ceiling, Found, Ratio, as_json, report
 from bench.limits.settings import ENGINE_NAMES, SYSTEM_NAMES
 
 FACTS = Facts("2026-01-01 00:00 UTC", "baton bench limits", "abc", "A CPU", 2, (0, 1), 2**30, "Linux 6", 0.5, {})
@@ -14,22 +13,29 @@ NOISY = Ratio("attn_ratio", "batch 8, context 512", 0.4321, 0.2, 0.9, goal="1", 
 IN_US = Ratio("handover_us", "idle", 45.67, 0.0123, 345.6, unit="us")
 
 
-def line(shown: str, start: str) -> str:
-    return next(line for line in shown.splitlines() if line.startswith(start))
+def line(shown: str, name: str) -> list[str]:
+    """The cells of the first row that begins with `name`."""
+    found = next(line for line in shown.splitlines() if line.startswith(f"| {name} "))
+    return [cell.strip() for cell in found.strip("|").split("|")]
 
 
 def test_a_ratio_has_value_range_and_goal() -> None:
     shown = report(FACTS, {"threads": 1}, Found([CEILING], [STEADY, IN_US], []))
-    assert " ".join(line(shown, "decode_bw_ratio  ").split()) == (
-        "decode_bw_ratio batch 1, context 512 0.61 0.58-0.66 1 3 ms a step"
-    )
-    assert " ".join(line(shown, "handover_us  ").split()) == "handover_us idle 45.7 us 0.012-346"
-    assert " ".join(line(shown, "read_stream").split()) == "read_stream 24.5 GB/s 3% how it reads"
+    assert line(shown, "decode_bw_ratio") == [
+        "decode_bw_ratio",
+        "batch 1, context 512",
+        "0.61",
+        "0.58-0.66",
+        "1",
+        "3 ms a step",
+    ]
+    assert line(shown, "handover_us") == ["handover_us", "idle", "45.7 us", "0.012-346", "", ""]
+    assert line(shown, "read_stream") == ["read_stream", "24.5 GB/s", "3%", "how it reads"]
 
 
 def test_no_value_is_shown_for_a_noisy_ratio() -> None:
     shown = report(FACTS, {}, Found([CEILING], [STEADY, NOISY], []))
-    assert " ".join(line(shown, "attn_ratio  ").split()) == "attn_ratio batch 8, context 512 - - 1 noisy"
+    assert line(shown, "attn_ratio") == ["attn_ratio", "batch 8, context 512", "-", "-", "1", "noisy"]
     assert "0.43" not in shown
     assert "noisy: the ceiling itself spread by more than 15%" in shown
 

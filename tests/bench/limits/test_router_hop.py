@@ -9,8 +9,15 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from bench.limits.router_hop import RouterPlan, RouterSamples, Way, measure_router_hop, router_ratios
-from bench.limits.ways import Received, receive_streams
+from bench.limits.router_hop import (
+    Received,
+    RouterPlan,
+    RouterSamples,
+    Way,
+    measure_router_hop,
+    receive_streams,
+    router_ratios,
+)
 from wire.errors import RequestFailed
 
 EVENTS = [b'data: {"text":"a"}\n\n', b'data: {"text":"b"}\n\n', b"data: [DONE]\n\n"]
@@ -51,14 +58,14 @@ def server(answer: bytes, piece_bytes: int = 1000) -> Iterator[str]:
 @pytest.mark.parametrize("piece_bytes", [1, 2, 3, 7, 1000])
 def test_a_stream_has_one_stamp_per_token_wherever_it_is_cut(piece_bytes: int) -> None:
     with server(WHOLE, piece_bytes) as url:
-        (received,) = receive_streams(url, "m", [[1]], num_tokens=2, duration_s=0.0)
+        (received,) = receive_streams(url, "m", [[1]], num_tokens=2, limit_s=20.0)
     assert len(received.token_s) == 2
     assert received.sent_s < received.token_s[0] <= received.token_s[1]
 
 
 def test_a_stream_that_breaks_off_is_an_error() -> None:
     with server(HEAD + b"".join(map(chunked, EVENTS[:2]))) as url, pytest.raises(RequestFailed, match="after 2 of 3"):
-        receive_streams(url, "m", [[1]], num_tokens=3, duration_s=0.0)
+        receive_streams(url, "m", [[1]], num_tokens=3, limit_s=20.0)
 
 
 def test_an_error_status_is_an_error() -> None:
@@ -66,7 +73,7 @@ def test_an_error_status_is_an_error() -> None:
         server(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy") as url,
         pytest.raises(RequestFailed, match=r"(?s)answered 503.*busy"),
     ):
-        receive_streams(url, "m", [[1]], num_tokens=1, duration_s=0.0)
+        receive_streams(url, "m", [[1]], num_tokens=1, limit_s=20.0)
 
 
 def samples() -> RouterSamples:

@@ -10,7 +10,7 @@ import pytest
 
 from bench.kv.measure import Case
 from bench.limits.command import kv_ratios, system_limits
-from bench.limits.report import Found
+from bench.limits.result import Found
 from bench.limits.settings import LimitsSettings
 from bench.targets.process_tree import descendants
 from wire.errors import RequestFailed
