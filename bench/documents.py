@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from bench.checked import checked, parse_json, read_text
+from bench.arguments import checked, parse_json, read_text
 from bench.facts import Facts
 from bench.output_file import require_folder
 from bench.runs import Rate, Ratio, Result, Run, as_json

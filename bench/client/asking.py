@@ -10,9 +10,8 @@ import asyncio
 import random
 
 from bench.client.driver import LoadPlan, run_load
-from bench.client.endpoint import Endpoint
+from bench.client.endpoint import Endpoint, RequestOptions
 from bench.client.outcome import Outcome
-from bench.client.request import RequestOptions
 from bench.workload.turns import Conversation, Turn
 from wire.errors import RequestFailed
 

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 import aiohttp
 
 from bench.client.clock import sleep_until
-from bench.client.endpoint import Endpoint
+from bench.client.endpoint import Endpoint, History, RequestOptions, check_requests
 from bench.client.outcome import Outcome
-from bench.client.request import History, RequestOptions, check_requests
 from bench.client.self_check import ClientFigures, SelfCheck
 from bench.client.stream import send
 from bench.workload.turns import Conversation

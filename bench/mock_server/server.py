@@ -20,7 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
-from bench.checked import checked
+from bench.arguments import checked
 from bench.client.clock import sleep_until
 from bench.mock_server.reply import ChatQuestion, CompletionQuestion, Question, Reply, sse_event
 from bench.mock_server.schedule import Fault, FaultKind, Schedule

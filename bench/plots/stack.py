@@ -57,11 +57,7 @@ def draw_stack(points: Sequence[Point]) -> Figure:
     shown = sorted((point for point in points if parts_of(point, "ttft")), key=lambda point: point.rate)
     firsts, seconds = ([parts_of(point, token) for point in shown] for token in ("ttft", "ttst"))
     rests = [{name: bar[name] for name in AFTER_FIRST if name in bar} for bar in seconds]
-    panels_of = {
-        "to token 1": firsts,
-        "to token 2": seconds,
-        "to token 2, after token 1 was sampled": rests,
-    }
+    panels_of = {"to token 1": firsts, "to token 2": seconds, "to token 2, after token 1 was sampled": rests}
     with styled():
         figure = new_figure("Where the time goes: means over all requests", height=2.3 + 0.4 * len(shown))
         panels = figure.subplots(1, 3, sharey=True)

@@ -1,4 +1,4 @@
-"""A report before it is HTML or Markdown: sections of tables and pictures. Knows neither results nor any markup."""
+"""A report before it is HTML or Markdown: sections of tables and pictures; and as text for a terminal. Knows no result."""
 
 from __future__ import annotations
 
@@ -104,3 +104,24 @@ def table_of(
         return (words(found[0].text, found[0].detail), *found[1:])
 
     return Table(name, title, tuple(columns), tuple(map(cells, rows)), frozenset(left), note)
+
+
+def as_text(section: Section, *names: str) -> str:
+    """Tables of these names and the notes, for a terminal: Markdown with aligned columns, numbers to the right."""
+    tables = [table for name in names for table in section.tables.get(name, ())]
+    notes = "\n".join(f"note: {note}" for note in section.notes)
+    return "\n\n".join([f"**{section.title}**", *map(_table_as_text, tables), *([notes] if notes else [])])
+
+
+def _table_as_text(table: Table) -> str:
+    rows = [[f"{cell.text} ({cell.detail})" if cell.detail else cell.text for cell in row] for row in table.rows]
+    columns = list(zip(table.heads, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    is_left = [not place or column[0] in table.words for place, column in enumerate(columns)]
+    rule = ["-" * width if left else "-" * (width - 1) + ":" for width, left in zip(widths, is_left, strict=True)]
+    lines = [
+        [text.ljust(width) if left else text.rjust(width) for text, width, left in zip(row, widths, is_left, strict=True)]
+        for row in (table.heads, rule, *rows)
+    ]
+    shown = [f"**{table.title}**", "\n".join(f"| {' | '.join(line)} |" for line in lines), table.note]
+    return "\n\n".join(filter(None, shown))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bench.checked import checked, read_text
+from bench.arguments import checked, read_text
 from bench.documents import CompareDocument, SweepDocument
 from bench.facts import Facts
 from bench.kv.measure import Results

@@ -1,20 +1,37 @@
-"""One section for each kind of result file: which tables, pictures and conditions it has."""
+"""One section for each kind of result file: which tables, pictures and conditions it has.
+
+Nothing is drawn here: a picture is drawn when it is needed.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from bench.documents import CompareDocument, MeasuredTarget, SweepDocument, SweepPoint
 from bench.facts import Facts
+from bench.kv.measure import Case
+from bench.kv.plot import handoffs_of
 from bench.kv.report import GLOSSARY, hop_in_words
 from bench.kv.report import tables as kv_tables
 from bench.numbers import number, percent, size, whole
-from bench.plots.rates import GOAL, slo_in_words
+from bench.plots.lines import (
+    GOAL,
+    draw_attainment,
+    draw_gaps,
+    draw_latency,
+    has_attainment,
+    has_gaps,
+    has_rates,
+    slo_in_words,
+)
+from bench.plots.stack import draw_stack, has_breakdown
+from bench.plots.timeline import draw_timeline, has_times
+from bench.plots.transfer import draw as draw_transfer
 from bench.report.document import Card, Cell, Picture, Section, Table, words
 from bench.report.load import KvDocument, LimitsDocument, ResultFile, ServeDocument
-from bench.report.pictures import picture_of_handoffs, pictures_of_runs
 from bench.report.tables import (
     breakdown_tables,
     ceiling_table,
@@ -26,6 +43,38 @@ from bench.report.tables import (
     points_table,
 )
 from bench.runs import Point, Run, points_of
+
+
+def pictures_of_runs(points: Sequence[Point], slo_ms: Mapping[str, float], goal: float) -> Iterator[Picture]:
+    """Those that the points have something for; `goal` is the share of requests that shall meet the SLO."""
+    # what a gap may be: as the SLO says of the largest one, else of their mean
+    limit_ms = slo_ms.get("itl", slo_ms.get("tpot"))
+    if has_attainment(points):
+        yield Picture("attainment", "SLO attainment against rate", partial(draw_attainment, points, slo_ms, goal))
+    if has_rates(points):
+        yield Picture("latency", "TTFT and ITL against rate", partial(draw_latency, points, slo_ms))
+    if has_gaps(points):
+        yield Picture("gaps", "Gaps between tokens", partial(draw_gaps, points, limit_ms))
+    if has_breakdown(points):
+        yield Picture("stack", "Parts of the time to tokens 1 and 2", partial(draw_stack, points))
+    if runs := _side_by_side(points):
+        yield Picture("timeline", "Requests over time", partial(draw_timeline, runs, limit_ms))
+
+
+def picture_of_handoffs(cases: Sequence[Case]) -> Picture:
+    """Rates of `bench kv`, at least one case."""
+    lines = [handoffs_of(case) for case in cases]
+    return Picture("transfer", "Rate of KV handoffs against their size", partial(draw_transfer, lines))
+
+
+def _side_by_side(points: Sequence[Point]) -> list[Run]:
+    """Of each target the last run that has its requests' times, at the highest rate at which most targets have one."""
+    by_rate: dict[float, list[Run]] = {}
+    for point in points:
+        if found := [run for run in point.runs if has_times(run)]:
+            by_rate.setdefault(point.rate, []).append(found[-1])
+    return max(by_rate.values(), key=lambda runs: (len(runs), runs[0].rate), default=[])
+
 
 _KV_WORDS = frozenset({"transport", "checksum", "block", "range", "note", "one core can"})
 

@@ -1,4 +1,4 @@
-"""Load against servers that already run, from the settings to the result.
+"""Load against servers that already run, from the settings to the result, with each doubt about it as a sentence.
 
 Owns the order of things: check settings, ask the servers, make the workload, warm up, send, summarise. Servers are
 started elsewhere; the dataset and the client come from their own packages; nothing here prints but the progress bar.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, cast
 
@@ -19,15 +19,13 @@ from tqdm import tqdm
 from bench.breakdown import summarise_breakdowns
 from bench.client.asking import client_runner
 from bench.client.driver import LoadPlan, LoadRun, run_load
-from bench.client.request import PromptForm, RequestOptions
+from bench.client.endpoint import PromptForm, RequestOptions
 from bench.facts import collect_facts
 from bench.runs import rate_as_json
-from bench.serve.arrival import arrivals_of, process_of
+from bench.serve.arrivals import arrivals_of, process_of
 from bench.serve.metrics import summarise
-from bench.serve.model import tokenizer_folder, vocabulary_for
-from bench.serve.notes import notes_of
-from bench.serve.readiness import find_server, get_ready, other_prompts
 from bench.serve.result import RunResult, middle_of
+from bench.serve.server import find_server, get_ready, other_prompts, tokenizer_folder, vocabulary_for
 from bench.serve.settings import (
     CHAT,
     ServeBenchSettings,
@@ -40,9 +38,52 @@ from bench.serve.settings import (
     urls,
     without_secrets,
 )
-from bench.workload.dataset_settings import DatasetSettings
+from bench.workload.dataset_settings import RANDOM, DatasetSettings
 from bench.workload.registry import make_workload
 from program.settings import as_flags
+
+MIN_CHUNKS_PER_TOKEN = 0.95
+MAX_ZERO_GAP_SHARE = 0.05
+MAX_CPU_SHARE = 0.9
+MAX_LATE_SHARE = 0.01
+MAX_CACHED_SHARE = 0.05
+
+
+def notes_of(summary: dict[str, Any], load: LoadRun, dataset: DatasetSettings) -> Iterator[str]:
+    """The doubts about one run. `summary` is what `bench.serve.metrics.summarise` made of its outcomes."""
+    outcomes, client = load.outcomes, load.client
+    chunks_per_token = summary["chunks_per_token"]
+    if chunks_per_token is not None and chunks_per_token < MIN_CHUNKS_PER_TOKEN:
+        yield (
+            f"the server sent {chunks_per_token:.2f} chunks per token: tokens came together, so ITL says less than TPOT"
+        )
+    zero_gap_share = summary["zero_gap_share"]
+    if zero_gap_share is not None and zero_gap_share > MAX_ZERO_GAP_SHARE:
+        yield f"{zero_gap_share:.0%} of the chunks came in one piece with the one before: ITL says less than TPOT"
+    if client.cpu_share > MAX_CPU_SHARE:
+        yield f"the client used {client.cpu_share:.0%} of a core: it may have been the bottleneck"
+    if outcomes and client.num_late > MAX_LATE_SHARE * len(outcomes):
+        yield f"{client.num_late} of {len(outcomes)} requests were sent over 10 ms late: the load was not as planned"
+    if _num_cached_unexpectedly(summary, dataset) > MAX_CACHED_SHARE * summary["total_input_tokens"]:
+        yield "the server had prompts in its cache that should be new: measure with another --seed"
+    num_without_usage = sum(
+        outcome.failure is None and "completion_tokens" not in outcome.usage for outcome in outcomes
+    )
+    if num_without_usage:
+        yield f"{num_without_usage} answers came without usage: their tokens were counted as chunks"
+    if summary["failed"]:
+        yield f"{summary['failed']} of {len(outcomes)} requests failed and are in no average"
+    if load.num_unsent:
+        yield f"{load.num_unsent} requests were never sent, because the turn before them failed"
+
+
+def _num_cached_unexpectedly(summary: dict[str, Any], dataset: DatasetSettings) -> int:
+    """Cached tokens beyond the common prefix, of the one dataset whose prompts have nothing else in common."""
+    if dataset.dataset_name != RANDOM:
+        return 0
+    num_cached: int = summary["cached_tokens"] or 0
+    return num_cached - dataset.random_prefix_len * int(summary["completed"])
+
 
 PACKAGES = ("baton-serve", "aiohttp", "uvloop", "numpy", "tokenizers", "torch")
 """Their versions stand beside a result."""

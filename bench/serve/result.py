@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.client.outcome import Outcome
+from bench.serve.metrics import arrivals_s, num_output_tokens, num_prompt_tokens
 from bench.serve.settings import ServeBenchSettings
-from bench.serve.timing import arrivals_s, num_output_tokens, num_prompt_tokens
 from wire.errors import InvalidSetting
 
 _ORDERED_BY = "mean_e2el_ms"

@@ -17,11 +17,10 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field
 
-from bench.checked import checked, parse_json
+from bench.arguments import checked, parse_json
 from bench.workload.dataset_settings import MAX_TOKENS, OUTPUT_LEN_OF_FILE, DatasetSettings, check_counts
-from bench.workload.passages import Passage, described, first_turn, generator
+from bench.workload.passages import Passage, Vocabulary, described, first_turn, generator
 from bench.workload.turns import Conversation, Turn, Workload
-from bench.workload.vocabulary import Vocabulary
 from wire.errors import InvalidRequest, InvalidSetting
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"

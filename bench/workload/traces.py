@@ -21,11 +21,12 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from bench.checked import checked
+from bench.arguments import checked
 from bench.workload.dataset_settings import MAX_TOKENS, DatasetSettings, check_counts
 from bench.workload.files import DataFile, NumTokens, read_data_file
 from bench.workload.passages import (
     Passage,
+    Vocabulary,
     described,
     draw_ids,
     exact,
@@ -35,7 +36,6 @@ from bench.workload.passages import (
     num_after_opening,
 )
 from bench.workload.turns import Conversation, Workload
-from bench.workload.vocabulary import Vocabulary
 from wire.errors import InvalidSetting
 
 MOONCAKE_SAMPLE = "mooncake_conversation_2000.jsonl"

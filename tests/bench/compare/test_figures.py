@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.compare.figures import medians_of, ratios_of
+from bench.compare.command import conclude
 from bench.compare.report import report
-from bench.compare.run import conclude
+from bench.compare.verdict import medians_of, ratios_of
 from bench.documents import CompareDocument, MeasuredTarget
 from bench.runs import Ratio, Run
 from tests.bench.compare.results import run

@@ -8,8 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from bench.plots import stack
-from bench.plots.gaps import draw_gaps, has_gaps
-from bench.plots.rates import draw_attainment, draw_latency, has_attainment, has_rates
+from bench.plots.lines import draw_attainment, draw_gaps, draw_latency, has_attainment, has_gaps, has_rates
 from bench.plots.stack import draw_stack, has_breakdown
 from bench.plots.style import as_png
 from bench.plots.timeline import draw_timeline

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.publish.command import PAGE, main
+from bench.publish.__main__ import PAGE, main
 from tests.bench.report.samples import compare_result, sweep_result
 from wire.errors import InvalidSetting
 

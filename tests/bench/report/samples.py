@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.breakdown import TTFT_PARTS, TTST_PARTS
 from bench.client.outcome import Outcome
-from bench.compare.run import conclude
+from bench.compare.command import conclude
 from bench.documents import CompareDocument, Configuration, MeasuredTarget, SweepDocument, SweepPoint
 from bench.facts import Facts
 from bench.limits.result import Ceiling, Ratio

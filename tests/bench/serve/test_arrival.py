@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bench.serve.arrival import arrivals_of, process_of
+from bench.serve.arrivals import arrivals_of, process_of
 from bench.serve.settings import ServeBenchSettings
 from bench.workload.dataset_settings import DatasetSettings
 from bench.workload.turns import Conversation, Turn

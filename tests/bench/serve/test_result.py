@@ -17,10 +17,7 @@ from wire.errors import InvalidSetting
 
 RESULT = {"label": "openai", "model_id": "owner/tiny/", "date": "20260102-030405"}
 DETAILS = {"input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors"}
-OUTCOMES = (
-    answered([0.1, 0.25], sent_s=7.0, scheduled_s=6.5),
-    failed(Failure.HTTP_ERROR, "503: busy", sent_s=8.0),
-)
+OUTCOMES = (answered([0.1, 0.25], sent_s=7.0, scheduled_s=6.5), failed(Failure.HTTP_ERROR, "503: busy", sent_s=8.0))
 
 
 def test_details_are_only_there_when_asked_for() -> None:

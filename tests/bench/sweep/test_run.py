@@ -6,10 +6,9 @@ from collections import Counter
 import pytest
 
 from bench.documents import Configuration, Session, SweepDocument
+from bench.sweep.command import SweepSettings, carry_out, conclude
 from bench.sweep.report import report
-from bench.sweep.run import carry_out, conclude
-from bench.sweep.settings import SweepSettings
-from bench.targets.load import Load
+from bench.targets.session import Load
 from tests.bench.report.samples import FACTS
 from tests.bench.targets.fakes import FakeLineUp, FakeMeasure, fake_session
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.sweep.search import MAX_DOUBLINGS, MAX_HALVINGS, Point, Search, goodput_rate, next_rate
+from bench.sweep.command import MAX_DOUBLINGS, MAX_HALVINGS, Point, Search, goodput_rate, next_rate
 
 SEARCH = Search(attainment=0.9, start_rate=1.0, precision=0.1)
 MOST_POINTS = MAX_DOUBLINGS + 8

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from bench.child import ROOT
-from bench.targets.readiness import why_not_ready
+from bench.targets.process import why_not_ready
 from bench.targets.spec import Target
 from tests.bench.targets.processes import STUB, is_running, start, state_of, stub_target, wait_for
 from wire.errors import InvalidSetting, RequestFailed
