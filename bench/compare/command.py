@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 from bench.arguments import require_at_least
 from bench.compare.plan import Schedule, Step
-from bench.compare.report import report
-from bench.compare.verdict import medians_of, ratios_of
+from bench.compare.verdict import RULE, medians_of, ratios_of
 from bench.documents import CompareDocument
+from bench.report.document import as_text
+from bench.report.load import ResultFile
+from bench.report.sections import section_of
 from bench.runs import Run
 from bench.targets.line_up import LineUp, TargetSettings, check_targets, parse_rates
 from bench.targets.session import Load, Measure, Session, read_session
@@ -94,6 +96,11 @@ def conclude(document: CompareDocument) -> None:
     document.workload = dict(document.runs[0].part("dataset")) if document.runs else {}
     document.medians = medians_of(names, document.runs)
     document.ratios = ratios_of(names, document.runs, document.control_runs)
+
+
+def report(document: CompareDocument) -> str:
+    """The figures of every target, what may be concluded, and the rule, for a terminal."""
+    return f"{as_text(section_of(ResultFile('compare', document)), 'figures')}\n\n{RULE}"
 
 
 def _key(run: Run, *, is_control: bool) -> tuple[int, float, str, bool]:

@@ -1,4 +1,4 @@
-"""A report before it is HTML or Markdown: sections of tables and pictures; and as text for a terminal. Knows no result."""
+"""A report before it is HTML or Markdown: sections of tables and pictures, and as text. Knows no result."""
 
 from __future__ import annotations
 
@@ -119,9 +119,7 @@ def _table_as_text(table: Table) -> str:
     widths = [max(map(len, column)) for column in columns]
     is_left = [not place or column[0] in table.words for place, column in enumerate(columns)]
     rule = ["-" * width if left else "-" * (width - 1) + ":" for width, left in zip(widths, is_left, strict=True)]
-    lines = [
-        [text.ljust(width) if left else text.rjust(width) for text, width, left in zip(row, widths, is_left, strict=True)]
-        for row in (table.heads, rule, *rows)
-    ]
-    shown = [f"**{table.title}**", "\n".join(f"| {' | '.join(line)} |" for line in lines), table.note]
+    shape = " | ".join(f"{{:{'<' if left else '>'}{width}}}" for width, left in zip(widths, is_left, strict=True))
+    lines = [f"| {shape.format(*row)} |" for row in (table.heads, rule, *rows)]
+    shown = [f"**{table.title}**", "\n".join(lines), table.note]
     return "\n\n".join(filter(None, shown))

@@ -137,13 +137,8 @@ def meets(timing: Timing, slo: Mapping[str, float]) -> bool:
 
     An answer of one token has no TPOT and no gap, which counts as 0: it can only miss TTFT and E2E.
     """
-    values_s = {
-        "ttft": timing.ttft_s,
-        "tpot": timing.tpot_s or 0.0,
-        "itl": timing.max_gap_s or 0.0,
-        "e2el": timing.e2el_s,
-    }
-    return all(values_s[name] <= limit_ms / 1000 for name, limit_ms in slo.items())
+    values_s = {"ttft": timing.ttft_s, "tpot": timing.tpot_s, "itl": timing.max_gap_s, "e2el": timing.e2el_s}
+    return all((values_s[name] or 0.0) <= limit_ms / 1000 for name, limit_ms in slo.items())
 
 
 def percentile_name(percent: float) -> str:
@@ -152,24 +147,18 @@ def percentile_name(percent: float) -> str:
 
 
 def _families(timings: Sequence[Timing], percentiles: Sequence[float]) -> dict[str, float]:
-    columns: Sequence[Sequence[float | None]] = (
-        [timing.ttft_s for timing in timings],
-        [timing.tpot_s for timing in timings],
-        [gap_s for timing in timings for gap_s in timing.gaps_s],
-        [timing.e2el_s for timing in timings],
-        [timing.max_gap_s for timing in timings],
-        [timing.ttst_s for timing in timings],
-    )
     found: dict[str, float] = {}
-    for name, column in zip(FAMILIES, columns, strict=True):
+    rows = [(timing.ttft_s, timing.tpot_s, None, timing.e2el_s, timing.max_gap_s, timing.ttst_s) for timing in timings]
+    columns = {name: [row[place] for row in rows] for place, name in enumerate(FAMILIES)}
+    columns["itl"] = [gap_s for timing in timings for gap_s in timing.gaps_s]
+    for name, column in columns.items():
         values_ms = _milliseconds([value for value in column if value is not None])
         found[f"mean_{name}_ms"] = _rounded(values_ms.mean())
         found[f"median_{name}_ms"] = _rounded(np.median(values_ms))
         found[f"std_{name}_ms"] = _rounded(values_ms.std())
         for percent in percentiles:
             found[f"p{percentile_name(percent)}_{name}_ms"] = _rounded(np.percentile(values_ms, percent))
-    largest = [timing.max_gap_s for timing in timings if timing.max_gap_s is not None]
-    found["max_max_itl_ms"] = _rounded(_milliseconds(largest).max())
+    found["max_max_itl_ms"] = _rounded(_milliseconds([gap_s for timing in timings for gap_s in timing.gaps_s]).max())
     return found
 
 

@@ -53,8 +53,6 @@ def report(result: Mapping[str, Any], families: Sequence[str], percentiles: Sequ
         *_totals(result),
         *(line for name in _FAMILIES if name in families for line in _family(result, name, percentiles)),
         *_load(result),
-        *_failures(result),
-        *_handoffs(result),
         *_breakdown(result),
         *_repeats(result),
         "=" * WIDTH,
@@ -88,26 +86,21 @@ def _load(result: Mapping[str, Any]) -> Iterator[str]:
     """What the load and the client were like: how far the figures above can be trusted."""
     delay, client = result["schedule_delay"], result["client"]
     yield _title("Load and Client")
-    yield _line("Mean schedule delay (ms):", delay["mean_ms"])
-    yield _line("P99 schedule delay (ms):", delay["p99_ms"])
-    if result["chunks_per_token"] is not None:
-        yield _line("Chunks per token:", result["chunks_per_token"])
-    if result["cached_tokens"] is not None:
-        yield _line("Cached input tokens:", result["cached_tokens"], "d")
-    yield _line("Client P99 event loop lag (ms):", client["loop_lag_p99_ms"])
-    yield _line("Client CPU (% of one core):", 100 * client["cpu_share"])
-
-
-def _failures(result: Mapping[str, Any]) -> Iterator[str]:
+    for label, value, form in (
+        ("Mean schedule delay (ms):", delay["mean_ms"], ".2f"),
+        ("P99 schedule delay (ms):", delay["p99_ms"], ".2f"),
+        ("Chunks per token:", result["chunks_per_token"], ".2f"),
+        ("Cached input tokens:", result["cached_tokens"], "d"),
+        ("Client P99 event loop lag (ms):", client["loop_lag_p99_ms"], ".2f"),
+        ("Client CPU (% of one core):", 100 * client["cpu_share"], ".2f"),
+    ):
+        if value is not None:
+            yield _line(label, value, form)
     if result["failures"]:
         yield _title("Failures")
         yield from (_line(f"{reason}:", num, "d") for reason, num in result["failures"].items())
         yield from (f"  e.g. {message:.200}" for message in result["failure_messages"])
-
-
-def _handoffs(result: Mapping[str, Any]) -> Iterator[str]:
-    handoffs = result["kv_transfer"]
-    if handoffs:
+    if handoffs := result["kv_transfer"]:
         yield _title("KV Handoffs")
         yield _line("Handoffs:", handoffs["num_handoffs"], "d")
         yield _line("Transferred (MiB):", handoffs["num_bytes"] / 2**20)

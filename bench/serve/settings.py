@@ -6,15 +6,16 @@ sent, so a run never ends in a setting that could not be used.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.arguments import require_above_zero, require_at_least
+from bench import lists
+from bench.arguments import parse_json, require_above_zero, require_at_least
 from bench.client.endpoint import checked_base_url
 from bench.runs import FAMILIES
 from program.settings import setting
@@ -125,13 +126,9 @@ def check(settings: ServeBenchSettings) -> None:
     require_above_zero(settings, "request_rate", "burstiness", "timeout_s", "repeat", "max_concurrency", "vocab_size")
     require_at_least(settings, num_warmups=0, ready_check_timeout_sec=0, temperature=0)
     _check_ramp(settings)
-    urls(settings)
-    headers(settings, {})
-    extra_body(settings)
-    metadata(settings)
+    for parse in (urls, headers, extra_body, metadata, shown_percentiles, shown_families):
+        parse(settings)
     parse_slo(settings.goodput)
-    shown_percentiles(settings)
-    shown_families(settings)
 
 
 def parse_slo(words: Sequence[str]) -> dict[str, float]:
@@ -143,20 +140,17 @@ def parse_slo(words: Sequence[str]) -> dict[str, float]:
             raise InvalidSetting(f"--goodput {pair!r:.40}: expected METRIC:MS, METRIC one of {', '.join(SLO_METRICS)}")
         if name in found:
             raise InvalidSetting(f"--goodput {pair!r:.40}: {name} is there twice")
-        try:
+        with contextlib.suppress(ValueError):
             found[name] = float(text)
-        except ValueError:
-            found[name] = math.nan
-        if not 0 <= found[name] < math.inf:
+        if not 0 <= found.get(name, math.nan) < math.inf:
             raise InvalidSetting(f"--goodput {pair!r:.40}: the limit is not a number of milliseconds")
     return found
 
 
 def urls(settings: ServeBenchSettings) -> tuple[str, ...]:
     """The servers, without a slash at the end. Raises `InvalidSetting`."""
-    found = settings.base_url or (f"http://{settings.host}:{settings.port}",)
     try:
-        return tuple(map(checked_base_url, found))
+        return tuple(map(checked_base_url, settings.base_url or (f"http://{settings.host}:{settings.port}",)))
     except InvalidSetting as error:
         raise InvalidSetting(f"--base-url: {error}") from None
 
@@ -183,23 +177,20 @@ def metadata(settings: ServeBenchSettings) -> dict[str, str]:
 
 def extra_body(settings: ServeBenchSettings) -> dict[str, Any]:
     """Members of every request. Raises `InvalidSetting`."""
-    try:
-        found = json.loads(settings.extra_body or "{}")
-    except ValueError as error:
-        raise InvalidSetting(f"--extra-body {settings.extra_body!r:.100} is not JSON: {error}") from None
+    where = f"--extra-body {settings.extra_body!r:.100}"
+    found = parse_json(settings.extra_body or "{}", where)
     if not isinstance(found, dict):
-        raise InvalidSetting(f"--extra-body {settings.extra_body!r:.100} is not a JSON object")
+        raise InvalidSetting(f"{where} is not a JSON object")
     return found
 
 
 def shown_percentiles(settings: ServeBenchSettings) -> tuple[float, ...]:
     """Percentiles to print, 0 to 100. Raises `InvalidSetting`."""
+    text = settings.metric_percentiles
     try:
-        found = tuple(float(word) for word in settings.metric_percentiles.split(","))
+        found = tuple(map(float, text.split(",")))
     except ValueError:
-        raise InvalidSetting(
-            f"--metric-percentiles {settings.metric_percentiles!r:.100} is not a list like 50,99"
-        ) from None
+        raise InvalidSetting(f"--metric-percentiles {text!r:.100} is not a list like 50,99") from None
     for percent in found:
         if not 0 <= percent <= 100:
             raise InvalidSetting(f"--metric-percentiles: {percent} is not from 0 to 100")
@@ -208,11 +199,7 @@ def shown_percentiles(settings: ServeBenchSettings) -> tuple[float, ...]:
 
 def shown_families(settings: ServeBenchSettings) -> tuple[str, ...]:
     """Members of `FAMILIES` to print. Raises `InvalidSetting`."""
-    found = tuple(word.strip() for word in settings.percentile_metrics.split(","))
-    for name in found:
-        if name not in FAMILIES:
-            raise InvalidSetting(f"--percentile-metrics: {name!r:.40} is not one of {', '.join(FAMILIES)}")
-    return found
+    return lists.names(settings.percentile_metrics, "--percentile-metrics", FAMILIES)
 
 
 def _check_ramp(settings: ServeBenchSettings) -> None:

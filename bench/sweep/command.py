@@ -18,9 +18,11 @@ from typing import Any
 
 from bench.arguments import require_at_least
 from bench.documents import Configuration, SweepDocument, SweepPoint
+from bench.report.document import as_text
+from bench.report.load import ResultFile
+from bench.report.sections import section_of
 from bench.serve.settings import parse_slo
 from bench.stats import median
-from bench.sweep.report import report
 from bench.targets.line_up import LineUp, TargetSettings, check_targets, parse_rates
 from bench.targets.session import SESSION_STEP, Load, Measure, Session, read_session
 from program.settings import setting
@@ -212,5 +214,5 @@ def main(arguments: Sequence[str]) -> int:
     else:
         session.say(f"everything is in {session.path} already: --no-resume measures again")
     conclude(document, settings)
-    print(report(document))
+    print(as_text(section_of(ResultFile("sweep", document)), "goodput", "points"))
     return 0 if all(each.goodput_rate is not None for each in document.configurations) else 1

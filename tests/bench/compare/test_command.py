@@ -39,7 +39,7 @@ def test_two_servers_are_compared_from_start_to_file(tmp_path: Path, capsys: pyt
     assert all(slow["seed"] == fast["seed"] for slow, fast in pairs)
     assert "ttfts" in document["runs"][-1]["result"]
     assert "ttfts" not in document["runs"][0]["result"]
-    assert "| slow " in capsys.readouterr().out
+    assert "slow against fast" in capsys.readouterr().out
     load_result(path)
 
     before = path.read_bytes()
