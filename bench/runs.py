@@ -142,12 +142,10 @@ class Point:
 
     @property
     def num_failed(self) -> int:
-        """Of all runs together."""
         return sum(int(run.result["failed"]) for run in self.runs)
 
     @property
     def num_requests(self) -> int:
-        """All that were sent."""
         return self.num_failed + sum(int(run.result["completed"]) for run in self.runs)
 
     def values(self, name: str) -> list[float]:

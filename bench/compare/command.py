@@ -139,7 +139,7 @@ def main(arguments: Sequence[str]) -> int:
     schedule = schedule_of(session, len(document.sessions) - 1)
     if steps := schedule.steps(keep_whole_groups(document, schedule)):
         with line_up:
-            carry_out(document, steps, session, line_up, session.measure())
+            carry_out(document, steps, session, line_up, session.measure)
     else:
         session.say(f"everything is in {session.path} already: --no-resume measures again")
     conclude(document)

@@ -39,12 +39,8 @@ def has_breakdown(points: Sequence[Point]) -> bool:
 
 def parts_of(point: Point, token: str) -> dict[str, float]:
     """Mean ms of each part over the runs; `token` is "ttft" or "ttst". {} without a breakdown."""
-    found: dict[str, float] = {}
-    for name in PARTS:
-        values = point.values(f"breakdown.{token}.parts.{name}.mean_ms")
-        if values:
-            found[name] = sum(values) / len(values)
-    return found
+    found = {name: point.values(f"breakdown.{token}.parts.{name}.mean_ms") for name in PARTS}
+    return {name: sum(values) / len(values) for name, values in found.items() if values}
 
 
 def draw_stack(points: Sequence[Point]) -> Figure:

@@ -102,14 +102,11 @@ def _lines(rows: Sequence[tuple[float, float, list[float]]], colors: Any, norm: 
 
 
 def _finish_bar(bar: Any, low: float, high: float, limit_ms: float | None) -> None:
-    ticks = [value for value in _nice_values() if low * 1.02 <= value <= high / 1.02]
+    nice = [step * 10.0**power for power in range(-1, 6) for step in (1, 2, 5)]
+    ticks = [value for value in nice if low * 1.02 <= value <= high / 1.02]
     bar.set_ticks(ticks, labels=[f"{value:g}" for value in ticks])
     bar.ax.minorticks_off()
     bar.outline.set_visible(False)
     bar.set_label("gap (ms)" + ("; red line: SLO" if limit_ms is not None else "") + "; grey: waiting for token 1")
     if limit_ms is not None:
         bar.ax.axhline(limit_ms, color=REFERENCE, linewidth=2.5)
-
-
-def _nice_values() -> list[float]:
-    return [step * 10.0**power for power in range(-1, 6) for step in (1, 2, 5)]

@@ -24,7 +24,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import ConfigDict
@@ -67,10 +66,9 @@ class Contents:
 def read_contents(path: Path) -> Contents:
     """Raises `InvalidSetting`."""
     try:
-        content: Any = yaml.safe_load(read_text(path, str(path)))
+        contents = checked(Contents, yaml.safe_load(read_text(path, str(path))), str(path))
     except yaml.YAMLError as error:
         raise InvalidSetting(f"{path}: {error}") from None
-    contents = checked(Contents, content, str(path))
     for entry in contents.sections:
         if not entry.title or not (entry.file or entry.notes):
             raise InvalidSetting(f"{path}: {entry.title!r}: a section needs a title, and a file or notes")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from bench.documents import CompareDocument, MeasuredTarget, SweepDocument, SweepPoint
+from bench.documents import CompareDocument, MeasuredTarget, SweepDocument
 from bench.facts import Facts
 from bench.kv.measure import Case
 from bench.kv.plot import handoffs_of
@@ -113,7 +113,12 @@ def _compare(name: str, document: CompareDocument) -> Section:
 
 def _sweep(name: str, document: SweepDocument) -> Section:
     runs = [
-        Run(each.name, place, point.rate, point.result | _attained(point))
+        Run(
+            each.name,
+            place,
+            point.rate,
+            point.result | {"slo_attainment": point.attainment, "attainments": point.attainments},
+        )
         for each in document.configurations
         for place, point in enumerate(each.points, start=1)
     ]
@@ -129,10 +134,6 @@ def _sweep(name: str, document: SweepDocument) -> Section:
         blocks=tuple(_of_runs(points, tables, document.slo, goal)),
         notes=_notes(document.notes, runs),
     )
-
-
-def _attained(point: SweepPoint) -> dict[str, Any]:
-    return {"slo_attainment": point.attainment, "attainments": point.attainments}
 
 
 def _limits(name: str, document: LimitsDocument) -> Section:
@@ -217,20 +218,20 @@ def _machine(facts: Facts) -> tuple[tuple[str, str], ...]:
 def _load(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """What was asked and how it came, as far as it is the same for all runs."""
     first = runs[0].result
+    every = {
+        name: sorted({found for run in runs if isinstance(found := run.result.get(name), int)})
+        for name in ("num_prompts", "seed")
+    }
     found = {
         "model": first.get("model_id"),
         "workload": _common([part for run in runs if (part := run.part("dataset"))]),
         "arrival": _common([part for run in runs if (part := run.part("arrival"))]),
         "SLO": slo_in_words(_slo(runs)),
-        "requests per run": _every(runs, "num_prompts"),
+        "requests per run": every["num_prompts"],
         "concurrency at most": first.get("max_concurrency"),
-        "seeds": _every(runs, "seed"),
+        "seeds": every["seed"],
     }
     return [(name, text) for name, value in found.items() if (text := in_words(value))]
-
-
-def _every(runs: Sequence[Run], name: str) -> list[int]:
-    return sorted({found for run in runs if isinstance(found := run.result.get(name), int)})
 
 
 def _common(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -274,12 +275,12 @@ def _notes(own: Sequence[str], runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _cards(points: Sequence[Point]) -> tuple[Card, ...]:
-    """One for each target: goodput of the measured rates where there is an SLO, else its median TTFT."""
     targets = dict.fromkeys(point.target for point in points)
     return tuple(_card(target, [point for point in points if point.target == target]) for target in targets)
 
 
 def _card(target: str, points: Sequence[Point]) -> Card:
+    """Goodput of the measured rates where there is an SLO, else its median TTFT."""
     ends = (points[0], points[-1]) if len(points) > 1 else (points[0],)
     shown = (
         ("median TTFT", "median_ttft_ms", "ms"),

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from bench import lists
 from bench.arguments import parse_json, require_above_zero, require_at_least
@@ -28,20 +28,16 @@ POISSON, CONSTANT, TRACE = "poisson", "constant", "trace"
 _SERVER, _TRAFFIC = "server options", "traffic options"
 _SAMPLING, _RESULT = "sampling parameters", "metric and result options"
 _API_KEY_VARIABLE = "OPENAI_API_KEY"
+_LoadT = TypeVar("_LoadT", bound="LoadSettings")
 
 
 @dataclass(frozen=True, slots=True)
-class ServeBenchSettings:
-    """Settings of `baton bench serve` other than the dataset's."""
+class LoadSettings:
+    """What every load has, whichever command sends it: all but the dataset, and what `compare` and `sweep` decide."""
 
     backend: str = setting(
         "openai", "what to speak: completions or chat; vllm is openai", choices=("openai", CHAT, "vllm"), group=_SERVER
     )
-    base_url: tuple[str, ...] = setting(
-        (), "server instead of host and port; several are asked in turn", group=_SERVER, metavar="URL"
-    )
-    host: str = setting("127.0.0.1", "host of the server", group=_SERVER)
-    port: int = setting(8000, "port of the server", group=_SERVER)
     endpoint: str = setting(
         "",
         "path to ask; empty: /v1/completions, or /v1/chat/completions for openai-chat",
@@ -55,17 +51,7 @@ class ServeBenchSettings:
         None, "draw token ids below this instead of using a tokenizer; prompts are token ids then", group=_SERVER
     )
     header: tuple[str, ...] = setting((), "headers of every request", group=_SERVER, metavar="KEY=VALUE")
-    ready_check_timeout_sec: float = setting(
-        0.0, "seconds to try a request until the server answers it; 0: no try", group=_SERVER
-    )
     timeout_s: float = setting(600.0, "seconds after which an unanswered request has failed", group=_SERVER)
-
-    request_rate: float = setting(
-        math.inf,
-        "requests per second; inf: all at once, or --max-concurrency at a time",
-        group=_TRAFFIC,
-        allow_infinity=True,
-    )
     burstiness: float = setting(
         1.0, "shape of the gamma distributed gaps: 1 is Poisson, less is burstier, more is steadier", group=_TRAFFIC
     )
@@ -79,23 +65,13 @@ class ServeBenchSettings:
     max_concurrency: int | None = setting(
         None, "requests in flight at most; what comes on top waits, which is the schedule delay", group=_TRAFFIC
     )
-    ramp_up_strategy: str | None = setting(
-        None, "raise the rate over the run", choices=("linear", "exponential"), group=_TRAFFIC
-    )
-    ramp_up_start_rps: float | None = setting(None, "rate at the first request of a ramp", group=_TRAFFIC)
-    ramp_up_end_rps: float | None = setting(None, "rate at the last request of a ramp", group=_TRAFFIC)
     num_warmups: int = setting(0, "requests before the measured ones, with other prompts", group=_TRAFFIC)
-    repeat: int = setting(
-        1, "runs, each with a seed one higher; the middle one by mean E2E is reported", group=_TRAFFIC
-    )
-
     prompt_form: str = setting(
         "ids", "send prompts of completions as token ids or as text", choices=("ids", "text"), group=_SAMPLING
     )
     ignore_eos: bool = setting(False, "ask for answers of full length", group=_SAMPLING)
     temperature: float | None = setting(None, "of the sampling; none: the server's default", group=_SAMPLING)
     extra_body: str = setting("", "JSON object that is added to every request", group=_SAMPLING, metavar="JSON")
-
     goodput: tuple[str, ...] = setting(
         (),
         f"goals of a good request in ms, of {', '.join(SLO_METRICS)}; itl is the request's largest gap",
@@ -109,6 +85,36 @@ class ServeBenchSettings:
         "99", "percentiles to print; the file has 50, 90, 95 and 99 too", group=_RESULT, metavar="NUMBERS"
     )
     breakdown: bool = setting(True, "ask Baton for the stamps that take TTFT apart", group=_RESULT)
+    metadata: tuple[str, ...] = setting((), "facts to write into the file", group=_RESULT, metavar="KEY=VALUE")
+    disable_tqdm: bool = setting(False, "show no progress bar", group=_RESULT)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeBenchSettings(LoadSettings):
+    """Settings of `baton bench serve` other than the dataset's."""
+
+    base_url: tuple[str, ...] = setting(
+        (), "server instead of host and port; several are asked in turn", group=_SERVER, metavar="URL"
+    )
+    host: str = setting("127.0.0.1", "host of the server", group=_SERVER)
+    port: int = setting(8000, "port of the server", group=_SERVER)
+    ready_check_timeout_sec: float = setting(
+        0.0, "seconds to try a request until the server answers it; 0: no try", group=_SERVER
+    )
+    request_rate: float = setting(
+        math.inf,
+        "requests per second; inf: all at once, or --max-concurrency at a time",
+        group=_TRAFFIC,
+        allow_infinity=True,
+    )
+    ramp_up_strategy: str | None = setting(
+        None, "raise the rate over the run", choices=("linear", "exponential"), group=_TRAFFIC
+    )
+    ramp_up_start_rps: float | None = setting(None, "rate at the first request of a ramp", group=_TRAFFIC)
+    ramp_up_end_rps: float | None = setting(None, "rate at the last request of a ramp", group=_TRAFFIC)
+    repeat: int = setting(
+        1, "runs, each with a seed one higher; the middle one by mean E2E is reported", group=_TRAFFIC
+    )
     save_result: bool = setting(False, "write the result as a JSON file", group=_RESULT)
     save_detailed: bool = setting(False, "with every request in the file", group=_RESULT)
     append_result: bool = setting(False, "append the result to the file as one more line", group=_RESULT)
@@ -116,9 +122,7 @@ class ServeBenchSettings:
     result_filename: str = setting(
         "", "name of the file; empty: LABEL-RATEqps[-concurrencyN]-MODEL-TIME.json", group=_RESULT, metavar="FILE"
     )
-    metadata: tuple[str, ...] = setting((), "facts to write into the file", group=_RESULT, metavar="KEY=VALUE")
     label: str = setting("", "name of the run; empty: the backend", group=_RESULT)
-    disable_tqdm: bool = setting(False, "show no progress bar", group=_RESULT)
 
 
 def check(settings: ServeBenchSettings) -> None:
@@ -164,7 +168,7 @@ def headers(settings: ServeBenchSettings, environment: Mapping[str, str] | None 
     return ({"Authorization": f"Bearer {key}"} if key else {}) | _pairs(settings.header, "--header")
 
 
-def without_secrets(settings: ServeBenchSettings) -> ServeBenchSettings:
+def without_secrets(settings: _LoadT) -> _LoadT:
     """Without the values of its headers: for the command that stands beside a result."""
     hidden = tuple(f"{header.partition('=')[0]}=..." for header in settings.header)
     return dataclasses.replace(settings, header=hidden)

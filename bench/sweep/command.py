@@ -210,7 +210,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     if open_searches(document, settings):
         with line_up:
-            carry_out(document, session, line_up, session.measure())
+            carry_out(document, session, line_up, session.measure)
     else:
         session.say(f"everything is in {session.path} already: --no-resume measures again")
     conclude(document, settings)

@@ -30,7 +30,6 @@ class Target:
 
     @property
     def is_started(self) -> bool:
-        """Whether the benchmark starts and ends it."""
         return bool(self.command)
 
     @property
@@ -40,12 +39,8 @@ class Target:
 
     def describe(self) -> dict[str, str]:
         """`name`, and what was written after it: `command`, `url` or both."""
-        described = {"name": self.name}
-        if self.command:
-            described["command"] = shlex.join(self.command)
-        if self.url:
-            described["url"] = self.url
-        return described
+        described = {"name": self.name, "command": shlex.join(self.command), "url": self.url}
+        return {name: text for name, text in described.items() if text}
 
 
 def parse_target(text: str) -> Target:

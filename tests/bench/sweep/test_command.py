@@ -31,8 +31,9 @@ def num_points(path: Path) -> int:
 
 def test_a_sweep_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "result.json"
-    targets = [mock_target("quick", ttft_ms=2, itl_ms=1), mock_target("late", ttft_ms=300, itl_ms=1)]
-    goals = ["--goodput=ttft:250", "--rates=100,200,400", "--num-prompts=6", "--warmup-runs=0"]
+    bad = mock_target("bad", ttft_ms=1, itl_ms=1).replace(" @ ", " --fault=http-error --fault-status=400 @ ")
+    targets = [mock_target("good", ttft_ms=2, itl_ms=1), bad]
+    goals = ["--goodput=ttft:60000", "--rates=100,200,400", "--num-prompts=6", "--warmup-runs=0"]
     arguments = [*LOAD, "--target", *targets, *goals, f"--json={path}"]
     with subprocess.Popen([sys.executable, "-c", SWEEP, *arguments], cwd=ROOT, stderr=subprocess.DEVNULL) as sweep:
         wait_for(lambda: num_points(path) >= 2)
@@ -46,10 +47,10 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureF
     for old, new in zip(before["configurations"], after["configurations"], strict=True):
         assert new["points"][: len(old["points"])] == old["points"]
         assert [point["rate"] for point in new["points"]] == [100.0, 200.0, 400.0]
-    quick, late = after["configurations"]
-    assert quick["points"][0]["attainment"] == 1.0
-    assert late["goodput_rate"] is None
-    assert "goodput requests/s" in capsys.readouterr().out
+    good, bad_one = after["configurations"]
+    assert good["goodput_rate"] == 400.0
+    assert bad_one["goodput_rate"] is None
+    assert "goodput (requests/s)" in capsys.readouterr().out
     load_result(path)
 
 
