@@ -142,11 +142,10 @@ def _read(path: Path, kind: type[_DocumentT], arguments: Sequence[str]) -> _Docu
 
 def _text(document: Mapping[str, Any]) -> str:
     """JSON with one line for each member, and for each map in a list: a change of one run is a change of one line."""
-    members = [f"{json.dumps(key)}: {_member(value)}" for key, value in document.items()]
+    members = []
+    for key, value in document.items():
+        text = json.dumps(value, allow_nan=False)
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            text = "[\n" + ",\n".join(json.dumps(item, allow_nan=False) for item in value) + "\n]"
+        members.append(f"{json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(members) + "\n}\n"
-
-
-def _member(value: Any) -> str:
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        return "[\n" + ",\n".join(json.dumps(item, allow_nan=False) for item in value) + "\n]"
-    return json.dumps(value, allow_nan=False)

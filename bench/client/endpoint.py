@@ -56,8 +56,12 @@ async def probe(
 
 def checked_base_url(base_url: str) -> str:
     """`base_url` without slashes at its end. Raises `InvalidSetting`."""
-    address = urlsplit(base_url)
-    if address.scheme not in ("http", "https") or not address.hostname:
+    try:
+        address = urlsplit(base_url)
+        is_usable = address.scheme in ("http", "https") and address.hostname and (address.port or 1)
+    except ValueError:
+        is_usable = False
+    if not is_usable:
         raise InvalidSetting(f"base URL {base_url!r:.200}: http://HOST:PORT is needed")
     return base_url.rstrip("/")
 

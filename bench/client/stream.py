@@ -178,6 +178,11 @@ _MAX_ERROR_BYTES = 65536
 _CLOSING_S = 1.0
 _EVENTS_AT_ONCE = 32
 """Reading them takes a fraction of a millisecond, for which no other stream gets its stamps."""
+_FAILURES: dict[type[Exception], Failure] = {
+    aiohttp.ClientConnectorError: Failure.REFUSED_CONNECTION,
+    aiohttp.ClientPayloadError: Failure.TRUNCATED,
+    aiohttp.ClientResponseError: Failure.BAD_STREAM,
+}
 _JSON_HEADERS = {"Content-Type": "application/json"}
 
 
@@ -248,13 +253,8 @@ async def _exchange(
 
 def _connection_problem(error: aiohttp.ClientError | OSError) -> Problem:
     message = f"{type(error).__name__}: {error}"[:300]
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return Failure.REFUSED_CONNECTION, message
-    if isinstance(error, aiohttp.ClientPayloadError):
-        return Failure.TRUNCATED, message
-    if isinstance(error, aiohttp.ClientResponseError):
-        return Failure.BAD_STREAM, message
-    return Failure.LOST_CONNECTION, message
+    found = next((failure for kind, failure in _FAILURES.items() if isinstance(error, kind)), Failure.LOST_CONNECTION)
+    return found, message
 
 
 def _stall(outcome: Outcome, received: Received, timeout_s: float) -> str:

@@ -133,7 +133,7 @@ def main(arguments: Sequence[str]) -> int:
     line_up = session.line_up()
     document = session.begun(
         CompareDocument(
-            facts=session.facts, targets=session.described(), rounds=session.settings.rounds, runs=[], ratios=[]
+            facts=session.facts, targets=line_up.describe(), rounds=session.settings.rounds, runs=[], ratios=[]
         )
     )
     schedule = schedule_of(session, len(document.sessions) - 1)

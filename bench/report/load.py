@@ -6,7 +6,6 @@ A file that is damaged, or of something else, is an `InvalidSetting` that names 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -113,9 +112,7 @@ def _runs(entry: dict[str, Any], where: str) -> list[Run]:
     """The repeats where there are some: the middle one, whose details the file has, is the file itself."""
     served = checked(_ServedRun, entry, where)
     name = served.label if served.label and served.label != served.backend else served.model_id
-    results: Sequence[dict[str, Any]] = [entry]
-    if served.repeats:
-        results = [entry if _is_alike(repeat, entry) else repeat for repeat in served.repeats]
+    results = [entry if _is_alike(repeat, entry) else repeat for repeat in served.repeats or [entry]]
     return [
         Run(name, number, served.request_rate, checked(Result, result, where))
         for number, result in enumerate(results, start=1)

@@ -160,9 +160,9 @@ def _offsets(
     process: str, settings: ServeBenchSettings, dataset: DatasetSettings, conversations: Sequence[Conversation]
 ) -> tuple[float, ...] | None:
     num, seed = len(conversations), dataset.seed
-    if process == RAMP and settings.ramp_up_start_rps is not None and settings.ramp_up_end_rps is not None:
-        strategy = cast("Literal['linear', 'exponential']", settings.ramp_up_strategy)
-        return ramp(num, settings.ramp_up_start_rps, settings.ramp_up_end_rps, strategy, settings.burstiness, seed)
+    start, end = settings.ramp_up_start_rps, settings.ramp_up_end_rps
+    if process == RAMP and start is not None and end is not None:
+        return ramp(num, start, end, cast("RampStrategy", settings.ramp_up_strategy), settings.burstiness, seed)
     if process == CLOSED_LOOP:
         return None
     if process == TRACE:

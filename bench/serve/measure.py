@@ -96,8 +96,7 @@ def run_serve_benchmark(settings: ServeBenchSettings, dataset: DatasetSettings, 
     check(settings)
     process_of(settings, dataset)
     # values of headers are left out, because they may be secrets
-    flags = [*as_flags(without_secrets(settings)), *as_flags(dataset)]
-    command = shlex.join(["baton", "bench", "serve", *flags])
+    command = shlex.join(["baton", "bench", "serve", *as_flags(without_secrets(settings)), *as_flags(dataset)])
     results = []
     for repeat in range(settings.repeat):
         if settings.repeat > 1:

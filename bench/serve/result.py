@@ -103,12 +103,9 @@ def write_result(path: Path, result: Mapping[str, Any], *, is_appended: bool) ->
     """Write `result` to `path`, or append it as one more line. Raises `InvalidSetting`."""
     line = json.dumps(result)
     try:
-        if not is_appended:
-            path.write_text(line + "\n")
-            return
-        with path.open("a") as file:
+        with path.open("a" if is_appended else "w") as file:
             # a file that vllm has begun ends without a line break
-            file.write(line if file.tell() == 0 else "\n" + line)
+            file.write("\n" * (file.tell() > 0) + line + "\n" * (not is_appended))
     except OSError as error:
         raise InvalidSetting(f"--result-filename {path}: {error.strerror}") from None
 
@@ -120,9 +117,6 @@ def _since_sent(outcome: Outcome, chunk: int) -> float:
 
 def _range(summaries: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """{figure: {"low", "high"}} of those that are numbers in every run."""
-    found = {}
-    for name in summaries[0] if summaries else ():
-        values = [summary[name] for summary in summaries]
-        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-            found[name] = {"low": min(values), "high": max(values)}
-    return found
+    columns = {name: [summary[name] for summary in summaries] for name in (summaries[0] if summaries else ())}
+    numbers = {name: values for name, values in columns.items() if all(type(value) in (int, float) for value in values)}
+    return {name: {"low": min(values), "high": max(values)} for name, values in numbers.items()}

@@ -33,63 +33,6 @@ MAX_DOUBLINGS = 12
 MAX_HALVINGS = 4
 """How far it goes down: half the rate takes twice the time, for an answer that nobody wants."""
 _DIGITS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """`attainment`: the share of requests at `rate` (requests/s) that met every goal."""
-
-    rate: float
-    attainment: float
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """`attainment`: the share that is asked for. `precision` 0.1: the answer is at most 10 % below a rate that failed.
-
-    `rates`: try these and no others, if there are any.
-    """
-
-    attainment: float
-    start_rate: float
-    precision: float
-    rates: tuple[float, ...] = ()
-
-
-def next_rate(search: Search, points: Sequence[Point]) -> float | None:
-    """The next rate to measure, None at the end."""
-    tried = {point.rate for point in points}
-    if search.rates:
-        return next((rate for rate in search.rates if rate not in tried), None)
-    if not points:
-        return search.start_rate
-    good, bad = _bounds(search, points)
-    if bad is None:
-        higher = 2 * max(tried)
-        return higher if higher <= search.start_rate * 2**MAX_DOUBLINGS else None
-    if good is None:
-        lower = min(tried) / 2
-        return lower if lower >= search.start_rate / 2**MAX_HALVINGS else None
-    middle = _rounded(math.sqrt(good * bad))
-    return middle if bad > good * (1 + search.precision) and good < middle < bad else None
-
-
-def goodput_rate(search: Search, points: Sequence[Point]) -> float | None:
-    """The highest rate that was met with none below it that was not; None for none."""
-    return _bounds(search, points)[0]
-
-
-def _bounds(search: Search, points: Sequence[Point]) -> tuple[float | None, float | None]:
-    """The highest rate that was met below the lowest that failed, and that one."""
-    bad = min((point.rate for point in points if point.attainment < search.attainment), default=None)
-    below = [point.rate for point in points if bad is None or point.rate < bad]
-    return max(below, default=None), bad
-
-
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.{_DIGITS}g}")
-
-
 _GROUP = "sweep options"
 
 
@@ -106,15 +49,46 @@ class SweepSettings(TargetSettings):
     warmup_runs: int = setting(1, "loads before the first point of a target, which are not counted", group=_GROUP)
 
 
-def search_of(settings: SweepSettings) -> Search:
-    """What is searched for. Raises `InvalidSetting`."""
-    rates = parse_rates(settings.rates) if settings.rates else ()
-    return Search(settings.attainment, settings.start_rate, settings.precision, rates)
+def next_rate(settings: SweepSettings, points: Sequence[SweepPoint]) -> float | None:
+    """The next rate to measure, None at the end."""
+    tried = {point.rate for point in points}
+    if settings.rates:
+        return next((rate for rate in parse_rates(settings.rates) if rate not in tried), None)
+    if not points:
+        return settings.start_rate
+    good, bad = _bounds(settings, points)
+    if bad is None:
+        higher = 2 * max(tried)
+        return higher if higher <= settings.start_rate * 2**MAX_DOUBLINGS else None
+    if good is None:
+        lower = min(tried) / 2
+        return lower if lower >= settings.start_rate / 2**MAX_HALVINGS else None
+    middle = _rounded(math.sqrt(good * bad))
+    return middle if bad > good * (1 + settings.precision) and good < middle < bad else None
+
+
+def goodput_rate(settings: SweepSettings, points: Sequence[SweepPoint]) -> float | None:
+    """The highest rate that was met with none below it that was not; None for none."""
+    return _bounds(settings, points)[0]
+
+
+def _bounds(settings: SweepSettings, points: Sequence[SweepPoint]) -> tuple[float | None, float | None]:
+    """The highest rate that was met below the lowest that failed, and that one."""
+    bad = min((point.rate for point in points if point.attainment < settings.attainment), default=None)
+    below = [point.rate for point in points if bad is None or point.rate < bad]
+    return max(below, default=None), bad
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.{_DIGITS}g}")
+
+
+_GROUP = "sweep options"
 
 
 def check(settings: SweepSettings, goals: Mapping[str, float]) -> None:
     """Raise `InvalidSetting` for what cannot be used. `goals` are those of `--goodput`."""
-    check_targets(settings, search_of(settings).rates)
+    check_targets(settings, parse_rates(settings.rates))
     if not goals:
         raise InvalidSetting("--goodput is needed: what a good request is, like ttft:500 tpot:50")
     if not 0 < settings.attainment <= 1:
@@ -166,8 +140,7 @@ def open_searches(document: SweepDocument, settings: SweepSettings) -> list[tupl
 
     One at a time it is the first of them alone.
     """
-    search = search_of(settings)
-    wanted = [(each, next_rate(search, _measured(each))) for each in document.configurations]
+    wanted = [(each, next_rate(settings, each.points)) for each in document.configurations]
     found = [(each, rate) for each, rate in wanted if rate is not None]
     if settings.one_at_a_time or not found:
         return found[:1]
@@ -178,7 +151,7 @@ def open_searches(document: SweepDocument, settings: SweepSettings) -> list[tupl
 def conclude(document: SweepDocument, settings: SweepSettings) -> None:
     """Say of each configuration what its points say."""
     for each in document.configurations:
-        each.goodput_rate = goodput_rate(search_of(settings), _measured(each))
+        each.goodput_rate = goodput_rate(settings, each.points)
 
 
 def _point(rate: float, results: list[dict[str, Any]]) -> SweepPoint:
@@ -186,10 +159,6 @@ def _point(rate: float, results: list[dict[str, Any]]) -> SweepPoint:
     attainments = [result["slo_attainment"] or 0.0 for result in results]
     middle = sorted(range(len(results)), key=attainments.__getitem__)[(len(results) - 1) // 2]
     return SweepPoint(rate, median(attainments), attainments, results[middle])
-
-
-def _measured(configuration: Configuration) -> list[Point]:
-    return [Point(point.rate, point.attainment) for point in configuration.points]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -204,7 +173,7 @@ def main(arguments: Sequence[str]) -> int:
     settings, goals = session.settings, parse_slo(session.serve.goodput)
     check(settings, goals)
     line_up = session.line_up()
-    configurations = [Configuration(**asdict(target), points=[]) for target in session.described()]
+    configurations = [Configuration(**asdict(target), points=[]) for target in line_up.describe()]
     document = session.begun(
         SweepDocument(facts=session.facts, slo=goals, attainment=settings.attainment, configurations=configurations)
     )

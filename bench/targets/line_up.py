@@ -73,15 +73,13 @@ def check_targets(settings: TargetSettings, rates: Sequence[float]) -> None:
 
 def parse_rates(words: Sequence[str]) -> tuple[float, ...]:
     """Rates in requests/s of words like `1 2` or `1,2`, `inf` among them. Raises `InvalidSetting`."""
-    found = []
+    found: list[float] = []
     for text in (text for word in words for text in word.split(",")):
-        try:
-            rate = float(text)
-        except ValueError:
-            rate = math.nan
-        if not rate > 0:
-            raise InvalidSetting(f"--rates {text!r:.40} is not a rate above 0")
-        found.append(rate)
+        with contextlib.suppress(ValueError):
+            found.append(float(text))
+            if found[-1] > 0:
+                continue
+        raise InvalidSetting(f"--rates {text!r:.40} is not a rate above 0")
     if len(set(found)) < len(found):
         raise InvalidSetting(f"--rates {' '.join(words):.100}: a rate is there twice")
     return tuple(found)
@@ -130,17 +128,17 @@ class LineUp:
                 self._running[other].pause()
         chosen = self._running[name]
         chosen.resume()
-        chosen.await_answer()
         return chosen
 
     def cpu_seconds(self) -> dict[str, float]:
         """By name, of the targets that were started here and run now."""
-        found = {name: running.cpu_seconds() for name, running in self._running.items()}
-        return {name: cpu_s for name, cpu_s in found.items() if cpu_s is not None}
+        running = self._running.items()
+        return {name: cpu_s for name, target in running if (cpu_s := target.cpu_seconds()) is not None}
 
     def describe(self) -> list[MeasuredTarget]:
         """Every target, with its pinning as far as it was started yet."""
-        return [described(target, self._pinning.get(name, [])) for name, target in self._targets.items()]
+        targets = self._targets.items()
+        return [MeasuredTarget(**target.describe(), pinning=self._pinning.get(name, [])) for name, target in targets]
 
     def _start(self, name: str) -> RunningTarget:
         running = self._stack.enter_context(RunningTarget(self._targets[name], self._ready_timeout_s, self._say))
@@ -148,21 +146,15 @@ class LineUp:
         return running
 
 
-def described(target: Target, pinning: Sequence[str] = ()) -> MeasuredTarget:
-    """What a result says about a target."""
-    return MeasuredTarget(**target.describe(), pinning=list(pinning))
-
-
 def names_to_halt(targets: Sequence[Target], asked: Sequence[str] | None) -> frozenset[str]:
     """`asked`, or without it every target that is started here and is no Baton, which rests by itself.
 
     Raises `InvalidSetting` for a name that is no target or a target that is not started here.
     """
-    if asked is None:
-        return frozenset(target.name for target in targets if target.is_started and not target.is_baton)
-    started = {target.name for target in targets if target.is_started}
-    for name in asked:
+    started = [target.name for target in targets if target.is_started]
+    for name in asked or ():
         if name not in started:
             known = ", ".join(sorted(started)) or "none"
             raise InvalidSetting(f"--pause {name!r:.40} is not a target that is started here (those are: {known})")
-    return frozenset(asked)
+    own = (target.name for target in targets if target.is_started and not target.is_baton)
+    return frozenset(own if asked is None else asked)

@@ -152,16 +152,12 @@ class RunningTarget:
             self.is_halted = True
             process_tree.halt_tree(self._warden.pid, _HALT_S)
 
-    def await_answer(self) -> None:
-        """Return when it answers, which it does at once if all is well. Raises `RequestFailed`."""
-        self._wait_until_ready(_CONTINUE_S)
-
     def resume(self) -> None:
-        """Continue, and wait until it answers again. Raises `RequestFailed`."""
+        """Continue where it is halted, and wait until it answers, at once if all is well. Raises `RequestFailed`."""
         if self._warden is not None and self.is_halted:
             process_tree.continue_tree(self._warden.pid)
             self.is_halted = False
-            self.await_answer()
+        self._wait_until_ready(_CONTINUE_S)
 
     def close(self) -> None:
         """End it: SIGTERM, and SIGKILL when that takes too long."""

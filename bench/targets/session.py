@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from bench.arguments import parse_settings
-from bench.documents import CompareDocument, MeasuredTarget, SweepDocument, begun, save
+from bench.documents import CompareDocument, SweepDocument, begun, save
 from bench.facts import Facts, collect_facts
 from bench.serve.measure import PACKAGES, run_serve_benchmark
 from bench.serve.result import as_json
 from bench.serve.settings import LoadSettings, ServeBenchSettings, without_secrets
 from bench.serve.settings import check as check_serve
-from bench.targets.line_up import LineUp, TargetSettings, described
+from bench.targets.line_up import LineUp, TargetSettings
 from bench.targets.spec import Target, parse_targets
 from bench.workload.dataset_settings import DatasetSettings
 from program.settings import as_flags
@@ -64,10 +64,6 @@ class Session(Generic[_SettingsT]):
     def path(self) -> Path | None:
         """The file of the result."""
         return Path(self.settings.json) if self.settings.json else None
-
-    def described(self) -> list[MeasuredTarget]:
-        """The targets before anything was started."""
-        return [described(target) for target in self.targets]
 
     def begun(self, fresh: _DocumentT) -> _DocumentT:
         """What the file holds so far, else `fresh`. Raises `InvalidSetting`."""

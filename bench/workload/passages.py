@@ -202,9 +202,5 @@ def described(
 
 
 def _length_facts(lengths: Sequence[int]) -> dict[str, float]:
-    return {
-        "mean": round(float(np.mean(lengths)), 3),
-        "median": float(np.median(lengths)),
-        "max": max(lengths),
-        "total": sum(lengths),
-    }
+    mean, median = round(float(np.mean(lengths)), 3), float(np.median(lengths))
+    return {"mean": mean, "median": median, "max": max(lengths), "total": sum(lengths)}

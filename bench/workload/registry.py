@@ -59,8 +59,7 @@ def make_random(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     prefix = fitted(vocabulary, draw_ids(vocabulary, prefix_len, random), random).token_ids
     passages = [fitted(vocabulary, prefix + draw_ids(vocabulary, length, random), random) for length in input_lens]
     conversations = [
-        Conversation((first_turn(vocabulary, passage, output_len),))
-        for passage, output_len in zip(passages, output_lens, strict=True)
+        Conversation((first_turn(vocabulary, *asked),)) for asked in zip(passages, output_lens, strict=True)
     ]
     return described(settings, conversations, passages, {"prefix_tokens": prefix_len, "range_ratio": ratio})
 
