@@ -132,7 +132,6 @@ class Point:
 
     @property
     def pace(self) -> str:
-        """How requests came, in words."""
         return self.runs[0].pace
 
     @property
@@ -153,12 +152,10 @@ class Point:
         return [value for run in self.runs if (value := run.number(name)) is not None]
 
     def middle(self, name: str) -> float | None:
-        """The median over the runs."""
         values = self.values(name)
         return median(values) if values else None
 
     def worst(self, name: str) -> float | None:
-        """The highest of the runs."""
         return max(self.values(name), default=None)
 
     def ends(self, name: str) -> tuple[float, float] | None:

@@ -28,7 +28,6 @@ class Prompts:
         self._chance = random.Random(seed)
 
     def conversation(self, num_tokens: int, num_output_tokens: int) -> Conversation:
-        """One request with a new prompt."""
         return Conversation((Turn(tuple(self._chance.choices(self._ids, k=num_tokens)), "", num_output_tokens),))
 
 

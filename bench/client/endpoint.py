@@ -38,7 +38,6 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """What requests are posted to."""
         return self.base_url + self.path
 
 
@@ -129,7 +128,6 @@ class History:
 
     @property
     def num_left(self) -> int:
-        """Turns that were not asked for yet."""
         return len(self._turns) - self._num_asked
 
     def next_body(self) -> dict[str, Any]:

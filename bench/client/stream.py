@@ -40,7 +40,6 @@ class Received:
     num_bytes: int = 0
 
     def add(self, piece: bytes, came_s: float) -> None:
-        """One more piece."""
         self.pieces.append(piece)
         self.came_s.append(came_s)
         self.num_bytes += len(piece)

@@ -20,8 +20,6 @@ NO_FAULT = "none"
 
 @dataclass(frozen=True, slots=True)
 class MockServerSettings:
-    """Settings of the mock server."""
-
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8100, "port to listen on; 0: any")
     model: str = setting("mock", "name of the model that it lists")

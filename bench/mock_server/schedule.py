@@ -79,7 +79,6 @@ class Answer:
         return [(at_s, place + 1) for place, at_s in enumerate(due_s) if is_last[place]]
 
     def has(self, kind: FaultKind) -> bool:
-        """Whether its fault is of this kind."""
         return self.fault is not None and self.fault.kind is kind
 
 

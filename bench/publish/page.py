@@ -118,7 +118,6 @@ def read_page(folder: Path) -> Page:
 
 
 def text_of(page: Page) -> str:
-    """The whole text."""
     environment = templates(Path(__file__).parent, is_html=False)
     environment.filters |= {
         "escaped": escaped,
@@ -137,12 +136,12 @@ def command_lines(command: str) -> list[str]:
         words = [shlex.quote(word) for word in shlex.split(command)]
     except ValueError:
         words = command.split()
-    lines = [""]
-    for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) > _LINE:
+    lines = words[:1]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) > _LINE:
             lines[-1] += " \\"
             lines.append("   ")
-        lines[-1] += f" {word}" if lines[-1] else word
+        lines[-1] += f" {word}"
     return lines
 
 

@@ -80,12 +80,10 @@ class Section:
 
     @property
     def pictures(self) -> dict[str, Picture]:
-        """By name."""
         return {block.name: block for block in self.blocks if isinstance(block, Picture)}
 
 
 def words(text: str, detail: str = "") -> Cell:
-    """The name of a row."""
     return Cell(text, detail, "head")
 
 

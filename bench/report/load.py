@@ -101,8 +101,7 @@ def _entries(path: Path) -> list[dict[str, Any]]:
             found = [json.loads(line) for line in text.splitlines() if line.strip()]
         except ValueError:
             raise InvalidSetting(f"{path}: this is not JSON ({error})") from None
-    if len(found) == 1 and isinstance(found[0], list):
-        found = found[0]
+    found = found[0] if isinstance(found[0], list) else found
     if not found or not all(isinstance(document, dict) for document in found):
         raise InvalidSetting(f"{path}: this is no result of a benchmark: a map is expected")
     return found

@@ -27,8 +27,7 @@ from bench.plots.lines import (
     has_rates,
     slo_in_words,
 )
-from bench.plots.stack import draw_stack, has_breakdown
-from bench.plots.timeline import draw_timeline, has_times
+from bench.plots.requests import draw_stack, draw_timeline, has_breakdown, has_times
 from bench.plots.transfer import draw as draw_transfer
 from bench.report.document import Card, Cell, Picture, Section, Table, words
 from bench.report.load import KvDocument, LimitsDocument, ResultFile, ServeDocument

@@ -12,7 +12,7 @@ from bench.documents import Configuration
 from bench.limits.result import Ceiling
 from bench.limits.result import Ratio as LimitRatio
 from bench.numbers import NONE, number, percent, rate, span, whole
-from bench.plots.stack import PARTS, parts_of
+from bench.plots.requests import PARTS, parts_of
 from bench.report.document import Cell, Table, Tone, table_of, words
 from bench.runs import METRIC_OF, METRICS, Metric, Point, Ratio
 

@@ -42,7 +42,6 @@ class Timing:
 
 
 def timing_of(outcome: Outcome) -> Timing:
-    """The times of a complete `outcome`."""
     came_s = arrivals_s(outcome)
     ttft_s = came_s[0] - outcome.sent_s
     e2el_s = came_s[-1] - outcome.sent_s

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from bench.arguments import parse_settings
 from bench.documents import CompareDocument, SweepDocument, begun, save
 from bench.facts import Facts, collect_facts
-from bench.serve.measure import PACKAGES, run_serve_benchmark
+from bench.serve.command import PACKAGES, run_serve_benchmark, say
 from bench.serve.result import as_json
 from bench.serve.settings import LoadSettings, ServeBenchSettings, without_secrets
 from bench.serve.settings import check as check_serve
@@ -62,7 +61,6 @@ class Session(Generic[_SettingsT]):
 
     @property
     def path(self) -> Path | None:
-        """The file of the result."""
         return Path(self.settings.json) if self.settings.json else None
 
     def begun(self, fresh: _DocumentT) -> _DocumentT:
@@ -103,8 +101,3 @@ def read_session(
     measured = [word for part in parts for word in as_flags(part)]
     facts = collect_facts(shlex.join(["baton", "bench", command, *measured]), PACKAGES)
     return Session(settings, serve, dataset, parse_targets(settings.target), measured, facts, say)
-
-
-def say(text: str) -> None:
-    """Tell people what happens next."""
-    sys.stderr.write(f"{text}\n")

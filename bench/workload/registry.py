@@ -28,7 +28,7 @@ from bench.workload.dataset_settings import (
     check_counts,
     check_ratio,
 )
-from bench.workload.files import make_custom, make_sharegpt
+from bench.workload.files import make_azure, make_custom, make_mooncake, make_sharegpt
 from bench.workload.passages import (
     Passage,
     Vocabulary,
@@ -40,7 +40,6 @@ from bench.workload.passages import (
     lengths_around,
     num_after_opening,
 )
-from bench.workload.traces import make_azure, make_mooncake
 from bench.workload.turns import Conversation, Turn, Workload
 from wire.errors import InvalidSetting
 

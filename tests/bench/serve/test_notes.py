@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bench.client.outcome import Failure, Outcome
-from bench.serve.measure import notes_of
+from bench.serve.command import notes_of
 from bench.serve.metrics import summarise
 from bench.workload.dataset_settings import DatasetSettings
 from tests.bench.serve.outcomes import answered, failed

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from bench.client.outcome import Failure
-from bench.serve.report import report
-from bench.serve.result import as_json, middle_of, prepare_folder, result_path, write_result
+from bench.serve.result import as_json, middle_of, prepare_folder, report, result_path, write_result
 from bench.serve.settings import ServeBenchSettings
 from tests.bench.serve.outcomes import answered, failed
 from tests.bench.serve.results import result_of

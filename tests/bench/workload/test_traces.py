@@ -11,10 +11,9 @@ import pytest
 
 from bench.serve.arrivals import from_trace
 from bench.workload.dataset_settings import DatasetSettings
-from bench.workload.files import TRACES
+from bench.workload.files import AZURE_SAMPLE, MOONCAKE_SAMPLE, TRACES, reuse_share, runs_of_blocks
 from bench.workload.passages import Vocabulary, bare_vocabulary
 from bench.workload.registry import make_workload
-from bench.workload.traces import AZURE_SAMPLE, MOONCAKE_SAMPLE, reuse_share, runs_of_blocks
 from bench.workload.turns import Workload
 from wire.errors import InvalidSetting
 
