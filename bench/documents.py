@@ -99,14 +99,11 @@ def begun(path: Path | None, fresh: _DocumentT, arguments: Sequence[str], *, is_
 
     `arguments` say what is measured. Raises `InvalidSetting` for a file that holds something else or has no folder.
     """
-    document = fresh
-    document.arguments = list(arguments)
-    facts = fresh.facts
-    if path is not None:
-        require_folder(path)
-        if is_resumed and path.exists():
-            document = _read(path, type(fresh), arguments)
-    document.sessions.append(Session(facts.time, facts.commit, facts.load_average))
+    require_folder(path or "")
+    has_begun = is_resumed and path is not None and path.exists()
+    fresh.arguments = list(arguments)
+    document = _read(path, type(fresh), arguments) if path is not None and has_begun else fresh
+    document.sessions.append(Session(fresh.facts.time, fresh.facts.commit, fresh.facts.load_average))
     return document
 
 

@@ -135,17 +135,16 @@ class History:
         turn = self._turns[self._num_asked]
         self._num_asked += 1
         self.num_prompt_tokens += len(turn.token_ids)
-        body: dict[str, Any] = {"model": self._endpoint.model, **self._prompt(turn), "stream": True}
-        body["stream_options"] = {"include_usage": True}
-        if self._options.temperature is not None:
-            body["temperature"] = self._options.temperature
-        if self._options.ignore_eos:
-            body["ignore_eos"] = True
-        if self._options.prompt_form == "ids" and self.num_left:
-            body["return_token_ids"] = True
-        if self._options.with_timings and self._endpoint.is_baton:
-            body["return_timings"] = True
-        return body | self._options.extra_body
+        options = self._options
+        body = {"model": self._endpoint.model, **self._prompt(turn), "stream": True}
+        body |= {"stream_options": {"include_usage": True}}
+        body |= {} if options.temperature is None else {"temperature": options.temperature}
+        flags = {
+            "ignore_eos": options.ignore_eos,
+            "return_token_ids": options.prompt_form == "ids" and self.num_left > 0,
+            "return_timings": options.with_timings and self._endpoint.is_baton,
+        }
+        return body | {name: True for name, is_asked in flags.items() if is_asked} | options.extra_body
 
     def add_answer(self, outcome: Outcome) -> None:
         """Put the answer of the last request behind its prompt.

@@ -94,20 +94,12 @@ def section_of(file: ResultFile) -> Section:
 
 
 def _compare(name: str, document: CompareDocument) -> Section:
-    points = points_of(document.runs, [target.name for target in document.targets])
-    targets = " against ".join(target.name for target in document.targets)
+    targets = [target.name for target in document.targets]
+    title = " against ".join(targets)
     num_rounds = len({run.round for run in document.runs})
-    conditions = [("compared", targets), ("rounds", f"{num_rounds}, in turns"), *map(_described, document.targets)]
-    return Section(
-        name,
-        "comparison",
-        targets,
-        document.facts,
-        conditions=(*_machine(document.facts), *conditions, *_load(document.runs)),
-        blocks=tuple(_of_runs(points, figure_tables(points, document.ratios), _slo(document.runs))),
-        cards=_cards(points),
-        notes=_notes(document.notes, document.runs),
-    )
+    conditions = [("compared", title), ("rounds", f"{num_rounds}, in turns"), *map(_described, document.targets)]
+    points = points_of(document.runs, targets)
+    return _measured(name, "comparison", title, document, points, figure_tables(points, document.ratios), conditions)
 
 
 def _sweep(name: str, document: SweepDocument) -> Section:
@@ -167,18 +159,25 @@ def _kv(name: str, document: KvDocument) -> Section:
 
 
 def _served(name: str, document: ServeDocument) -> Section:
+    points, kind = points_of(document.runs), "run" if len(document.runs) == 1 else "runs"
+    title = ", ".join(dict.fromkeys(f"{run.target} at {run.pace}" for run in document.runs))
+    return _measured(name, kind, title, document, points, figure_tables(points), ())
+
+
+def _measured(
+    name: str,
+    kind: str,
+    title: str,
+    document: CompareDocument | ServeDocument,
+    points: Sequence[Point],
+    tables: Sequence[Table],
+    conditions: Sequence[tuple[str, str]],
+) -> Section:
     runs = document.runs
-    points = points_of(runs)
-    return Section(
-        name,
-        "run" if len(runs) == 1 else "runs",
-        ", ".join(dict.fromkeys(f"{run.target} at {run.pace}" for run in runs)),
-        document.facts,
-        conditions=(*_machine(document.facts), *_load(runs)),
-        blocks=tuple(_of_runs(points, figure_tables(points), _slo(runs))),
-        cards=_cards(points),
-        notes=_notes((), runs),
-    )
+    conditions = (*_machine(document.facts), *conditions, *_load(runs))
+    blocks = tuple(_of_runs(points, tables, _slo(runs)))
+    notes = _notes(document.notes if isinstance(document, CompareDocument) else (), runs)
+    return Section(name, kind, title, document.facts, conditions, blocks, _cards(points), notes)
 
 
 def _of_runs(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from typing import Any, Literal, cast
 
@@ -115,18 +114,13 @@ CLOSED_LOOP, ALL_AT_ONCE, RAMP = "closed loop", "all at once", "ramp"
 _TRACES = (MOONCAKE, AZURE)
 
 
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """`offsets_s` of each conversation from the beginning; None: the next is sent when one is answered."""
-
-    offsets_s: tuple[float, ...] | None
-    facts: dict[str, Any]
-
-
 def arrivals_of(
     settings: ServeBenchSettings, dataset: DatasetSettings, conversations: Sequence[Conversation]
-) -> Arrivals:
-    """When the conversations are to begin. Raises `InvalidSetting`."""
+) -> tuple[tuple[float, ...] | None, dict[str, Any]]:
+    """When the conversations are to begin, and what a result says about that. Raises `InvalidSetting`.
+
+    Offsets of each from the beginning; None: the next is sent when one is answered.
+    """
     process = process_of(settings, dataset)
     offsets_s = _offsets(process, settings, dataset, conversations)
     facts: dict[str, Any] = {"process": process, "span_s": None if offsets_s is None else round(offsets_s[-1], 6)}
@@ -134,7 +128,7 @@ def arrivals_of(
         facts["burstiness"] = settings.burstiness
     if process == TRACE:
         facts |= {"time_scale": dataset.time_scale, "spread_timestamps": dataset.spread_timestamps}
-    return Arrivals(offsets_s, facts)
+    return offsets_s, facts
 
 
 def process_of(settings: ServeBenchSettings, dataset: DatasetSettings) -> str:

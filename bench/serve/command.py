@@ -119,21 +119,21 @@ async def measure(settings: ServeBenchSettings, dataset: DatasetSettings, comman
     served = endpoints[0].model
     vocabulary = vocabulary_for(settings, served)
     workload = make_workload(dataset, vocabulary)
-    arrivals = arrivals_of(settings, dataset, workload.conversations)
+    offsets_s, arrival = arrivals_of(settings, dataset, workload.conversations)
     options = _options(settings)
     extra = other_prompts(1 + settings.num_warmups, dataset, workload.conversations, vocabulary)
     await get_ready(settings, endpoints, extra, options, ready_at_s, say)
 
     num_requests = sum(len(conversation.turns) for conversation in workload.conversations)
-    say(f"sending {num_requests} requests to {served}, {arrivals.facts['process']}")
-    plan = LoadPlan(workload.conversations, arrivals.offsets_s, settings.max_concurrency, settings.timeout_s)
+    say(f"sending {num_requests} requests to {served}, {arrival['process']}")
+    plan = LoadPlan(workload.conversations, offsets_s, settings.max_concurrency, settings.timeout_s)
     with tqdm(total=num_requests, disable=settings.disable_tqdm, unit="req") as bar:
         load = await run_load(endpoints, plan, options, lambda _: bar.update())
     summary = {
         **_identity(settings, dataset, served),
         **_figures(settings, dataset, load),
         "dataset": workload.facts,
-        "arrival": arrivals.facts,
+        "arrival": arrival,
         "seed": dataset.seed,
         "facts": dataclasses.asdict(collect_facts(command, PACKAGES)),
     }

@@ -52,7 +52,7 @@ def page(folder: Path, *documents: dict[str, Any]) -> tuple[Page, str]:
 def test_a_page_of_everything_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     found, text = page(
         tmp_path,
-        compare_result((2,), 1, detailed=True),
+        compare_result((2,), 1),
         sweep_result(),
         limits_result(),
     )
