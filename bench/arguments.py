@@ -19,6 +19,8 @@ from program.settings import add_flags, check_file_keys, resolve
 from wire.errors import InvalidSetting
 
 _SettingsT = TypeVar("_SettingsT")
+_T = TypeVar("_T")
+_MAX_SHOWN = 60
 
 
 def parse_alone(prog: str, description: str, arguments: Sequence[str], settings_class: type[_SettingsT]) -> _SettingsT:
@@ -56,10 +58,6 @@ def require_above_zero(settings: Any, *names: str) -> None:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-_T = TypeVar("_T")
-_MAX_SHOWN = 60
 
 
 def checked(kind: type[_T], value: Any, where: str) -> _T:

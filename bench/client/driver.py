@@ -30,6 +30,8 @@ from wire.errors import InvalidSetting
 
 LATE_S = 0.010
 _PERIOD_S = 0.020
+_KEEPALIVE_S = 4.0
+"""Below the 5 s after which common servers close an idle connection: a request must not meet its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +96,6 @@ class SelfCheck:
             due_s = time.monotonic() + _PERIOD_S
             await sleep_until(due_s)
             self._lags_s.append(time.monotonic() - due_s)
-
-
-_KEEPALIVE_S = 4.0
-"""Below the 5 s after which common servers close an idle connection: a request must not meet its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ Kind: TypeAlias = Literal["completions", "chat"]
 
 PATHS: dict[Kind, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _BATON = "baton"
+PromptForm: TypeAlias = Literal["ids", "text", "chat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,6 @@ async def _models(url: str, timeout_s: float, headers: Mapping[str, str]) -> lis
         raise RequestFailed(f"{url} did not answer with JSON") from None
     entries = found.get("data") if isinstance(found, dict) else None
     return [entry for entry in entries if isinstance(entry, dict) and "id" in entry] if entries else []
-
-
-PromptForm: TypeAlias = Literal["ids", "text", "chat"]
 
 
 @dataclass(frozen=True, slots=True)

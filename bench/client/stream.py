@@ -29,6 +29,17 @@ _FIELD = b"data:"
 _SHOWN = 200
 
 Problem: TypeAlias = tuple[Failure, str]
+MAX_ANSWER_BYTES = 64 * 2**20
+_MAX_ERROR_BYTES = 65536
+_CLOSING_S = 1.0
+_EVENTS_AT_ONCE = 32
+"""Reading them takes a fraction of a millisecond, for which no other stream gets its stamps."""
+_FAILURES: dict[type[Exception], Failure] = {
+    aiohttp.ClientConnectorError: Failure.REFUSED_CONNECTION,
+    aiohttp.ClientPayloadError: Failure.TRUNCATED,
+    aiohttp.ClientResponseError: Failure.BAD_STREAM,
+}
+_JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 @dataclass(slots=True)
@@ -170,19 +181,6 @@ def _only_opens(choice: dict[str, Any]) -> bool:
     delta = choice.get("delta")
     has_opening = "prompt_token_ids" in choice or (isinstance(delta, dict) and "role" in delta)
     return has_opening and not choice.get("finish_reason")
-
-
-MAX_ANSWER_BYTES = 64 * 2**20
-_MAX_ERROR_BYTES = 65536
-_CLOSING_S = 1.0
-_EVENTS_AT_ONCE = 32
-"""Reading them takes a fraction of a millisecond, for which no other stream gets its stamps."""
-_FAILURES: dict[type[Exception], Failure] = {
-    aiohttp.ClientConnectorError: Failure.REFUSED_CONNECTION,
-    aiohttp.ClientPayloadError: Failure.TRUNCATED,
-    aiohttp.ClientResponseError: Failure.BAD_STREAM,
-}
-_JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 async def send(

@@ -28,6 +28,8 @@ from program.settings import setting
 _ROUND_STEP = 1000
 _CONTROL_STEP = 500
 _START_STEP = 250
+ALL, LAST, NONE = "all", "last", "none"
+_GROUP = "comparison options"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,6 @@ class Schedule:
 
     def _seed(self, number: int, place: int) -> int:
         return self.seed + SESSION_STEP * self.session + _ROUND_STEP * number + place
-
-
-ALL, LAST, NONE = "all", "last", "none"
-_GROUP = "comparison options"
 
 
 @dataclass(frozen=True, slots=True)

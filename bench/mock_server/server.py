@@ -47,6 +47,7 @@ _TO_FIRST = {
     "first_written_us": 1,
 }
 _TO_SECOND = {"kv_ready_us": 0.30, "decode_begun_us": 0.40, "second_sampled_us": 0.90, "second_written_us": 1.0}
+_Limit = Annotated[int, Field(strict=True, ge=1)] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,6 @@ class Record:
     body: dict[str, Any] = field(default_factory=dict)
     written_s: list[float] = field(default_factory=list)
     left_s: float | None = None
-
-
-_Limit = Annotated[int, Field(strict=True, ge=1)] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,21 @@ if TYPE_CHECKING:
 
 _FEW_DECADES = 200
 """Up to this ratio of the ends of a logarithmic axis there is room for labels at 2 and 5."""
+GOAL = 0.9
+"""The share of requests that goodput is defined by."""
+_ATTAINMENT, _RATE = "slo_attainment", "offered load (requests/s)"
+_LATENCIES = (
+    ("median_ttft_ms", "ttft", "TTFT, median"),
+    ("p90_ttft_ms", "ttft", "TTFT, 90th percentile"),
+    ("p99_ttft_ms", "ttft", "TTFT, 99th percentile"),
+    ("p99_itl_ms", "itl", "ITL, 99th percentile of all gaps"),
+)
+_SLO_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
+_MAX_PANELS = 4
+_NUM_STEPS = 400
+_LEAST_MS = 0.05
+_MAX_NINES = 4
+_NINES = {0: "0", 0.30103: "50 %", 1: "90 %", 2: "99 %", 3: "99.9 %", 4: "99.99 %"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +161,6 @@ def _legend(figure: Figure, axes: Iterable[Axes]) -> None:
         figure.legend([found[label] for label in labels], labels, loc="outside right upper", alignment="left")
 
 
-GOAL = 0.9
-"""The share of requests that goodput is defined by."""
-_ATTAINMENT, _RATE = "slo_attainment", "offered load (requests/s)"
-_LATENCIES = (
-    ("median_ttft_ms", "ttft", "TTFT, median"),
-    ("p90_ttft_ms", "ttft", "TTFT, 90th percentile"),
-    ("p99_ttft_ms", "ttft", "TTFT, 99th percentile"),
-    ("p99_itl_ms", "itl", "ITL, 99th percentile of all gaps"),
-)
-_SLO_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
-
-
 def slo_in_words(slo_ms: Mapping[str, float]) -> str:
     """`TTFT ≤ 500 ms, ITL ≤ 60 ms`."""
     goals = (f"{_SLO_NAMES.get(name, name)} ≤ {limit:g} ms" for name, limit in slo_ms.items())
@@ -220,13 +223,6 @@ def _lines(points: Sequence[Point], name: str, *, has_bars: bool) -> list[Line]:
 
 def _is_shown(point: Point, name: str) -> bool:
     return math.isfinite(point.rate) and point.middle(name) is not None
-
-
-_MAX_PANELS = 4
-_NUM_STEPS = 400
-_LEAST_MS = 0.05
-_MAX_NINES = 4
-_NINES = {0: "0", 0.30103: "50 %", 1: "90 %", 2: "99 %", 3: "99.9 %", 4: "99.99 %"}
 
 
 def has_gaps(points: Sequence[Point]) -> bool:

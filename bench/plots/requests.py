@@ -39,6 +39,8 @@ AFTER_FIRST = ("exposed_transfer", "queue_decode", "first_decode_step", "return_
 
 _WIDE_ENOUGH = 0.13
 _DARK_TEXT_ON = (PALETTE[3], PALETTE[4], PALETTE[5], PALETTE[8])
+_MAX_ROWS = 300
+_CALM, _LATE = ("#b9d7ea", "#4f9ccb", "#155f96"), ("#f0a500", "#cf4a0a", "#7a0b2e")
 
 
 def has_breakdown(points: Sequence[Point]) -> bool:
@@ -98,10 +100,6 @@ def _bars(axes: Axes, bars: Sequence[dict[str, float]]) -> None:
     axes.set_xlim(0, longest * 1.2)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-
-
-_MAX_ROWS = 300
-_CALM, _LATE = ("#b9d7ea", "#4f9ccb", "#155f96"), ("#f0a500", "#cf4a0a", "#7a0b2e")
 
 
 def has_times(run: Run) -> bool:

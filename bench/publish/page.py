@@ -36,6 +36,11 @@ from bench.report.load import KvDocument, ResultFile, load_result
 from bench.report.sections import section_of
 from wire.errors import InvalidSetting
 
+PICTURES = "pictures"
+"""The folder of pictures beside the page."""
+_LINE = 110
+_SAID_BY_FACTS = ("command", "commit", "date", "machine", "ran on cores", "versions")
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -73,12 +78,6 @@ def read_contents(path: Path) -> Contents:
         if not entry.title or not (entry.file or entry.notes):
             raise InvalidSetting(f"{path}: {entry.title!r}: a section needs a title, and a file or notes")
     return contents
-
-
-PICTURES = "pictures"
-"""The folder of pictures beside the page."""
-_LINE = 110
-_SAID_BY_FACTS = ("command", "commit", "date", "machine", "ran on cores", "versions")
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ from bench.report.tables import (
 )
 from bench.runs import Point, Run, points_of
 
+_KV_WORDS = frozenset({"transport", "checksum", "block", "range", "note", "one core can"})
+
 
 def pictures_of_runs(points: Sequence[Point], slo_ms: Mapping[str, float], goal: float) -> Iterator[Picture]:
     """Those that the points have something for; `goal` is the share of requests that shall meet the SLO."""
@@ -73,9 +75,6 @@ def _side_by_side(points: Sequence[Point]) -> list[Run]:
         if found := [run for run in point.runs if has_times(run)]:
             by_rate.setdefault(point.rate, []).append(found[-1])
     return max(by_rate.values(), key=lambda runs: (len(runs), runs[0].rate), default=[])
-
-
-_KV_WORDS = frozenset({"transport", "checksum", "block", "range", "note", "one core can"})
 
 
 def section_of(file: ResultFile) -> Section:

@@ -22,6 +22,8 @@ from bench.workload.turns import Conversation
 from wire.errors import InvalidSetting
 
 RampStrategy = Literal["linear", "exponential"]
+CLOSED_LOOP, ALL_AT_ONCE, RAMP = "closed loop", "all at once", "ramp"
+_TRACES = (MOONCAKE, AZURE)
 
 
 def poisson_or_gamma(num: int, rate: float, burstiness: float, seed: int) -> tuple[float, ...]:
@@ -108,10 +110,6 @@ def _check(num: int, positive: Mapping[str, float], *, is_finite: bool = False) 
     for flag, value in positive.items():
         if not value > 0 or (is_finite and value == math.inf):
             raise InvalidSetting(f"{flag} {value} is not above 0{' and finite' * is_finite}")
-
-
-CLOSED_LOOP, ALL_AT_ONCE, RAMP = "closed loop", "all at once", "ramp"
-_TRACES = (MOONCAKE, AZURE)
 
 
 def arrivals_of(

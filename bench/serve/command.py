@@ -52,6 +52,10 @@ MAX_ZERO_GAP_SHARE = 0.05
 MAX_CPU_SHARE = 0.9
 MAX_LATE_SHARE = 0.01
 MAX_CACHED_SHARE = 0.05
+PACKAGES = ("baton-serve", "aiohttp", "uvloop", "numpy", "tokenizers", "torch")
+"""Their versions stand beside a result."""
+Say = Callable[[str], None]
+"""Told what happens next, for people."""
 
 
 def notes_of(summary: dict[str, Any], load: LoadRun, dataset: DatasetSettings) -> Iterator[str]:
@@ -88,12 +92,6 @@ def _num_cached_unexpectedly(summary: dict[str, Any], dataset: DatasetSettings) 
         return 0
     num_cached: int = summary["cached_tokens"] or 0
     return num_cached - dataset.random_prefix_len * int(summary["completed"])
-
-
-PACKAGES = ("baton-serve", "aiohttp", "uvloop", "numpy", "tokenizers", "torch")
-"""Their versions stand beside a result."""
-Say = Callable[[str], None]
-"""Told what happens next, for people."""
 
 
 def run_serve_benchmark(settings: ServeBenchSettings, dataset: DatasetSettings, *, say: Say) -> RunResult:

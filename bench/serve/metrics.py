@@ -24,6 +24,12 @@ import numpy.typing as npt
 from bench.client.outcome import Outcome
 from bench.runs import FAMILIES
 
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+"""Reported whatever else is asked for."""
+_MAX_FAILURE_MESSAGES = 3
+_HANDOFF_MEMBERS = ("bytes", "transfer_ms", "exposed_ms")
+_Floats = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -87,13 +93,6 @@ def _ttst_s(outcome: Outcome) -> float | None:
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-PERCENTILES = (50.0, 90.0, 95.0, 99.0)
-"""Reported whatever else is asked for."""
-_MAX_FAILURE_MESSAGES = 3
-_HANDOFF_MEMBERS = ("bytes", "transfer_ms", "exposed_ms")
-_Floats = npt.NDArray[np.float64]
 
 
 def summarise(

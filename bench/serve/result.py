@@ -22,6 +22,39 @@ from wire.errors import InvalidSetting
 
 _ORDERED_BY = "mean_e2el_ms"
 _NESTED_OF_REPEAT = ("facts", "dataset", "breakdown", "client")
+WIDTH = 50
+_TOTALS = (
+    ("Successful requests:", "completed", "d"),
+    ("Failed requests:", "failed", "d"),
+    ("Maximum request concurrency:", "max_concurrency", "d"),
+    ("Request rate configured (RPS):", "request_rate", ".2f"),
+    ("Benchmark duration (s):", "duration", ".2f"),
+    ("Total input tokens:", "total_input_tokens", "d"),
+    ("Total generated tokens:", "total_output_tokens", "d"),
+    ("Request throughput (req/s):", "request_throughput", ".2f"),
+    ("Request goodput (req/s):", "request_goodput", ".2f"),
+    ("Output token throughput (tok/s):", "output_throughput", ".2f"),
+    ("Peak output token throughput (tok/s):", "max_output_tokens_per_s", ".2f"),
+    ("Peak concurrent requests:", "max_concurrent_requests", ".2f"),
+    ("Total token throughput (tok/s):", "total_token_throughput", ".2f"),
+)
+"""What is None (or an infinite rate) has no line."""
+_FAMILIES = {
+    "ttft": ("TTFT", "Time to First Token"),
+    "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
+    "itl": ("ITL", "Inter-token Latency"),
+    "e2el": ("E2EL", "End-to-end Latency"),
+    "max_itl": ("Max ITL", "Largest Inter-token Latency per Request"),
+    "ttst": ("TTST", "Time to Second Token"),
+}
+_RANGES = {
+    "median_ttft_ms": "Range of median TTFT (ms)",
+    "p99_ttft_ms": "Range of P99 TTFT (ms)",
+    "median_tpot_ms": "Range of median TPOT (ms)",
+    "p99_itl_ms": "Range of P99 ITL (ms)",
+    "output_throughput": "Range of output throughput (tok/s)",
+    "slo_attainment": "Range of SLO attainment (0 to 1)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,41 +154,6 @@ def _range(summaries: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     columns = {name: [summary[name] for summary in summaries] for name in (summaries[0] if summaries else ())}
     numbers = {name: values for name, values in columns.items() if all(type(value) in (int, float) for value in values)}
     return {name: {"low": min(values), "high": max(values)} for name, values in numbers.items()}
-
-
-WIDTH = 50
-_TOTALS = (
-    ("Successful requests:", "completed", "d"),
-    ("Failed requests:", "failed", "d"),
-    ("Maximum request concurrency:", "max_concurrency", "d"),
-    ("Request rate configured (RPS):", "request_rate", ".2f"),
-    ("Benchmark duration (s):", "duration", ".2f"),
-    ("Total input tokens:", "total_input_tokens", "d"),
-    ("Total generated tokens:", "total_output_tokens", "d"),
-    ("Request throughput (req/s):", "request_throughput", ".2f"),
-    ("Request goodput (req/s):", "request_goodput", ".2f"),
-    ("Output token throughput (tok/s):", "output_throughput", ".2f"),
-    ("Peak output token throughput (tok/s):", "max_output_tokens_per_s", ".2f"),
-    ("Peak concurrent requests:", "max_concurrent_requests", ".2f"),
-    ("Total token throughput (tok/s):", "total_token_throughput", ".2f"),
-)
-"""What is None (or an infinite rate) has no line."""
-_FAMILIES = {
-    "ttft": ("TTFT", "Time to First Token"),
-    "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
-    "itl": ("ITL", "Inter-token Latency"),
-    "e2el": ("E2EL", "End-to-end Latency"),
-    "max_itl": ("Max ITL", "Largest Inter-token Latency per Request"),
-    "ttst": ("TTST", "Time to Second Token"),
-}
-_RANGES = {
-    "median_ttft_ms": "Range of median TTFT (ms)",
-    "p99_ttft_ms": "Range of P99 TTFT (ms)",
-    "median_tpot_ms": "Range of median TPOT (ms)",
-    "p99_itl_ms": "Range of P99 ITL (ms)",
-    "output_throughput": "Range of output throughput (tok/s)",
-    "slo_attainment": "Range of SLO attainment (0 to 1)",
-}
 
 
 def report(result: Mapping[str, Any], families: Sequence[str], percentiles: Sequence[float]) -> str:

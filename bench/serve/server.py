@@ -25,6 +25,10 @@ from demo.location import DEMO_MODEL_NAME, checkpoint_path
 from engine.models.checkpoint import resolve_checkpoint
 from wire.errors import InvalidSetting, RequestFailed
 
+_PROBE_TIMEOUT_S = 10.0
+_PAUSE_S = 0.25
+_SEED_STEP = 1_000_003
+
 
 def tokenizer_folder(settings: ServeBenchSettings, served: str) -> Path | None:
     """The folder of the tokenizer of the model that the server calls `served`; None when nothing says where it is.
@@ -52,11 +56,6 @@ def vocabulary_for(settings: ServeBenchSettings, served: str) -> Vocabulary:
             f"nothing says where the tokenizer of {served!r:.100} is: name it with --tokenizer, or use --vocab-size"
         )
     return vocabulary_of(folder)
-
-
-_PROBE_TIMEOUT_S = 10.0
-_PAUSE_S = 0.25
-_SEED_STEP = 1_000_003
 
 
 async def find_server(settings: ServeBenchSettings, url: str, ready_at_s: float) -> Endpoint:

@@ -34,6 +34,9 @@ MAX_HALVINGS = 4
 """How far it goes down: half the rate takes twice the time, for an answer that nobody wants."""
 _DIGITS = 3
 _GROUP = "sweep options"
+_GROUP = "sweep options"
+_POINT_STEP = 1000
+_WARMUP_STEP = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +86,6 @@ def _rounded(rate: float) -> float:
     return float(f"{rate:.{_DIGITS}g}")
 
 
-_GROUP = "sweep options"
-
-
 def check(settings: SweepSettings, goals: Mapping[str, float]) -> None:
     """Raise `InvalidSetting` for what cannot be used. `goals` are those of `--goodput`."""
     check_targets(settings, parse_rates(settings.rates))
@@ -98,10 +98,6 @@ def check(settings: SweepSettings, goals: Mapping[str, float]) -> None:
     if not 0 < settings.start_rate < math.inf:
         raise InvalidSetting(f"--start-rate {settings.start_rate} is not above 0")
     require_at_least(settings, repeat=1, warmup_runs=0)
-
-
-_POINT_STEP = 1000
-_WARMUP_STEP = 500_000
 
 
 def carry_out(document: SweepDocument, session: Session[SweepSettings], line_up: LineUp, measure: Measure) -> None:

@@ -31,6 +31,16 @@ from wire.errors import InvalidSetting, RequestFailed
 _REQUEST = {"prompt": "Hello", "max_tokens": 2, "temperature": 0}
 _MAX_LOOK_S = 5.0
 _MAX_SHOWN = 200
+_WARDEN = "bench.targets.warden_process"
+_LOOPBACK = "127.0.0.1"
+_BATON_IS_READY = "Baton ready at"
+_LOOK_AGAIN_S = 0.25
+_LOOK_S = 5.0
+PATIENCE_S = 20.0
+"""What a server gets to leave after SIGTERM."""
+_HALT_S = 10.0
+_CONTINUE_S = 60.0
+_TAIL_LINES = 15
 
 
 def why_not_ready(url: str, timeout_s: float) -> str:
@@ -80,18 +90,6 @@ def _ask(url: str, timeout_s: float, body: dict[str, Any] | None = None) -> tupl
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read()
-
-
-_WARDEN = "bench.targets.warden_process"
-_LOOPBACK = "127.0.0.1"
-_BATON_IS_READY = "Baton ready at"
-_LOOK_AGAIN_S = 0.25
-_LOOK_S = 5.0
-PATIENCE_S = 20.0
-"""What a server gets to leave after SIGTERM."""
-_HALT_S = 10.0
-_CONTINUE_S = 60.0
-_TAIL_LINES = 15
 
 
 class RunningTarget:

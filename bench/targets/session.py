@@ -25,6 +25,11 @@ from bench.targets.spec import Target, parse_targets
 from bench.workload.dataset_settings import DatasetSettings
 from program.settings import as_flags
 
+SESSION_STEP = 1_000_000
+"""Between the seeds of sessions: what an earlier one sent is in no cache of a later one."""
+_SettingsT = TypeVar("_SettingsT", bound=TargetSettings)
+_DocumentT = TypeVar("_DocumentT", CompareDocument, SweepDocument)
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -39,12 +44,6 @@ class Load:
 
 Measure = Callable[[Load], dict[str, Any]]
 """Carries out a load and returns the run's result as it is in a result file."""
-
-
-SESSION_STEP = 1_000_000
-"""Between the seeds of sessions: what an earlier one sent is in no cache of a later one."""
-_SettingsT = TypeVar("_SettingsT", bound=TargetSettings)
-_DocumentT = TypeVar("_DocumentT", CompareDocument, SweepDocument)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,11 @@ NumTokens: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=MAX_TOKENS)]
 _MIN_TOKENS = 4
 _MAX_PROMPT_TOKENS = 1024
 _MAX_TOTAL_TOKENS = 2048
+MOONCAKE_SAMPLE = "mooncake_conversation_2000.jsonl"
+AZURE_SAMPLE = "azure2023_conv_2000.csv"
+HASH_BLOCK_TOKENS = 512
+"""Tokens of the prompt that one of Mooncake's `hash_ids` stands for."""
+_MAX_TRIES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +193,6 @@ def _repeated(settings: DatasetSettings, conversations: Sequence[Conversation]) 
         return list(conversations)
     chosen = generator(settings.seed, "repetition").integers(0, len(conversations), size=num_missing)
     return [*conversations, *(conversations[int(index)] for index in chosen)]
-
-
-MOONCAKE_SAMPLE = "mooncake_conversation_2000.jsonl"
-AZURE_SAMPLE = "azure2023_conv_2000.csv"
-HASH_BLOCK_TOKENS = 512
-"""Tokens of the prompt that one of Mooncake's `hash_ids` stands for."""
-_MAX_TRIES = 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from wire.errors import InvalidSetting
 # trying a candidate costs 10 to 20 us; a few thousand are enough for prompts that differ
 _MAX_DRAWN = 4096
 _MIN_WORDS = 256
+_MAX_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,6 @@ def _opening_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     text = "a"
     whole, bare = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
     return tuple(whole[: len(whole) - len(bare)]) if whole[-len(bare) :] == bare else ()
-
-
-_MAX_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ from bench.workload.passages import (
 from bench.workload.turns import Conversation, Turn, Workload
 from wire.errors import InvalidSetting
 
+_OUTPUT_LENGTHS = ("random", "prefix_repetition", "multi_turn", "sharegpt", "custom")
+
 
 def make_random(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     """`num_prompts` conversations of one turn, lengths uniform around the ones asked for."""
@@ -129,7 +131,6 @@ _MAKERS: Final[dict[str, Callable[[DatasetSettings, Vocabulary], Workload]]] = {
     MOONCAKE: make_mooncake,
     AZURE: make_azure,
 }
-_OUTPUT_LENGTHS = ("random", "prefix_repetition", "multi_turn", "sharegpt", "custom")
 
 
 def make_workload(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
