@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from bench.client.outcome import Outcome
@@ -63,14 +64,9 @@ class Stack:
     parts_ms: tuple[float, ...]
 
     @property
-    def sum_ms(self) -> float:
-        """All parts together."""
-        return sum(self.parts_ms)
-
-    @property
     def error(self) -> float:
         """How far the sum is from the measured time, as a share of it."""
-        return abs(self.sum_ms - self.measured_ms) / self.measured_ms
+        return abs(sum(self.parts_ms) - self.measured_ms) / self.measured_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +115,7 @@ def _summarise(names: Sequence[str], stacks: Sequence[Stack]) -> dict[str, Any] 
             for name, values in columns
         },
         "measured_mean_ms": _mean([stack.measured_ms for stack in stacks]),
-        "sum_mean_ms": _mean([stack.sum_ms for stack in stacks]),
+        "sum_mean_ms": _mean([sum(stack.parts_ms) for stack in stacks]),
         "largest_error": round(max(stack.error for stack in stacks), 6),
     }
 
@@ -177,7 +173,7 @@ def _stack(
 
 
 def _mean(values: Sequence[float]) -> float:
-    return _ms(sum(values) / len(values))
+    return _ms(fmean(values))
 
 
 def _ms(value: float) -> float:

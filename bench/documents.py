@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from bench.checked import checked, parse_json, read_text
+from bench.arguments import checked, parse_json, read_text
 from bench.facts import Facts
 from bench.output_file import require_folder
 from bench.runs import Rate, Ratio, Result, Run, as_json
@@ -99,14 +99,11 @@ def begun(path: Path | None, fresh: _DocumentT, arguments: Sequence[str], *, is_
 
     `arguments` say what is measured. Raises `InvalidSetting` for a file that holds something else or has no folder.
     """
-    document = fresh
-    document.arguments = list(arguments)
-    facts = fresh.facts
-    if path is not None:
-        require_folder(path)
-        if is_resumed and path.exists():
-            document = _read(path, type(fresh), arguments)
-    document.sessions.append(Session(facts.time, facts.commit, facts.load_average))
+    require_folder(path or "")
+    has_begun = is_resumed and path is not None and path.exists()
+    fresh.arguments = list(arguments)
+    document = _read(path, type(fresh), arguments) if path is not None and has_begun else fresh
+    document.sessions.append(Session(fresh.facts.time, fresh.facts.commit, fresh.facts.load_average))
     return document
 
 
@@ -142,11 +139,10 @@ def _read(path: Path, kind: type[_DocumentT], arguments: Sequence[str]) -> _Docu
 
 def _text(document: Mapping[str, Any]) -> str:
     """JSON with one line for each member, and for each map in a list: a change of one run is a change of one line."""
-    members = [f"{json.dumps(key)}: {_member(value)}" for key, value in document.items()]
+    members = []
+    for key, value in document.items():
+        text = json.dumps(value, allow_nan=False)
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            text = "[\n" + ",\n".join(json.dumps(item, allow_nan=False) for item in value) + "\n]"
+        members.append(f"{json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(members) + "\n}\n"
-
-
-def _member(value: Any) -> str:
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        return "[\n" + ",\n".join(json.dumps(item, allow_nan=False) for item in value) + "\n]"
-    return json.dumps(value, allow_nan=False)

@@ -39,39 +39,38 @@ Rate: TypeAlias = Annotated[float, Field(gt=0)]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure of a result that is shown. `short` is its name in the tables of a terminal, "" where it is not there.
+    """A figure of a result that is shown; targets are held against each other in those with `is_compared`.
 
     `counts_failures`: a failed request is in it, so it can be compared in spite of it.
     """
 
     name: str
     label: str
-    short: str
+    is_compared: bool
     form: Callable[[float | None], str] = number
     is_better_high: bool = False
     counts_failures: bool = False
 
 
 METRICS = (
-    Metric("median_ttft_ms", "TTFT p50 (ms)", "TTFT p50 ms"),
-    Metric("p90_ttft_ms", "TTFT p90 (ms)", "TTFT p90 ms"),
-    Metric("p99_ttft_ms", "TTFT p99 (ms)", "TTFT p99 ms"),
-    Metric("median_tpot_ms", "TPOT p50 (ms)", "TPOT p50 ms"),
-    Metric("p99_tpot_ms", "TPOT p99 (ms)", "TPOT p99 ms"),
-    Metric("p99_itl_ms", "ITL p99 (ms)", "ITL p99 ms"),
-    Metric("p99_max_itl_ms", "max ITL of a request p99 (ms)", "max ITL p99 ms"),
-    Metric("max_max_itl_ms", "ITL max (ms)", ""),
-    Metric("median_e2el_ms", "E2E p50 (ms)", "E2E p50 ms"),
-    Metric("p99_e2el_ms", "E2E p99 (ms)", "E2E p99 ms"),
-    Metric("output_throughput", "output tokens/s", "output tok/s", is_better_high=True),
-    Metric("request_throughput", "requests/s done", "", is_better_high=True),
-    Metric("slo_attainment", "SLO attainment", "attainment", percent, True, counts_failures=True),
-    Metric("request_goodput", "goodput (requests/s)", "goodput req/s", number, True, counts_failures=True),
-    Metric("schedule_delay.p99_ms", "schedule delay p99 (ms)", ""),
+    Metric("median_ttft_ms", "TTFT p50 (ms)", True),
+    Metric("p90_ttft_ms", "TTFT p90 (ms)", True),
+    Metric("p99_ttft_ms", "TTFT p99 (ms)", True),
+    Metric("median_tpot_ms", "TPOT p50 (ms)", True),
+    Metric("p99_tpot_ms", "TPOT p99 (ms)", True),
+    Metric("p99_itl_ms", "ITL p99 (ms)", True),
+    Metric("p99_max_itl_ms", "max ITL of a request p99 (ms)", True),
+    Metric("max_max_itl_ms", "ITL max (ms)", False),
+    Metric("median_e2el_ms", "E2E p50 (ms)", True),
+    Metric("p99_e2el_ms", "E2E p99 (ms)", True),
+    Metric("output_throughput", "output tokens/s", True, is_better_high=True),
+    Metric("request_throughput", "requests/s done", False, is_better_high=True),
+    Metric("slo_attainment", "SLO attainment", True, percent, True, counts_failures=True),
+    Metric("request_goodput", "goodput (requests/s)", True, number, True, counts_failures=True),
+    Metric("schedule_delay.p99_ms", "schedule delay p99 (ms)", False),
 )
 METRIC_OF = {metric.name: metric for metric in METRICS}
-COMPARED = tuple(metric for metric in METRICS if metric.short)
-"""Those that targets are held against each other in."""
+COMPARED = tuple(metric for metric in METRICS if metric.is_compared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,6 @@ class Point:
 
     @property
     def pace(self) -> str:
-        """How requests came, in words."""
         return self.runs[0].pace
 
     @property
@@ -143,12 +141,10 @@ class Point:
 
     @property
     def num_failed(self) -> int:
-        """Of all runs together."""
         return sum(int(run.result["failed"]) for run in self.runs)
 
     @property
     def num_requests(self) -> int:
-        """All that were sent."""
         return self.num_failed + sum(int(run.result["completed"]) for run in self.runs)
 
     def values(self, name: str) -> list[float]:
@@ -156,12 +152,10 @@ class Point:
         return [value for run in self.runs if (value := run.number(name)) is not None]
 
     def middle(self, name: str) -> float | None:
-        """The median over the runs."""
         values = self.values(name)
         return median(values) if values else None
 
     def worst(self, name: str) -> float | None:
-        """The highest of the runs."""
         return max(self.values(name), default=None)
 
     def ends(self, name: str) -> tuple[float, float] | None:

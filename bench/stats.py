@@ -23,7 +23,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """The 50th percentile."""
     return percentile(values, 50)
 
 

@@ -10,9 +10,8 @@ import asyncio
 import random
 
 from bench.client.driver import LoadPlan, run_load
-from bench.client.endpoint import Endpoint
+from bench.client.endpoint import Endpoint, RequestOptions
 from bench.client.outcome import Outcome
-from bench.client.request import RequestOptions
 from bench.workload.turns import Conversation, Turn
 from wire.errors import RequestFailed
 
@@ -29,7 +28,6 @@ class Prompts:
         self._chance = random.Random(seed)
 
     def conversation(self, num_tokens: int, num_output_tokens: int) -> Conversation:
-        """One request with a new prompt."""
         return Conversation((Turn(tuple(self._chance.choices(self._ids, k=num_tokens)), "", num_output_tokens),))
 
 

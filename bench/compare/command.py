@@ -1,19 +1,209 @@
 """`baton bench compare`: the same workload on several targets in turns, and what may be concluded from it.
 
 Targets are measured one after the other in each round, each with the same requests; what else uses the machine meets
-all of them. See `bench.compare.verdict` for the rule by which a difference is called one.
+all of them. The file of the result is whole after each step. See `bench.compare.verdict` for the rule by which a
+difference is called one.
+
+Invariants: every target gets the same prompts and arrivals in a round, and no prompt comes twice on one target (but for
+a trace, whose prompts are its own), so no cache of an earlier round helps. Who begins changes from round to round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from bench.compare.plan import Schedule
-from bench.compare.report import report
-from bench.compare.run import carry_out, conclude, keep_whole_groups
-from bench.compare.settings import CompareSettings, check, rates_of
+from bench.arguments import require_at_least
+from bench.compare.verdict import RULE, medians_of, ratios_of
 from bench.documents import CompareDocument
-from bench.targets.session import Session, read_session
+from bench.report.document import as_text
+from bench.report.load import ResultFile
+from bench.report.sections import section_of
+from bench.runs import Run
+from bench.targets.line_up import LineUp, TargetSettings, check_targets, parse_rates
+from bench.targets.session import SESSION_STEP, Load, Measure, Session, read_session
+from program.settings import setting
+
+_ROUND_STEP = 1000
+_CONTROL_STEP = 500
+_START_STEP = 250
+ALL, LAST, NONE = "all", "last", "none"
+_GROUP = "comparison options"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One load. `round` counts from 1; 0 is a warm-up, whose result nobody keeps.
+
+    `is_control`: the first target again. `group`: steps of one group are measured in one go or not at all.
+    """
+
+    round: int
+    rate: float
+    target: str
+    is_control: bool
+    seed: int
+    group: int
+
+    @property
+    def key(self) -> tuple[int, float, str, bool]:
+        """What of it is in the file of the result: round, rate, target, whether it is the control."""
+        return self.round, self.rate, self.target, self.is_control
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What is to be done: `targets` by name, reference first; `session` counts interruptions."""
+
+    targets: tuple[str, ...]
+    rates: tuple[float, ...]
+    rounds: int
+    warmup_rounds: int
+    has_control: bool
+    is_one_at_a_time: bool
+    seed: int
+    session: int = 0
+
+    def steps(self, done: Collection[int] = ()) -> tuple[Step, ...]:
+        """All steps but those of the groups in `done`; () when nothing is left to measure."""
+        left = tuple(step for step in self.counted() if step.group not in done)
+        if not left:
+            return ()
+        return tuple(self._with_starts(left)) if self.is_one_at_a_time else (*self._warm_ups(), *left)
+
+    def counted(self) -> Iterator[Step]:
+        """The steps that are no warm-ups, of all groups."""
+        for number in range(1, self.rounds + 1):
+            if self.is_one_at_a_time:  # a start costs more than a load: all rates of a target in one go
+                for target, is_control in self._order(number):
+                    for place in range(len(self.rates)):
+                        yield self._step(number, place, target, is_control, number)
+                continue
+            for place in range(len(self.rates)):
+                for target, is_control in self._order(number + place):
+                    yield self._step(number, place, target, is_control, number * len(self.rates) + place)
+
+    def _step(self, number: int, place: int, target: str, is_control: bool, group: int) -> Step:
+        # the control must not find the prompts of the reference in its cache
+        seed = self._seed(number, place) + _CONTROL_STEP * is_control
+        return Step(number, self.rates[place], target, is_control, seed, group)
+
+    def _warm_ups(self) -> Iterator[Step]:
+        for number in range(self.warmup_rounds):
+            for place, rate in enumerate(self.rates):
+                for target in self.targets:
+                    yield Step(0, rate, target, False, self._seed(self.rounds + 1 + number, place), 0)
+
+    def _with_starts(self, left: Sequence[Step]) -> Iterator[Step]:
+        """A target that was just started is cold: warm-ups come before its first load."""
+        previous = ""
+        for step in left:
+            if step.target != previous:
+                for number in range(self.warmup_rounds):
+                    yield Step(0, step.rate, step.target, False, step.seed + _START_STEP + number, 0)
+            previous = step.target
+            yield step
+
+    def _order(self, turn: int) -> list[tuple[str, bool]]:
+        """Who is measured after whom: one place further each turn."""
+        everybody = [*((name, False) for name in self.targets), *[(self.targets[0], True)] * self.has_control]
+        first = turn % len(everybody)
+        return everybody[first:] + everybody[:first]
+
+    def _seed(self, number: int, place: int) -> int:
+        return self.seed + SESSION_STEP * self.session + _ROUND_STEP * number + place
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSettings(TargetSettings):
+    rates: tuple[str, ...] = setting(
+        (), "requests per second, one load for each; none: as the trace says", group=_GROUP, metavar="RATE"
+    )
+    rounds: int = setting(3, "how often every target is measured at every rate", group=_GROUP)
+    warmup_rounds: int = setting(1, "rounds before, which are not counted", group=_GROUP)
+    control: bool = setting(True, "measure the first target twice a round: what differs then is noise", group=_GROUP)
+    detail: str = setting(LAST, "rounds to keep every request of", choices=(ALL, LAST, NONE), group=_GROUP)
+
+
+def rates_of(settings: CompareSettings) -> tuple[float, ...]:
+    """Rates in requests/s, infinite where the trace decides. Raises `InvalidSetting`."""
+    return parse_rates(settings.rates) if settings.rates else (math.inf,)
+
+
+def check(settings: CompareSettings) -> None:
+    """Raise `InvalidSetting` for what cannot be used."""
+    require_at_least(settings, rounds=1, warmup_rounds=0)
+    check_targets(settings, rates_of(settings))
+
+
+def keep_whole_groups(document: CompareDocument, schedule: Schedule) -> set[int]:
+    """Drop the runs of incomplete groups from `document`; the groups that are complete.
+
+    What an interruption tore apart is measured again: the halves of a pair have to come soon after each other.
+    """
+    have = {_key(run, is_control=False) for run in document.runs}
+    have |= {_key(run, is_control=True) for run in document.control_runs}
+    torn = {step.group for step in schedule.counted() if step.key not in have}
+    kept = {step.key for step in schedule.counted() if step.group not in torn}
+    document.runs = [run for run in document.runs if _key(run, is_control=False) in kept]
+    document.control_runs = [run for run in document.control_runs if _key(run, is_control=True) in kept]
+    return {step.group for step in schedule.counted()} - torn
+
+
+def carry_out(
+    document: CompareDocument,
+    steps: Sequence[Step],
+    session: Session[CompareSettings],
+    line_up: LineUp,
+    measure: Measure,
+) -> None:
+    """Measure `steps` and put their results into `document`, which is saved after each."""
+    settings = session.settings
+    for number, step in enumerate(steps, 1):
+        session.say(f"{number} of {len(steps)}: {_describe(step, settings.rounds)}")
+        is_detailed = settings.detail == ALL or (settings.detail == LAST and step.round == settings.rounds)
+        running = line_up.take_turn(step.target)
+        before = line_up.cpu_seconds()
+        num_prompts = settings.num_prompts_at(step.rate)
+        result = measure(Load(running.url, step.rate, num_prompts, step.seed, is_detailed and not step.is_control))
+        if step.round:
+            cpu_s, others_cpu_s = _cpu(before, line_up.cpu_seconds(), step.target)
+            runs = document.control_runs if step.is_control else document.runs
+            runs.append(Run(step.target, step.round, step.rate, result, cpu_s, others_cpu_s))
+            document.targets = line_up.describe()
+            conclude(document)
+            session.save(document)
+
+
+def conclude(document: CompareDocument) -> None:
+    """Make `workload`, `medians` and `ratios` of its runs."""
+    names = [target.name for target in document.targets]
+    document.workload = dict(document.runs[0].part("dataset")) if document.runs else {}
+    document.medians = medians_of(names, document.runs)
+    document.ratios = ratios_of(names, document.runs, document.control_runs)
+
+
+def report(document: CompareDocument) -> str:
+    """The figures of every target, what may be concluded, and the rule, for a terminal."""
+    return f"{as_text(section_of(ResultFile('compare', document)), 'figures')}\n\n{RULE}"
+
+
+def _key(run: Run, *, is_control: bool) -> tuple[int, float, str, bool]:
+    return run.round, run.rate, run.target, is_control
+
+
+def _cpu(before: Mapping[str, float], after: Mapping[str, float], target: str) -> tuple[float | None, float]:
+    """CPU time during the load: of the target (None where it is not ours), and of the rest."""
+    used = {name: after[name] - before[name] for name in after if name in before}
+    others_s = sum(cpu_s for name, cpu_s in used.items() if name != target)
+    return round(used[target], 2) if target in used else None, round(others_s, 2)
+
+
+def _describe(step: Step, rounds: int) -> str:
+    at = "all at once or as the trace says" if step.rate == float("inf") else f"{step.rate:g} requests/s"
+    which = f"round {step.round} of {rounds}" if step.round else "warm-up"
+    return f"{which}, {step.target}{' again' if step.is_control else ''}, {at}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,13 +219,13 @@ def main(arguments: Sequence[str]) -> int:
     line_up = session.line_up()
     document = session.begun(
         CompareDocument(
-            facts=session.facts, targets=session.described(), rounds=session.settings.rounds, runs=[], ratios=[]
+            facts=session.facts, targets=line_up.describe(), rounds=session.settings.rounds, runs=[], ratios=[]
         )
     )
     schedule = schedule_of(session, len(document.sessions) - 1)
     if steps := schedule.steps(keep_whole_groups(document, schedule)):
         with line_up:
-            carry_out(document, steps, session, line_up, session.measure())
+            carry_out(document, steps, session, line_up, session.measure)
     else:
         session.say(f"everything is in {session.path} already: --no-resume measures again")
     conclude(document)

@@ -1,4 +1,4 @@
-"""Whether a difference may be called one: the rule, and the words for it.
+"""Whether a difference may be called one: the rule, the words for it, and what is reported of a comparison.
 
 Two targets are measured in turns, a pair in each round. There is a verdict only when
 
@@ -12,14 +12,19 @@ targets together (root of the sum of squares, as errors of a quotient add up); a
 reference to itself is, measured twice a round (the control). Distances are relative and the same in both directions: 2x
 and 0.5x are both 100 % away from 1. Between two equal targets with independent noise, three rounds lead to a verdict in
 2 % of cases with the control and 4 % without, five rounds in less than 0.2 % (simulated).
+
+A value that is 0 has no ratio, so a ratio may be missing. All of it follows from the runs of a file.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from bench.runs import COMPARED, Metric, Point, Ratio, Run, points_of, rate_as_json
 from bench.stats import PairedRatio, paired_ratio
 
 MIN_ROUNDS = 3
@@ -93,3 +98,76 @@ def _clear(pairs: PairedRatio, wording: tuple[str, str]) -> str:
     if pairs.of_medians > 1:
         return f"{pairs.of_medians:.2f}x ({pairs.low:.2f} - {pairs.high:.2f}) {wording[0]}"
     return f"{1 / pairs.of_medians:.2f}x ({1 / pairs.high:.2f} - {1 / pairs.low:.2f}) {wording[1]}"
+
+
+def medians_of(targets: Sequence[str], runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Per rate and target, over its rounds: every metric's median (None without values), `failed`, `num_requests`."""
+    return [
+        {
+            "rate": rate_as_json(point.rate),
+            "target": point.target,
+            "rounds": len(point.runs),
+            **{metric.name: point.middle(metric.name) for metric in COMPARED},
+            "failed": point.num_failed,
+            "num_requests": point.num_requests,
+        }
+        for point in _points(targets, runs)
+    ]
+
+
+def ratios_of(targets: Sequence[str], runs: Sequence[Run], control_runs: Sequence[Run]) -> list[Ratio]:
+    """Per rate, target and metric against the first target, over the rounds that both were measured in."""
+    points = _points(targets, runs)
+    references = {point.rate: point for point in points if point.target == targets[0]}
+    controls = {point.rate: point for point in points_of(control_runs)}
+    found = []
+    for point in points:
+        reference = references.get(point.rate)
+        if reference is None or point.target == reference.target:
+            continue
+        rounds = {run.round for run in point.runs} & {run.round for run in reference.runs}
+        if not rounds:
+            continue
+        subject, reference = _of_rounds(point, rounds), _of_rounds(reference, rounds)
+        control = _of_rounds(controls[point.rate], rounds) if point.rate in controls else None
+        if control is not None and len(control.runs) < len(rounds):
+            control = None
+        compared = (_compared(metric, subject, reference, control) for metric in COMPARED)
+        found += [ratio for ratio in compared if ratio is not None]
+    return found
+
+
+def _points(targets: Sequence[str], runs: Sequence[Run]) -> list[Point]:
+    """Rates rising, targets in their order."""
+    return sorted(points_of(runs, targets), key=lambda point: point.rate)
+
+
+def _of_rounds(point: Point, rounds: set[int]) -> Point:
+    runs = sorted((run for run in point.runs if run.round in rounds), key=lambda run: run.round)
+    return dataclasses.replace(point, runs=tuple(runs))
+
+
+def _compared(metric: Metric, subject: Point, reference: Point, control: Point | None) -> Ratio | None:
+    values, others = _values(subject, metric), _values(reference, metric)
+    if not (values and others):
+        return None
+    again = _values(control, metric) if control else []
+    wording = ("more", "less") if metric.is_better_high else ("slower", "faster")
+    obstacle = "" if metric.counts_failures else _failing(subject, reference)
+    compared = compare(values, others, again, wording, obstacle)
+    return Ratio(subject.rate, subject.target, reference.target, metric.name, **dataclasses.asdict(compared))
+
+
+def _values(point: Point, metric: Metric) -> list[float]:
+    """[] unless every run has a value above 0."""
+    values = [value for value in point.values(metric.name) if value]
+    return values if len(values) == len(point.runs) else []
+
+
+def _failing(*points: Point) -> str:
+    """Which targets dropped so many requests that the others say little; "" for none."""
+    return ", ".join(
+        f"{point.num_failed} of {point.num_requests} requests to {point.target} failed"
+        for point in points
+        if point.num_failed > MAX_FAILED_SHARE * point.num_requests
+    )

@@ -13,8 +13,8 @@ from bench.kv.measure import Case, Limits, Results
 from bench.output_file import write_file
 from bench.plots.style import as_png
 from bench.plots.transfer import Handoffs, draw
+from bench.report.document import aligned
 from bench.stats import NOISY_SPREAD, PairedRatio, median, paired_ratio, percentile, spread
-from bench.text_tables import aligned
 
 
 @dataclass(frozen=True, slots=True)

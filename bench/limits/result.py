@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bench.facts import Facts
+from bench.report.document import aligned
 from bench.stats import NOISY_SPREAD, median, paired_ratio, percentile, spread
-from bench.text_tables import aligned
 
 MEANINGS = {
     "decode_bw_ratio": "The share of the memory's read rate at which a decode step gets through weights and KV.",

@@ -32,9 +32,7 @@ class FaultKind(enum.StrEnum):
 
     @property
     def breaks_stream(self) -> bool:
-        """Whether nothing of the answer follows it."""
-        kinds = list(FaultKind)
-        return kinds.index(self) >= kinds.index(FaultKind.RESET)
+        return self in list(FaultKind)[list(FaultKind).index(FaultKind.RESET) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,6 @@ class Answer:
 
     @property
     def num_chunks(self) -> int:
-        """How many chunks the whole answer has."""
         return 1 + len(self.gaps_s)
 
     def num_tokens(self, num_chunks: int) -> int:
@@ -82,7 +79,6 @@ class Answer:
         return [(at_s, place + 1) for place, at_s in enumerate(due_s) if is_last[place]]
 
     def has(self, kind: FaultKind) -> bool:
-        """Whether its fault is of this kind."""
         return self.fault is not None and self.fault.kind is kind
 
 
@@ -101,7 +97,6 @@ class Script:
     answers: tuple[Answer, ...]
 
     def answer(self, number: int, num_output_tokens: int) -> Answer:
-        """See `Schedule`."""
         return self.answers[number % len(self.answers)]
 
 
@@ -122,7 +117,6 @@ class Steady:
     seed: int = 0
 
     def answer(self, number: int, num_output_tokens: int) -> Answer:
-        """See `Schedule`."""
         chance = random.Random(f"{self.seed}/{number}")
         has_fault = self.fault is not None and chance.random() < self.fault_share
         num_more = max(1, math.ceil(num_output_tokens / self.tokens_per_chunk)) - 1

@@ -1,7 +1,9 @@
-"""The mock server itself: answers by its schedule and records when it did.
+"""The mock server itself: answers in OpenAI's format by its schedule and records when it did.
 
-Owns the sockets, the numbering of requests and the records. It runs on the event loop of whoever starts it; its stamps
-are `time.monotonic()`, taken right before a write is handed to the socket.
+Owns the sockets, the numbering of requests and the records. Reads as much of a body as its answer depends on and lets
+the rest pass. Baton's own members of `usage` are made up: shares of the times at which chunks were really written, so
+that they fit to what the client sees. It runs on the event loop of whoever starts it; its stamps are
+`time.monotonic()`, taken right before a write is handed to the socket.
 
 Invariant: a chunk is written when it is due or later, never before, and its record says when.
 """
@@ -9,21 +11,23 @@ Invariant: a chunk is written when it is due or later, never before, and its rec
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import struct
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from pydantic import Field
 
-from bench.checked import checked
+from bench.arguments import checked
 from bench.client.clock import sleep_until
-from bench.mock_server.reply import ChatQuestion, CompletionQuestion, Question, Reply, sse_event
-from bench.mock_server.schedule import Fault, FaultKind, Schedule
+from bench.mock_server.schedule import Answer, Fault, FaultKind, Schedule
+from program.clock import host_clock
 from wire.errors import InvalidSetting
 
 _CLOSE_TIMEOUT_S = 0.1
@@ -31,6 +35,19 @@ _MAX_BODY_BYTES = 64 * 2**20
 _STALL_S = 3600.0
 _RESETS = struct.pack("ii", 1, 0)
 _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_DEFAULT_OUTPUT_TOKENS = 16
+_FIRST_TOKEN_ID = 100
+_KV_BYTES = 2**20
+# shares of the time to the first token, then of the gap to the second
+_TO_FIRST = {
+    "received_us": 0,
+    "sent_us": 0.02,
+    "prefill_begun_us": 0.2,
+    "first_sampled_us": 0.95,
+    "first_written_us": 1,
+}
+_TO_SECOND = {"kv_ready_us": 0.30, "decode_begun_us": 0.40, "second_sampled_us": 0.90, "second_written_us": 1.0}
+_Limit = Annotated[int, Field(strict=True, ge=1)] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +78,29 @@ class Record:
     left_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """The members of a body that matter, at both paths."""
+
+    model: str = ""
+    max_tokens: _Limit = None
+    max_completion_tokens: _Limit = None
+    stream: bool = False
+    stream_options: dict[str, Any] | None = field(default_factory=dict)
+    return_token_ids: bool = False
+    return_timings: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Completion(_Question):
+    prompt: Annotated[str | list[Annotated[int, Field(strict=True)]], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chat(_Question):
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+
+
 @asynccontextmanager
 async def mock_server(schedule: Schedule, options: MockOptions | None = None) -> AsyncIterator[MockServer]:
     """A running server. Raises `InvalidSetting` when it cannot listen."""
@@ -83,7 +123,6 @@ class MockServer:
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_closing = False
-        self._created = int(time.time())
         self.records: deque[Record] = deque(maxlen=options.max_records)
         self.url = ""
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
@@ -119,8 +158,8 @@ class MockServer:
         return web.Response()
 
     async def _models(self, _: web.Request) -> web.Response:
-        model = {"id": self._options.model, "object": "model", "created": self._created}
-        return web.json_response({"object": "list", "data": [model | {"owned_by": self._options.owned_by}]})
+        model = {"id": self._options.model, "object": "model", "owned_by": self._options.owned_by, "created": 0}
+        return web.json_response({"object": "list", "data": [model]})
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
         peer = http.transport.get_extra_info("peername") if http.transport is not None else None
@@ -130,7 +169,11 @@ class MockServer:
         self._num_in_flight += 1
         self._idle.clear()
         try:
-            return await self._answer(http, record)
+            record.body = await http.json()
+            kind: type[_Question] = _Chat if http.path.endswith("/chat/completions") else _Completion
+            question = checked(kind, record.body, "")
+            num_asked = question.max_tokens or question.max_completion_tokens or _DEFAULT_OUTPUT_TOKENS
+            return await _Reply(http, record, question, num_asked, self._schedule).send()
         except ValueError:
             return _error(400, "the body is not JSON")
         except InvalidSetting as error:
@@ -144,51 +187,51 @@ class MockServer:
             if not self._num_in_flight:
                 self._idle.set()
 
-    async def _answer(self, http: web.Request, record: Record) -> web.StreamResponse:
-        record.body = await http.json()
-        kind: type[Question] = ChatQuestion if http.path.endswith("/chat/completions") else CompletionQuestion
-        question = checked(kind, record.body, "")
-        answer = self._schedule.answer(record.number, question.num_output_tokens)
-        reply = Reply(question, answer, record.number, self._created)
-        if answer.fault is not None and answer.fault.kind is FaultKind.HTTP_ERROR:
-            return _error(answer.fault.status, answer.fault.message)
-        if question.stream and not answer.has(FaultKind.NOT_EVENTS):
-            return await _Stream(http, record, reply).run()
-        await sleep_until(record.received_s + answer.writes()[-1][0])
-        record.written_s.append(time.monotonic())
-        return web.json_response(reply.whole(record.received_s, record.written_s))
 
+class _Reply:
+    """One answer. Token t of every answer has the id 100 + t."""
 
-class _Stream:
-    """One answer as events."""
-
-    def __init__(self, http: web.Request, record: Record, reply: Reply) -> None:
+    def __init__(
+        self, http: web.Request, record: Record, question: _Question, num_asked: int, schedule: Schedule
+    ) -> None:
         self._http = http
         self._record = record
-        self._reply = reply
+        self._question = question
+        self._num_asked = num_asked
+        self._answer: Answer = schedule.answer(record.number, num_asked)
+        self._num_tokens = self._answer.num_tokens(self._answer.num_chunks)
+        self._is_chat = isinstance(question, _Chat)
         self._response = web.StreamResponse(headers=_EVENTS)
 
-    async def run(self) -> web.StreamResponse:
-        answer, fault = self._reply.answer, self._reply.answer.fault
+    async def send(self) -> web.StreamResponse:
+        answer, fault = self._answer, self._answer.fault
+        if fault is not None and fault.kind is FaultKind.HTTP_ERROR:
+            return _error(fault.status, fault.message)
+        if not self._question.stream or answer.has(FaultKind.NOT_EVENTS):
+            await sleep_until(self._record.received_s + answer.writes()[-1][0])
+            self._record.written_s.append(time.monotonic())
+            return web.json_response(self._whole())
         if fault is not None and fault.kind.breaks_stream:
             await self._write_chunks(min(fault.after_chunks, answer.num_chunks))
             await self._break(fault)
             return self._response
         if not answer.has(FaultKind.NO_CHOICES):
             await self._write_chunks(answer.num_chunks)
-        await self._write(self._reply.ending(self._record.received_s, self._record.written_s))
+        has_usage = (self._question.stream_options or {}).get("include_usage") and not answer.has(FaultKind.NO_USAGE)
+        await self._write((self._event([], usage=self._usage()) if has_usage else b"") + b"data: [DONE]\n\n")
         await self._response.write_eof()
         return self._response
 
     async def _write_chunks(self, limit: int) -> None:
         begin = 0
-        for offset_s, end in self._reply.answer.writes():
+        opening = [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
+        for offset_s, end in self._answer.writes():
             end = min(end, limit)
             if begin >= end:
                 return
-            events = b"".join(self._reply.chunk(place) for place in range(begin, end))
+            events = b"".join(self._chunk(place) for place in range(begin, end))
             await sleep_until(self._record.received_s + offset_s)
-            written_s = await self._write((b"" if begin else self._reply.opening()) + events)
+            written_s = await self._write((self._event(opening) if self._is_chat and not begin else b"") + events)
             self._record.written_s.extend([written_s] * (end - begin))
             begin = end
 
@@ -210,8 +253,7 @@ class _Stream:
                 await self._response.write_eof()
                 return
             case FaultKind.ERROR_EVENT:
-                error = {"message": fault.message, "type": "server_error", "code": None}
-                await self._write(sse_event({"error": error}))
+                await self._write(_sse({"error": {"message": fault.message, "type": "server_error", "code": None}}))
             case FaultKind.BAD_JSON:
                 await self._write(b'data: {"choices":[{\n\n')
             case FaultKind.RESET if transport is not None:
@@ -220,8 +262,73 @@ class _Stream:
         if transport is not None:
             transport.close()
 
+    def _chunk(self, place: int) -> bytes:
+        begin, end = self._answer.num_tokens(place), self._answer.num_tokens(place + 1)
+        return self._event([self._choice("delta", begin, end, is_last=place + 1 == self._answer.num_chunks)])
+
+    def _event(self, choices: list[dict[str, Any]], **members: Any) -> bytes:
+        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
+        return _sse({**self._head(kind), "choices": choices, **members})
+
+    def _whole(self) -> dict[str, Any]:
+        """The answer that is not a stream."""
+        choice = self._choice("message", 0, self._num_tokens, is_last=True)
+        if self._is_chat:
+            choice["message"]["role"] = "assistant"
+        kind = "chat.completion" if self._is_chat else "text_completion"
+        return {**self._head(kind), "choices": [choice], "usage": self._usage()}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": f"mock-{self._record.number}", "object": kind, "created": 0, "model": self._question.model}
+
+    def _choice(self, chat_member: str, begin: int, end: int, *, is_last: bool) -> dict[str, Any]:
+        text = self._answer.text(begin, end)
+        finish = "length" if self._num_tokens >= self._num_asked else "stop"
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish if is_last else None}
+        choice |= {chat_member: {"content": text}} if self._is_chat else {"text": text}
+        if self._question.return_token_ids:
+            choice["token_ids"] = list(range(_FIRST_TOKEN_ID + begin, _FIRST_TOKEN_ID + end))
+        return choice
+
+    def _usage(self) -> dict[str, Any]:
+        num_prompt = _num_prompt_tokens(self._question) + self._answer.has(FaultKind.WRONG_PROMPT_USAGE)
+        num_output = 0 if self._answer.has(FaultKind.NO_CHOICES) else self._num_tokens
+        num_output += self._answer.has(FaultKind.WRONG_COMPLETION_USAGE)
+        usage = {"prompt_tokens": num_prompt, "completion_tokens": num_output, "total_tokens": num_prompt + num_output}
+        of_baton = _baton_members(self._record) if self._question.return_timings and self._record.written_s else {}
+        return {**usage, "prompt_tokens_details": {"cached_tokens": 0}, **of_baton}
+
+
+def _num_prompt_tokens(question: _Question) -> int:
+    """Ids, or words where the prompt is text."""
+    if isinstance(question, _Completion):
+        return len(question.prompt.split() if isinstance(question.prompt, str) else question.prompt)
+    messages: Sequence[dict[str, Any]] = question.messages if isinstance(question, _Chat) else ()
+    return sum(len(str(message.get("content", "")).split()) for message in messages)
+
+
+def _baton_members(record: Record) -> dict[str, Any]:
+    """`kv_transfer` and `timings` of an answer whose first two chunks are its first two tokens."""
+
+    def between_us(begin_s: float, end_s: float, shares: Mapping[str, float]) -> dict[str, int]:
+        return {name: round((begin_s + (end_s - begin_s) * share) * 1e6) for name, share in shares.items()}
+
+    first_s, *later_s = record.written_s
+    timings: dict[str, Any] = {"clock": host_clock(), "attempts": 1, **dict.fromkeys(_TO_SECOND)}
+    timings |= between_us(record.received_s, first_s, _TO_FIRST)
+    if not later_s:
+        return {"timings": timings}
+    timings |= between_us(first_s, later_s[0], _TO_SECOND)
+    transfer_ms = (timings["kv_ready_us"] - timings["first_sampled_us"]) / 1e3
+    transfer = {"blocks": 1, "bytes": _KV_BYTES, "transfer_ms": transfer_ms, "exposed_ms": transfer_ms}
+    return {"kv_transfer": transfer, "timings": timings}
+
+
+def _sse(payload: dict[str, Any]) -> bytes:
+    """`payload` as one server-sent event."""
+    return b"data: " + json.dumps(payload, separators=(",", ":")).encode() + b"\n\n"
+
 
 def _error(status: int, message: str) -> web.Response:
-    return web.json_response(
-        {"error": {"message": message, "type": "mock_error", "param": None, "code": None}}, status=status
-    )
+    error = {"message": message, "type": "mock_error", "param": None, "code": None}
+    return web.json_response({"error": error}, status=status)

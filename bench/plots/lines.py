@@ -1,19 +1,44 @@
-"""Pictures that are lines in panels: what stands in each panel is data, and one function draws them all."""
+"""Pictures that are lines in panels: what stands in each panel is data, and one function draws them all.
+
+Against the rate of requests there are SLO attainment and percentiles of latency, a line for each target; of the gaps
+between tokens a CDF, a panel for each rate, whose share axis counts nines (0, 90 %, 99 %, 99.9 %), because a tail is
+what a CDF of gaps is read for.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench.plots.style import HEIGHT, REFERENCE, SOFT, Look, new_figure, styled
+import numpy as np
+
+from bench.plots.style import HEIGHT, REFERENCE, SOFT, Look, looks_of, new_figure, styled
+from bench.runs import Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 _FEW_DECADES = 200
 """Up to this ratio of the ends of a logarithmic axis there is room for labels at 2 and 5."""
+GOAL = 0.9
+"""The share of requests that goodput is defined by."""
+_ATTAINMENT, _RATE = "slo_attainment", "offered load (requests/s)"
+_LATENCIES = (
+    ("median_ttft_ms", "ttft", "TTFT, median"),
+    ("p90_ttft_ms", "ttft", "TTFT, 90th percentile"),
+    ("p99_ttft_ms", "ttft", "TTFT, 99th percentile"),
+    ("p99_itl_ms", "itl", "ITL, 99th percentile of all gaps"),
+)
+_SLO_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
+_MAX_PANELS = 4
+_NUM_STEPS = 400
+_LEAST_MS = 0.05
+_MAX_NINES = 4
+_NINES = {0: "0", 0.30103: "50 %", 1: "90 %", 2: "99 %", 3: "99.9 %", 4: "99.99 %"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +159,111 @@ def _legend(figure: Figure, axes: Iterable[Axes]) -> None:
     labels = sorted(found, key=lambda label: getattr(found[label], "get_color", str)() == REFERENCE)
     if labels:
         figure.legend([found[label] for label in labels], labels, loc="outside right upper", alignment="left")
+
+
+def slo_in_words(slo_ms: Mapping[str, float]) -> str:
+    """`TTFT ≤ 500 ms, ITL ≤ 60 ms`."""
+    goals = (f"{_SLO_NAMES.get(name, name)} ≤ {limit:g} ms" for name, limit in slo_ms.items())
+    return ", ".join(goals) or "none given"
+
+
+def has_attainment(points: Sequence[Point]) -> bool:
+    """Whether some target has an attainment at two rates or more."""
+    shown = [point.target for point in points if _is_shown(point, _ATTAINMENT)]
+    return any(shown.count(target) > 1 for target in shown)
+
+
+def has_rates(points: Sequence[Point]) -> bool:
+    """Whether there are two rates or more."""
+    return len({point.rate for point in points if math.isfinite(point.rate)}) > 1
+
+
+def draw_attainment(points: Sequence[Point], slo_ms: Mapping[str, float], goal: float = GOAL) -> Figure:
+    """Medians of the rounds, with a band from the lowest to the highest, and the goal."""
+    lines = _lines(points, _ATTAINMENT, has_bars=False)
+    panel = Panel(
+        lines,
+        _RATE,
+        "share of all requests sent",
+        references=[Reference(goal, f"{100 * goal:g} %: goodput")],
+        x_ticks=rate_ticks(rate for line in lines for rate in line.x),
+        y_ticks={tick: f"{tick:g}" for tick in sorted({0, 0.25, 0.5, 0.75, goal, 1})},
+        y_top=1.02,
+    )
+    return draw_lines(f"Requests that met the SLO ({slo_in_words(slo_ms)})", [panel])
+
+
+def draw_latency(points: Sequence[Point], slo_ms: Mapping[str, float]) -> Figure:
+    """Medians of the rounds, from zero, with bars from the lowest to the highest round."""
+    ticks = rate_ticks(point.rate for point in points if math.isfinite(point.rate))
+    panels = [
+        Panel(
+            _lines(points, name, has_bars=True),
+            _RATE,
+            "ms",
+            title,
+            [Reference(slo_ms[limited], "SLO")] if limited in slo_ms else [],
+            x_ticks=ticks,
+        )
+        for name, limited, title in _LATENCIES
+    ]
+    return draw_lines("Latency against load", panels, num_columns=2, height=6.6)
+
+
+def _lines(points: Sequence[Point], name: str, *, has_bars: bool) -> list[Line]:
+    looks, found = looks_of([point.target for point in points]), []
+    for target, look in looks.items():
+        own = [point for point in points if point.target == target and _is_shown(point, name)]
+        middles = [point.middle(name) or 0.0 for point in own]
+        ends = [point.ends(name) or (middle, middle) for point, middle in zip(own, middles, strict=True)]
+        if own:
+            found.append(Line(target, look, [point.rate for point in own], middles, ends, has_bars))
+    return found
+
+
+def _is_shown(point: Point, name: str) -> bool:
+    return math.isfinite(point.rate) and point.middle(name) is not None
+
+
+def has_gaps(points: Sequence[Point]) -> bool:
+    """Whether some run has its gaps saved (`--save-detailed`)."""
+    return any(len(_gaps_ms(point)) for point in points)
+
+
+def draw_gaps(points: Sequence[Point], limit_ms: float | None) -> Figure:
+    """`limit_ms` is the SLO of a gap. Of more than four rates the highest four are shown."""
+    looks = looks_of([point.target for point in points])
+    shown = {(point.target, point.rate): gaps for point in points if len(gaps := _gaps_ms(point))}
+    rates = sorted({rate for _, rate in shown})[-_MAX_PANELS:]
+    deepest = math.ceil(math.log10(max(map(len, shown.values()))))
+    top = min(_MAX_NINES, max(2, deepest))
+    panels = [
+        Panel(
+            [_line(target, looks[target], gaps) for (target, at), gaps in shown.items() if at == rate],
+            "gap (ms, log scale)",
+            "share of gaps",
+            next(point.pace for point in points if point.rate == rate),
+            [] if limit_ms is None else [Reference(limit_ms, f"SLO: {limit_ms:g} ms", upright=True)],
+            y_ticks={place: label for place, label in _NINES.items() if place <= top},
+            y_top=top,
+            x_log=10,
+        )
+        for rate in rates
+    ]
+    title = "Gaps between tokens: share of all gaps that are not longer"
+    num_columns = min(2, len(rates))
+    height = HEIGHT if len(rates) <= num_columns else 7.4
+    return draw_lines(title, panels, num_columns, height, sharex=True, sharey=True)
+
+
+def _gaps_ms(point: Point) -> NDArray[np.float64]:
+    every = [np.asarray(gaps, dtype=np.float64) * 1e3 for run in point.runs for gaps in run.row("itls")]
+    return np.sort(np.concatenate(every)) if every else np.zeros(0)
+
+
+def _line(target: str, look: Look, gaps_ms: NDArray[np.float64]) -> Line:
+    """For each gap how many nines of all gaps are not longer; thinned where the line is straight."""
+    nines = np.linspace(0.0, math.log10(len(gaps_ms) + 1), _NUM_STEPS)
+    places = np.minimum((len(gaps_ms) * (1 - 10.0**-nines)).astype(np.int64), len(gaps_ms) - 1)
+    plain = Look(look.color, "", look.dashes)
+    return Line(target, plain, np.maximum(gaps_ms[places], _LEAST_MS).tolist(), nines.tolist())

@@ -23,21 +23,12 @@ ON_COLOR = "#fffffe"
 """Text on a colour of the palette: not the paper, so that each has a dark counterpart of its own."""
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d3b", "#666a70", "#b7bcc3")
 
-_ON_DARK = {
-    INK: "#e6edf3",
-    SOFT: "#8d96a0",
-    REFERENCE: "#ff8a80",
-    ON_COLOR: "#0b1016",
-    PALETTE[0]: "#4aa8e0",
-    PALETTE[1]: "#ff8a3d",
-    PALETTE[2]: "#35c79a",
-    PALETTE[3]: "#e39cc4",
-    PALETTE[4]: "#f2b632",
-    PALETTE[5]: "#8ccdf2",
-    PALETTE[6]: "#c9a86a",
-    PALETTE[7]: "#8b9097",
-    PALETTE[8]: "#c9ced4",
-}
+_LIGHT = (INK, SOFT, REFERENCE, ON_COLOR, *PALETTE)
+_DARK = (
+    *("#e6edf3", "#8d96a0", "#ff8a80", "#0b1016"),
+    *("#4aa8e0", "#ff8a3d", "#35c79a", "#e39cc4", "#f2b632", "#8ccdf2", "#c9a86a", "#8b9097", "#c9ced4"),
+)
+"""What each of `_LIGHT` is on a dark page."""
 _NUM_LOOKS = 8
 _MARKERS = "osD^vPX*"
 _DASHES: tuple[Any, ...] = ("-", "--", (0, (5, 1.5, 1, 1.5)), ":", "-", "--", "-.", ":")
@@ -131,10 +122,9 @@ def as_svg(figure: Figure) -> str:
         figure.savefig(stream, format="svg", dpi=110, transparent=True, metadata={"Date": None, "Creator": None})
     text = stream.getvalue()
     text = text[text.index("<svg") :]
-    names = {color: f"--c{number}" for number, color in enumerate(_ON_DARK)}
+    names = {color: f"--c{number}" for number, color in enumerate(_LIGHT)}
     text = re.sub("|".join(names), lambda found: f"var({names[found.group()]})", text)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    light = ";".join(f"{name}:{color}" for color, name in names.items())
-    dark = ";".join(f"{name}:{_ON_DARK[color]}" for color, name in names.items())
+    light, dark = (";".join(map("{}:{}".format, names.values(), colors)) for colors in (_LIGHT, _DARK))
     rules = f"<style>:root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
     return re.sub(r"(<svg[^>]*>)", lambda found: found.group() + rules, text, count=1)

@@ -1,5 +1,18 @@
 """docs/benchmarks.md from a list of contents, result files and prose, by `benchmarks.md.j2`. Writes nothing itself.
 
+The list is `contents.yaml` beside the results:
+
+opening: opening.md                  # prose for whoever decides whether to use this, before everything else
+sections:
+- title: Against vLLM on the same cores
+  file: pd.json                    # a result file; a section may also be prose alone
+  intro: pd-intro.md               # prose before the tables
+  notes: pd.md                     # prose after them
+  tables: [figures, breakdown]     # by their names; all when left out
+  pictures: [attainment, latency]  # by their names; none when left out
+  html: pd.html                    # also write a report into the folder of documents
+  blocks: [64, 512]                # of `bench kv`: sizes in the tables, all when left out
+
 Invariant: the text depends on those files alone, so that a check can compare it with what is committed.
 """
 
@@ -12,12 +25,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.checked import read_text
+import yaml
+from pydantic import ConfigDict
+
+from bench.arguments import checked, read_text
 from bench.facts import Facts
-from bench.publish.contents import Entry, read_contents
+from bench.report.command import HOW_TO_READ, templates
 from bench.report.document import Cell, Picture, Section, Table
 from bench.report.load import KvDocument, ResultFile, load_result
-from bench.report.page import HOW_TO_READ, templates
 from bench.report.sections import section_of
 from wire.errors import InvalidSetting
 
@@ -25,6 +40,44 @@ PICTURES = "pictures"
 """The folder of pictures beside the page."""
 _LINE = 110
 _SAID_BY_FACTS = ("command", "commit", "date", "machine", "ran on cores", "versions")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One section. `tables` and `blocks` are None for all; texts are "" where there is none."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    title: str
+    file: str = ""
+    intro: str = ""
+    notes: str = ""
+    html: str = ""
+    tables: tuple[str, ...] | None = None
+    pictures: tuple[str, ...] = ()
+    blocks: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The page: what stands before the sections, and these in their order."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    sections: tuple[Entry, ...]
+    opening: str = ""
+
+
+def read_contents(path: Path) -> Contents:
+    """Raises `InvalidSetting`."""
+    try:
+        contents = checked(Contents, yaml.safe_load(read_text(path, str(path))), str(path))
+    except yaml.YAMLError as error:
+        raise InvalidSetting(f"{path}: {error}") from None
+    for entry in contents.sections:
+        if not entry.title or not (entry.file or entry.notes):
+            raise InvalidSetting(f"{path}: {entry.title!r}: a section needs a title, and a file or notes")
+    return contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +117,6 @@ def read_page(folder: Path) -> Page:
 
 
 def text_of(page: Page) -> str:
-    """The whole text."""
     environment = templates(Path(__file__).parent, is_html=False)
     environment.filters |= {
         "escaped": escaped,
@@ -83,12 +135,12 @@ def command_lines(command: str) -> list[str]:
         words = [shlex.quote(word) for word in shlex.split(command)]
     except ValueError:
         words = command.split()
-    lines = [""]
-    for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) > _LINE:
+    lines = words[:1]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) > _LINE:
             lines[-1] += " \\"
             lines.append("   ")
-        lines[-1] += f" {word}" if lines[-1] else word
+        lines[-1] += f" {word}"
     return lines
 
 

@@ -1,8 +1,8 @@
-"""A report before it is HTML or Markdown: sections of tables and pictures. Knows neither results nor any markup."""
+"""A report before it is HTML or Markdown: sections of tables and pictures, and as text. Knows no result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -80,12 +80,10 @@ class Section:
 
     @property
     def pictures(self) -> dict[str, Picture]:
-        """By name."""
         return {block.name: block for block in self.blocks if isinstance(block, Picture)}
 
 
 def words(text: str, detail: str = "") -> Cell:
-    """The name of a row."""
     return Cell(text, detail, "head")
 
 
@@ -104,3 +102,37 @@ def table_of(
         return (words(found[0].text, found[0].detail), *found[1:])
 
     return Table(name, title, tuple(columns), tuple(map(cells, rows)), frozenset(left), note)
+
+
+def as_text(section: Section, *names: str) -> str:
+    """Tables of these names and the notes, for a terminal: Markdown with aligned columns, numbers to the right."""
+    tables = [table for name in names for table in section.tables.get(name, ())]
+    notes = "\n".join(f"note: {note}" for note in section.notes)
+    return "\n\n".join([f"**{section.title}**", *map(_table_as_text, tables), *([notes] if notes else [])])
+
+
+def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Iterable[str] = ()) -> str:
+    """Markdown that can be read in a terminal: the first column and those named in `words` to the left, numbers right.
+
+    Without `words`, a column is one of numbers when every cell of it is one.
+    """
+    columns = list(zip(heads, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    named = set(words)
+    is_left = [
+        not place or (column[0] in named if named else not all(map(_is_number, column[1:])))
+        for place, column in enumerate(columns)
+    ]
+    rule = ["-" * width if left else "-" * (width - 1) + ":" for width, left in zip(widths, is_left, strict=True)]
+    shape = " | ".join(f"{{:{'<' if left else '>'}{width}}}" for width, left in zip(widths, is_left, strict=True))
+    return "\n".join(f"| {shape.format(*row)} |" for row in (heads, rule, *rows))
+
+
+def _is_number(cell: str) -> bool:
+    return cell[:1].isdigit() or cell in ("-", "none")
+
+
+def _table_as_text(table: Table) -> str:
+    rows = [[f"{cell.text} ({cell.detail})" if cell.detail else cell.text for cell in row] for row in table.rows]
+    shown = [f"**{table.title}**", aligned(table.heads, rows, table.words), table.note]
+    return "\n\n".join(filter(None, shown))

@@ -6,12 +6,11 @@ A file that is damaged, or of something else, is an `InvalidSetting` that names 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bench.checked import checked, read_text
+from bench.arguments import checked, read_text
 from bench.documents import CompareDocument, SweepDocument
 from bench.facts import Facts
 from bench.kv.measure import Results
@@ -102,8 +101,7 @@ def _entries(path: Path) -> list[dict[str, Any]]:
             found = [json.loads(line) for line in text.splitlines() if line.strip()]
         except ValueError:
             raise InvalidSetting(f"{path}: this is not JSON ({error})") from None
-    if len(found) == 1 and isinstance(found[0], list):
-        found = found[0]
+    found = found[0] if isinstance(found[0], list) else found
     if not found or not all(isinstance(document, dict) for document in found):
         raise InvalidSetting(f"{path}: this is no result of a benchmark: a map is expected")
     return found
@@ -113,9 +111,7 @@ def _runs(entry: dict[str, Any], where: str) -> list[Run]:
     """The repeats where there are some: the middle one, whose details the file has, is the file itself."""
     served = checked(_ServedRun, entry, where)
     name = served.label if served.label and served.label != served.backend else served.model_id
-    results: Sequence[dict[str, Any]] = [entry]
-    if served.repeats:
-        results = [entry if _is_alike(repeat, entry) else repeat for repeat in served.repeats]
+    results = [entry if _is_alike(repeat, entry) else repeat for repeat in served.repeats or [entry]]
     return [
         Run(name, number, served.request_rate, checked(Result, result, where))
         for number, result in enumerate(results, start=1)

@@ -1,20 +1,35 @@
-"""One section for each kind of result file: which tables, pictures and conditions it has."""
+"""One section for each kind of result file: which tables, pictures and conditions it has.
+
+Nothing is drawn here: a picture is drawn when it is needed.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
-from bench.documents import CompareDocument, MeasuredTarget, SweepDocument, SweepPoint
+from bench.documents import CompareDocument, MeasuredTarget, SweepDocument
 from bench.facts import Facts
-from bench.kv.report import GLOSSARY, hop_in_words
+from bench.kv.measure import Case
+from bench.kv.report import GLOSSARY, handoffs_of, hop_in_words
 from bench.kv.report import tables as kv_tables
 from bench.numbers import number, percent, size, whole
-from bench.plots.rates import GOAL, slo_in_words
+from bench.plots.lines import (
+    GOAL,
+    draw_attainment,
+    draw_gaps,
+    draw_latency,
+    has_attainment,
+    has_gaps,
+    has_rates,
+    slo_in_words,
+)
+from bench.plots.requests import draw_stack, draw_timeline, has_breakdown, has_times
+from bench.plots.transfer import draw as draw_transfer
 from bench.report.document import Card, Cell, Picture, Section, Table, words
 from bench.report.load import KvDocument, LimitsDocument, ResultFile, ServeDocument
-from bench.report.pictures import picture_of_handoffs, pictures_of_runs
 from bench.report.tables import (
     breakdown_tables,
     ceiling_table,
@@ -28,6 +43,37 @@ from bench.report.tables import (
 from bench.runs import Point, Run, points_of
 
 _KV_WORDS = frozenset({"transport", "checksum", "block", "range", "note", "one core can"})
+
+
+def pictures_of_runs(points: Sequence[Point], slo_ms: Mapping[str, float], goal: float) -> Iterator[Picture]:
+    """Those that the points have something for; `goal` is the share of requests that shall meet the SLO."""
+    # what a gap may be: as the SLO says of the largest one, else of their mean
+    limit_ms = slo_ms.get("itl", slo_ms.get("tpot"))
+    if has_attainment(points):
+        yield Picture("attainment", "SLO attainment against rate", partial(draw_attainment, points, slo_ms, goal))
+    if has_rates(points):
+        yield Picture("latency", "TTFT and ITL against rate", partial(draw_latency, points, slo_ms))
+    if has_gaps(points):
+        yield Picture("gaps", "Gaps between tokens", partial(draw_gaps, points, limit_ms))
+    if has_breakdown(points):
+        yield Picture("stack", "Parts of the time to tokens 1 and 2", partial(draw_stack, points))
+    if runs := _side_by_side(points):
+        yield Picture("timeline", "Requests over time", partial(draw_timeline, runs, limit_ms))
+
+
+def picture_of_handoffs(cases: Sequence[Case]) -> Picture:
+    """Rates of `bench kv`, at least one case."""
+    lines = [handoffs_of(case) for case in cases]
+    return Picture("transfer", "Rate of KV handoffs against their size", partial(draw_transfer, lines))
+
+
+def _side_by_side(points: Sequence[Point]) -> list[Run]:
+    """Of each target the last run that has its requests' times, at the highest rate at which most targets have one."""
+    by_rate: dict[float, list[Run]] = {}
+    for point in points:
+        if found := [run for run in point.runs if has_times(run)]:
+            by_rate.setdefault(point.rate, []).append(found[-1])
+    return max(by_rate.values(), key=lambda runs: (len(runs), runs[0].rate), default=[])
 
 
 def section_of(file: ResultFile) -> Section:
@@ -46,25 +92,22 @@ def section_of(file: ResultFile) -> Section:
 
 
 def _compare(name: str, document: CompareDocument) -> Section:
-    points = points_of(document.runs, [target.name for target in document.targets])
-    targets = " against ".join(target.name for target in document.targets)
+    targets = [target.name for target in document.targets]
+    title = " against ".join(targets)
     num_rounds = len({run.round for run in document.runs})
-    conditions = [("compared", targets), ("rounds", f"{num_rounds}, in turns"), *map(_described, document.targets)]
-    return Section(
-        name,
-        "comparison",
-        targets,
-        document.facts,
-        conditions=(*_machine(document.facts), *conditions, *_load(document.runs)),
-        blocks=tuple(_of_runs(points, figure_tables(points, document.ratios), _slo(document.runs))),
-        cards=_cards(points),
-        notes=_notes(document.notes, document.runs),
-    )
+    conditions = [("compared", title), ("rounds", f"{num_rounds}, in turns"), *map(_described, document.targets)]
+    points = points_of(document.runs, targets)
+    return _measured(name, "comparison", title, document, points, figure_tables(points, document.ratios), conditions)
 
 
 def _sweep(name: str, document: SweepDocument) -> Section:
     runs = [
-        Run(each.name, place, point.rate, point.result | _attained(point))
+        Run(
+            each.name,
+            place,
+            point.rate,
+            point.result | {"slo_attainment": point.attainment, "attainments": point.attainments},
+        )
         for each in document.configurations
         for place, point in enumerate(each.points, start=1)
     ]
@@ -80,10 +123,6 @@ def _sweep(name: str, document: SweepDocument) -> Section:
         blocks=tuple(_of_runs(points, tables, document.slo, goal)),
         notes=_notes(document.notes, runs),
     )
-
-
-def _attained(point: SweepPoint) -> dict[str, Any]:
-    return {"slo_attainment": point.attainment, "attainments": point.attainments}
 
 
 def _limits(name: str, document: LimitsDocument) -> Section:
@@ -118,18 +157,25 @@ def _kv(name: str, document: KvDocument) -> Section:
 
 
 def _served(name: str, document: ServeDocument) -> Section:
+    points, kind = points_of(document.runs), "run" if len(document.runs) == 1 else "runs"
+    title = ", ".join(dict.fromkeys(f"{run.target} at {run.pace}" for run in document.runs))
+    return _measured(name, kind, title, document, points, figure_tables(points), ())
+
+
+def _measured(
+    name: str,
+    kind: str,
+    title: str,
+    document: CompareDocument | ServeDocument,
+    points: Sequence[Point],
+    tables: Sequence[Table],
+    conditions: Sequence[tuple[str, str]],
+) -> Section:
     runs = document.runs
-    points = points_of(runs)
-    return Section(
-        name,
-        "run" if len(runs) == 1 else "runs",
-        ", ".join(dict.fromkeys(f"{run.target} at {run.pace}" for run in runs)),
-        document.facts,
-        conditions=(*_machine(document.facts), *_load(runs)),
-        blocks=tuple(_of_runs(points, figure_tables(points), _slo(runs))),
-        cards=_cards(points),
-        notes=_notes((), runs),
-    )
+    conditions = (*_machine(document.facts), *conditions, *_load(runs))
+    blocks = tuple(_of_runs(points, tables, _slo(runs)))
+    notes = _notes(document.notes if isinstance(document, CompareDocument) else (), runs)
+    return Section(name, kind, title, document.facts, conditions, blocks, _cards(points), notes)
 
 
 def _of_runs(
@@ -168,20 +214,20 @@ def _machine(facts: Facts) -> tuple[tuple[str, str], ...]:
 def _load(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """What was asked and how it came, as far as it is the same for all runs."""
     first = runs[0].result
+    every = {
+        name: sorted({found for run in runs if isinstance(found := run.result.get(name), int)})
+        for name in ("num_prompts", "seed")
+    }
     found = {
         "model": first.get("model_id"),
         "workload": _common([part for run in runs if (part := run.part("dataset"))]),
         "arrival": _common([part for run in runs if (part := run.part("arrival"))]),
         "SLO": slo_in_words(_slo(runs)),
-        "requests per run": _every(runs, "num_prompts"),
+        "requests per run": every["num_prompts"],
         "concurrency at most": first.get("max_concurrency"),
-        "seeds": _every(runs, "seed"),
+        "seeds": every["seed"],
     }
     return [(name, text) for name, value in found.items() if (text := in_words(value))]
-
-
-def _every(runs: Sequence[Run], name: str) -> list[int]:
-    return sorted({found for run in runs if isinstance(found := run.result.get(name), int)})
 
 
 def _common(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -225,12 +271,12 @@ def _notes(own: Sequence[str], runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _cards(points: Sequence[Point]) -> tuple[Card, ...]:
-    """One for each target: goodput of the measured rates where there is an SLO, else its median TTFT."""
     targets = dict.fromkeys(point.target for point in points)
     return tuple(_card(target, [point for point in points if point.target == target]) for target in targets)
 
 
 def _card(target: str, points: Sequence[Point]) -> Card:
+    """Goodput of the measured rates where there is an SLO, else its median TTFT."""
     ends = (points[0], points[-1]) if len(points) > 1 else (points[0],)
     shown = (
         ("median TTFT", "median_ttft_ms", "ms"),

@@ -5,13 +5,14 @@ Figures are medians over a target's rounds with their range; a run alone has no 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from bench.documents import Configuration
 from bench.limits.result import Ceiling
 from bench.limits.result import Ratio as LimitRatio
 from bench.numbers import NONE, number, percent, rate, span, whole
-from bench.plots.stack import PARTS, parts_of
+from bench.plots.requests import PARTS, parts_of
 from bench.report.document import Cell, Table, Tone, table_of, words
 from bench.runs import METRIC_OF, METRICS, Metric, Point, Ratio
 
@@ -127,15 +128,11 @@ def failure_tables(points: Sequence[Point]) -> list[Table]:
     """Failures by reason with an example; [] without failures."""
     rows = []
     for point in points:
-        counts: dict[str, int] = {}
-        examples: dict[str, str] = {}
-        for run in point.runs:
-            for reason, count in run.part("failures").items():
-                counts[reason] = counts.get(reason, 0) + int(count)
-                texts = [str(text) for text in run.row("failure_messages") if str(text).startswith(reason)]
-                examples.setdefault(reason, texts[0].removeprefix(f"{reason}: ") if texts else "")
+        counts = sum((Counter(run.part("failures")) for run in point.runs), Counter[str]())
+        texts = [str(text) for run in point.runs for text in run.row("failure_messages")]
         for reason, count in counts.items():
-            rows.append((words(point.label), Cell(reason), Cell(whole(count)), Cell(examples[reason])))
+            example = next((text.removeprefix(f"{reason}: ") for text in texts if text.startswith(reason)), "")
+            rows.append((words(point.label), Cell(reason), Cell(whole(count)), Cell(example)))
     heads = ("", "reason", "requests", "for example")
     return [Table("failures", "Failures", heads, tuple(rows), frozenset(heads[1::2]))] if rows else []
 

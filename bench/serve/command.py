@@ -1,20 +1,184 @@
 """`baton bench serve`: latency, throughput and goodput of a server that speaks the OpenAI API, under load.
 
-Flags, printed block and result file are those of `vllm bench serve`, so what reads its output reads this.
+Flags, printed block and result file are those of `vllm bench serve`, so what reads its output reads this. Owns the
+order of things: check settings, ask the servers, make the workload, warm up, send, summarise, and say each doubt about
+the result in a sentence. Servers are started elsewhere; the dataset and the client come from their own packages.
+Invariants: what is wrong with the settings shows before the first request; no warm-up prompt is a measured one.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, cast
+
+from tqdm import tqdm
 
 from bench.arguments import parse_settings
-from bench.serve.measure import run_serve_benchmark
-from bench.serve.report import report
-from bench.serve.result import as_json, prepare_folder, result_path, write_result
-from bench.serve.settings import ServeBenchSettings, shown_families, shown_percentiles
-from bench.workload.dataset_settings import DatasetSettings
+from bench.breakdown import summarise_breakdowns
+from bench.client.asking import client_runner
+from bench.client.driver import LoadPlan, LoadRun, run_load
+from bench.client.endpoint import PromptForm, RequestOptions
+from bench.facts import collect_facts
+from bench.runs import rate_as_json
+from bench.serve.arrivals import arrivals_of, process_of
+from bench.serve.metrics import summarise
+from bench.serve.result import RunResult, as_json, middle_of, prepare_folder, report, result_path, write_result
+from bench.serve.server import find_server, get_ready, other_prompts, tokenizer_folder, vocabulary_for
+from bench.serve.settings import (
+    CHAT,
+    ServeBenchSettings,
+    check,
+    extra_body,
+    headers,
+    metadata,
+    parse_slo,
+    shown_families,
+    shown_percentiles,
+    urls,
+    without_secrets,
+)
+from bench.workload.dataset_settings import RANDOM, DatasetSettings
+from bench.workload.registry import make_workload
+from program.settings import as_flags
+
+MIN_CHUNKS_PER_TOKEN = 0.95
+MAX_ZERO_GAP_SHARE = 0.05
+MAX_CPU_SHARE = 0.9
+MAX_LATE_SHARE = 0.01
+MAX_CACHED_SHARE = 0.05
+PACKAGES = ("baton-serve", "aiohttp", "uvloop", "numpy", "tokenizers", "torch")
+"""Their versions stand beside a result."""
+Say = Callable[[str], None]
+"""Told what happens next, for people."""
+
+
+def notes_of(summary: dict[str, Any], load: LoadRun, dataset: DatasetSettings) -> Iterator[str]:
+    """The doubts about one run. `summary` is what `bench.serve.metrics.summarise` made of its outcomes."""
+    outcomes, client = load.outcomes, load.client
+    chunks_per_token = summary["chunks_per_token"]
+    if chunks_per_token is not None and chunks_per_token < MIN_CHUNKS_PER_TOKEN:
+        yield (
+            f"the server sent {chunks_per_token:.2f} chunks per token: tokens came together, so ITL says less than TPOT"
+        )
+    zero_gap_share = summary["zero_gap_share"]
+    if zero_gap_share is not None and zero_gap_share > MAX_ZERO_GAP_SHARE:
+        yield f"{zero_gap_share:.0%} of the chunks came in one piece with the one before: ITL says less than TPOT"
+    if client.cpu_share > MAX_CPU_SHARE:
+        yield f"the client used {client.cpu_share:.0%} of a core: it may have been the bottleneck"
+    if outcomes and client.num_late > MAX_LATE_SHARE * len(outcomes):
+        yield f"{client.num_late} of {len(outcomes)} requests were sent over 10 ms late: the load was not as planned"
+    if _num_cached_unexpectedly(summary, dataset) > MAX_CACHED_SHARE * summary["total_input_tokens"]:
+        yield "the server had prompts in its cache that should be new: measure with another --seed"
+    num_without_usage = sum(
+        outcome.failure is None and "completion_tokens" not in outcome.usage for outcome in outcomes
+    )
+    if num_without_usage:
+        yield f"{num_without_usage} answers came without usage: their tokens were counted as chunks"
+    if summary["failed"]:
+        yield f"{summary['failed']} of {len(outcomes)} requests failed and are in no average"
+    if load.num_unsent:
+        yield f"{load.num_unsent} requests were never sent, because the turn before them failed"
+
+
+def _num_cached_unexpectedly(summary: dict[str, Any], dataset: DatasetSettings) -> int:
+    """Cached tokens beyond the common prefix, of the one dataset whose prompts have nothing else in common."""
+    if dataset.dataset_name != RANDOM:
+        return 0
+    num_cached: int = summary["cached_tokens"] or 0
+    return num_cached - dataset.random_prefix_len * int(summary["completed"])
+
+
+def run_serve_benchmark(settings: ServeBenchSettings, dataset: DatasetSettings, *, say: Say) -> RunResult:
+    """Measure as often as `--repeat` says. Raises `BatonError` when there is nothing to measure."""
+    check(settings)
+    process_of(settings, dataset)
+    # values of headers are left out, because they may be secrets
+    command = shlex.join(["baton", "bench", "serve", *as_flags(without_secrets(settings)), *as_flags(dataset)])
+    results = []
+    for repeat in range(settings.repeat):
+        if settings.repeat > 1:
+            say(f"repeat {repeat + 1} of {settings.repeat}")
+        seeded = dataclasses.replace(dataset, seed=dataset.seed + repeat)
+        with client_runner() as runner:
+            results.append(runner.run(measure(settings, seeded, command, say)))
+    return middle_of(results)
+
+
+async def measure(settings: ServeBenchSettings, dataset: DatasetSettings, command: str, say: Say) -> RunResult:
+    """One run. `command` is what the result says it was made by. Raises `BatonError`."""
+    ready_at_s = time.monotonic() + settings.ready_check_timeout_sec
+    endpoints = [await find_server(settings, url, ready_at_s) for url in urls(settings)]
+    served = endpoints[0].model
+    vocabulary = vocabulary_for(settings, served)
+    workload = make_workload(dataset, vocabulary)
+    offsets_s, arrival = arrivals_of(settings, dataset, workload.conversations)
+    options = _options(settings)
+    extra = other_prompts(1 + settings.num_warmups, dataset, workload.conversations, vocabulary)
+    await get_ready(settings, endpoints, extra, options, ready_at_s, say)
+
+    num_requests = sum(len(conversation.turns) for conversation in workload.conversations)
+    say(f"sending {num_requests} requests to {served}, {arrival['process']}")
+    plan = LoadPlan(workload.conversations, offsets_s, settings.max_concurrency, settings.timeout_s)
+    with tqdm(total=num_requests, disable=settings.disable_tqdm, unit="req") as bar:
+        load = await run_load(endpoints, plan, options, lambda _: bar.update())
+    summary = {
+        **_identity(settings, dataset, served),
+        **_figures(settings, dataset, load),
+        "dataset": workload.facts,
+        "arrival": arrival,
+        "seed": dataset.seed,
+        "facts": dataclasses.asdict(collect_facts(command, PACKAGES)),
+    }
+    given = metadata(settings)
+    if taken := sorted(given.keys() & summary.keys()):
+        summary["notes"].append(f"metadata {', '.join(taken)} is left out: the result has its own")
+    return RunResult({**given, **summary}, load.outcomes)
+
+
+def _options(settings: ServeBenchSettings) -> RequestOptions:
+    return RequestOptions(
+        prompt_form="chat" if settings.backend == CHAT else cast("PromptForm", settings.prompt_form),
+        ignore_eos=settings.ignore_eos,
+        temperature=settings.temperature,
+        extra_body=extra_body(settings),
+        headers=headers(settings),
+        with_timings=settings.breakdown,
+    )
+
+
+def _figures(settings: ServeBenchSettings, dataset: DatasetSettings, load: LoadRun) -> dict[str, Any]:
+    slo, percentiles = parse_slo(settings.goodput), shown_percentiles(settings)
+    figures = summarise(load.outcomes, load.end_s - load.begin_s, slo, percentiles)
+    return {
+        **figures,
+        "num_unsent": load.num_unsent,
+        "client": dataclasses.asdict(load.client),
+        "breakdown": summarise_breakdowns(load.outcomes),
+        "notes": list(notes_of(figures, load, dataset)),
+    }
+
+
+def _identity(settings: ServeBenchSettings, dataset: DatasetSettings, served: str) -> dict[str, Any]:
+    ramp = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps") if settings.ramp_up_strategy else ()
+    return {
+        "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
+        "endpoint_type": settings.backend,
+        "backend": settings.backend,
+        "label": settings.label or settings.backend,
+        "model_id": served,
+        "tokenizer_id": str(tokenizer_folder(settings, served) or ""),
+        "num_prompts": dataset.num_prompts,
+        "request_rate": rate_as_json(settings.request_rate),
+        "burstiness": settings.burstiness,
+        "max_concurrency": settings.max_concurrency,
+        **{name: getattr(settings, name) for name in ramp},
+    }
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,14 +191,15 @@ def main(arguments: Sequence[str]) -> int:
     )
     settings, dataset = parse_settings(parser, arguments, ServeBenchSettings, DatasetSettings)
     prepare_folder(settings)
-    result = run_serve_benchmark(settings, dataset, say=_say)
+    result = run_serve_benchmark(settings, dataset, say=say)
     print(report(result.summary, shown_families(settings), shown_percentiles(settings)))
     path = result_path(settings, result.summary)
     if path is not None:
         write_result(path, as_json(result, settings.save_detailed), is_appended=settings.append_result)
-        _say(f"result in {path}")
+        say(f"result in {path}")
     return 0 if result.summary["completed"] else 1
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tell people what happens next."""
     print(text, file=sys.stderr, flush=True)

@@ -1,8 +1,12 @@
-"""The figures of one run, as pure functions of what became of its requests.
+"""The times of each answered request and the figures of one run, as pure functions of what became of its requests.
 
 Owns the names and formulas that `vllm bench serve` gives a run, and those it lacks: largest gap per request, time to
 second token, attainment, schedule delay, failures by reason. Averages hold complete requests only; attainment counts
 every request that was sent. Without any value a statistic is 0, as there. Percentiles interpolate linearly.
+
+TTFT is from sending to the first chunk that carries a token, whatever its text; E2E to the last one. A chunk of several
+tokens is one arrival: its gap counts once. Events that carry none (a chat's role) are no arrivals, where vllm takes the
+first of them for token 1.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,13 +23,76 @@ import numpy.typing as npt
 
 from bench.client.outcome import Outcome
 from bench.runs import FAMILIES
-from bench.serve.timing import Timing, arrivals_s, num_cached_tokens, num_output_tokens, num_prompt_tokens, timing_of
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 """Reported whatever else is asked for."""
 _MAX_FAILURE_MESSAGES = 3
 _HANDOFF_MEMBERS = ("bytes", "transfer_ms", "exposed_ms")
 _Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """`tpot_s` is (E2E - TTFT) / (tokens - 1), `ttst_s` from sending to the chunk with token 2; None for one token."""
+
+    ttft_s: float
+    e2el_s: float
+    tpot_s: float | None
+    ttst_s: float | None
+    gaps_s: tuple[float, ...]
+
+    @property
+    def max_gap_s(self) -> float | None:
+        """The longest silence after token 1; None when everything came at once."""
+        return max(self.gaps_s, default=None)
+
+
+def timing_of(outcome: Outcome) -> Timing:
+    came_s = arrivals_s(outcome)
+    ttft_s = came_s[0] - outcome.sent_s
+    e2el_s = came_s[-1] - outcome.sent_s
+    num_tokens = num_output_tokens(outcome)
+    return Timing(
+        ttft_s=ttft_s,
+        e2el_s=e2el_s,
+        tpot_s=(e2el_s - ttft_s) / (num_tokens - 1) if num_tokens > 1 else None,
+        ttst_s=_ttst_s(outcome) if num_tokens > 1 else None,
+        gaps_s=tuple(later - earlier for earlier, later in pairwise(came_s)),
+    )
+
+
+def arrivals_s(outcome: Outcome) -> list[float]:
+    """When chunks with tokens came, by the monotonic clock."""
+    return [came_s for came_s, num in zip(outcome.chunk_s, outcome.chunk_tokens, strict=True) if num]
+
+
+def num_output_tokens(outcome: Outcome) -> int:
+    """Tokens of the answer by the server's own count, by the client's where the server gives none."""
+    reported = _count(outcome.usage.get("completion_tokens"))
+    return outcome.num_output_tokens or sum(outcome.chunk_tokens) if reported is None else reported
+
+
+def num_prompt_tokens(outcome: Outcome) -> int:
+    """Tokens of the prompt by the server's own count, by the client's where the server gives none."""
+    reported = _count(outcome.usage.get("prompt_tokens"))
+    return outcome.num_prompt_tokens if reported is None else reported
+
+
+def num_cached_tokens(outcome: Outcome) -> int | None:
+    """Prompt tokens that the server had already computed; None when it does not say."""
+    details = outcome.usage.get("prompt_tokens_details")
+    return _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+
+
+def _ttst_s(outcome: Outcome) -> float | None:
+    """By the second chunk where the chunks do not say how many tokens they carry."""
+    so_far = accumulate(outcome.chunk_tokens)
+    came_s = next((came_s for came_s, num in zip(outcome.chunk_s, so_far, strict=False) if num >= 2), None)
+    return None if came_s is None else came_s - outcome.sent_s
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def summarise(
@@ -66,13 +135,8 @@ def meets(timing: Timing, slo: Mapping[str, float]) -> bool:
 
     An answer of one token has no TPOT and no gap, which counts as 0: it can only miss TTFT and E2E.
     """
-    values_s = {
-        "ttft": timing.ttft_s,
-        "tpot": timing.tpot_s or 0.0,
-        "itl": timing.max_gap_s or 0.0,
-        "e2el": timing.e2el_s,
-    }
-    return all(values_s[name] <= limit_ms / 1000 for name, limit_ms in slo.items())
+    values_s = {"ttft": timing.ttft_s, "tpot": timing.tpot_s, "itl": timing.max_gap_s, "e2el": timing.e2el_s}
+    return all((values_s[name] or 0.0) <= limit_ms / 1000 for name, limit_ms in slo.items())
 
 
 def percentile_name(percent: float) -> str:
@@ -81,24 +145,18 @@ def percentile_name(percent: float) -> str:
 
 
 def _families(timings: Sequence[Timing], percentiles: Sequence[float]) -> dict[str, float]:
-    columns: Sequence[Sequence[float | None]] = (
-        [timing.ttft_s for timing in timings],
-        [timing.tpot_s for timing in timings],
-        [gap_s for timing in timings for gap_s in timing.gaps_s],
-        [timing.e2el_s for timing in timings],
-        [timing.max_gap_s for timing in timings],
-        [timing.ttst_s for timing in timings],
-    )
     found: dict[str, float] = {}
-    for name, column in zip(FAMILIES, columns, strict=True):
+    rows = [(timing.ttft_s, timing.tpot_s, None, timing.e2el_s, timing.max_gap_s, timing.ttst_s) for timing in timings]
+    columns = {name: [row[place] for row in rows] for place, name in enumerate(FAMILIES)}
+    columns["itl"] = [gap_s for timing in timings for gap_s in timing.gaps_s]
+    for name, column in columns.items():
         values_ms = _milliseconds([value for value in column if value is not None])
         found[f"mean_{name}_ms"] = _rounded(values_ms.mean())
         found[f"median_{name}_ms"] = _rounded(np.median(values_ms))
         found[f"std_{name}_ms"] = _rounded(values_ms.std())
         for percent in percentiles:
             found[f"p{percentile_name(percent)}_{name}_ms"] = _rounded(np.percentile(values_ms, percent))
-    largest = [timing.max_gap_s for timing in timings if timing.max_gap_s is not None]
-    found["max_max_itl_ms"] = _rounded(_milliseconds(largest).max())
+    found["max_max_itl_ms"] = _rounded(_milliseconds([gap_s for timing in timings for gap_s in timing.gaps_s]).max())
     return found
 
 

@@ -1,26 +1,60 @@
-"""The result of a run: its figures, its requests, and both as the JSON object that goes into a file.
+"""The result of a run: its figures, its requests, both as the JSON object that goes into a file, and the printed block.
 
 Owns the names of per-request lists and of files, and the line format, as `vllm bench serve` has them; and what several
-runs become.
+runs become. The block is that which `vllm bench serve` prints, line by line: the lines keep names, order and width,
+because people's scripts search for them; lines of our own come after the family or the block they belong to.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from bench.client.outcome import Outcome
+from bench.serve.metrics import arrivals_s, num_output_tokens, num_prompt_tokens, percentile_name
 from bench.serve.settings import ServeBenchSettings
-from bench.serve.timing import arrivals_s, num_output_tokens, num_prompt_tokens
 from wire.errors import InvalidSetting
 
 _ORDERED_BY = "mean_e2el_ms"
 _NESTED_OF_REPEAT = ("facts", "dataset", "breakdown", "client")
+WIDTH = 50
+_TOTALS = (
+    ("Successful requests:", "completed", "d"),
+    ("Failed requests:", "failed", "d"),
+    ("Maximum request concurrency:", "max_concurrency", "d"),
+    ("Request rate configured (RPS):", "request_rate", ".2f"),
+    ("Benchmark duration (s):", "duration", ".2f"),
+    ("Total input tokens:", "total_input_tokens", "d"),
+    ("Total generated tokens:", "total_output_tokens", "d"),
+    ("Request throughput (req/s):", "request_throughput", ".2f"),
+    ("Request goodput (req/s):", "request_goodput", ".2f"),
+    ("Output token throughput (tok/s):", "output_throughput", ".2f"),
+    ("Peak output token throughput (tok/s):", "max_output_tokens_per_s", ".2f"),
+    ("Peak concurrent requests:", "max_concurrent_requests", ".2f"),
+    ("Total token throughput (tok/s):", "total_token_throughput", ".2f"),
+)
+"""What is None (or an infinite rate) has no line."""
+_FAMILIES = {
+    "ttft": ("TTFT", "Time to First Token"),
+    "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
+    "itl": ("ITL", "Inter-token Latency"),
+    "e2el": ("E2EL", "End-to-end Latency"),
+    "max_itl": ("Max ITL", "Largest Inter-token Latency per Request"),
+    "ttst": ("TTST", "Time to Second Token"),
+}
+_RANGES = {
+    "median_ttft_ms": "Range of median TTFT (ms)",
+    "p99_ttft_ms": "Range of P99 TTFT (ms)",
+    "median_tpot_ms": "Range of median TPOT (ms)",
+    "p99_itl_ms": "Range of P99 ITL (ms)",
+    "output_throughput": "Range of output throughput (tok/s)",
+    "slo_attainment": "Range of SLO attainment (0 to 1)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +137,9 @@ def write_result(path: Path, result: Mapping[str, Any], *, is_appended: bool) ->
     """Write `result` to `path`, or append it as one more line. Raises `InvalidSetting`."""
     line = json.dumps(result)
     try:
-        if not is_appended:
-            path.write_text(line + "\n")
-            return
-        with path.open("a") as file:
+        with path.open("a" if is_appended else "w") as file:
             # a file that vllm has begun ends without a line break
-            file.write(line if file.tell() == 0 else "\n" + line)
+            file.write("\n" * (file.tell() > 0) + line + "\n" * (not is_appended))
     except OSError as error:
         raise InvalidSetting(f"--result-filename {path}: {error.strerror}") from None
 
@@ -120,9 +151,99 @@ def _since_sent(outcome: Outcome, chunk: int) -> float:
 
 def _range(summaries: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """{figure: {"low", "high"}} of those that are numbers in every run."""
-    found = {}
-    for name in summaries[0] if summaries else ():
-        values = [summary[name] for summary in summaries]
-        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-            found[name] = {"low": min(values), "high": max(values)}
-    return found
+    columns = {name: [summary[name] for summary in summaries] for name in (summaries[0] if summaries else ())}
+    numbers = {name: values for name, values in columns.items() if all(type(value) in (int, float) for value in values)}
+    return {name: {"low": min(values), "high": max(values)} for name, values in numbers.items()}
+
+
+def report(result: Mapping[str, Any], families: Sequence[str], percentiles: Sequence[float]) -> str:
+    """The whole block. `families` and `percentiles` are those to print."""
+    lines = [
+        " Serving Benchmark Result ".center(WIDTH, "="),
+        *_totals(result),
+        *(line for name in _FAMILIES if name in families for line in _family(result, name, percentiles)),
+        *_load(result),
+        *_breakdown(result),
+        *_repeats(result),
+        "=" * WIDTH,
+        'genai-perf and aiperf call what is TPOT here "ITL"; ITL here is every gap, pooled.',
+        *(f"note: {note}" for note in result["notes"]),
+    ]
+    return "\n".join(lines)
+
+
+def _totals(result: Mapping[str, Any]) -> Iterator[str]:
+    for label, name, form in _TOTALS:
+        if result[name] not in (None, "inf"):
+            yield _line(label, result[name], form)
+    if result["slo_attainment"] is not None:
+        goals = ", ".join(f"{name} {limit:g} ms" for name, limit in result["slo"].items())
+        yield _line("SLO attainment (% of all requests):", 100 * result["slo_attainment"]) + f"({goals})"
+
+
+def _family(result: Mapping[str, Any], name: str, percentiles: Sequence[float]) -> Iterator[str]:
+    short, long = _FAMILIES[name]
+    yield _title(long)
+    yield _line(f"Mean {short} (ms):", result[f"mean_{name}_ms"])
+    yield _line(f"Median {short} (ms):", result[f"median_{name}_ms"])
+    for percent in map(percentile_name, percentiles):
+        yield _line(f"P{percent} {short} (ms):", result[f"p{percent}_{name}_ms"])
+    if name == "max_itl":
+        yield _line("Largest gap of all (ms):", result["max_max_itl_ms"])
+
+
+def _load(result: Mapping[str, Any]) -> Iterator[str]:
+    """What the load and the client were like: how far the figures above can be trusted."""
+    delay, client = result["schedule_delay"], result["client"]
+    yield _title("Load and Client")
+    for label, value, form in (
+        ("Mean schedule delay (ms):", delay["mean_ms"], ".2f"),
+        ("P99 schedule delay (ms):", delay["p99_ms"], ".2f"),
+        ("Chunks per token:", result["chunks_per_token"], ".2f"),
+        ("Cached input tokens:", result["cached_tokens"], "d"),
+        ("Client P99 event loop lag (ms):", client["loop_lag_p99_ms"], ".2f"),
+        ("Client CPU (% of one core):", 100 * client["cpu_share"], ".2f"),
+    ):
+        if value is not None:
+            yield _line(label, value, form)
+    if result["failures"]:
+        yield _title("Failures")
+        yield from (_line(f"{reason}:", num, "d") for reason, num in result["failures"].items())
+        yield from (f"  e.g. {message:.200}" for message in result["failure_messages"])
+    if handoffs := result["kv_transfer"]:
+        yield _title("KV Handoffs")
+        yield _line("Handoffs:", handoffs["num_handoffs"], "d")
+        yield _line("Transferred (MiB):", handoffs["num_bytes"] / 2**20)
+        for name, label in (("transfer_ms", "transfer"), ("exposed_ms", "exposed transfer")):
+            yield _line(f"Median {label} (ms):", handoffs[name]["median"])
+            yield _line(f"P99 {label} (ms):", handoffs[name]["p99"])
+
+
+def _breakdown(result: Mapping[str, Any]) -> Iterator[str]:
+    breakdown = result["breakdown"] or {}
+    for name in ("ttft", "ttst"):
+        if not (stack := breakdown.get(name)):
+            continue
+        yield _title(f"Where {name.upper()} Goes (mean, median, P99 ms)")
+        for part, values in stack["parts"].items():
+            label = part.replace("_", " ") + ":"
+            yield f"{label:<24} {values['mean_ms']:>9.2f} {values['median_ms']:>9.2f} {values['p99_ms']:>9.2f}"
+        yield f"{'sum, measured:':<24} {stack['sum_mean_ms']:>9.2f} {stack['measured_mean_ms']:>9.2f}"
+    if breakdown.get("num_left_out"):
+        yield _line("Requests left out:", breakdown["num_left_out"], "d")
+
+
+def _repeats(result: Mapping[str, Any]) -> Iterator[str]:
+    if "repeats" in result:
+        yield _title(f"{len(result['repeats'])} Repeats")
+        for name, label in _RANGES.items():
+            if (found := result["range"].get(name)) is not None:
+                yield f"{label + ':':<40} {found['low']:.2f} to {found['high']:.2f}"
+
+
+def _title(text: str) -> str:
+    return text.center(WIDTH, "-")
+
+
+def _line(label: str, value: float, form: str = ".2f") -> str:
+    return f"{label:<40} {value:<10{form}}"

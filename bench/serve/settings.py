@@ -6,15 +6,16 @@ sent, so a run never ends in a setting that could not be used.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from bench.arguments import require_above_zero, require_at_least
+from bench import lists
+from bench.arguments import parse_json, require_above_zero, require_at_least
 from bench.client.endpoint import checked_base_url
 from bench.runs import FAMILIES
 from program.settings import setting
@@ -27,20 +28,16 @@ POISSON, CONSTANT, TRACE = "poisson", "constant", "trace"
 _SERVER, _TRAFFIC = "server options", "traffic options"
 _SAMPLING, _RESULT = "sampling parameters", "metric and result options"
 _API_KEY_VARIABLE = "OPENAI_API_KEY"
+_LoadT = TypeVar("_LoadT", bound="LoadSettings")
 
 
 @dataclass(frozen=True, slots=True)
-class ServeBenchSettings:
-    """Settings of `baton bench serve` other than the dataset's."""
+class LoadSettings:
+    """What every load has, whichever command sends it: all but the dataset, and what `compare` and `sweep` decide."""
 
     backend: str = setting(
         "openai", "what to speak: completions or chat; vllm is openai", choices=("openai", CHAT, "vllm"), group=_SERVER
     )
-    base_url: tuple[str, ...] = setting(
-        (), "server instead of host and port; several are asked in turn", group=_SERVER, metavar="URL"
-    )
-    host: str = setting("127.0.0.1", "host of the server", group=_SERVER)
-    port: int = setting(8000, "port of the server", group=_SERVER)
     endpoint: str = setting(
         "",
         "path to ask; empty: /v1/completions, or /v1/chat/completions for openai-chat",
@@ -54,17 +51,7 @@ class ServeBenchSettings:
         None, "draw token ids below this instead of using a tokenizer; prompts are token ids then", group=_SERVER
     )
     header: tuple[str, ...] = setting((), "headers of every request", group=_SERVER, metavar="KEY=VALUE")
-    ready_check_timeout_sec: float = setting(
-        0.0, "seconds to try a request until the server answers it; 0: no try", group=_SERVER
-    )
     timeout_s: float = setting(600.0, "seconds after which an unanswered request has failed", group=_SERVER)
-
-    request_rate: float = setting(
-        math.inf,
-        "requests per second; inf: all at once, or --max-concurrency at a time",
-        group=_TRAFFIC,
-        allow_infinity=True,
-    )
     burstiness: float = setting(
         1.0, "shape of the gamma distributed gaps: 1 is Poisson, less is burstier, more is steadier", group=_TRAFFIC
     )
@@ -78,23 +65,13 @@ class ServeBenchSettings:
     max_concurrency: int | None = setting(
         None, "requests in flight at most; what comes on top waits, which is the schedule delay", group=_TRAFFIC
     )
-    ramp_up_strategy: str | None = setting(
-        None, "raise the rate over the run", choices=("linear", "exponential"), group=_TRAFFIC
-    )
-    ramp_up_start_rps: float | None = setting(None, "rate at the first request of a ramp", group=_TRAFFIC)
-    ramp_up_end_rps: float | None = setting(None, "rate at the last request of a ramp", group=_TRAFFIC)
     num_warmups: int = setting(0, "requests before the measured ones, with other prompts", group=_TRAFFIC)
-    repeat: int = setting(
-        1, "runs, each with a seed one higher; the middle one by mean E2E is reported", group=_TRAFFIC
-    )
-
     prompt_form: str = setting(
         "ids", "send prompts of completions as token ids or as text", choices=("ids", "text"), group=_SAMPLING
     )
     ignore_eos: bool = setting(False, "ask for answers of full length", group=_SAMPLING)
     temperature: float | None = setting(None, "of the sampling; none: the server's default", group=_SAMPLING)
     extra_body: str = setting("", "JSON object that is added to every request", group=_SAMPLING, metavar="JSON")
-
     goodput: tuple[str, ...] = setting(
         (),
         f"goals of a good request in ms, of {', '.join(SLO_METRICS)}; itl is the request's largest gap",
@@ -108,6 +85,36 @@ class ServeBenchSettings:
         "99", "percentiles to print; the file has 50, 90, 95 and 99 too", group=_RESULT, metavar="NUMBERS"
     )
     breakdown: bool = setting(True, "ask Baton for the stamps that take TTFT apart", group=_RESULT)
+    metadata: tuple[str, ...] = setting((), "facts to write into the file", group=_RESULT, metavar="KEY=VALUE")
+    disable_tqdm: bool = setting(False, "show no progress bar", group=_RESULT)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeBenchSettings(LoadSettings):
+    """Settings of `baton bench serve` other than the dataset's."""
+
+    base_url: tuple[str, ...] = setting(
+        (), "server instead of host and port; several are asked in turn", group=_SERVER, metavar="URL"
+    )
+    host: str = setting("127.0.0.1", "host of the server", group=_SERVER)
+    port: int = setting(8000, "port of the server", group=_SERVER)
+    ready_check_timeout_sec: float = setting(
+        0.0, "seconds to try a request until the server answers it; 0: no try", group=_SERVER
+    )
+    request_rate: float = setting(
+        math.inf,
+        "requests per second; inf: all at once, or --max-concurrency at a time",
+        group=_TRAFFIC,
+        allow_infinity=True,
+    )
+    ramp_up_strategy: str | None = setting(
+        None, "raise the rate over the run", choices=("linear", "exponential"), group=_TRAFFIC
+    )
+    ramp_up_start_rps: float | None = setting(None, "rate at the first request of a ramp", group=_TRAFFIC)
+    ramp_up_end_rps: float | None = setting(None, "rate at the last request of a ramp", group=_TRAFFIC)
+    repeat: int = setting(
+        1, "runs, each with a seed one higher; the middle one by mean E2E is reported", group=_TRAFFIC
+    )
     save_result: bool = setting(False, "write the result as a JSON file", group=_RESULT)
     save_detailed: bool = setting(False, "with every request in the file", group=_RESULT)
     append_result: bool = setting(False, "append the result to the file as one more line", group=_RESULT)
@@ -115,9 +122,7 @@ class ServeBenchSettings:
     result_filename: str = setting(
         "", "name of the file; empty: LABEL-RATEqps[-concurrencyN]-MODEL-TIME.json", group=_RESULT, metavar="FILE"
     )
-    metadata: tuple[str, ...] = setting((), "facts to write into the file", group=_RESULT, metavar="KEY=VALUE")
     label: str = setting("", "name of the run; empty: the backend", group=_RESULT)
-    disable_tqdm: bool = setting(False, "show no progress bar", group=_RESULT)
 
 
 def check(settings: ServeBenchSettings) -> None:
@@ -125,13 +130,9 @@ def check(settings: ServeBenchSettings) -> None:
     require_above_zero(settings, "request_rate", "burstiness", "timeout_s", "repeat", "max_concurrency", "vocab_size")
     require_at_least(settings, num_warmups=0, ready_check_timeout_sec=0, temperature=0)
     _check_ramp(settings)
-    urls(settings)
-    headers(settings, {})
-    extra_body(settings)
-    metadata(settings)
+    for parse in (urls, headers, extra_body, metadata, shown_percentiles, shown_families):
+        parse(settings)
     parse_slo(settings.goodput)
-    shown_percentiles(settings)
-    shown_families(settings)
 
 
 def parse_slo(words: Sequence[str]) -> dict[str, float]:
@@ -143,20 +144,17 @@ def parse_slo(words: Sequence[str]) -> dict[str, float]:
             raise InvalidSetting(f"--goodput {pair!r:.40}: expected METRIC:MS, METRIC one of {', '.join(SLO_METRICS)}")
         if name in found:
             raise InvalidSetting(f"--goodput {pair!r:.40}: {name} is there twice")
-        try:
+        with contextlib.suppress(ValueError):
             found[name] = float(text)
-        except ValueError:
-            found[name] = math.nan
-        if not 0 <= found[name] < math.inf:
+        if not 0 <= found.get(name, math.nan) < math.inf:
             raise InvalidSetting(f"--goodput {pair!r:.40}: the limit is not a number of milliseconds")
     return found
 
 
 def urls(settings: ServeBenchSettings) -> tuple[str, ...]:
     """The servers, without a slash at the end. Raises `InvalidSetting`."""
-    found = settings.base_url or (f"http://{settings.host}:{settings.port}",)
     try:
-        return tuple(map(checked_base_url, found))
+        return tuple(map(checked_base_url, settings.base_url or (f"http://{settings.host}:{settings.port}",)))
     except InvalidSetting as error:
         raise InvalidSetting(f"--base-url: {error}") from None
 
@@ -170,7 +168,7 @@ def headers(settings: ServeBenchSettings, environment: Mapping[str, str] | None 
     return ({"Authorization": f"Bearer {key}"} if key else {}) | _pairs(settings.header, "--header")
 
 
-def without_secrets(settings: ServeBenchSettings) -> ServeBenchSettings:
+def without_secrets(settings: _LoadT) -> _LoadT:
     """Without the values of its headers: for the command that stands beside a result."""
     hidden = tuple(f"{header.partition('=')[0]}=..." for header in settings.header)
     return dataclasses.replace(settings, header=hidden)
@@ -183,23 +181,20 @@ def metadata(settings: ServeBenchSettings) -> dict[str, str]:
 
 def extra_body(settings: ServeBenchSettings) -> dict[str, Any]:
     """Members of every request. Raises `InvalidSetting`."""
-    try:
-        found = json.loads(settings.extra_body or "{}")
-    except ValueError as error:
-        raise InvalidSetting(f"--extra-body {settings.extra_body!r:.100} is not JSON: {error}") from None
+    where = f"--extra-body {settings.extra_body!r:.100}"
+    found = parse_json(settings.extra_body or "{}", where)
     if not isinstance(found, dict):
-        raise InvalidSetting(f"--extra-body {settings.extra_body!r:.100} is not a JSON object")
+        raise InvalidSetting(f"{where} is not a JSON object")
     return found
 
 
 def shown_percentiles(settings: ServeBenchSettings) -> tuple[float, ...]:
     """Percentiles to print, 0 to 100. Raises `InvalidSetting`."""
+    text = settings.metric_percentiles
     try:
-        found = tuple(float(word) for word in settings.metric_percentiles.split(","))
+        found = tuple(map(float, text.split(",")))
     except ValueError:
-        raise InvalidSetting(
-            f"--metric-percentiles {settings.metric_percentiles!r:.100} is not a list like 50,99"
-        ) from None
+        raise InvalidSetting(f"--metric-percentiles {text!r:.100} is not a list like 50,99") from None
     for percent in found:
         if not 0 <= percent <= 100:
             raise InvalidSetting(f"--metric-percentiles: {percent} is not from 0 to 100")
@@ -208,11 +203,7 @@ def shown_percentiles(settings: ServeBenchSettings) -> tuple[float, ...]:
 
 def shown_families(settings: ServeBenchSettings) -> tuple[str, ...]:
     """Members of `FAMILIES` to print. Raises `InvalidSetting`."""
-    found = tuple(word.strip() for word in settings.percentile_metrics.split(","))
-    for name in found:
-        if name not in FAMILIES:
-            raise InvalidSetting(f"--percentile-metrics: {name!r:.40} is not one of {', '.join(FAMILIES)}")
-    return found
+    return lists.names(settings.percentile_metrics, "--percentile-metrics", FAMILIES)
 
 
 def _check_ramp(settings: ServeBenchSettings) -> None:

@@ -1,20 +1,160 @@
 """`baton bench sweep`: the highest rate at which a configuration still serves well enough, its goodput.
 
-The rate is doubled until too few requests meet the goals of `--goodput`, then narrowed down. Configurations take turns,
-so that what else uses the machine meets all of them. An interrupted sweep goes on when it is started again.
+The rate is doubled until it is not met, or halved until it is; then the gap between the two is cut at its geometric
+middle until it is narrow enough. Configurations take turns, so that what else uses the machine meets all of them.
+What is measured next follows from the document alone, so an interrupted sweep goes on when it is started again, and
+loses one point at most.
+
+Noise can make a lower rate fail and a higher one pass. The answer is always the highest rate below every failing one,
+so a lucky pass above a failure never counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from bench.documents import Configuration, SweepDocument
+from bench.arguments import require_at_least
+from bench.documents import Configuration, SweepDocument, SweepPoint
+from bench.report.document import as_text
+from bench.report.load import ResultFile
+from bench.report.sections import section_of
 from bench.serve.settings import parse_slo
-from bench.sweep.report import report
-from bench.sweep.run import carry_out, conclude, open_searches
-from bench.sweep.settings import SweepSettings, check
-from bench.targets.session import read_session
+from bench.stats import median
+from bench.targets.line_up import LineUp, TargetSettings, check_targets, parse_rates
+from bench.targets.session import SESSION_STEP, Load, Measure, Session, read_session
+from program.settings import setting
+from wire.errors import InvalidSetting
+
+MAX_DOUBLINGS = 12
+"""How far the search goes up from the first rate."""
+MAX_HALVINGS = 4
+"""How far it goes down: half the rate takes twice the time, for an answer that nobody wants."""
+_DIGITS = 3
+_GROUP = "sweep options"
+_GROUP = "sweep options"
+_POINT_STEP = 1000
+_WARMUP_STEP = 500_000
+
+
+@dataclass(frozen=True, slots=True)
+class SweepSettings(TargetSettings):
+    """What is searched, and how finely."""
+
+    min_prompts: int = setting(50, "requests of each load at least", group="target and load options")
+    attainment: float = setting(0.9, "share of requests that have to meet --goodput", group=_GROUP)
+    start_rate: float = setting(1.0, "requests per second to begin with; down to a 16th of it is tried", group=_GROUP)
+    precision: float = setting(0.1, "stop when a rate that failed is nearer than this share", group=_GROUP)
+    rates: tuple[str, ...] = setting((), "measure these rates instead of searching", group=_GROUP, metavar="RATE")
+    repeat: int = setting(1, "runs of each point; the middle one counts", group=_GROUP)
+    warmup_runs: int = setting(1, "loads before the first point of a target, which are not counted", group=_GROUP)
+
+
+def next_rate(settings: SweepSettings, points: Sequence[SweepPoint]) -> float | None:
+    """The next rate to measure, None at the end."""
+    tried = {point.rate for point in points}
+    if settings.rates:
+        return next((rate for rate in parse_rates(settings.rates) if rate not in tried), None)
+    if not points:
+        return settings.start_rate
+    good, bad = _bounds(settings, points)
+    if bad is None:
+        higher = 2 * max(tried)
+        return higher if higher <= settings.start_rate * 2**MAX_DOUBLINGS else None
+    if good is None:
+        lower = min(tried) / 2
+        return lower if lower >= settings.start_rate / 2**MAX_HALVINGS else None
+    middle = _rounded(math.sqrt(good * bad))
+    return middle if bad > good * (1 + settings.precision) and good < middle < bad else None
+
+
+def goodput_rate(settings: SweepSettings, points: Sequence[SweepPoint]) -> float | None:
+    """The highest rate that was met with none below it that was not; None for none."""
+    return _bounds(settings, points)[0]
+
+
+def _bounds(settings: SweepSettings, points: Sequence[SweepPoint]) -> tuple[float | None, float | None]:
+    """The highest rate that was met below the lowest that failed, and that one."""
+    bad = min((point.rate for point in points if point.attainment < settings.attainment), default=None)
+    below = [point.rate for point in points if bad is None or point.rate < bad]
+    return max(below, default=None), bad
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.{_DIGITS}g}")
+
+
+def check(settings: SweepSettings, goals: Mapping[str, float]) -> None:
+    """Raise `InvalidSetting` for what cannot be used. `goals` are those of `--goodput`."""
+    check_targets(settings, parse_rates(settings.rates))
+    if not goals:
+        raise InvalidSetting("--goodput is needed: what a good request is, like ttft:500 tpot:50")
+    if not 0 < settings.attainment <= 1:
+        raise InvalidSetting(f"--attainment {settings.attainment} is not above 0 and at most 1")
+    if not 0.01 <= settings.precision <= 1:
+        raise InvalidSetting(f"--precision {settings.precision} is not from 0.01 to 1")
+    if not 0 < settings.start_rate < math.inf:
+        raise InvalidSetting(f"--start-rate {settings.start_rate} is not above 0")
+    require_at_least(settings, repeat=1, warmup_runs=0)
+
+
+def carry_out(document: SweepDocument, session: Session[SweepSettings], line_up: LineUp, measure: Measure) -> None:
+    """Search to the end and put every point into `document`, which is saved after each. Raises `BatonError`."""
+    settings, say = session.settings, session.say
+    begin = session.dataset.seed + SESSION_STEP * (len(document.sessions) - 1)
+    warm: set[str] = set()
+
+    def load(name: str, rate: float, seed: int) -> dict[str, Any]:
+        return measure(Load(line_up.take_turn(name).url, rate, settings.num_prompts_at(rate), seed))
+
+    while waiting := open_searches(document, settings):
+        for found, rate in waiting:
+            name = found.name
+            if name not in warm:
+                warm.add(name)
+                for number in range(settings.warmup_runs):
+                    say(f"{name}: warm-up")
+                    load(name, rate, begin + _WARMUP_STEP + number)
+            place = len(found.points)
+            say(f"{name}: point {place + 1}, {rate:g} requests/s")
+            # the same seeds for every configuration, and no other point's or session's
+            first = begin + _POINT_STEP * place
+            point = _point(rate, [load(name, rate, first + number) for number in range(settings.repeat)])
+            say(f"{name}: {point.attainment:.1%} met the goals at {rate:g} requests/s")
+            found.points.append(point)
+            for described in line_up.describe():
+                if described.name == name:
+                    found.pinning = described.pinning
+            conclude(document, settings)
+            session.save(document)
+
+
+def open_searches(document: SweepDocument, settings: SweepSettings) -> list[tuple[Configuration, float]]:
+    """Configurations with the rate that each wants next; who begins changes from point to point.
+
+    One at a time it is the first of them alone.
+    """
+    wanted = [(each, next_rate(settings, each.points)) for each in document.configurations]
+    found = [(each, rate) for each, rate in wanted if rate is not None]
+    if settings.one_at_a_time or not found:
+        return found[:1]
+    first = len(found[0][0].points) % len(found)
+    return found[first:] + found[:first]
+
+
+def conclude(document: SweepDocument, settings: SweepSettings) -> None:
+    """Say of each configuration what its points say."""
+    for each in document.configurations:
+        each.goodput_rate = goodput_rate(settings, each.points)
+
+
+def _point(rate: float, results: list[dict[str, Any]]) -> SweepPoint:
+    """The middle one by attainment stands for the point."""
+    attainments = [result["slo_attainment"] or 0.0 for result in results]
+    middle = sorted(range(len(results)), key=attainments.__getitem__)[(len(results) - 1) // 2]
+    return SweepPoint(rate, median(attainments), attainments, results[middle])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,15 +169,15 @@ def main(arguments: Sequence[str]) -> int:
     settings, goals = session.settings, parse_slo(session.serve.goodput)
     check(settings, goals)
     line_up = session.line_up()
-    configurations = [Configuration(**asdict(target), points=[]) for target in session.described()]
+    configurations = [Configuration(**asdict(target), points=[]) for target in line_up.describe()]
     document = session.begun(
         SweepDocument(facts=session.facts, slo=goals, attainment=settings.attainment, configurations=configurations)
     )
     if open_searches(document, settings):
         with line_up:
-            carry_out(document, session, line_up, session.measure())
+            carry_out(document, session, line_up, session.measure)
     else:
         session.say(f"everything is in {session.path} already: --no-resume measures again")
     conclude(document, settings)
-    print(report(document))
+    print(as_text(section_of(ResultFile("sweep", document)), "goodput", "points"))
     return 0 if all(each.goodput_rate is not None for each in document.configurations) else 1

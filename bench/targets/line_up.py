@@ -1,4 +1,4 @@
-"""The targets of one benchmark, of which one at a time is measured while the others keep still.
+"""The targets of one benchmark: their settings, and that one at a time is measured while the others keep still.
 
 Owns which target runs, is halted or is started anew. Knows no load. Many a server spins while it has nothing to do, and
 would take the machine from the one that is measured: such targets are halted until it is their turn.
@@ -8,13 +8,81 @@ Invariant: when a `LineUp` is left, nothing that it started is left.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from bench.arguments import require_above_zero, require_at_least
 from bench.documents import MeasuredTarget
 from bench.targets.process import RunningTarget
-from bench.targets.settings import TargetSettings
 from bench.targets.spec import Target
+from program.settings import setting
 from wire.errors import InvalidSetting
+
+_GROUP = "target and load options"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSettings:
+    """What is measured. A command adds to this how often, and at which rates."""
+
+    target: tuple[str, ...] = setting(
+        (),
+        "what to measure: NAME=URL, NAME='baton serve ...', or NAME='COMMAND @ URL'; a comparison holds the others"
+        " against the first",
+        group=_GROUP,
+        metavar="TARGET",
+    )
+    duration_s: float = setting(60.0, "seconds of each load", group=_GROUP)
+    min_prompts: int = setting(20, "requests of each load at least", group=_GROUP)
+    num_prompts: int = setting(0, "requests of each load; 0: what --duration-s holds", group=_GROUP)
+    pause: tuple[str, ...] | None = setting(
+        None,
+        "targets to halt while others are measured; none: every one that is started here and is no Baton",
+        group=_GROUP,
+        metavar="NAME",
+    )
+    one_at_a_time: bool = setting(
+        False, "start a target when it is its turn and end it after, to save memory", group=_GROUP
+    )
+    start_timeout_s: float = setting(900.0, "seconds until a target that is started must answer", group=_GROUP)
+    json: str = setting("", "file for the result, written after every load that counts", group=_GROUP, metavar="FILE")
+    resume: bool = setting(True, "go on with --json when it is there; --no-resume begins anew", group=_GROUP)
+
+    def num_prompts_at(self, rate: float) -> int:
+        """Requests of one load: `num_prompts` if that is not 0, else what fills `duration_s`, at least `min_prompts`.
+
+        Raises `InvalidSetting` for an infinite rate without `num_prompts`.
+        """
+        if self.num_prompts:
+            return self.num_prompts
+        if not math.isfinite(rate):
+            raise InvalidSetting("an infinite rate needs --num-prompts: it has no duration")
+        return max(self.min_prompts, math.ceil(rate * self.duration_s))
+
+
+def check_targets(settings: TargetSettings, rates: Sequence[float]) -> None:
+    """Raise `InvalidSetting` for what cannot be used."""
+    if not settings.target:
+        raise InvalidSetting("--target is needed, once for each thing to measure")
+    require_at_least(settings, min_prompts=1, num_prompts=0)
+    require_above_zero(settings, "duration_s", "start_timeout_s")
+    for rate in rates:
+        settings.num_prompts_at(rate)
+
+
+def parse_rates(words: Sequence[str]) -> tuple[float, ...]:
+    """Rates in requests/s of words like `1 2` or `1,2`, `inf` among them. Raises `InvalidSetting`."""
+    found: list[float] = []
+    for text in (text for word in words for text in word.split(",")):
+        with contextlib.suppress(ValueError):
+            found.append(float(text))
+            if found[-1] > 0:
+                continue
+        raise InvalidSetting(f"--rates {text!r:.40} is not a rate above 0")
+    if len(set(found)) < len(found):
+        raise InvalidSetting(f"--rates {' '.join(words):.100}: a rate is there twice")
+    return tuple(found)
 
 
 class LineUp:
@@ -60,17 +128,17 @@ class LineUp:
                 self._running[other].pause()
         chosen = self._running[name]
         chosen.resume()
-        chosen.await_answer()
         return chosen
 
     def cpu_seconds(self) -> dict[str, float]:
         """By name, of the targets that were started here and run now."""
-        found = {name: running.cpu_seconds() for name, running in self._running.items()}
-        return {name: cpu_s for name, cpu_s in found.items() if cpu_s is not None}
+        running = self._running.items()
+        return {name: cpu_s for name, target in running if (cpu_s := target.cpu_seconds()) is not None}
 
     def describe(self) -> list[MeasuredTarget]:
         """Every target, with its pinning as far as it was started yet."""
-        return [described(target, self._pinning.get(name, [])) for name, target in self._targets.items()]
+        targets = self._targets.items()
+        return [MeasuredTarget(**target.describe(), pinning=self._pinning.get(name, [])) for name, target in targets]
 
     def _start(self, name: str) -> RunningTarget:
         running = self._stack.enter_context(RunningTarget(self._targets[name], self._ready_timeout_s, self._say))
@@ -78,21 +146,15 @@ class LineUp:
         return running
 
 
-def described(target: Target, pinning: Sequence[str] = ()) -> MeasuredTarget:
-    """What a result says about a target."""
-    return MeasuredTarget(**target.describe(), pinning=list(pinning))
-
-
 def names_to_halt(targets: Sequence[Target], asked: Sequence[str] | None) -> frozenset[str]:
     """`asked`, or without it every target that is started here and is no Baton, which rests by itself.
 
     Raises `InvalidSetting` for a name that is no target or a target that is not started here.
     """
-    if asked is None:
-        return frozenset(target.name for target in targets if target.is_started and not target.is_baton)
-    started = {target.name for target in targets if target.is_started}
-    for name in asked:
+    started = [target.name for target in targets if target.is_started]
+    for name in asked or ():
         if name not in started:
             known = ", ".join(sorted(started)) or "none"
             raise InvalidSetting(f"--pause {name!r:.40} is not a target that is started here (those are: {known})")
-    return frozenset(asked)
+    own = (target.name for target in targets if target.is_started and not target.is_baton)
+    return frozenset(own if asked is None else asked)

@@ -1,28 +1,36 @@
 """One target while it is measured: started if it is ours, ready, halted and continued, ended.
 
 Owns the warden of a started server and the port of a started Baton. Does not know what is measured. A target that was
-given as a URL only has to answer: nothing of it is ours to start, halt or end.
+given as a URL only has to answer: nothing of it is ours to start, halt or end. Ready is what answers a request: a proxy
+listens long before its engines do, and a router before its nodes, so two tokens are asked for, and whoever makes token
+1 and whoever makes the later ones have to be there.
 Invariant: when a `RunningTarget` is closed, nothing that it started is left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
 import socket
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 from bench.child import ROOT, Child
 from bench.targets import process_tree
-from bench.targets.readiness import node_counts, why_not_ready
 from bench.targets.spec import Target
 from bench.targets.warden_process import KILL_S
 from wire.errors import InvalidSetting, RequestFailed
 
+_REQUEST = {"prompt": "Hello", "max_tokens": 2, "temperature": 0}
+_MAX_LOOK_S = 5.0
+_MAX_SHOWN = 200
 _WARDEN = "bench.targets.warden_process"
 _LOOPBACK = "127.0.0.1"
 _BATON_IS_READY = "Baton ready at"
@@ -33,6 +41,55 @@ PATIENCE_S = 20.0
 _HALT_S = 10.0
 _CONTINUE_S = 60.0
 _TAIL_LINES = 15
+
+
+def why_not_ready(url: str, timeout_s: float) -> str:
+    """One sentence, or "" when the server answers a request.
+
+    A server that knows no health route is asked for its models. One that refuses the request as the client's mistake
+    (a key is needed, only chat is served) is ready too: what it makes of the benchmark's own requests is seen there.
+    """
+    look_s = min(timeout_s, _MAX_LOOK_S)
+    try:
+        health, _ = _ask(f"{url}/health", look_s)
+        if health not in (200, 404, 405):
+            return f"{url}/health answered {health}"
+        status, answer = _ask(f"{url}/v1/models", look_s)
+        if status in (401, 403) or (health == 200 and status == 404):
+            return ""
+        if status != 200:
+            return f"{url}/v1/models answered {status}"
+        model = json.loads(answer)["data"][0]["id"]
+        status, answer = _ask(f"{url}/v1/completions", timeout_s, {"model": model, **_REQUEST})
+        is_refused = 400 <= status < 500 and status not in (408, 425, 429)
+        if status != 200 and not is_refused:
+            return f"{url}/v1/completions answered {status}: {answer.decode(errors='replace')[:_MAX_SHOWN]}"
+    except (OSError, http.client.HTTPException) as error:
+        return f"{url}: {str(error) or type(error).__name__}"
+    except (ValueError, LookupError, TypeError):
+        return f"{url}/v1/models lists no model"
+    return ""
+
+
+def node_counts(url: str, timeout_s: float) -> Any:
+    """What a Baton router says of its nodes; None where nothing is said."""
+    try:
+        return json.loads(_ask(f"{url}/health", timeout_s)[1])["nodes"]
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+        return None
+
+
+def _ask(url: str, timeout_s: float, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
+    """GET, or POST of `body`; no proxy is in between."""
+    payload = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, payload, {"Content-Type": "application/json"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=timeout_s) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
 
 
 class RunningTarget:
@@ -93,16 +150,12 @@ class RunningTarget:
             self.is_halted = True
             process_tree.halt_tree(self._warden.pid, _HALT_S)
 
-    def await_answer(self) -> None:
-        """Return when it answers, which it does at once if all is well. Raises `RequestFailed`."""
-        self._wait_until_ready(_CONTINUE_S)
-
     def resume(self) -> None:
-        """Continue, and wait until it answers again. Raises `RequestFailed`."""
+        """Continue where it is halted, and wait until it answers, at once if all is well. Raises `RequestFailed`."""
         if self._warden is not None and self.is_halted:
             process_tree.continue_tree(self._warden.pid)
             self.is_halted = False
-            self.await_answer()
+        self._wait_until_ready(_CONTINUE_S)
 
     def close(self) -> None:
         """End it: SIGTERM, and SIGKILL when that takes too long."""

@@ -1,32 +1,49 @@
-"""What `compare` and `sweep` do alike: read their settings, begin or go on with a file, start targets, and measure."""
+"""What `compare` and `sweep` do alike: read their settings, begin or go on with a file, start targets, and measure.
+
+A flag of `baton bench serve` that each load decides is refused, not ignored.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bench.arguments import parse_settings
-from bench.documents import CompareDocument, MeasuredTarget, SweepDocument, begun, save
+from bench.documents import CompareDocument, SweepDocument, begun, save
 from bench.facts import Facts, collect_facts
-from bench.serve.measure import PACKAGES
-from bench.serve.settings import ServeBenchSettings
+from bench.serve.command import PACKAGES, run_serve_benchmark, say
+from bench.serve.result import as_json
+from bench.serve.settings import LoadSettings, ServeBenchSettings, without_secrets
 from bench.serve.settings import check as check_serve
-from bench.targets.line_up import LineUp, described
-from bench.targets.load import Measure, arguments_of, complete, measure_with, serve_flags
-from bench.targets.settings import TargetSettings
+from bench.targets.line_up import LineUp, TargetSettings
 from bench.targets.spec import Target, parse_targets
 from bench.workload.dataset_settings import DatasetSettings
+from program.settings import as_flags
 
 SESSION_STEP = 1_000_000
 """Between the seeds of sessions: what an earlier one sent is in no cache of a later one."""
 _SettingsT = TypeVar("_SettingsT", bound=TargetSettings)
 _DocumentT = TypeVar("_DocumentT", CompareDocument, SweepDocument)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests to send to `url` at `rate` per second (infinite: as the trace says, or all at once)."""
+
+    url: str
+    rate: float
+    num_prompts: int
+    seed: int
+    is_detailed: bool = False
+
+
+Measure = Callable[[Load], dict[str, Any]]
+"""Carries out a load and returns the run's result as it is in a result file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +60,7 @@ class Session(Generic[_SettingsT]):
 
     @property
     def path(self) -> Path | None:
-        """The file of the result."""
         return Path(self.settings.json) if self.settings.json else None
-
-    def described(self) -> list[MeasuredTarget]:
-        """The targets before anything was started."""
-        return [described(target) for target in self.targets]
 
     def begun(self, fresh: _DocumentT) -> _DocumentT:
         """What the file holds so far, else `fresh`. Raises `InvalidSetting`."""
@@ -62,9 +74,11 @@ class Session(Generic[_SettingsT]):
         """The targets, not started yet. Raises `InvalidSetting`."""
         return LineUp(self.targets, self.settings, self.say)
 
-    def measure(self) -> Measure:
-        """What carries out a load."""
-        return measure_with(self.serve, self.dataset, self.say)
+    def measure(self, load: Load) -> dict[str, Any]:
+        """Carry out a load with `baton bench serve`; the run's result as it is in a result file."""
+        settings = dataclasses.replace(self.serve, base_url=(load.url,), request_rate=load.rate)
+        asked = dataclasses.replace(self.dataset, num_prompts=load.num_prompts, seed=load.seed)
+        return as_json(run_serve_benchmark(settings, asked, say=self.say), load.is_detailed)
 
 
 def read_session(
@@ -77,14 +91,12 @@ def read_session(
         description=description,
         allow_abbrev=False,
     )
-    settings, part, dataset = parse_settings(parser, arguments, settings_class, serve_flags(), DatasetSettings)
-    serve = complete(part)
+    settings, of_load, dataset = parse_settings(parser, arguments, settings_class, LoadSettings, DatasetSettings)
+    serve = ServeBenchSettings(**dataclasses.asdict(of_load))
     check_serve(serve)
-    measured = arguments_of(dataclasses.replace(settings, resume=True), serve, dataset)
+    # what each load decides is no part of what is measured
+    unloaded = dataclasses.replace(dataset, num_prompts=DatasetSettings().num_prompts)
+    parts = (dataclasses.replace(settings, resume=True), without_secrets(serve), unloaded)
+    measured = [word for part in parts for word in as_flags(part)]
     facts = collect_facts(shlex.join(["baton", "bench", command, *measured]), PACKAGES)
     return Session(settings, serve, dataset, parse_targets(settings.target), measured, facts, say)
-
-
-def say(text: str) -> None:
-    """Tell people what happens next."""
-    sys.stderr.write(f"{text}\n")

@@ -9,8 +9,8 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
+from bench.client.endpoint import checked_base_url
 from wire.errors import InvalidSetting
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -30,7 +30,6 @@ class Target:
 
     @property
     def is_started(self) -> bool:
-        """Whether the benchmark starts and ends it."""
         return bool(self.command)
 
     @property
@@ -40,12 +39,8 @@ class Target:
 
     def describe(self) -> dict[str, str]:
         """`name`, and what was written after it: `command`, `url` or both."""
-        described = {"name": self.name}
-        if self.command:
-            described["command"] = shlex.join(self.command)
-        if self.url:
-            described["url"] = self.url
-        return described
+        described = {"name": self.name, "command": shlex.join(self.command), "url": self.url}
+        return {name: text for name, text in described.items() if text}
 
 
 def parse_target(text: str) -> Target:
@@ -79,13 +74,9 @@ def parse_targets(texts: Sequence[str]) -> tuple[Target, ...]:
 def _url(text: str, url: str) -> str:
     """Without the slash at its end."""
     try:
-        parts = urlsplit(url.strip())
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
-    except ValueError:
-        usable = False
-    if not usable:
-        raise InvalidSetting(f"--target {text!r:.200}: {url.strip()!r:.100} is not like http://HOST:PORT")
-    return url.strip().rstrip("/")
+        return checked_base_url(url.strip())
+    except InvalidSetting as error:
+        raise InvalidSetting(f"--target {text!r:.200}: {error}") from None
 
 
 def _words(text: str, command: str) -> tuple[str, ...]:

@@ -57,7 +57,6 @@ class Warden:
             return None
 
     def close(self) -> None:
-        """End the server."""
         self.end()
 
     def output(self) -> str:

@@ -12,13 +12,8 @@ from bench.arguments import require_at_least
 from program.settings import setting
 from wire.errors import InvalidSetting
 
-RANDOM = "random"
-PREFIX_REPETITION = "prefix_repetition"
-MULTI_TURN = "multi_turn"
-SHAREGPT = "sharegpt"
-CUSTOM = "custom"
-MOONCAKE = "mooncake"
-AZURE = "azure"
+RANDOM, PREFIX_REPETITION, MULTI_TURN = "random", "prefix_repetition", "multi_turn"
+SHAREGPT, CUSTOM, MOONCAKE, AZURE = "sharegpt", "custom", "mooncake", "azure"
 DATASET_NAMES = (RANDOM, PREFIX_REPETITION, MULTI_TURN, SHAREGPT, CUSTOM, MOONCAKE, AZURE)
 _GENERAL = "dataset options"
 _RANDOM = "random dataset options"

@@ -1,4 +1,11 @@
-"""From the name of a dataset to its prompts. The one place that knows all datasets."""
+"""From the name of a dataset to its prompts, and the datasets of random tokens. All raise `InvalidSetting`.
+
+`random` is that of `vllm bench serve`: the prefix comes on top of the input length, and what a server adds to a text is
+taken off it. In `prefix_repetition` groups of prompts begin with the same tokens, in random order; every prompt has
+prefix_len + suffix_len tokens, what a server adds counts as part of the prefix, and groups differ by at most one
+request, so that all `--num-prompts` are made. In `multi_turn` each prompt holds all that was said before it; what the
+model answers is not known here: the client puts it in between.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +13,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
+
+from bench.arguments import require_at_least
 from bench.workload.dataset_settings import (
     AZURE,
     CUSTOM,
@@ -16,13 +26,101 @@ from bench.workload.dataset_settings import (
     SHAREGPT,
     DatasetSettings,
     check_counts,
+    check_ratio,
 )
-from bench.workload.files import make_custom, make_sharegpt
-from bench.workload.synthetic import make_multi_turn, make_prefix_repetition, make_random
-from bench.workload.traces import make_azure, make_mooncake
-from bench.workload.turns import Workload
-from bench.workload.vocabulary import Vocabulary
+from bench.workload.files import make_azure, make_custom, make_mooncake, make_sharegpt
+from bench.workload.passages import (
+    Passage,
+    Vocabulary,
+    described,
+    draw_ids,
+    first_turn,
+    fitted,
+    generator,
+    lengths_around,
+    num_after_opening,
+)
+from bench.workload.turns import Conversation, Turn, Workload
 from wire.errors import InvalidSetting
+
+_OUTPUT_LENGTHS = ("random", "prefix_repetition", "multi_turn", "sharegpt", "custom")
+
+
+def make_random(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
+    """`num_prompts` conversations of one turn, lengths uniform around the ones asked for."""
+    num, ratio, prefix_len = settings.num_prompts, settings.random_range_ratio, settings.random_prefix_len
+    check_counts(settings, random_input_len=0, random_output_len=1, random_prefix_len=0)
+    check_ratio(settings, "random_range_ratio")
+    random = generator(settings.seed, "prompts")
+    input_len = max(settings.random_input_len - len(vocabulary.opening_ids), 0)
+    input_lens = lengths_around(input_len, ratio, num, 0, random)
+    output_lens = lengths_around(settings.random_output_len, ratio, num, 1, random)
+    if prefix_len + min(input_lens) < 1:
+        raise InvalidSetting(f"--random-input-len {settings.random_input_len} leaves no token for some prompts")
+    prefix = fitted(vocabulary, draw_ids(vocabulary, prefix_len, random), random).token_ids
+    passages = [fitted(vocabulary, prefix + draw_ids(vocabulary, length, random), random) for length in input_lens]
+    conversations = [
+        Conversation((first_turn(vocabulary, *asked),)) for asked in zip(passages, output_lens, strict=True)
+    ]
+    return described(settings, conversations, passages, {"prefix_tokens": prefix_len, "range_ratio": ratio})
+
+
+def make_prefix_repetition(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
+    """`num_prompts` conversations of one turn."""
+    prefix_len, suffix_len = settings.prefix_repetition_prefix_len, settings.prefix_repetition_suffix_len
+    num_prefixes, output_len = settings.prefix_repetition_num_prefixes, settings.prefix_repetition_output_len
+    check_counts(
+        settings,
+        prefix_repetition_prefix_len=0,
+        prefix_repetition_suffix_len=0 if prefix_len else 1,
+        prefix_repetition_num_prefixes=1,
+        prefix_repetition_output_len=1,
+    )
+    require_at_least(settings, num_prompts=num_prefixes)
+    random = generator(settings.seed, "prompts")
+    num_drawn = num_after_opening(vocabulary, prefix_len + suffix_len)
+    num_shared = min(max(prefix_len - len(vocabulary.opening_ids), 0), num_drawn)
+    prefixes = [fitted(vocabulary, draw_ids(vocabulary, num_shared, random), random) for _ in range(num_prefixes)]
+    groups = random.permutation([index % num_prefixes for index in range(settings.num_prompts)])
+    passages = [
+        fitted(vocabulary, prefixes[group].token_ids + draw_ids(vocabulary, num_drawn - num_shared, random), random)
+        for group in groups.tolist()
+    ]
+    conversations = [Conversation((first_turn(vocabulary, passage, output_len),)) for passage in passages]
+    return described(settings, conversations, passages, {"prefix_tokens": prefix_len, "num_prefixes": num_prefixes})
+
+
+def make_multi_turn(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
+    """`num_prompts` conversations; all begin with the same system prompt."""
+    ratio = settings.multi_turn_range_ratio
+    check_counts(
+        settings, multi_turn_num_turns=1, multi_turn_system_len=0, multi_turn_user_len=1, multi_turn_output_len=1
+    )
+    check_ratio(settings, "multi_turn_range_ratio")
+    random = generator(settings.seed, "prompts")
+    num_system = max(settings.multi_turn_system_len - len(vocabulary.opening_ids), 0)
+    system = fitted(vocabulary, draw_ids(vocabulary, num_system, random), random)
+    passages: list[Passage] = []
+    conversations = []
+    for num_turns in lengths_around(settings.multi_turn_num_turns, ratio, settings.num_prompts, 1, random):
+        said = _said(settings, vocabulary, system, num_turns, random)
+        output_lens = lengths_around(settings.multi_turn_output_len, ratio, num_turns, 1, random)
+        turns = [Turn(one.token_ids, one.text, length) for one, length in zip(said, output_lens, strict=True)]
+        conversations.append(Conversation((first_turn(vocabulary, said[0], output_lens[0]), *turns[1:])))
+        passages += said
+    facts = {"system_tokens": settings.multi_turn_system_len, "range_ratio": ratio}
+    return described(settings, conversations, passages, facts)
+
+
+def _said(
+    settings: DatasetSettings, vocabulary: Vocabulary, system: Passage, num_turns: int, random: np.random.Generator
+) -> list[Passage]:
+    """What each turn adds: the first one the system prompt, too."""
+    lengths = lengths_around(settings.multi_turn_user_len, settings.multi_turn_range_ratio, num_turns, 1, random)
+    drawn = [draw_ids(vocabulary, length, random) for length in lengths]
+    drawn[0] = system.token_ids + drawn[0]
+    return [fitted(vocabulary, token_ids, random) for token_ids in drawn]
+
 
 _MAKERS: Final[dict[str, Callable[[DatasetSettings, Vocabulary], Workload]]] = {
     RANDOM: make_random,
@@ -33,7 +131,6 @@ _MAKERS: Final[dict[str, Callable[[DatasetSettings, Vocabulary], Workload]]] = {
     MOONCAKE: make_mooncake,
     AZURE: make_azure,
 }
-_OUTPUT_LENGTHS = ("random", "prefix_repetition", "multi_turn", "sharegpt", "custom")
 
 
 def make_workload(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:

@@ -85,7 +85,7 @@ def test_parts_sum_to_what_was_measured() -> None:
     found = taken_apart(answered())
     assert found.ttst is not None
     assert (found.ttft.measured_ms, found.ttst.measured_ms) == pytest.approx((39.5, 49.5))
-    assert (found.ttft.sum_ms, found.ttst.sum_ms) == pytest.approx((39.5, 49.5))
+    assert (sum(found.ttft.parts_ms), sum(found.ttst.parts_ms)) == pytest.approx((39.5, 49.5))
     assert max(found.ttft.error, found.ttst.error) < 1e-6
 
 
@@ -94,7 +94,7 @@ def test_without_a_handoff_no_transfer_is_exposed() -> None:
     assert found.ttst is not None
     parts = dict(zip(TTST_PARTS, found.ttst.parts_ms, strict=True))
     assert (parts["exposed_transfer"], parts["queue_decode"]) == pytest.approx((0.0, 1.75))
-    assert found.ttst.sum_ms == pytest.approx(49.5)
+    assert sum(found.ttst.parts_ms) == pytest.approx(49.5)
 
 
 def test_a_client_with_another_clock_has_what_is_left_of_the_measured_time() -> None:
@@ -103,7 +103,7 @@ def test_a_client_with_another_clock_has_what_is_left_of_the_measured_time() -> 
     outcome.usage["timings"]["clock"] = "ffffffff"
     found = taken_apart(outcome)
     assert dict(zip(TTFT_PARTS, found.ttft.parts_ms, strict=True)) == pytest.approx(TTFT)
-    assert found.ttft.sum_ms == pytest.approx(39.5)
+    assert sum(found.ttft.parts_ms) == pytest.approx(39.5)
 
 
 def test_an_event_that_only_opens_the_answer_is_not_token_1() -> None:

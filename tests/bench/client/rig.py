@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from bench.client.driver import LoadPlan, LoadRun, run_load
-from bench.client.endpoint import PATHS, Endpoint, Kind
+from bench.client.endpoint import PATHS, Endpoint, Kind, RequestOptions
 from bench.client.outcome import Outcome
-from bench.client.request import RequestOptions
 from bench.mock_server.schedule import Answer, Script
 from bench.workload.turns import Conversation, Turn
 

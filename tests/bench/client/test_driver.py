@@ -7,9 +7,8 @@ from itertools import pairwise
 import pytest
 
 from bench.client.driver import LoadPlan, run_load
-from bench.client.endpoint import Kind
+from bench.client.endpoint import Kind, PromptForm, RequestOptions
 from bench.client.outcome import Failure, Outcome
-from bench.client.request import PromptForm, RequestOptions
 from bench.mock_server.schedule import Answer, Fault, FaultKind, Script
 from bench.mock_server.server import mock_server
 from bench.workload.turns import Conversation

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.client.endpoint import Endpoint
+from bench.client.endpoint import Endpoint, History, PromptForm, RequestOptions, check_requests
 from bench.client.outcome import Outcome
-from bench.client.request import History, PromptForm, RequestOptions, check_requests
 from bench.workload.turns import Conversation, Turn
 from tests.bench.client.rig import endpoint
 from wire.errors import InvalidSetting

@@ -4,8 +4,8 @@ import asyncio
 import time
 
 from bench.client.clock import sleep_until
+from bench.client.driver import SelfCheck
 from bench.client.outcome import Outcome
-from bench.client.self_check import SelfCheck
 
 
 async def test_work_of_the_client_itself_is_seen() -> None:

@@ -8,9 +8,8 @@ import aiohttp
 import pytest
 
 from bench.client import stream
-from bench.client.endpoint import Endpoint
+from bench.client.endpoint import Endpoint, History, RequestOptions
 from bench.client.outcome import Failure, Outcome
-from bench.client.request import History, RequestOptions
 from bench.client.stream import send
 from bench.mock_server.schedule import Answer, Fault, FaultKind, Script
 from bench.mock_server.server import mock_server

@@ -39,7 +39,7 @@ def test_two_servers_are_compared_from_start_to_file(tmp_path: Path, capsys: pyt
     assert all(slow["seed"] == fast["seed"] for slow, fast in pairs)
     assert "ttfts" in document["runs"][-1]["result"]
     assert "ttfts" not in document["runs"][0]["result"]
-    assert "| slow " in capsys.readouterr().out
+    assert "slow against fast" in capsys.readouterr().out
     load_result(path)
 
     before = path.read_bytes()
@@ -50,53 +50,20 @@ def test_two_servers_are_compared_from_start_to_file(tmp_path: Path, capsys: pyt
         main([*arguments, f"--json={path}", "--rounds=4"])
 
 
-def test_one_at_a_time_needs_only_one_server(tmp_path: Path) -> None:
+def test_one_at_a_time_needs_one_server_and_one_that_answers_nothing_is_the_exit_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "result.json"
     a, b = mock_target("a", ttft_ms=1, itl_ms=1), mock_target("b", ttft_ms=1, itl_ms=1)
     url = a.rpartition(" @ ")[2]
     b = b.replace(b.rpartition(":")[2], url.rpartition(":")[2])  # both would be on one port
+    b = b.replace(" @ ", " --fault=http-error --fault-status=400 @ ")
     arguments = [*LOAD, "--target", a, b, "--one-at-a-time", "--rounds=1", "--no-control", "--num-prompts=2"]
-    assert main([*arguments, "--rates=50", f"--json={path}"]) == 0
+    assert main([*arguments, "--rates=50", "--warmup-rounds=0", f"--json={path}"]) == 1
+    assert "2 of 2" in capsys.readouterr().out
     document = read(path)
     assert [run["target"] for run in document["runs"]] == ["b", "a"]
     assert all(target["pinning"] for target in document["targets"])
-
-
-def test_a_target_that_answers_nothing_is_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
-    target = mock_target("broken", ttft_ms=1, itl_ms=1).replace(" @ ", " --fault=http-error --fault-status=400 @ ")
-    assert (
-        main(
-            [
-                *LOAD,
-                "--target",
-                target,
-                "--rates=50",
-                "--rounds=1",
-                "--warmup-rounds=0",
-                "--num-prompts=3",
-                "--no-control",
-            ]
-        )
-        == 1
-    )
-    assert "3/3" in capsys.readouterr().out
-
-
-def test_a_relay_is_compared_with_itself_colocated(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    arguments = ["--target", "pd=baton serve", "--target", "colocated=baton serve --prefill 0", "--rates=20"]
-    load = ["--random-input-len=24", "--random-output-len=4", "--ignore-eos", "--num-prompts=4", "--disable-tqdm"]
-    rounds = ["--rounds=1", "--warmup-rounds=0", "--no-control"]
-    assert main([*arguments, *load, *rounds, f"--json={path}"]) == 0
-    document = read(path)
-    pd, colocated = (
-        next(run["result"] for run in document["runs"] if run["target"] == name) for name in ("pd", "colocated")
-    )
-    assert pd["completed"] == colocated["completed"] == 4
-    assert pd["kv_transfer"]["num_handoffs"] == 4
-    assert colocated["kv_transfer"] is None
-    assert any("prefill_node" in process for process in document["targets"][0]["pinning"])
-    assert not any("prefill_node" in process for process in document["targets"][1]["pinning"])
 
 
 @pytest.mark.parametrize(

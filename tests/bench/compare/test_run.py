@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from bench.compare.command import schedule_of
-from bench.compare.run import carry_out, keep_whole_groups
-from bench.compare.settings import CompareSettings
+from bench.compare.command import CompareSettings, carry_out, keep_whole_groups, schedule_of
 from bench.documents import CompareDocument, MeasuredTarget
-from bench.targets.load import Load
+from bench.targets.session import Load
 from tests.bench.targets.fakes import FakeLineUp, FakeMeasure, fake_session
 
 INF = float("inf")

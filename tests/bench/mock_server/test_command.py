@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.mock_server.command import MockServerSettings, main, schedule_of
+from bench.mock_server.__main__ import MockServerSettings, main, schedule_of
 from bench.mock_server.schedule import Fault, FaultKind, Steady
 from wire.errors import InvalidSetting
 

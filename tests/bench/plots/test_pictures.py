@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from bench.plots import stack
-from bench.plots.gaps import draw_gaps, has_gaps
-from bench.plots.rates import draw_attainment, draw_latency, has_attainment, has_rates
-from bench.plots.stack import draw_stack, has_breakdown
+from bench.plots import requests
+from bench.plots.lines import draw_attainment, draw_gaps, draw_latency, has_attainment, has_gaps, has_rates
+from bench.plots.requests import draw_stack, draw_timeline, has_breakdown
 from bench.plots.style import as_png
-from bench.plots.timeline import draw_timeline
 from bench.plots.transfer import Handoffs
 from bench.plots.transfer import draw as draw_transfer
 from bench.runs import Point, Run, points_of
@@ -99,9 +97,9 @@ def test_stacked_parts_add_up_and_stand_in_the_order_of_time() -> None:
     for axes, token in ((to_first, "ttft"), (to_second, "ttst")):
         for row, (rate, target) in enumerate([(rate, target) for rate in RATES for target in TARGETS[:2]]):
             bars = [patch for patch in axes.patches if round(patch.get_y() + patch.get_height() / 2) == row]
-            parts = stack.parts_of(point(target, rate), token)
+            parts = requests.parts_of(point(target, rate), token)
             assert [bar.get_width() for bar in bars] == pytest.approx(
-                [parts[name] for name in stack.PARTS if name in parts]
+                [parts[name] for name in requests.PARTS if name in parts]
             )
             ends = [bar.get_x() + bar.get_width() for bar in bars]
             assert [bar.get_x() for bar in bars] == pytest.approx([0.0, *ends[:-1]])

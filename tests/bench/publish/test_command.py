@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.publish.command import PAGE, main
+from bench.publish.__main__ import PAGE, main
 from tests.bench.report.samples import compare_result, sweep_result
 from wire.errors import InvalidSetting
 
@@ -17,7 +17,7 @@ sections:
   file: pd.json
   notes: pd.md
   tables: [figures]
-  pictures: [attainment, gaps]
+  pictures: [attainment, latency]
   html: pd.html
 - {title: Goodput, file: sweep.json, tables: [goodput]}
 - {title: Words, notes: pd.md}
@@ -31,7 +31,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published")
     results = folder / "results"
     results.mkdir()
-    (results / "pd.json").write_text(json.dumps(compare_result((1, 4), 3, detailed=True)))
+    (results / "pd.json").write_text(json.dumps(compare_result((1, 4), 3)))
     (results / "sweep.json").write_text(json.dumps(sweep_result()))
     (results / "pd.md").write_text("**Where Baton loses.** Here.\n")
     (results / "contents.yaml").write_text(CONTENTS)
@@ -64,7 +64,7 @@ def test_a_page_has_sections_pictures_and_a_report(published: Path) -> None:
     ]
     assert text.count("**Where Baton loses.** Here.") == 3
     assert text.index("**Where") < text.index("## ")
-    for picture in ("attainment", "gaps"):
+    for picture in ("attainment", "latency"):
         assert f"](pictures/pd-{picture}.png)" in text
         assert (docs / "pictures" / f"pd-{picture}.png").read_bytes().startswith(b"\x89PNG")
     assert (docs / "pd.html").read_text().startswith("<!doctype html>")
@@ -97,7 +97,7 @@ def test_a_check_writes_nothing_and_sees_what_is_old(results: Path, capsys: pyte
     assert PAGE in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("lost", ["pictures/pd-gaps.png", "pd.html"])
+@pytest.mark.parametrize("lost", ["pictures/pd-latency.png", "pd.html"])
 def test_a_check_sees_a_linked_file_that_is_not_there(results: Path, lost: str) -> None:
     (results.parent / "docs" / lost).unlink()
     assert run(results, "--check") == 1

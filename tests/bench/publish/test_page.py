@@ -5,8 +5,7 @@ import shlex
 import pytest
 
 from bench.facts import ROOT
-from bench.publish.contents import Entry
-from bench.publish.page import Page, Part, command_lines, escaped, text_of
+from bench.publish.page import Entry, Page, Part, command_lines, escaped, text_of
 from bench.report.document import Cell, Table, words
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.breakdown import TTFT_PARTS, TTST_PARTS
 from bench.client.outcome import Outcome
-from bench.compare.run import conclude
+from bench.compare.command import conclude
 from bench.documents import CompareDocument, Configuration, MeasuredTarget, SweepDocument, SweepPoint
 from bench.facts import Facts
 from bench.limits.result import Ceiling, Ratio
@@ -111,7 +111,7 @@ def sweep_result() -> dict[str, Any]:
     configurations = []
     for name, model, shares in (("1P1D", PD, (1.0, 0.95)), ("chunks of 128", COLOCATED, (0.8, 0.5))):
         points = [
-            SweepPoint(rate, share, [share, 0.5], run_result(model, rate, 3, num=5))
+            SweepPoint(rate, share, [share, 0.5], run_result(model, rate, 3, num=5, detailed=False))
             for rate, share in zip((1.0, 2.0), shares, strict=True)
         ]
         goodput_rate = 2.0 if shares[0] == 1.0 else None

@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from bench.client.driver import LoadRun
+from bench.client.driver import ClientFigures, LoadRun
 from bench.client.outcome import Outcome
-from bench.client.self_check import ClientFigures
 from bench.serve.metrics import summarise
 from bench.serve.result import RunResult
 

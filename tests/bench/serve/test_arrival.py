@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bench.serve.arrival import arrivals_of, process_of
+from bench.serve.arrivals import arrivals_of, process_of
 from bench.serve.settings import ServeBenchSettings
 from bench.workload.dataset_settings import DatasetSettings
 from bench.workload.turns import Conversation, Turn
@@ -46,7 +46,7 @@ def test_settings_that_contradict_each_other_are_an_error(changes: dict[str, Any
 def test_every_process_gives_each_conversation_its_time() -> None:
     def offsets(name: str, **changes: Any) -> tuple[float, ...] | None:
         dataset = DatasetSettings(dataset_name=name, time_scale=0.5)
-        return arrivals_of(ServeBenchSettings(**changes), dataset, CONVERSATIONS).offsets_s
+        return arrivals_of(ServeBenchSettings(**changes), dataset, CONVERSATIONS)[0]
 
     assert offsets("random") == (0.0, 0.0, 0.0)
     assert offsets("random", max_concurrency=2) is None
@@ -62,7 +62,7 @@ def test_every_process_gives_each_conversation_its_time() -> None:
 
 def test_what_is_said_beside_a_result_fits_the_process() -> None:
     dataset = DatasetSettings(dataset_name="azure", time_scale=2.0)
-    facts = arrivals_of(ServeBenchSettings(), dataset, CONVERSATIONS).facts
+    facts = arrivals_of(ServeBenchSettings(), dataset, CONVERSATIONS)[1]
     assert facts == {"process": "trace", "span_s": 6.0, "time_scale": 2.0, "spread_timestamps": False}
-    closed = arrivals_of(ServeBenchSettings(max_concurrency=2), DatasetSettings(), CONVERSATIONS).facts
+    closed = arrivals_of(ServeBenchSettings(max_concurrency=2), DatasetSettings(), CONVERSATIONS)[1]
     assert closed == {"process": "closed loop", "span_s": None}

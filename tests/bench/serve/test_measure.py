@@ -9,7 +9,7 @@ import pytest
 
 from bench.mock_server.schedule import Answer, Fault, FaultKind, Schedule, Script, Steady
 from bench.mock_server.server import MockOptions, MockServer, mock_server
-from bench.serve.measure import measure, run_serve_benchmark
+from bench.serve.command import measure, run_serve_benchmark
 from bench.serve.result import RunResult
 from bench.serve.settings import ServeBenchSettings
 from bench.workload.dataset_settings import DatasetSettings

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.client.outcome import Failure, Outcome
-from bench.serve.metrics import meets, percentile_name, summarise
-from bench.serve.timing import timing_of
+from bench.serve.metrics import meets, percentile_name, summarise, timing_of
 from tests.bench.serve.outcomes import answered, failed
 
 VLLM_NAMES = {
@@ -27,11 +26,7 @@ VLLM_NAMES = {
 }
 
 REQUESTS = st.lists(
-    st.builds(
-        answered,
-        st.lists(st.floats(0.001, 20), min_size=1, max_size=20).map(sorted),
-        sent_s=st.floats(0, 100),
-    ),
+    st.builds(answered, st.lists(st.floats(0.001, 20), min_size=1, max_size=20).map(sorted), sent_s=st.floats(0, 100)),
     min_size=1,
     max_size=20,
 )

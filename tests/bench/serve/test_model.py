@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.serve.model import tokenizer_folder, vocabulary_for
+from bench.serve.server import tokenizer_folder, vocabulary_for
 from bench.serve.settings import ServeBenchSettings
 from demo.location import DEMO_MODEL_NAME, checkpoint_path
 from wire.errors import InvalidSetting

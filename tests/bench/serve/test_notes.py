@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from bench.client.outcome import Failure, Outcome
+from bench.serve.command import notes_of
 from bench.serve.metrics import summarise
-from bench.serve.notes import notes_of
 from bench.workload.dataset_settings import DatasetSettings
 from tests.bench.serve.outcomes import answered, failed
 from tests.bench.serve.results import load_of

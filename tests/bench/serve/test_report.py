@@ -7,7 +7,7 @@ import pytest
 
 from bench.client.outcome import Failure
 from bench.runs import FAMILIES
-from bench.serve.report import report
+from bench.serve.result import report
 from tests.bench.serve.outcomes import answered, failed
 from tests.bench.serve.results import result_of
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from bench.client.outcome import Failure
-from bench.serve.report import report
-from bench.serve.result import as_json, middle_of, prepare_folder, result_path, write_result
+from bench.serve.result import as_json, middle_of, prepare_folder, report, result_path, write_result
 from bench.serve.settings import ServeBenchSettings
 from tests.bench.serve.outcomes import answered, failed
 from tests.bench.serve.results import result_of
@@ -17,10 +16,7 @@ from wire.errors import InvalidSetting
 
 RESULT = {"label": "openai", "model_id": "owner/tiny/", "date": "20260102-030405"}
 DETAILS = {"input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors"}
-OUTCOMES = (
-    answered([0.1, 0.25], sent_s=7.0, scheduled_s=6.5),
-    failed(Failure.HTTP_ERROR, "503: busy", sent_s=8.0),
-)
+OUTCOMES = (answered([0.1, 0.25], sent_s=7.0, scheduled_s=6.5), failed(Failure.HTTP_ERROR, "503: busy", sent_s=8.0))
 
 
 def test_details_are_only_there_when_asked_for() -> None:

@@ -6,10 +6,11 @@ from collections import Counter
 import pytest
 
 from bench.documents import Configuration, Session, SweepDocument
-from bench.sweep.report import report
-from bench.sweep.run import carry_out, conclude
-from bench.sweep.settings import SweepSettings
-from bench.targets.load import Load
+from bench.report.document import as_text
+from bench.report.load import ResultFile
+from bench.report.sections import section_of
+from bench.sweep.command import SweepSettings, carry_out, conclude
+from bench.targets.session import Load
 from tests.bench.report.samples import FACTS
 from tests.bench.targets.fakes import FakeLineUp, FakeMeasure, fake_session
 
@@ -97,11 +98,13 @@ def test_a_run_without_an_attainment_is_one_that_failed() -> None:
 def test_the_report_has_the_goodput_and_every_point() -> None:
     document, _ = sweep(FakeMeasure(attainment_of=attainment_of))
     conclude(document, fake_session(SweepSettings).settings)
-    shown = report(document)
-    assert "**Highest rate at which 90% of the requests meet ttft 200 ms**" in shown
+    shown = as_text(section_of(ResultFile("sweep", document)), "goodput", "points")
+    assert "the highest rate at which 90 % of requests meet TTFT ≤ 200 ms" in shown
     a = document.configurations[0]
-    assert f"| a             | {a.goodput_rate:>18g} |" in shown
-    assert shown.count("30.0%") + shown.count("100.0%") == sum(len(each.points) for each in document.configurations)
+    assert f"| a             | {a.goodput_rate:>20g} |" in shown
+    assert sum(line.startswith(("| a ", "| b ")) for line in shown.splitlines()) == 2 + sum(
+        len(each.points) for each in document.configurations
+    )
 
 
 @pytest.mark.parametrize("flag", ["--min-prompts=9", ""])

@@ -8,16 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.sweep.search import MAX_DOUBLINGS, MAX_HALVINGS, Point, Search, goodput_rate, next_rate
+from bench.documents import SweepPoint
+from bench.sweep.command import MAX_DOUBLINGS, MAX_HALVINGS, SweepSettings, goodput_rate, next_rate
 
-SEARCH = Search(attainment=0.9, start_rate=1.0, precision=0.1)
+SEARCH = SweepSettings(attainment=0.9, start_rate=1.0, precision=0.1)
 MOST_POINTS = MAX_DOUBLINGS + 8
 
 
-def search(attainment_of: Callable[[float], float], setting: Search = SEARCH) -> list[Point]:
-    points: list[Point] = []
+def point(rate: float, attainment: float) -> SweepPoint:
+    return SweepPoint(rate, attainment, [attainment], {})
+
+
+def search(attainment_of: Callable[[float], float], setting: SweepSettings = SEARCH) -> list[SweepPoint]:
+    points: list[SweepPoint] = []
     while (rate := next_rate(setting, points)) is not None:
-        points.append(Point(rate, attainment_of(rate)))
+        points.append(point(rate, attainment_of(rate)))
         assert len(points) <= MOST_POINTS
     return points
 
@@ -45,20 +50,20 @@ def test_a_server_that_is_never_good_enough_or_always_ends_the_search() -> None:
 
 
 def test_a_lucky_pass_above_a_failure_does_not_count() -> None:
-    points = [Point(1.0, 1.0), Point(2.0, 0.8), Point(4.0, 0.95)]
+    points = [point(1.0, 1.0), point(2.0, 0.8), point(4.0, 0.95)]
     assert goodput_rate(SEARCH, points) == 1.0
     assert next_rate(SEARCH, points) == 1.41
 
 
 def test_given_rates_are_all_measured_whatever_they_show() -> None:
-    setting = Search(0.9, 1.0, 0.1, rates=(4.0, 1.0, 2.0))
+    setting = SweepSettings(rates=("4", "1,2"))
     points = search(lambda rate: 0.0 if rate == 2.0 else 1.0, setting)
     assert [point.rate for point in points] == [4.0, 1.0, 2.0]
     assert goodput_rate(setting, points) == 1.0
 
 
 def test_exactly_the_attainment_is_enough() -> None:
-    assert goodput_rate(SEARCH, [Point(1.0, 0.9)]) == 1.0
+    assert goodput_rate(SEARCH, [point(1.0, 0.9)]) == 1.0
 
 
 @given(st.lists(st.floats(0, 1), min_size=MOST_POINTS, max_size=MOST_POINTS))

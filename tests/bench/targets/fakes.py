@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from bench.documents import CompareDocument, MeasuredTarget, SweepDocument
-from bench.targets.line_up import LineUp
-from bench.targets.load import Load
+from bench.targets.line_up import LineUp, TargetSettings
 from bench.targets.process import RunningTarget
-from bench.targets.session import Session, read_session
-from bench.targets.settings import TargetSettings
+from bench.targets.session import Load, Session, read_session
 from tests.bench.compare.results import result
 
 _SettingsT = TypeVar("_SettingsT", bound=TargetSettings)

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from bench.workload.vocabulary import Vocabulary, vocabulary_of
+from bench.workload.passages import Vocabulary, vocabulary_of
 from demo.location import checkpoint_path
 
 OPENING_ID = 0

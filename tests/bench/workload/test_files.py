@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bench.workload.dataset_settings import DatasetSettings
+from bench.workload.passages import Vocabulary
 from bench.workload.registry import make_workload
 from bench.workload.turns import Workload
-from bench.workload.vocabulary import Vocabulary
 from wire.errors import InvalidSetting
 
 WORD = " dog"

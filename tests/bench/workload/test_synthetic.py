@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bench.workload.dataset_settings import DatasetSettings
-from bench.workload.synthetic import make_multi_turn, make_prefix_repetition, make_random
+from bench.workload.passages import Vocabulary, bare_vocabulary
+from bench.workload.registry import make_multi_turn, make_prefix_repetition, make_random
 from bench.workload.turns import Conversation, Turn
-from bench.workload.vocabulary import Vocabulary, bare_vocabulary
 from wire.errors import InvalidSetting
 
 

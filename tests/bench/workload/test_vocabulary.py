@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.workload.vocabulary import Vocabulary, bare_vocabulary, vocabulary_of
+from bench.workload.passages import Vocabulary, bare_vocabulary, vocabulary_of
 from demo.location import checkpoint_path
 from engine.text.tokenizer import Tokenizer
 from tests.bench.workload.conftest import OPENING_ID

@@ -21,11 +21,11 @@ from wire.sampling import DecodingParams
 JSON = "application/json"
 USER = {"role": "user", "content": "hi"}
 UNKNOWN, UNSUPPORTED, INVALID = "unknown_parameter", "unsupported_parameter", "invalid_value"
-ABSENT = object()
+ABSENT = "(this member is left out)"
 
 
 def _body(base: dict[str, Any], changes: dict[str, Any]) -> bytes:
-    members = {name: value for name, value in {**base, **changes}.items() if value is not ABSENT}
+    members = {name: value for name, value in {**base, **changes}.items() if value != ABSENT}
     return json.dumps(members).encode()
 
 

@@ -1,7 +1,7 @@
-"""Requests before the measured ones: until a server answers, and until it is warm.
+"""The server before the load: which tokens its model has, until when it answers, and until it is warm.
 
-Their prompts are random tokens of a seed of their own, as long as the measured ones on average: another seed of a
-file's dataset could draw the same rows again.
+Prompts of the requests before the measured ones are random tokens of a seed of their own, as long as the measured ones
+on average: another seed of a file's dataset could draw the same rows again.
 """
 
 from __future__ import annotations
@@ -10,22 +10,52 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import fmean
 
 from bench.client.driver import LoadPlan, run_load
-from bench.client.endpoint import Endpoint, Kind, probe
+from bench.client.endpoint import Endpoint, Kind, RequestOptions, probe
 from bench.client.outcome import Outcome
-from bench.client.request import RequestOptions
 from bench.serve.settings import CHAT, ServeBenchSettings, headers
 from bench.workload.dataset_settings import RANDOM, DatasetSettings
+from bench.workload.passages import Vocabulary, bare_vocabulary, vocabulary_of
 from bench.workload.registry import make_workload
 from bench.workload.turns import Conversation
-from bench.workload.vocabulary import Vocabulary
-from wire.errors import RequestFailed
+from demo.location import DEMO_MODEL_NAME, checkpoint_path
+from engine.models.checkpoint import resolve_checkpoint
+from wire.errors import InvalidSetting, RequestFailed
 
 _PROBE_TIMEOUT_S = 10.0
 _PAUSE_S = 0.25
 _SEED_STEP = 1_000_003
+
+
+def tokenizer_folder(settings: ServeBenchSettings, served: str) -> Path | None:
+    """The folder of the tokenizer of the model that the server calls `served`; None when nothing says where it is.
+
+    That is `--tokenizer`, else `--model` or the served name where it is a folder, else that of the demo model. Raises
+    `ModelLoadError` for a `--tokenizer` that cannot be had.
+    """
+    if settings.tokenizer:
+        return resolve_checkpoint(settings.tokenizer, weights=False)
+    for name in (settings.model, served):
+        if name and Path(name).expanduser().is_dir():
+            return Path(name).expanduser()
+    return checkpoint_path() if served == DEMO_MODEL_NAME else None
+
+
+def vocabulary_for(settings: ServeBenchSettings, served: str) -> Vocabulary:
+    """What prompts of the model can be made of. Raises `InvalidSetting`, `ModelLoadError`."""
+    if settings.vocab_size is not None and not settings.tokenizer:
+        if settings.backend == CHAT or settings.prompt_form == "text":
+            raise InvalidSetting("--vocab-size makes prompts of token ids: text needs --tokenizer")
+        return bare_vocabulary(settings.vocab_size)
+    folder = tokenizer_folder(settings, served)
+    if folder is None:
+        raise InvalidSetting(
+            f"nothing says where the tokenizer of {served!r:.100} is: name it with --tokenizer, or use --vocab-size"
+        )
+    return vocabulary_of(folder)
 
 
 async def find_server(settings: ServeBenchSettings, url: str, ready_at_s: float) -> Endpoint:

@@ -1,7 +1,8 @@
 """When requests arrive: offsets in seconds from the beginning of a run, one per conversation, never decreasing.
 
-Owns the arrival processes; knows neither prompts nor the clock. The names and the meaning of rate, burstiness and ramp
-are those of `vllm bench serve`: the first request waits for one gap, too, so that the last comes at `num / rate`.
+Owns the arrival processes and which of them the settings ask for; knows neither prompts nor the clock. The names and
+the meaning of rate, burstiness and ramp are those of `vllm bench serve`: the first request waits for one gap, too, so
+that the last comes at `num / rate`.
 """
 
 from __future__ import annotations
@@ -9,16 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby, pairwise
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.serve.settings import CONSTANT, POISSON, TRACE, ServeBenchSettings
+from bench.workload.dataset_settings import AZURE, MOONCAKE, DatasetSettings
 from bench.workload.passages import generator
 from bench.workload.turns import Conversation
 from wire.errors import InvalidSetting
 
 RampStrategy = Literal["linear", "exponential"]
+CLOSED_LOOP, ALL_AT_ONCE, RAMP = "closed loop", "all at once", "ramp"
+_TRACES = (MOONCAKE, AZURE)
 
 
 def poisson_or_gamma(num: int, rate: float, burstiness: float, seed: int) -> tuple[float, ...]:
@@ -105,3 +110,55 @@ def _check(num: int, positive: Mapping[str, float], *, is_finite: bool = False) 
     for flag, value in positive.items():
         if not value > 0 or (is_finite and value == math.inf):
             raise InvalidSetting(f"{flag} {value} is not above 0{' and finite' * is_finite}")
+
+
+def arrivals_of(
+    settings: ServeBenchSettings, dataset: DatasetSettings, conversations: Sequence[Conversation]
+) -> tuple[tuple[float, ...] | None, dict[str, Any]]:
+    """When the conversations are to begin, and what a result says about that. Raises `InvalidSetting`.
+
+    Offsets of each from the beginning; None: the next is sent when one is answered.
+    """
+    process = process_of(settings, dataset)
+    offsets_s = _offsets(process, settings, dataset, conversations)
+    facts: dict[str, Any] = {"process": process, "span_s": None if offsets_s is None else round(offsets_s[-1], 6)}
+    if process == POISSON:
+        facts["burstiness"] = settings.burstiness
+    if process == TRACE:
+        facts |= {"time_scale": dataset.time_scale, "spread_timestamps": dataset.spread_timestamps}
+    return offsets_s, facts
+
+
+def process_of(settings: ServeBenchSettings, dataset: DatasetSettings) -> str:
+    """The name of the process. Raises `InvalidSetting` for settings that contradict each other."""
+    if settings.ramp_up_strategy is not None:
+        return RAMP
+    has_rate = math.isfinite(settings.request_rate)
+    asked = settings.arrival
+    if asked is None and not has_rate and dataset.dataset_name in _TRACES and settings.max_concurrency is None:
+        asked = TRACE
+    if asked == TRACE:
+        if has_rate:
+            raise InvalidSetting("--arrival trace: the trace decides the rate; use --time-scale, not --request-rate")
+        return TRACE
+    if not has_rate:
+        if asked == CONSTANT:
+            raise InvalidSetting("--arrival constant needs --request-rate")
+        return ALL_AT_ONCE if settings.max_concurrency is None else CLOSED_LOOP
+    return asked or POISSON
+
+
+def _offsets(
+    process: str, settings: ServeBenchSettings, dataset: DatasetSettings, conversations: Sequence[Conversation]
+) -> tuple[float, ...] | None:
+    num, seed = len(conversations), dataset.seed
+    start, end = settings.ramp_up_start_rps, settings.ramp_up_end_rps
+    if process == RAMP and start is not None and end is not None:
+        return ramp(num, start, end, cast("RampStrategy", settings.ramp_up_strategy), settings.burstiness, seed)
+    if process == CLOSED_LOOP:
+        return None
+    if process == TRACE:
+        return from_trace(conversations, dataset.time_scale, dataset.spread_s, seed)
+    if process == CONSTANT:
+        return constant(num, settings.request_rate)
+    return poisson_or_gamma(num, settings.request_rate, settings.burstiness, seed)
