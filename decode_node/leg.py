@@ -61,6 +61,7 @@ class DecodeLeg:
         receiving: ReceivingSide,
         thread: TransferThread[ReceivingCommand],
         notices: Mailbox[ReceivingNotice],
+        first_steps: FirstSteps,
     ) -> None:
         self._core = core
         self._receiving = receiving
@@ -71,17 +72,12 @@ class DecodeLeg:
         self._failures: list[tuple[RequestKey, BatonError]] = []
         self._counters = StepCounters()
         self._exposed = HandoffTimes()
-        self._first_steps = FirstSteps()
+        self._first_steps = first_steps
 
     @property
     def num_live(self) -> int:
         """Requests in the engine, and awaited ones: granted blocks that are not released yet among them."""
         return len(self._core.request_keys()) + len(self._awaited)
-
-    @property
-    def num_timed(self) -> int:
-        """Requests in the engine whose first tokens are still to come."""
-        return len(self._first_steps)
 
     @property
     def _num_waiting(self) -> int:

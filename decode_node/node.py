@@ -14,6 +14,7 @@ from kvtransfer.process_identity import this_process
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.thread import TransferThread
 from kvtransfer.transports.registry import PoolMemory, TransportSettings, open_pool, open_receivers
+from node.first_steps import FirstSteps
 from node.loop import Leg
 from node.process import Context, NodeParts
 from node.settings import NodeSettings
@@ -61,7 +62,7 @@ class DecodeRole:
         receiving = ReceivingSide(facts, self._context, self._links, receivers, pool, notices)
         thread = TransferThread(receiving, "kv-receiving", pool.enter)
         thread.start()
-        return DecodeLeg(parts.engine.core, receiving, thread, notices), ""
+        return DecodeLeg(parts.engine.core, receiving, thread, notices, FirstSteps()), ""
 
     def close(self) -> None:
         """Remove data sockets and processes, then shared segments."""

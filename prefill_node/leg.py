@@ -61,6 +61,7 @@ class PrefillLeg:
         thread: TransferThread[SendingCommand],
         notices: Mailbox[SendingNotice],
         layer_ends: Sequence[int],
+        first_steps: FirstSteps,
     ) -> None:
         self._core = core
         self._sending = sending
@@ -72,17 +73,12 @@ class PrefillLeg:
         self._finished: list[TokenEvent] = []
         self._watched: deque[_WatchedStep] = deque()
         self._counters = StepCounters()
-        self._first_steps = FirstSteps()
+        self._first_steps = first_steps
 
     @property
     def num_live(self) -> int:
         """Prompts being computed and handoffs not yet released."""
         return len(self._live)
-
-    @property
-    def num_timed(self) -> int:
-        """Prompts whose first token is still to come."""
-        return len(self._first_steps)
 
     def wait_on(self) -> Sequence[Any]:
         """The sending side's notices."""

@@ -15,6 +15,7 @@ from kvtransfer.sender_connections import open_listener
 from kvtransfer.sending import SendingSide
 from kvtransfer.thread import TransferThread
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_pool
+from node.first_steps import FirstSteps
 from node.loop import Leg
 from node.process import Context, NodeParts
 from node.settings import NodeSettings
@@ -63,7 +64,7 @@ class PrefillRole:
         sending = SendingSide(facts, link, senders, pusher, notices)
         thread = TransferThread(sending, "kv-sending", pool.enter)
         thread.start()
-        return PrefillLeg(parts.engine.core, sending, thread, notices, layout.layer_ends), address
+        return PrefillLeg(parts.engine.core, sending, thread, notices, layout.layer_ends, FirstSteps()), address
 
     def close(self) -> None:
         """End what the transports share, then the pool's memory."""

@@ -272,10 +272,10 @@ def test_a_request_that_is_cancelled_or_fails_early_is_not_remembered(relay: Rel
     relay.decode.leg.cancel(keys[0], 0.0)
     relay.decode.runner.error = ValueError("device lost")
     relay.until(lambda: not relay.decode.leg.num_live)
-    assert relay.decode.leg.num_timed == 0
+    assert not len(relay.decode.first_steps)
 
 
 def test_a_request_that_ends_with_its_first_token_is_not_remembered(relay: Relay) -> None:
     relay.decode.leg.begin(replace(relay.decode_request(KEY, PROMPT, max_tokens=1), prefill_peer=None), 0.0)
     relay.until_finished(KEY)
-    assert relay.decode.leg.num_timed == 0
+    assert not len(relay.decode.first_steps)

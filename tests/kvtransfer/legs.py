@@ -22,6 +22,7 @@ from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sender_connections import open_listener
 from kvtransfer.sending import SendingSide
 from kvtransfer.thread import Side, TransferThread
+from node.first_steps import FirstSteps
 from prefill_node.leg import PrefillLeg
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
 from tests.kvtransfer.oracle import OracleRunner, make_core
@@ -117,6 +118,7 @@ class Node:
     thread: SteppedThread
     core: EngineCore
     runner: OracleRunner
+    first_steps: FirstSteps
     tokens: dict[tuple[RequestKey, int], int] = field(default_factory=dict)
     finished: dict[RequestKey, str] = field(default_factory=dict)
     failures: list[tuple[RequestKey, BatonError]] = field(default_factory=list)
@@ -149,8 +151,8 @@ class Node:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is alive, remembered for its times, or held as a block."""
-        return self.leg.num_live == self.leg.num_timed == self.core.status().num_held_blocks == 0
+        """Whether no request is alive, none waits to be timed, and no block is held."""
+        return self.leg.num_live == len(self.first_steps) == self.core.status().num_held_blocks == 0
 
     def _note(self, events: Sequence[TokenEvent]) -> None:
         for event in events:
@@ -269,6 +271,7 @@ def open_relay(
     sent_blocks, received_blocks = empty_blocks(num_blocks), empty_blocks(num_blocks)
     prefill_runner, decode_runner = OracleRunner(sent_blocks, overlaps), OracleRunner(received_blocks, overlaps)
     prefill_core, decode_core = make_core(sent_blocks, prefill_runner), make_core(received_blocks, decode_runner)
+    prefill_steps, decode_steps = FirstSteps(), FirstSteps()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket, address = open_listener(context, "127.0.0.1", 0, SETTINGS)
     link = LossyLink(socket)
@@ -281,15 +284,15 @@ def open_relay(
         sent,
     )
     sending_thread = SteppedThread(sending, "sending")
-    prefill_leg = PrefillLeg(prefill_core, sending, sending_thread, sent, LAYOUT.layer_ends)
+    prefill_leg = PrefillLeg(prefill_core, sending, sending_thread, sent, LAYOUT.layer_ends, prefill_steps)
     receiver = LoopbackReceiver(network, "D", received_blocks, peers_write=peers_write)
     facts = replace(receiving_facts(), num_blocks=num_blocks, lease_s=lease_s)
     received: Mailbox[ReceivingNotice] = Mailbox()
     receiving = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(received_blocks), received)
     receiving_thread = SteppedThread(receiving, "receiving")
-    decode_leg = DecodeLeg(decode_core, receiving, receiving_thread, received)
-    prefill = Node(prefill_leg, sending_thread, prefill_core, prefill_runner)
-    decode = Node(decode_leg, receiving_thread, decode_core, decode_runner)
+    decode_leg = DecodeLeg(decode_core, receiving, receiving_thread, received, decode_steps)
+    prefill = Node(prefill_leg, sending_thread, prefill_core, prefill_runner, prefill_steps)
+    decode = Node(decode_leg, receiving_thread, decode_core, decode_runner, decode_steps)
     try:
         yield Relay(prefill, decode, link, address, Echo(context))
     finally:

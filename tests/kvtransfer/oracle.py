@@ -11,10 +11,11 @@ import numpy as np
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
-from engine.runner.base import ComputedStep, RunningStep
+from engine.runner.base import RunningStep
 from engine.scheduler.request import PENDING_TOKEN, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from kvtransfer.transports.base import Blocks
+from tests.computed_step import ComputedStep
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE
 from wire.request_key import RequestKey
 

@@ -210,4 +210,4 @@ def test_token_1_says_when_its_first_chunk_began_and_when_it_was_sampled(relay: 
     times = relay.prefill.times[KEY, 0]
     assert times.ready_us is None
     assert asked_us <= times.begun_us <= after_first_chunk_us <= times.sampled_us <= now_us()
-    assert relay.prefill.leg.num_timed == 0
+    assert not len(relay.prefill.first_steps)
