@@ -39,11 +39,11 @@ class DecodeRole:
         self._opened.callback(self._memory.close)
 
     def allocate(self, num_bytes: int) -> ByteArray:
-        """Where peers can reach it, if the transport writes into memory."""
+        """Memory that peers can reach, if the transport writes into memory."""
         return self._memory.allocate(num_bytes)
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
-        """See `Role`. Nobody dials a decode node: it dials."""
+        """See `Role`. There is no address, because a decode node dials its peers itself."""
         pool = open_pool(parts.engine.memory.blocks)
         facts = ReceivingFacts(
             node_id=parts.node_id,
@@ -65,5 +65,5 @@ class DecodeRole:
         return DecodeLeg(parts.engine.core, receiving, thread, notices, FirstSteps()), ""
 
     def close(self) -> None:
-        """Remove data sockets and processes, then shared segments."""
+        """Close data sockets and processes, then shared segments."""
         self._opened.close()

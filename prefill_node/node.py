@@ -41,7 +41,7 @@ class PrefillRole:
         self._opened.callback(self._memory.close)
 
     def allocate(self, num_bytes: int) -> ByteArray:
-        """Where the transport reads it from."""
+        """Memory that the transport can read from."""
         return self._memory.allocate(num_bytes)
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
@@ -67,5 +67,5 @@ class PrefillRole:
         return PrefillLeg(parts.engine.core, sending, thread, notices, layout.layer_ends, FirstSteps()), address
 
     def close(self) -> None:
-        """End what the transports share, then the pool's memory."""
+        """Close the resources that the transports share, then the pool's memory."""
         self._opened.close()

@@ -54,7 +54,7 @@ class LossyLink:
             try:
                 message = RECEIVER_TO_SENDER.decode(frames[-1])
             except BatonError:
-                return frames  # for the side to find out
+                return frames  # the side will refuse them
             if not self._loses(message):
                 return frames
 
@@ -76,7 +76,7 @@ class LossyLink:
 
 
 class Echo:
-    """A round trip through a context's own I/O thread: what was sent before it has had its chance to arrive."""
+    """A round trip through a context's own I/O thread, so that messages sent before it have had time to arrive."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._near, self._far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
@@ -95,7 +95,7 @@ class Echo:
 
 
 class SteppedThread(TransferThread[Any]):
-    """The transfer thread's part, done when a test says so."""
+    """A transfer thread that works only when a test calls `turn`."""
 
     def __init__(self, side: Side[Any], name: str) -> None:
         super().__init__(side, name, lambda: None)
@@ -112,7 +112,7 @@ class SteppedThread(TransferThread[Any]):
 
 @dataclass(slots=True)
 class Node:
-    """A leg, its engine, its side of the transfers, and what it told the router."""
+    """A leg, its engine, its side of the transfers, and what it reported to the router."""
 
     leg: PrefillLeg | DecodeLeg
     thread: SteppedThread
@@ -167,7 +167,7 @@ class Node:
 
 @dataclass(slots=True)
 class Relay:
-    """Both nodes, their clock, and the part of the router."""
+    """Both nodes and their clock; its methods do the part of the router."""
 
     prefill: Node
     decode: Node
@@ -206,7 +206,7 @@ class Relay:
         )
 
     def ask(self, key: RequestKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
-        """Both legs at once."""
+        """Begin both legs of a request."""
         self.ask_prefill(key, token_ids, max_tokens=max_tokens)
         self.ask_decode(key, token_ids, max_tokens=max_tokens)
 
@@ -218,7 +218,7 @@ class Relay:
         deadline_s = time.monotonic() + _DEADLINE_S
         while not is_done():
             if time.monotonic() > deadline_s:
-                raise TimeoutError("what the test waits for did not happen")
+                raise TimeoutError("the condition of the test did not become true")
             self.round()
             time.sleep(0.0005)
 
@@ -247,7 +247,7 @@ def params(max_tokens: int, stop_token_ids: tuple[int, ...] = ()) -> DecodingPar
 
 
 def undisturbed(token_ids: Sequence[int], *, max_tokens: int = 8, stop_token_ids: tuple[int, ...] = ()) -> list[int]:
-    """What one engine alone generates."""
+    """The tokens that one engine alone generates."""
     blocks = empty_blocks()
     core = make_core(blocks, OracleRunner(blocks))
     core.add(RequestKey.numbered(0), token_ids, params(max_tokens, stop_token_ids))

@@ -26,7 +26,7 @@ EOS = _VOCABULARY
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What is read of a share when its step is launched."""
+    """The part of a share that is read when its step is launched."""
 
     key: RequestKey
     start: int
@@ -41,7 +41,7 @@ class OracleRunner:
     """Writes real bytes as KV. `error` is raised instead while it is set; `forced_token` is sampled while it is set.
     The launch of number `failing_launch`, counted from 1, fails.
 
-    With `is_asynchronous`, a step touches its blocks as late as it may: when its result is asked for.
+    With `is_asynchronous`, a step touches its blocks as late as possible: when its result is collected.
     """
 
     blocks: Blocks
@@ -67,7 +67,7 @@ class OracleRunner:
         return late if self.is_asynchronous else ComputedStep(late.result())
 
     def compute(self, rows: Sequence[_Row], layer_stored: LayerStored | None) -> Mapping[RequestKey, SampledToken]:
-        """One step, right after the one before it."""
+        """Compute one step; the one before it is complete."""
         if self.error is not None:
             raise self.error
         rows = [self._complete(row) for row in rows]
@@ -79,7 +79,7 @@ class OracleRunner:
         return self.sampled
 
     def _complete(self, row: _Row) -> _Row:
-        """With the token that the step before has sampled."""
+        """The row with the token that the step before has sampled."""
         if row.token_ids[-1] != PENDING_TOKEN:
             return row
         return replace(row, token_ids=(*row.token_ids[:-1], self.sampled[row.key].token_id))
@@ -101,7 +101,7 @@ class OracleRunner:
 
 @dataclass(frozen=True, slots=True)
 class _LateStep:
-    """A step that is computed when its result is asked for."""
+    """A step that is computed when its result is collected."""
 
     runner: OracleRunner
     rows: Sequence[_Row]
