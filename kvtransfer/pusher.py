@@ -33,7 +33,7 @@ from wire.request_key import RequestKey
 
 STANDSTILL_S = 5.0
 CONNECT_S = 12.0
-"""How long a new sender may accept no piece in seconds: some connect at their first push."""
+"""Seconds for which a new sender may accept no piece, because some connect at their first push."""
 _SLICE_S = 0.005
 _TURN_BYTES = 4 * 2**20
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 
 class WriteProof(Enum):
-    """What proves that no write of a peer can land any more, if the peer does not say so itself."""
+    """The proof that no write of a peer can land any more, if the peer does not say so itself."""
 
     OWN_HANDS = auto()
     """No proof is needed: the receiver writes its pool itself, and only blocks that are granted."""
@@ -28,7 +28,7 @@ class WriteProof(Enum):
 
 
 class PeerWord(Enum):
-    """What the peer has said about its writes (`Revoked`)."""
+    """The latest statement of the peer about its writes (`Revoked`)."""
 
     SILENT = auto()
     DONE = auto()
@@ -38,7 +38,7 @@ class PeerWord(Enum):
 
 
 class Writer(Enum):
-    """What this side knows about the process that writes."""
+    """The state of the process that writes, as far as this side knows."""
 
     MAY_RUN = auto()
     ENDED = auto()
@@ -47,7 +47,7 @@ class Writer(Enum):
 
 
 class Verdict(Enum):
-    """What to do with the blocks of a revoked grant."""
+    """The action for the blocks of a revoked grant."""
 
     RELEASE = auto()
     WAIT = auto()
@@ -57,7 +57,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known about a revoked grant. `is_overdue`: the peer has been silent for too long."""
+    """Everything that is known about a revoked grant. `is_overdue`: the peer has been silent for too long."""
 
     word: PeerWord
     has_endpoint_ended: bool

@@ -26,7 +26,7 @@ Inbox: TypeAlias = list[tuple[float, int, bytes, tuple[bytes, ...]]]
 
 
 Rewrite: TypeAlias = Callable[[object], Sequence[object]]
-"""What is sent instead of a message: by a side that lies, or twice."""
+"""The messages to send instead of one: a lying side changes it, a faulty network duplicates it."""
 
 
 def arrives(message: object) -> Sequence[float]:
@@ -86,8 +86,8 @@ class Wire:
             self._carry_one(inbox, identity, frame if said is message else codec.encode(said), said)
 
     def _carry_one(self, inbox: Inbox, identity: bytes, frame: bytes, message: object) -> None:
-        """Nothing comes after a hello that was said before it: the sides may count on that much of the order of a
-        connection.
+        """Send one frame. A message never arrives after a hello that was sent later: the sides rely on that much of the
+        order of a connection.
         """
         delays_s = self.fate(message)
         self.seen += [message] * bool(delays_s)

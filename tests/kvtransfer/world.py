@@ -1,11 +1,11 @@
 """A prefill node and a decode node on a simulated network and a virtual clock, in one thread.
 
 Owns both sides, their pools, and everything in flight between them. Nothing happens by itself: a test says what
-happens next, and what becomes of messages (`Fate`) and of blocks (`FaultPlan`) on their way.
+happens next, and what happens to messages (`Fate`) and to blocks (`FaultPlan`) in flight.
 
-Checked the moment it happens: what is delivered is the prompt's KV; a block is written only while it is held for
+Four promises are checked when it matters: delivered KV is the prompt's KV; a block is written only while it is held for
 the handoff and generation it is written for; a block that is read is held for that handoff; a granted handoff ends
-once. `check` looks at what must hold between any two moments, `quiesce` and `check_over` at the end.
+once. `check` verifies the invariants at any moment, `quiesce` and `check_over` those at the end.
 """
 
 from __future__ import annotations
@@ -266,8 +266,8 @@ class CheckedDecodePool(DecodePool):
 
 
 class World:
-    """Everything there is, and what can happen to it. Patches `kvtransfer.incoming.is_gone` while it is in use: ask
-    `is_gone` here.
+    """Both nodes, the network between them, and methods for all that can happen to them. While a world is in use,
+    `kvtransfer.incoming.is_gone` is replaced by the world's `is_gone` (see `patches`).
     """
 
     def __init__(self, kind: Kind, *, fate: Fate = arrives, plan: FaultPlan = without_faults) -> None:
@@ -358,9 +358,9 @@ class World:
 
     def fail_step(self, key: RequestKey) -> None:
         """A step cannot be computed."""
-        self.give_up_prefill(key, "the step failed")
+        self.cancel_prefill(key, "the step failed")
 
-    def give_up_prefill(self, key: RequestKey, reason: str, *, request_ended: bool = False) -> None:
+    def cancel_prefill(self, key: RequestKey, reason: str, *, request_ended: bool = False) -> None:
         """The prefill node ends a handoff: it was cancelled, it failed, or token 1 ended the request."""
         prompt = self.life.prompts.pop(key, None)
         if prompt is not None and prompt.layers is not None:
@@ -399,7 +399,7 @@ class World:
             self.wire.listener.dealers = {d.identity: d for d in self.context.dealers if not d.closed}
 
     def restart_prefill_node(self) -> None:
-        """The prefill node is killed, and another life begins at the same address. Blocks in flight may still arrive."""
+        """The prefill node is killed and begins another life at the same address. Blocks in flight may still arrive."""
         self.dead.add(self.life.process)
         self.life = self._start_prefill_node()
         self.is_prefill_frozen = False
@@ -486,7 +486,7 @@ class World:
         self.is_prefill_frozen = False
         self.mend_data()
         for key in self.life.computing:
-            self.give_up_prefill(key, "cancelled")
+            self.cancel_prefill(key, "cancelled")
         for handoff in self.decode.handoffs:
             if handoff.state is ReceivingState.WAITING:
                 self.cancel_decode(handoff.key)
