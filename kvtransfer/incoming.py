@@ -126,9 +126,8 @@ class IncomingHandoff:
         """Record blocks that the receiver has seen arrive."""
         if self.is_awaited:
             self.arrived.note(indexes)
-            self._leases.renew(
-                self.key, now_s + self._facts.lease_s
-            )  # called for every block: a call of `renew` would cost time
+            # not through `renew`: this runs for every block
+            self._leases.renew(self.key, now_s + self._facts.lease_s)
 
     def take_pushed(self, pushed: Pushed, now_s: float) -> None:
         """Record blocks that the sender reports as written. Raises `InvalidMessage` for blocks outside the grant."""
