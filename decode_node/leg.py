@@ -1,11 +1,13 @@
-"""What a decode node does with the router's requests: reserve blocks, take the KV, generate.
+"""The decode leg of requests: reserve blocks, receive the KV, generate tokens.
 
-Owns which of the router's requests are alive here and what each waits for. The engine holds the blocks, the receiving
-side (on the transfer thread) the handoffs; this module connects their verbs: commands go there, and notices are taken
-in `poll`. A request without a prefill peer is computed here from its prompt.
+Owns the set of the router's requests that are alive at this node, and what each of them waits for. The engine holds the
+blocks, and the receiving side (on the transfer thread) owns the handoffs. This module connects the two: it posts
+commands to the receiving side and takes its notices in `poll`. A request without a prefill peer is computed here from
+its prompt.
 
-A request is waiting for room (no blocks yet), awaited (blocks granted, KV on its way), or running (in the engine). A
-granted one stays awaited, wanted or not, until the receiving side has said `Delivered` or `Released`.
+A request is waiting for room (it has no blocks yet), awaited (its blocks are granted and its KV is to arrive), or
+running (in the engine). A granted request stays awaited, wanted or not, until the receiving side has sent `Delivered`
+or `Released`.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class _Awaited:
 
 
 class DecodeLeg:
-    """See `node.loop.Leg`. `thread` runs `receiving`, whose counters are read here."""
+    """See `node.loop.Leg`. `thread` runs `receiving`, whose counters are read here. `first_steps` holds the requests in
+    the engine whose first tokens are still to come.
+    """
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class DecodeLeg:
         receiving: ReceivingSide,
         thread: TransferThread[ReceivingCommand],
         notices: Mailbox[ReceivingNotice],
+        first_steps: FirstSteps,
     ) -> None:
         self._core = core
         self._receiving = receiving
@@ -71,17 +76,12 @@ class DecodeLeg:
         self._failures: list[tuple[RequestKey, BatonError]] = []
         self._counters = StepCounters()
         self._exposed = HandoffTimes()
-        self._first_steps = FirstSteps()
+        self._first_steps = first_steps
 
     @property
     def num_live(self) -> int:
-        """Requests in the engine, and awaited ones: granted blocks that are not released yet among them."""
+        """Number of requests in the engine and of awaited ones, even if cancelled, until their blocks are released."""
         return len(self._core.request_keys()) + len(self._awaited)
-
-    @property
-    def num_timed(self) -> int:
-        """Requests in the engine whose first tokens are still to come."""
-        return len(self._first_steps)
 
     @property
     def _num_waiting(self) -> int:
@@ -110,7 +110,7 @@ class DecodeLeg:
             return
         self._core.check_size(len(request.token_ids))
         awaited = self._awaited[key] = _Awaited(request, request.prefill_peer)
-        # whoever waits for room already comes first
+        # requests that wait for room already come first
         if self._num_waiting > 1 or not self._reserve(key, awaited):
             self._thread.post(WaitForRoom(key, request.prefill_peer))
 
@@ -147,13 +147,14 @@ class DecodeLeg:
         self._grant_waiting()
 
     def watch(self, step: Step) -> LayerStored | None:
-        """See `Leg`: nobody waits for single layers here."""
+        """See `Leg`. A decode node does not use single layers."""
         self._first_steps.step_begins()
         return None
 
     def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
-        """Every token of the step. Token 1 of a handoff was sent by its prefill node; it is repeated here, so that
-        the stream has no gap whatever happened to that message."""
+        """Every token of the step. Token 1 of a handoff was sent by its prefill node and is repeated here, so that the
+        stream has no gap if that message was lost.
+        """
         self._first_steps.step_ends()
         self._counters.count(outputs)
         sampled = [token_event(output, self._first_steps.times_of(output)) for output in outputs]
@@ -162,10 +163,10 @@ class DecodeLeg:
         return events
 
     def sent(self, now_s: float) -> None:
-        """Nothing waits for the tokens to be sent."""
+        """See `Leg`. There is nothing to do after the tokens were sent."""
 
     def lost(self, error: BatonError, now_s: float) -> None:
-        """See `Leg`: KV leaves here with its request only."""
+        """See `Leg`. No KV of the failed steps has left this node."""
         self._first_steps.steps_lost()
 
     def take_failures(self) -> list[tuple[RequestKey, BatonError]]:
@@ -180,7 +181,7 @@ class DecodeLeg:
         self._failures.append((key, error))
 
     def _deliver(self, notice: Delivered) -> None:
-        """The request joins the batch at the next step, unless nobody wants it any more."""
+        """Let the request join the batch at the next step, unless it was cancelled."""
         awaited = self._awaited.pop(notice.key)
         if not awaited.is_wanted or awaited.reservation is None:
             self._core.release(notice.key)
@@ -204,7 +205,7 @@ class DecodeLeg:
             self._first_events.append(replace(notice.first, handoff=notice.figures))
 
     def _fail_handoff(self, notice: Failed) -> None:
-        """The KV will not come: the router decides whether to try again."""
+        """Report that the KV will not come; the router decides whether to try again."""
         awaited = self._awaited.get(notice.key)
         if awaited is None or not awaited.is_wanted:
             return
@@ -214,7 +215,7 @@ class DecodeLeg:
         if awaited.reservation is None:
             del self._awaited[notice.key]
         else:
-            # it may have been granted while this notice was on its way
+            # it may have been granted before this notice was taken
             self._thread.post(CancelReceiving(notice.key))
 
     def metrics(self) -> Iterable[Metric]:
@@ -233,13 +234,13 @@ class DecodeLeg:
         self._notices.close()
 
     def _grant_waiting(self) -> None:
-        """Give room to those that wait for it, in order of arrival; the first that does not fit keeps its place."""
+        """Reserve blocks for requests that wait for room, in order of arrival, up to the first that does not fit."""
         for key, awaited in list(self._awaited.items()):
             if awaited.reservation is None and awaited.is_wanted and not self._reserve(key, awaited):
                 return
 
     def _reserve(self, key: RequestKey, awaited: _Awaited) -> bool:
-        """Reserve blocks for a request and grant them. False when there is no room now."""
+        """Reserve blocks for a request and grant them. Returns False when there is no room now."""
         request = awaited.request
         reservation = self._core.reserve(key, request.token_ids, cache_salt=request.cache_salt)
         if reservation is None:

@@ -14,6 +14,7 @@ from kvtransfer.process_identity import this_process
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.thread import TransferThread
 from kvtransfer.transports.registry import PoolMemory, TransportSettings, open_pool, open_receivers
+from node.first_steps import FirstSteps
 from node.loop import Leg
 from node.process import Context, NodeParts
 from node.settings import NodeSettings
@@ -38,11 +39,11 @@ class DecodeRole:
         self._opened.callback(self._memory.close)
 
     def allocate(self, num_bytes: int) -> ByteArray:
-        """Where peers can reach it, if the transport writes into memory."""
+        """Memory that peers can reach, if the transport writes into memory."""
         return self._memory.allocate(num_bytes)
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
-        """See `Role`. Nobody dials a decode node: it dials."""
+        """See `Role`. There is no address, because a decode node dials its peers itself."""
         pool = open_pool(parts.engine.memory.blocks)
         facts = ReceivingFacts(
             node_id=parts.node_id,
@@ -61,8 +62,8 @@ class DecodeRole:
         receiving = ReceivingSide(facts, self._context, self._links, receivers, pool, notices)
         thread = TransferThread(receiving, "kv-receiving", pool.enter)
         thread.start()
-        return DecodeLeg(parts.engine.core, receiving, thread, notices), ""
+        return DecodeLeg(parts.engine.core, receiving, thread, notices, FirstSteps()), ""
 
     def close(self) -> None:
-        """Remove data sockets and processes, then shared segments."""
+        """Close data sockets and processes, then shared segments."""
         self._opened.close()

@@ -9,4 +9,4 @@ from node.settings import NodeSettings
 
 @dataclass(frozen=True, slots=True)
 class DecodeNodeSettings(NodeSettings):
-    """Nothing beyond what every node has."""
+    """The settings that every node has, and no others."""

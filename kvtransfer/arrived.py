@@ -1,11 +1,11 @@
-"""What of one grant has arrived at the receiver, and whether it is what was sent.
+"""Tracks which blocks of one grant have arrived at the receiver, and whether their bytes are those that were sent.
 
 Owns which blocks are in the pool and the checksums computed over them there. Knows no transports and no messages.
 
-Checksums are computed a batch at a time: at once in host memory; on a device, where what arrives meanwhile makes the
-next batch.
+Checksums are computed one batch at a time. In host memory a batch is done at once; on a device it takes a while, and
+the blocks that arrive in the meantime form the next batch.
 
-Invariant: a block that arrives again is hashed again, so what `damaged` says is about the bytes that arrived last.
+Invariant: a block that arrives again is hashed again, so `damaged` always describes the bytes that arrived last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvtransfer.pools.base import Checksums, Pending
 
 
 class ArrivedBlocks:
-    """The blocks of one grant, by their index in it. Without `checksums`, what arrives is taken as it is."""
+    """The blocks of one grant, by their index in it. Without `checksums`, blocks are not verified."""
 
     def __init__(self, num_blocks: int, *, checksums: bool) -> None:
         self._num_blocks = num_blocks
@@ -42,11 +42,13 @@ class ArrivedBlocks:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a device is computing checksums: there is nothing to do but to ask again soon."""
+        """Whether a device is computing checksums, so that all one can do is to ask again soon."""
         return self._pending is not None
 
     def note(self, indexes: Iterable[int]) -> None:
-        """These have arrived, for the first time or again. Raises `IndexError` for what the grant does not have."""
+        """Record blocks that have arrived, for the first time or again. Raises `IndexError` for an index outside the
+        grant.
+        """
         for index in indexes:
             if not 0 <= index < self._num_blocks:
                 raise IndexError(f"block {index} of a grant of {self._num_blocks}")
@@ -56,19 +58,20 @@ class ArrivedBlocks:
                 self._unhashed[index] = None
 
     def note_rest(self) -> None:
-        """All that had not arrived has arrived now."""
+        """Record that all blocks that were missing have arrived now."""
         self.note([index for index in range(self._num_blocks) if index not in self._arrived])
 
-    def miss(self, indexes: Iterable[int]) -> None:
-        """These are on their way once more."""
+    def expect_again(self, indexes: Iterable[int]) -> None:
+        """Record that these blocks are missing again, because the sender pushes them once more."""
         for index in indexes:
             self._arrived.discard(index)
             self._unhashed.pop(index, None)
             self._drop_checksum(index)
 
     def hash(self, checksums: Checksums, block_ids: Sequence[int], end_s: float) -> None:
-        """Compute checksums of what arrived, block `i` of the grant being block_ids[i] of the pool, until `end_s` or
-        until there is nothing left but to wait for.
+        """Compute checksums of the blocks that arrived, until `end_s` or until only a device is left to wait for.
+
+        Block `i` of the grant is block `block_ids[i]` of the pool.
         """
         while not self.is_hashed:
             if self._pending is None:
@@ -77,11 +80,11 @@ class ArrivedBlocks:
                 return
 
     def damaged(self, checksums: Sequence[int]) -> list[int]:
-        """Indexes whose bytes are not those of `checksums`, one for each block of the grant."""
+        """Indexes of blocks whose bytes do not match. `checksums` has one entry for each block of the grant."""
         return [index for index, found in sorted(self._found.items()) if found != checksums[index]]
 
     def _drop_checksum(self, index: int) -> None:
-        """What was computed of this block, or is being computed, is about bytes that are not there any more."""
+        """Discard the checksum of a block, also one that is being computed: its bytes have been overwritten."""
         self._found.pop(index, None)
         if self._pending is not None:
             self._stale.add(index)
@@ -94,7 +97,7 @@ class ArrivedBlocks:
         self._pending = checksums.begin([block_ids[index] for index in self._batch])
 
     def _collect(self) -> bool:
-        """Take the checksums under way. False: they are not there yet."""
+        """Collect the checksums that are being computed. Returns False if they are not finished yet."""
         values = self._pending.take() if self._pending is not None else ()
         if values is None:
             return False

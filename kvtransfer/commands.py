@@ -1,8 +1,7 @@
-"""What the engine's thread and the transfer thread of a node say to each other.
+"""The commands and notices between the engine's thread and the transfer thread of a node.
 
-Commands go to the thread (`TransferThread.post`) and are carried out in order by the side that lives there
-(`SendingSide.do`, `ReceivingSide.do`). Notices come back through a mailbox. Both are values: neither thread touches
-what belongs to the other.
+Commands go to the transfer thread (`TransferThread.post`), where `SendingSide.do` or `ReceivingSide.do` carries them
+out in order. Notices come back through a mailbox. Both are immutable values, so the threads share no state.
 """
 
 from __future__ import annotations
@@ -19,26 +18,26 @@ NoticeT_contra = TypeVar("NoticeT_contra", contravariant=True)
 
 
 class NoticeSink(Protocol[NoticeT_contra]):
-    """Takes notices on the transfer thread; a `Mailbox` is one."""
+    """Accepts notices on the transfer thread; a `Mailbox` is one."""
 
     def put(self, item: NoticeT_contra, /) -> None:
-        """Take one."""
+        """Accept one notice."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Both ways of it: a handoff is over, nobody reads or writes its blocks any more, and they may be released."""
+    """A handoff is over at this node: its blocks are neither read nor written any more and may be released."""
 
     key: RequestKey
 
 
-# a prefill node
+# commands and notices of a prefill node
 
 
 @dataclass(frozen=True, slots=True)
 class BeginHandoff:
-    """A prompt is about to be computed for that decode node. A key that is known already is rejected."""
+    """A prompt is about to be computed for a decode node. A key that is known already is rejected."""
 
     key: RequestKey
     decode_node_id: str
@@ -49,7 +48,9 @@ class BeginHandoff:
 
 @dataclass(frozen=True, slots=True)
 class PushComputed:
-    """The KV of so many tokens is in the blocks of `table`: push what became complete."""
+    """The blocks of `table` hold the KV of the first `num_computed_tokens` tokens: push the blocks that became
+    complete.
+    """
 
     key: RequestKey
     table: Sequence[int]
@@ -58,8 +59,8 @@ class PushComputed:
 
 @dataclass(frozen=True, slots=True)
 class PushLayers:
-    """The step that is about to run computes the rest of the prompt: push its blocks layer by layer, where the
-    receiver's transport makes that cheap, as soon as it has granted them.
+    """The step that is about to run computes the rest of the prompt. Push its blocks layer by layer as soon as the
+    receiver has granted them, if its transport makes that cheap.
     """
 
     key: RequestKey
@@ -81,9 +82,10 @@ class FinishHandoff:
 
 @dataclass(frozen=True, slots=True)
 class CancelSending:
-    """No push begins any more, and the blocks are released once none is under way. Harmless when it is over.
+    """Begin no further push of this handoff, and release its blocks once no push is in flight. Harmless when the
+    handoff is over.
 
-    `request_ended`: nothing failed, token 1 ended the request.
+    `request_ended`: nothing failed; token 1 ended the request.
     """
 
     key: RequestKey
@@ -93,7 +95,7 @@ class CancelSending:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """This handoff cannot be; nothing of it was begun."""
+    """This handoff was refused before anything of it began."""
 
     key: RequestKey
     reason: str
@@ -101,15 +103,15 @@ class Rejected:
 
 SendingCommand: TypeAlias = BeginHandoff | PushComputed | PushLayers | FinishHandoff | CancelSending
 SendingNotice: TypeAlias = Released | Rejected
-"""Every handoff that begins ends with `Released`: the engine stops computing it, if it still does."""
+"""Every handoff that begins ends with `Released`. The engine then stops computing the prompt, if it still does."""
 
 
-# a decode node
+# commands and notices of a decode node
 
 
 @dataclass(frozen=True, slots=True)
 class ReservedBlocks:
-    """What a grant is made of: blocks reserved for the tokens after the first `num_cached_tokens`."""
+    """The blocks that a grant offers: they are reserved for the tokens after the first `num_cached_tokens`."""
 
     key: RequestKey
     num_tokens: int
@@ -121,8 +123,8 @@ class ReservedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class WaitForRoom:
-    """There are no blocks for this handoff yet: keep the sender's lease alive until `GrantBlocks` or `CancelReceiving`.
-    A peer that cannot be dialled fails it.
+    """There are no blocks for this handoff yet: renew the sender's lease until `GrantBlocks` or `CancelReceiving`.
+    The handoff fails if the peer cannot be dialled.
     """
 
     key: RequestKey
@@ -131,7 +133,7 @@ class WaitForRoom:
 
 @dataclass(frozen=True, slots=True)
 class GrantBlocks:
-    """Allow `peer` to write these blocks. A peer that cannot be dialled fails the handoff."""
+    """Allow `peer` to write these blocks. The handoff fails if the peer cannot be dialled."""
 
     blocks: ReservedBlocks
     peer: PrefillPeer
@@ -139,14 +141,14 @@ class GrantBlocks:
 
 @dataclass(frozen=True, slots=True)
 class CancelReceiving:
-    """Nobody wants this handoff any more. Its blocks come back by `Released`."""
+    """This handoff is no longer wanted. `Released` says when its blocks may be released."""
 
     key: RequestKey
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The blocks hold verified KV of the prompt since `ready_us`; `first` is the token sampled by the sender."""
+    """The blocks hold verified KV of the prompt since `ready_us`. `first` is the token that the sender sampled."""
 
     key: RequestKey
     first: TokenEvent
@@ -156,8 +158,8 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A handoff will not come. Its blocks, if it had any, may still be written. `reason` is "" when nothing failed: the
-    first token ended the request.
+    """A handoff will not be delivered. Its blocks, if it had any, may still be written by the peer. `reason` is "" when
+    nothing failed and the first token ended the request.
     """
 
     key: RequestKey
@@ -166,4 +168,6 @@ class Failed:
 
 ReceivingCommand: TypeAlias = WaitForRoom | GrantBlocks | CancelReceiving
 ReceivingNotice: TypeAlias = Delivered | Failed | Released
-"""Every granted handoff ends with exactly one of `Delivered` and `Released`, one that waits for room with neither."""
+"""Every granted handoff ends with exactly one of `Delivered` and `Released`. One that still waits for room ends with
+neither.
+"""

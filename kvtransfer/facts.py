@@ -1,4 +1,4 @@
-"""What the two ends of a handoff are: compared in handshakes, and named in messages. Fixed for the life of a node."""
+"""The properties of the two ends of a handoff. Handshakes compare them, and they are fixed for the life of a node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wire.layout import KvLayout
 
 @dataclass(frozen=True, slots=True)
 class SendingFacts:
-    """What a prefill node is. `lease_s`: how long blocks are held for a receiver that says nothing."""
+    """The properties of a prefill node. `lease_s`: how long blocks are held for a receiver that sends nothing."""
 
     node_id: str
     epoch: int
@@ -24,7 +24,7 @@ class SendingFacts:
 
 @dataclass(frozen=True, slots=True)
 class ReceivingFacts:
-    """What a decode node is. `lease_s`: how long blocks are reserved for a sender that says nothing."""
+    """The properties of a decode node. `lease_s`: how long blocks are reserved for a sender that sends nothing."""
 
     node_id: str
     epoch: int

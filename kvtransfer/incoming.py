@@ -1,11 +1,11 @@
-"""One handoff as its decode node has it: the blocks, the grant, what has arrived, and whether it can be trusted.
+"""One handoff at its decode node: its blocks, its grant, and which blocks have arrived and are verified.
 
-Owns its state, its lease and the checksums of its blocks. Knows no sockets and no other handoff: `ReceivingSide` brings
-it what happened and sends what it returns.
+Owns its state, its lease and the checksums of its blocks. Knows no sockets and no other handoff: `ReceivingSide` passes
+events to it and sends the messages that it returns.
 
 Invariants: it holds a lease while it is reserved, granted or committed, and at no other time; it is delivered only when
 its Commit names what was granted, every block has arrived, and all bytes match their checksums; its blocks are released
-only when `judge` (see `write_proof`) says so. What a revoked one has learnt so far is its state, nothing else.
+only when `judge` (see `write_proof`) says so. All that a revoked handoff has learnt about its peer is in its state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _R = ReceivingState
 
 
 class IncomingHandoff:
-    """See the module. `receiver` is where its blocks arrive, once it is granted; `arrived`, which of them have."""
+    """See the module. `receiver` takes its blocks once it is granted; `arrived` says which blocks have arrived."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class IncomingHandoff:
         self._writer: ProcessIdentity | None = None
         self._writer_is = Writer.MAY_RUN
         self._round = 0
-        self._next_question_s = 0.0
+        self._next_recheck_s = 0.0
 
     @property
     def state(self) -> ReceivingState:
-        """Where in its life it is."""
+        """Its current state."""
         return self._life.state
 
     @property
@@ -82,24 +82,24 @@ class IncomingHandoff:
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether nobody wants its blocks, but a peer may still write them."""
+        """Whether its blocks are held only because a peer may still write them."""
         return self._life.state in (_R.REVOKING, _R.FENCING, _R.CUT_OFF)
 
     def renew(self, now_s: float) -> None:
-        """Something of it has arrived, or its sender has said something about it."""
+        """Renew its lease, because a block has arrived or the sender has mentioned it."""
         self._leases.renew(self.key, now_s + self._facts.lease_s)
 
     # granting
 
     def reserve(self, blocks: ReservedBlocks, connection: Connection, now_s: float) -> None:
-        """There are blocks for it now."""
+        """Give it the blocks that were reserved for it, and begin its lease."""
         self._life.enter(_R.RESERVED, now_s)
         self.connection, self._blocks = connection, blocks
         self.arrived = ArrivedBlocks(len(blocks.block_ids), checksums=self._facts.checksum != NONE)
         self._leases.begin(self.key, now_s + self._facts.lease_s)
 
     def grant(self, now_s: float) -> Grant:
-        """Let the peer write, who has welcomed this node."""
+        """Make the grant for a peer that has welcomed this node. The peer may write from now on."""
         receiver, welcome = self.connection.receiver, self.connection.welcome
         if receiver is None or welcome is None:
             raise RuntimeError("a grant is sent to a peer that has welcomed us")
@@ -120,16 +120,17 @@ class IncomingHandoff:
             generations=blocks.generations,
         )
 
-    # what arrives
+    # arrivals
 
     def take_blocks(self, indexes: Iterable[int], now_s: float) -> None:
-        """The receiver has seen these arrive."""
+        """Record blocks that the receiver has seen arrive."""
         if self.is_awaited:
             self.arrived.note(indexes)
-            self._leases.renew(self.key, now_s + self._facts.lease_s)  # for every block: not by way of `renew`
+            # not through `renew`: this runs for every block
+            self._leases.renew(self.key, now_s + self._facts.lease_s)
 
     def take_pushed(self, pushed: Pushed, now_s: float) -> None:
-        """The sender says that blocks are there. Raises `InvalidMessage` for some that were not granted."""
+        """Record blocks that the sender reports as written. Raises `InvalidMessage` for blocks outside the grant."""
         if self.receiver is None or not self.receiver.is_silent:
             return
         if any(index >= self.num_blocks for index in pushed.indexes):
@@ -139,8 +140,8 @@ class IncomingHandoff:
             self.renew(now_s)
 
     def take_commit(self, commit: Commit, clock_s: float) -> str:
-        """Everything was pushed. Returns why the commit does not belong to the grant; "" if it does, or if it was said
-        before. `clock_s`: the time at this very moment.
+        """Accept the Commit, which says that everything was pushed. Returns why it does not belong to the grant; "" if
+        it does, or if it is a duplicate. `clock_s`: the current time.
         """
         if self.state is not _R.GRANTED or commit.round != self._round:
             return ""
@@ -156,29 +157,29 @@ class IncomingHandoff:
     # verifying
 
     def hash(self, checksums: Checksums, end_s: float) -> None:
-        """Compute checksums of what has arrived, until `end_s` (see `ArrivedBlocks.hash`)."""
+        """Compute checksums of the blocks that have arrived, until `end_s` (see `ArrivedBlocks.hash`)."""
         self.arrived.hash(checksums, self._blocks.block_ids, end_s)
 
     @property
-    def may_ask_again(self) -> bool:
-        """Whether damaged blocks may be asked for once more."""
+    def may_resend(self) -> bool:
+        """Whether the sender may be asked to push damaged blocks again."""
         return self._round < _MAX_RESENDS
 
-    def ask_again(self, damaged: Sequence[int], now_s: float) -> Resend:
-        """Have these blocks pushed again."""
+    def request_resend(self, damaged: Sequence[int], now_s: float) -> Resend:
+        """The message that asks the sender to push damaged blocks again."""
         self._life.enter(_R.GRANTED, now_s)
         self.commit = None
         self._round += 1
-        self.arrived.miss(damaged)
+        self.arrived.expect_again(damaged)
         if self.receiver is not None:
             self.receiver.expect(self.key, self._blocks.block_ids, self._blocks.generations)
         self.renew(now_s)
         return Resend(self.name, self._round, tuple(damaged))
 
     def deliver(self, commit: Commit, now_s: float, clock_s: float) -> HandoffFigures:
-        """The blocks are what was sent, and the request's from here on. `clock_s`: the time at this very moment."""
+        """Record that all blocks are verified: they belong to the request from now on. `clock_s`: the current time."""
         entered_s = self._life.entered_s
-        # by two clocks, each for its own part: only the flight of Commit between them is in neither
+        # the sum of two times, each measured on one node; the time that Commit was in flight is in neither of them
         exposed_us = commit.exposed_us + round((clock_s - entered_s[_R.COMMITTED]) * 1e6)
         transfer_us = round((clock_s - entered_s[_R.RESERVED]) * 1e6)
         self._life.enter(_R.DELIVERED, now_s)
@@ -190,28 +191,28 @@ class IncomingHandoff:
     # the end
 
     def revoke(self, now_s: float) -> None:
-        """Take the grant back: the blocks are quarantined."""
+        """Revoke the grant: the blocks are quarantined."""
         self._life.enter(_R.REVOKING, now_s)
-        self._next_question_s = now_s + _REVOKE_AGAIN_S
+        self._next_recheck_s = now_s + _REVOKE_AGAIN_S
         self._leave()
 
     def end(self, now_s: float) -> None:
-        """Nothing of it can be written any more, or nothing ever could."""
+        """End it: its blocks cannot be written any more, or never could be."""
         self._life.enter(_R.ENDED, now_s)
         self._leave()
 
-    def is_question_due(self, now_s: float) -> bool:
-        """Whether to ask again whether anything may still be written: the peer, and the system for its process."""
-        is_due = now_s >= self._next_question_s
+    def is_recheck_due(self, now_s: float) -> bool:
+        """Whether to ask the peer again if it may still write. If so, this also checks if its process has ended."""
+        is_due = now_s >= self._next_recheck_s
         if is_due:
-            self._next_question_s = now_s + _REVOKE_AGAIN_S
+            self._next_recheck_s = now_s + _REVOKE_AGAIN_S
             writer = self._writer
             if writer is not None and shares_processes(self._facts.process, writer) and is_gone(writer):
                 self._writer_is = Writer.ENDED
         return is_due
 
     def judge(self, now_s: float, *, word: PeerWord | None = None, has_endpoint_ended: bool = False) -> Verdict:
-        """What follows from what its state remembers and from the news, which its state remembers from here on."""
+        """Decide about its quarantined blocks, from its state and from this news. Its state then includes the news."""
         if self.receiver is None:
             raise RuntimeError("only a grant can be revoked")
         known = Known(
@@ -229,14 +230,14 @@ class IncomingHandoff:
         return verdict
 
     def _leave(self) -> None:
-        """It waits for no block any more."""
+        """End its lease, and tell its receiver to expect no more blocks."""
         self._leases.end(self.key)
         if self.receiver is not None:
             self.receiver.forget(self.key)
 
 
 def _objection_to(commit: Commit, blocks: ReservedBlocks, epochs: tuple[int, int]) -> str:
-    """Why this commit is not for what was granted; "" if it is. `epochs`: of the receiver and of the sender."""
+    """Why this commit does not match the grant; "" if it does. `epochs`: of the receiver and of the sender."""
     if (commit.receiver_epoch, commit.sender_epoch) != epochs:
         return "the commit names another epoch"
     if commit.num_tokens != blocks.num_tokens:

@@ -1,10 +1,11 @@
-"""All handoffs of a decode node, and what becomes of each: granted, delivered, failed, revoked, released.
+"""All handoffs of a decode node: this module grants, delivers, fails, revokes and ends them.
 
-Owns the handoffs by their key (the quarantined ones also apart: few, and looked at every round), their leases, and
-every notice to the engine; sends Grant, Release and Revoke. What comes in is read by `ReceivingSide`.
+Owns the handoffs by their key, their leases, and every notice to the engine; sends Grant, Release and Revoke. The few
+quarantined handoffs are also in a table of their own, because they are checked every round. `ReceivingSide` reads what
+comes in.
 
-Invariants: every handoff that was granted blocks ends with exactly one of `Delivered` and `Released`; `Failed` is said
-once, and before `Released`; blocks are quarantined exactly while a handoff is revoked and not ended.
+Invariants: every handoff that was granted blocks ends with exactly one of `Delivered` and `Released`; `Failed` comes at
+most once, and before `Released`; blocks are quarantined exactly while a handoff is revoked and not ended.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ReceivingCounters:
-    """What happened so far; read by metrics."""
+    """Counts since the start of the node; read by metrics."""
 
     num_granted: int = 0
     num_delivered: int = 0
@@ -48,22 +49,26 @@ class ReceivingCounters:
 
 
 class IncomingHandoffs:
-    """See the module. `num_quarantined_blocks`: those that nobody wants but a peer may still write; read by metrics."""
+    """See the module. `num_quarantined_blocks` is read by metrics."""
 
     def __init__(
-        self, facts: ReceivingFacts, connections: ReceiverConnections, notices: NoticeSink[ReceivingNotice]
+        self,
+        facts: ReceivingFacts,
+        connections: ReceiverConnections,
+        leases: LeaseTable[RequestKey],
+        notices: NoticeSink[ReceivingNotice],
     ) -> None:
         self.counters = ReceivingCounters()
         self.num_quarantined_blocks = 0
         self._facts = facts
         self._connections = connections
         self._notices = notices
-        self._leases: LeaseTable[RequestKey] = LeaseTable()
+        self._leases = leases
         self._handoffs: dict[RequestKey, IncomingHandoff] = {}
         self._quarantined: dict[RequestKey, IncomingHandoff] = {}
 
     def __iter__(self) -> Iterator[IncomingHandoff]:
-        """Those that have not ended; they may end meanwhile."""
+        """Handoffs that have not ended. They may end during the iteration."""
         return iter(tuple(self._handoffs.values()))
 
     def get(self, key: RequestKey) -> IncomingHandoff | None:
@@ -71,17 +76,19 @@ class IncomingHandoffs:
         return self._handoffs.get(key)
 
     def names_by_life(self) -> dict[LifeKey, list[HandoffName]]:
-        """What is alive here, by the life of the peer."""
+        """Names of the handoffs that may still be delivered, by peer and its epoch."""
         by_life: dict[LifeKey, list[HandoffName]] = {}
         for handoff in self._handoffs.values():
             if handoff.is_wanted:
                 by_life.setdefault(handoff.connection.life, []).append(handoff.name)
         return by_life
 
-    # the beginning
+    # begin and grant
 
     def begin(self, key: RequestKey, peer: PrefillPeer, now_s: float) -> IncomingHandoff | None:
-        """The handoff, known already or new; None when its peer cannot be dialled: then it has failed."""
+        """The handoff with this key, made if it is new. None when its peer cannot be dialled; the handoff has then
+        failed.
+        """
         try:
             connection = self._connections.to(peer, now_s)
         except BatonError as error:
@@ -94,7 +101,7 @@ class IncomingHandoffs:
         return self._handoffs[key]
 
     def grant(self, command: GrantBlocks, now_s: float) -> None:
-        """There are blocks for a handoff: let its peer write them, as soon as it has welcomed this node."""
+        """Grant blocks to the peer of a handoff, now or as soon as the peer has welcomed this node."""
         blocks = command.blocks
         handoff = self.begin(blocks.key, command.peer, now_s)
         if handoff is None:
@@ -106,7 +113,7 @@ class IncomingHandoffs:
             self._connections.send(handoff.connection, handoff.grant(now_s))
 
     def send_grants(self, connection: Connection, now_s: float) -> None:
-        """The peer at the other end has welcomed this node."""
+        """Send the grants that waited until the peer of this connection welcomed this node."""
         for handoff in self._handoffs.values():
             if handoff.connection is connection and handoff.state is ReceivingState.RESERVED:
                 self._connections.send(connection, handoff.grant(now_s))
@@ -114,32 +121,32 @@ class IncomingHandoffs:
     # ends
 
     def deliver(self, handoff: IncomingHandoff, commit: Commit, now_s: float, clock_s: float) -> None:
-        """Its blocks are what was sent."""
+        """Deliver a handoff whose blocks are all verified."""
         figures = handoff.deliver(commit, now_s, clock_s)
         del self._handoffs[handoff.key]
         self.counters.num_delivered += 1
         self.counters.num_blocks += figures.num_blocks
         self.counters.num_bytes += figures.num_bytes
-        # stamped here: the engine may be in a step and take the notice later
+        # stamped here: the engine may be in a step, and then it takes the notice later
         self._notices.put(Delivered(handoff.key, commit.first, figures, now_us()))
-        # last: somebody waits for the blocks, nobody for this
+        # last: the client waits for the notice above, while this message is not urgent
         self._connections.send(handoff.connection, Release(handoff.name))
 
     def cancel(self, key: RequestKey, now_s: float) -> None:
-        """Nobody wants it any more. Harmless when it is over."""
+        """Cancel a handoff. Harmless when it is over."""
         handoff = self._handoffs.get(key)
         if handoff is not None and handoff.is_wanted:
             self._revoke(handoff, now_s)
 
     def fail(self, handoff: IncomingHandoff, reason: str, now_s: float) -> None:
-        """It cannot be completed."""
+        """Fail a handoff that cannot be completed."""
         self.counters.num_failed += 1
         _log.warning("handoff %s failed: %s", handoff.key[0].hex(), reason)
         self._notices.put(Failed(handoff.key, reason))
         self._revoke(handoff, now_s)
 
     def take_revoked(self, handoff: IncomingHandoff, revoked: Revoked, now_s: float) -> None:
-        """Its peer writes nothing any more, asked or not."""
+        """Take the word of the peer that it writes nothing any more; it comes as an answer to Revoke, or unasked."""
         if handoff.is_wanted:
             reason = "" if revoked.request_ended else f"ended by the prefill node: {revoked.reason}"
             self.counters.num_failed += bool(reason)
@@ -153,11 +160,11 @@ class IncomingHandoffs:
         self._act(handoff, handoff.judge(now_s, word=word), now_s)
 
     def expire(self, now_s: float) -> None:
-        """End those whose lease ran out."""
+        """Fail every handoff whose lease has expired."""
         for key in self._leases.overdue(now_s):
             handoff = self._handoffs.get(key)
             if handoff is None or not handoff.is_wanted:
-                continue  # another one, overdue as well, took it along with their connection
+                continue  # it failed together with another one, when their connection was dropped
             self.counters.num_expired += 1
             if handoff.connection.welcome is None:
                 # a handshake that got no answer: the next handoff begins with a new one
@@ -166,15 +173,15 @@ class IncomingHandoffs:
                 self.fail(handoff, "the prefill node stopped renewing the handoff", now_s)
 
     def drop(self, connection: Connection, reason: str, now_s: float) -> None:
-        """Close a connection that is of no use; everything that relied on it has failed."""
+        """Close a connection that is of no use, and fail every handoff that relied on it."""
         self._connections.drop(connection)
         for handoff in self:
             if handoff.connection is connection and handoff.is_wanted:
                 self.fail(handoff, reason, now_s)
 
-    def look_at_endpoints(self, now_s: float) -> None:
-        """A receiver with another endpoint is another receiver: what was granted for the old one fails, and what the
-        old one's end proves is acted upon.
+    def check_endpoints(self, now_s: float) -> None:
+        """React to receivers whose endpoint has changed. Grants for the old endpoint fail; its end may also prove that
+        quarantined blocks can be released.
         """
         changed = self._connections.take_changes()
         if not changed:
@@ -184,17 +191,17 @@ class IncomingHandoffs:
                 self.fail(handoff, "the receiver of the blocks was fenced", now_s)
             if handoff.is_quarantined:
                 self._act(handoff, handoff.judge(now_s, has_endpoint_ended=True), now_s)
-        self._connections.greet_again()
+        self._connections.send_hellos_again()
 
-    def ask_after_revoked(self, now_s: float) -> None:
-        """See to it that quarantined blocks are released: ask the peer again, look for its process, fence."""
+    def recheck_quarantined(self, now_s: float) -> None:
+        """Release quarantined blocks where possible: ask the peer again, check its process, or fence the receiver."""
         for handoff in tuple(self._quarantined.values()):
             if handoff.is_quarantined:
-                self._ask_after(handoff, now_s)
+                self._recheck(handoff, now_s)
 
-    def _ask_after(self, handoff: IncomingHandoff, now_s: float) -> None:
-        """Whether a revoked handoff can be ended now, or its peer is to be asked once more."""
-        is_due = handoff.is_question_due(now_s)
+    def _recheck(self, handoff: IncomingHandoff, now_s: float) -> None:
+        """End a revoked handoff if that is possible now; otherwise ask its peer once more."""
+        is_due = handoff.is_recheck_due(now_s)
         self._act(handoff, handoff.judge(now_s), now_s)
         if is_due and handoff.is_quarantined:
             # over a new connection if need be: the blocks must not wait for one lost message
@@ -202,12 +209,12 @@ class IncomingHandoffs:
                 self._connections.send(self._connections.to(handoff.connection.peer, now_s), Revoke(handoff.name))
 
     def _revoke(self, handoff: IncomingHandoff, now_s: float) -> None:
-        """Take the grant back. Blocks are released when no write can be under way."""
+        """Revoke the grant. Blocks are released when no write can be in flight any more."""
         if handoff.state is not ReceivingState.WAITING:
             self.counters.num_revoked += 1
             self._connections.send(handoff.connection, Revoke(handoff.name))
         if not handoff.is_awaited:
-            self._end(handoff, now_s)  # nobody was ever allowed to write
+            self._end(handoff, now_s)  # no peer was ever allowed to write
             return
         self._quarantine(handoff, now_s)
         self._act(handoff, handoff.judge(now_s), now_s)
@@ -218,14 +225,14 @@ class IncomingHandoffs:
         self.num_quarantined_blocks += handoff.num_blocks
 
     def _act(self, handoff: IncomingHandoff, verdict: Verdict, now_s: float) -> None:
-        """Do what follows for a revoked handoff; what comes later finds it here again."""
+        """Carry out the verdict about a revoked handoff."""
         if verdict is Verdict.RELEASE:
             self.num_quarantined_blocks -= handoff.num_blocks
             del self._quarantined[handoff.key]
             self._end(handoff, now_s)
         elif verdict is Verdict.FENCE and handoff.receiver is not None and handoff.receiver.fence():
             self.counters.num_fences += 1
-            self.look_at_endpoints(now_s)
+            self.check_endpoints(now_s)
 
     def _end(self, handoff: IncomingHandoff, now_s: float) -> None:
         had_blocks = handoff.state is not ReceivingState.WAITING

@@ -1,8 +1,8 @@
-"""Checksums of blocks: computed where bytes are read and verified where they were written.
+"""The kinds of block checksums: they are computed where blocks are read, and verified where blocks were written.
 
-Owns their names and which one a node uses. `xxh3` (xxh3_64) is the fastest for host memory; `dot64` is the one that a
-GPU can compute without sending the block to the host, and that host memory can follow (see `dot64`). Both nodes of a
-handoff must use the same, and say so in their handshake.
+Owns the names of the kinds and the choice for a node. `xxh3` (xxh3_64) is the fastest in host memory; `dot64` can be
+computed by a GPU without copying the block to the host, and also by a CPU (see `dot64`). Both nodes of a handoff must
+use the same kind, which their handshake verifies.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ XXH3 = "xxh3"
 DOT64 = "dot64"
 NONE = "none"
 CHECKSUMS = (XXH3, DOT64, NONE)
-"""What two nodes can agree on."""
+"""The kinds that two nodes can agree on."""
 CHOICES = (AUTO, *CHECKSUMS)
-"""What `--kv-checksum` may be."""
+"""The values of `--kv-checksum`."""
 
 
 def resolve(choice: str, *, in_device_memory: bool) -> str:
-    """The checksum of a node whose pool lies there. Raises `InvalidSetting` for one that cannot be computed there."""
+    """The checksum kind of a node, by where its pool is. Raises `InvalidSetting` if it cannot be computed there."""
     if choice == AUTO:
         return DOT64 if in_device_memory else XXH3
     if choice == XXH3 and in_device_memory:

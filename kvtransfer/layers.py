@@ -1,7 +1,8 @@
-"""How far the layers of the step in flight have come, told from the engine's thread to the transfer thread.
+"""Counts the layers that a step in flight has stored: the engine's thread counts, the transfer thread reads.
 
-Owns one number. The KV of a layer is complete for all tokens of the step when it is counted; it does not change after.
-Nobody is woken unless somebody follows: a step whose blocks are not pushed by layers costs the engine no system calls.
+Owns one number. When a layer is counted, its KV is complete for all tokens of the step and does not change any more.
+The transfer thread is only woken after it called `follow`, so a step whose blocks are not pushed layer by layer costs
+the engine no system calls.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 
 class LayerProgress:
-    """Layers of one step whose KV is stored. Counted by one thread, read by another.
+    """How many layers of one step have stored their KV. One thread counts, another reads.
 
-    `layer_ends`: where each layer of a block ends, in bytes (see `KvLayout.layer_ends`); layers may differ in size.
+    `layer_ends`: the offset in a block at which each layer ends, in bytes (see `KvLayout.layer_ends`).
     """
 
     def __init__(self, layer_ends: Sequence[int], wake: Callable[[], None]) -> None:
@@ -24,25 +25,27 @@ class LayerProgress:
 
     @property
     def num_layers(self) -> int:
-        """Layers of a block."""
+        """How many layers a block has."""
         return len(self._layer_ends)
 
     def end_of(self, num_layers: int) -> int:
-        """Bytes of a block that its first `num_layers` layers take."""
+        """How many bytes of a block its first `num_layers` layers take."""
         return self._layer_ends[num_layers - 1] if num_layers else 0
 
     def follow(self) -> None:
-        """Be woken from now on. To be called before `num_done` is read: no layer is missed between the two."""
+        """Have `wake` called for every layer from now on. Call this before reading `num_done`, so that no layer is
+        missed.
+        """
         self._is_followed = True
 
     def count(self) -> None:
-        """One more layer is stored."""
+        """Count one more layer as stored."""
         self.num_done += 1
         if self._is_followed:
             self._wake()
 
     def abandon(self) -> None:
-        """The step could not be computed: nothing more will come. Harmless when it is complete."""
+        """Record that the step failed and no more layers will come. Harmless when all layers are stored."""
         if self.num_done < self.num_layers:
             self.is_abandoned = True
             if self._is_followed:

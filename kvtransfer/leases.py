@@ -1,10 +1,10 @@
-"""Leases: who holds blocks for a handoff, and until when.
+"""Leases: the deadlines until which blocks are held for handoffs.
 
-Owns the deadlines and the order in which they pass. Does not free anything by itself: whoever holds the table asks for
-the overdue owners on its own timer and ends them, so a lease never depends on new work to end.
+Owns the deadlines and the order in which they pass. Releases nothing by itself: the side that owns the table asks for
+the overdue owners on its own timer and ends them, so a lease expires even when no new work comes.
 
-Invariants: an owner holds at most one lease; `overdue` returns every owner whose deadline has passed, in any order of
-renewals; times are seconds of one monotonic clock.
+Invariants: an owner holds at most one lease; `overdue` returns every owner whose deadline has passed, whatever the
+order of renewals; times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ OwnerT = TypeVar("OwnerT")
 
 
 class LeaseTable(Generic[OwnerT]):
-    """Deadlines by owner and in order.
+    """Deadlines by owner, and in the order in which they pass.
 
-    The heap holds one entry per owner, or a few: an owner whose deadline moved on is put back when its old entry comes
-    up, so a renewal costs one dictionary store and an overdue lease never waits behind a renewed one.
+    The heap holds one entry per owner, or a few. A renewal only stores the new deadline in a dictionary; when the old
+    entry comes up, the owner is pushed again. An overdue lease never waits behind a renewed one.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class LeaseTable(Generic[OwnerT]):
         self._push(owner, deadline_s)
 
     def renew(self, owner: OwnerT, deadline_s: float) -> bool:
-        """Move the deadline (never back). False when there is no such lease any more."""
+        """Move the deadline, but never back. Returns False when there is no such lease."""
         current_s = self._deadlines_s.get(owner)
         if current_s is None:
             return False
@@ -49,7 +49,7 @@ class LeaseTable(Generic[OwnerT]):
         return True
 
     def end(self, owner: OwnerT) -> bool:
-        """Take the lease out of the table. False when there was none."""
+        """Remove the lease. Returns False when there was none."""
         return self._deadlines_s.pop(owner, None) is not None
 
     def overdue(self, now_s: float) -> list[OwnerT]:

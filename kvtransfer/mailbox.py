@@ -1,9 +1,9 @@
-"""Values handed from one thread to another, with something to wait on.
+"""A queue between threads, with a socket on which the taker can wait.
 
-Owns the queue and its wake-up. What is put in first comes out first, nothing is lost, and `wakeup` is readable as long
-as something may be waiting.
+Owns the queue and its wake-up. Items come out in the order in which they were put in, none is lost, and `wakeup` is
+readable as long as items may be waiting.
 
-Bound: none of its own. Whoever puts things in says what bounds them.
+Bound: the mailbox itself sets none; each caller of `put` documents what bounds its items.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ItemT = TypeVar("ItemT")
 
 
 class Mailbox(Generic[ItemT]):
-    """Any number of threads put, one takes."""
+    """Any number of threads put items in; one thread takes them."""
 
     def __init__(self) -> None:
         self._items: collections.deque[ItemT] = collections.deque()
@@ -34,16 +34,16 @@ class Mailbox(Generic[ItemT]):
     def wake(self) -> None:
         """Wake the taker without an item."""
         if self._is_signalled:
-            return  # the taker clears the mark before it looks, so it has not looked yet
+            return  # the taker clears the mark before it takes items, so it will still find this one
         self._is_signalled = True
-        # a full pipe wakes the taker as well; a closed one has no taker
+        # a full socket wakes the taker as well, and a closed one has no taker
         with contextlib.suppress(OSError):
             self._signal.send(b"\0")
 
     def take(self) -> list[ItemT]:
-        """Everything that is there."""
+        """All items that are waiting, oldest first."""
         self._is_signalled = False
-        # whether or not it was marked: the byte of a wake-up may come after its item was taken
+        # even without a mark, because the byte of a wake-up may arrive after its item was taken
         with contextlib.suppress(OSError):
             self.wakeup.recv(64)
         found = []
@@ -52,6 +52,6 @@ class Mailbox(Generic[ItemT]):
         return found
 
     def close(self) -> None:
-        """No more wake-ups."""
+        """Close the sockets; there are no more wake-ups."""
         self.wakeup.close()
         self._signal.close()

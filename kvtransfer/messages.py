@@ -1,7 +1,7 @@
 """Messages between a prefill node (P, the sender of KV) and a decode node (D, its receiver).
 
 D dials P's peer address, so one connection carries all handoffs of the pair. `docs/protocol.md` gives the order,
-the states and what answers each message. A handoff is named by (handoff_id, attempt); both nodes by their epochs.
+the states and the answer to each message. A handoff is named by (handoff_id, attempt), a life of a node by its epoch.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class HandoffName:
 
     @property
     def key(self) -> RequestKey:
-        """The same for use inside a program."""
+        """The same key in the form that is used inside a program."""
         return RequestKey(self.handoff_id, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process as others on its host can recognise it. Equal `host`: same kernel, process table and /dev/shm."""
+    """Identifies a process to others on its host. Equal `host` means the same kernel, process table and /dev/shm."""
 
     host: _Name
     pid: _Count
@@ -45,8 +45,8 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How to reach a receiver's pool by one transport: `address` is a segment name or a socket address, `details` what
-    else that transport needs (see there).
+    """How to reach a receiver's pool by one transport. `address` is a segment name or a socket address; `details` holds
+    what else that transport needs, in its own encoding.
     """
 
     transport: _Name
@@ -58,8 +58,8 @@ class Endpoint:
 class PeerHello:
     """D -> P, first message of a connection. `endpoints` are in D's order of preference.
 
-    Said again on the same connection when an endpoint has changed: what P knew of D's endpoints is void then, and so is
-    every grant that D gave before. `sender_epoch`: the life of P that D dials.
+    D sends it again on the same connection when an endpoint has changed. The earlier endpoints and all earlier grants
+    of D are then void. `sender_epoch`: the epoch of P that D means to dial.
     """
 
     node_id: _Name
@@ -85,14 +85,14 @@ class PeerWelcome:
 
 @dataclass(frozen=True, slots=True)
 class PeerRefusal:
-    """P -> D: the two do not fit, or P does not know this connection (it restarted)."""
+    """P -> D: the two nodes do not fit together, or P does not know this connection because it restarted."""
 
     message: _Text
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """D -> P: write here. D has the KV of the first `num_cached_tokens` of `num_tokens` tokens.
+    """D -> P: P may write these blocks. D has the KV of the first `num_cached_tokens` of `num_tokens` tokens.
 
     `block_ids` with `generations` are D's blocks for the rest, in sequence order; the last may be filled in part.
     """
@@ -109,7 +109,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """P -> D, where blocks land in D's pool without D's noticing: those of the grant at `indexes` are there."""
+    """P -> D: the blocks of the grant at `indexes` are written. Sent where D cannot notice by itself that blocks
+    arrive.
+    """
 
     handoff: HandoffName
     indexes: BlockIds
@@ -117,8 +119,8 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """P -> D: every granted block was sent. `checksums` are of each block's bytes as P read them, of the kind that the
-    handshake named.
+    """P -> D: every granted block was pushed. `checksums` cover each block's bytes as P read them; their kind was
+    agreed in the handshake.
 
     `round` counts from 0; each `Resend` asks for the next. `first` is the token that P sampled (and has sent to the
     router already). `exposed_us`: microseconds by P's clock since the prompt was computed.
@@ -147,24 +149,24 @@ class Resend:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """D -> P: D has what it needs; P's blocks may go to P's prefix cache."""
+    """D -> P: D has all KV that it needs; P may release its blocks into its prefix cache."""
 
     handoff: HandoffName
 
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """D -> P: the grant is void; answer `Revoked` when no write of it is or will be under way."""
+    """D -> P: the grant is void. P answers `Revoked` when none of its writes is or will be in flight."""
 
     handoff: HandoffName
 
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """P -> D: no write of this handoff is or will be under way. Answers Revoke, or comes unasked when P cancelled it.
+    """P -> D: no write of this handoff is or will be in flight. It answers Revoke, or comes unasked when P cancelled.
 
-    `request_ended`: nothing failed, P's first token already ended the request. `needs_fence`: P has done with it, but
-    what it wrote may still land: D must fence its receiver before it uses the blocks.
+    `request_ended`: nothing failed; P's first token already ended the request. `needs_fence`: P writes nothing more,
+    but what it wrote may still land, so D must fence its receiver before it uses the blocks again.
     """
 
     handoff: HandoffName
@@ -175,7 +177,7 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Either way, every third of the lease: these handoffs are alive on my side."""
+    """P -> D and D -> P, every third of the lease: these handoffs are alive at the node that sends this."""
 
     handoffs: tuple[HandoffName, ...]
 

@@ -1,11 +1,11 @@
-"""One handoff as its prefill node has it: the prompt, the grant, the blocks that were pushed, and what is said of them.
+"""One handoff at its prefill node: its prompt, its grant, and the blocks that were pushed with their checksums.
 
-Owns its state, its lease and its jobs at the pusher. Knows no sockets and no other handoff: `SendingSide` brings it
-what happened and sends what it returns.
+Owns its state, its lease and its jobs at the pusher. Knows no sockets and no other handoff: `SendingSide` passes
+events to it and sends the messages that it returns.
 
 Invariants: blocks are pushed only to where an accepted grant says, each once per round; Commit is made when all of them
-were pushed; no push begins once it is releasing or cancelling; `is_drained` is true only when nothing of it is queued
-or read any more, so blocks are never released while a transport reads them.
+were pushed; no push begins once it is releasing or cancelling; `is_drained` is true only when none of its blocks is
+queued or read any more, so blocks are never released while a transport reads them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_REASON = 1000
 
 
 class OutgoingHandoff:
-    """See the module. `peer` is set with the grant; it may have lost its connection since."""
+    """See the module. `peer` is set with the grant; its connection may have ended since."""
 
     def __init__(
         self, prompt: BeginHandoff, facts: SendingFacts, leases: LeaseTable[RequestKey], pusher: Pusher, now_s: float
@@ -57,67 +57,67 @@ class OutgoingHandoff:
 
     @property
     def state(self) -> SendingState:
-        """Where in its life it is."""
+        """Its current state."""
         return self._life.state
 
     @property
     def since_s(self) -> float:
-        """When it entered this state."""
+        """When it entered its current state, in seconds, monotonic."""
         return self._life.since_s
 
     @property
     def may_push(self) -> bool:
-        """Whether blocks of it may still begin to move."""
+        """Whether pushes of its blocks may still begin."""
         return self._life.state in (SendingState.COMPUTING, SendingState.PUSHING)
 
     @property
     def is_ending(self) -> bool:
-        """Whether it only waits until nothing of it is under way."""
+        """Whether it only waits until none of its blocks is queued or read any more."""
         return self._life.state in (SendingState.RELEASING, SendingState.CANCELLING)
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing of it is queued or read any more."""
+        """Whether none of its blocks is queued or read any more."""
         return not self._num_jobs and not self._pusher.is_reading(self.key)
 
     def belongs_to(self, hello: PeerHello) -> bool:
-        """Whether that receiver is the one the router named."""
+        """Whether the receiver that sent `hello` is the one that the router named."""
         return (hello.node_id, hello.epoch) == (self._prompt.decode_node_id, self._prompt.decode_epoch)
 
     def renew(self, now_s: float) -> None:
-        """Its receiver has said something about it."""
+        """Renew its lease, because its receiver has mentioned it."""
         self._leases.renew(self.key, now_s + self._facts.lease_s)
 
     # the prompt
 
-    def computed(self, news: PushComputed, now_s: float) -> None:
-        """A chunk of the prompt is computed."""
+    def chunk_computed(self, news: PushComputed, now_s: float) -> None:
+        """Push the blocks that a computed chunk of the prompt completed."""
         if self.state is SendingState.COMPUTING:
             self._table = news.table
             self._num_ready_blocks = news.num_computed_tokens // self._facts.layout.block_size
             self._push_ready(now_s)
 
     def last_step_begins(self, news: PushLayers, now_s: float) -> None:
-        """The rest of the prompt is about to be computed, layer by layer."""
+        """Prepare to push the rest of the prompt layer by layer, while the step that computes it runs."""
         if self.state is SendingState.COMPUTING:
             self._table, self._layers = news.table, news.layers
             self._push_layers(now_s)
 
     def finish(self, news: FinishHandoff, now_s: float) -> None:
-        """The prompt is computed: its blocks are held by a lease from here on."""
+        """Push the rest of a computed prompt. Its blocks are held by a lease from now on."""
         if self.state is not SendingState.COMPUTING:
             return
         self._life.enter(SendingState.PUSHING, now_s)
         self._finish, self._table = news, news.table
-        self._layers = None  # the step is over: what was not followed goes as whole blocks
+        self._layers = None  # the step is over: what was not pushed layer by layer goes as whole blocks
         self._num_ready_blocks = -(-self._prompt.num_tokens // self._facts.layout.block_size)
         self._leases.begin(self.key, now_s + self._facts.lease_s)
         self._push_ready(now_s)
 
-    # what the receiver says
+    # messages of the receiver
 
     def objection_to(self, grant: Grant, hello: PeerHello) -> str:
-        """Why this grant is not the one this handoff waits for, or names impossible blocks; "" if all is well."""
+        """Why this grant does not match this handoff or names impossible blocks; "" if it is acceptable."""
         if not self.belongs_to(hello):
             return "this handoff belongs to another decode node"
         if self.grant is not None:
@@ -137,7 +137,7 @@ class OutgoingHandoff:
         return ""
 
     def accept(self, grant: Grant, peer: Peer, now_s: float) -> None:
-        """Push what is there to where the grant says. One that is cancelled already only learns whom to tell."""
+        """Accept a grant and push the complete blocks. A cancelled handoff only learns which peer to answer."""
         self.peer, self.grant = peer, grant
         self.renew(now_s)
         if self.may_push:
@@ -145,7 +145,7 @@ class OutgoingHandoff:
             self._push_layers(now_s)
 
     def resend(self, resend: Resend, now_s: float) -> int:
-        """Push blocks again that arrived damaged; how many. Doubled on its way, it changes nothing.
+        """Push blocks again that arrived damaged; returns how many. A duplicate of the message changes nothing.
 
         Raises `InvalidMessage` for blocks that the grant does not have.
         """
@@ -166,7 +166,7 @@ class OutgoingHandoff:
         return len(indexes)
 
     def release(self, now_s: float) -> bool:
-        """The receiver has what it needs. False when it cannot know that yet."""
+        """Begin to release, because the receiver has all KV. Returns False and does nothing before Commit."""
         is_committed = self.state is SendingState.COMMITTED
         if is_committed:
             self._life.enter(SendingState.RELEASING, now_s)
@@ -175,19 +175,21 @@ class OutgoingHandoff:
     # pushing and its end
 
     def take_report(self, report: PushReport) -> None:
-        """A job has ended."""
+        """Take the checksums of a push job that has ended."""
         self._num_jobs -= 1
         for move, checksum in zip(report.moves, report.checksums, strict=False):
             self._checksums[move.index] = checksum
 
     def pushed(self, report: PushReport) -> Pushed | None:
-        """What lets the receiver verify blocks that it could not know are there."""
+        """The message about pushed blocks, for a receiver that cannot notice arrivals by itself; None if it is not
+        needed.
+        """
         if self.peer is None or self.grant is None or not self._is_verified or not self.peer.sender.is_silent:
             return None
         return Pushed(self.grant.handoff, tuple(move.index for move in report.moves))
 
     def commit(self, now_s: float, clock_s: float) -> Commit | None:
-        """The word that everything was pushed, once it is true. `clock_s`: the time at this very moment."""
+        """The Commit message, once everything was pushed; None before. `clock_s`: the current time."""
         grant, finish = self.grant, self._finish
         if self.state is not SendingState.PUSHING or grant is None or finish is None:
             return None
@@ -208,7 +210,7 @@ class OutgoingHandoff:
         )
 
     def cancel(self, why: CancelSending, now_s: float) -> bool:
-        """Begin no further push. False when it is ending already."""
+        """Begin no further push. Returns False when it is ending already."""
         if self.is_ending:
             return False
         self.reason, self._request_ended = why.reason[:_MAX_REASON], why.request_ended
@@ -217,7 +219,7 @@ class OutgoingHandoff:
         return True
 
     def end(self, now_s: float) -> End:
-        """Nothing of it is under way: how it ended."""
+        """End it, once it is drained; returns how it ended."""
         was_cancelled = self.state is SendingState.CANCELLING
         end = End(self._request_ended, was_cancelled and self._pusher.needs_fence(self.key))
         self._life.enter(SendingState.ENDED, now_s)
@@ -247,7 +249,7 @@ class OutgoingHandoff:
             self._submit(indexes, now_s, layers)
 
     def _submit(self, indexes: Sequence[int], now_s: float, layers: LayerProgress | None = None) -> None:
-        """Have blocks of the grant pushed."""
+        """Submit blocks of the grant to the pusher, as one job or several."""
         grant, peer = self.grant, self.peer
         if grant is None or peer is None:
             raise RuntimeError("blocks are pushed to where a grant says")
@@ -265,12 +267,12 @@ class OutgoingHandoff:
 
     @property
     def _is_verified(self) -> bool:
-        """Whether receivers verify, and have to hear what has been pushed."""
+        """Whether receivers verify blocks, and need to know which have been pushed."""
         return self._facts.checksum != NONE
 
 
 def _job_size(num_blocks: int, block_bytes: int) -> int:
-    """Half of what is left, or a few megabytes: the receiver verifies one job while the next is pushed, a message for
-    each, and finds little to do after the last.
+    """How many blocks the next job takes: half of what is left, and at least a few megabytes. The receiver verifies one
+    job while the next is pushed, so little is left to verify after the last one.
     """
     return max(num_blocks // 2, -(-_MIN_JOB_BYTES // block_bytes))

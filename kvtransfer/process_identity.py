@@ -1,4 +1,4 @@
-"""Recognising processes of this host: who could still be writing into memory that both can see."""
+"""Identifies processes of this host, so that a receiver knows which process could still write into shared memory."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ def shares_processes(mine: ProcessIdentity, theirs: ProcessIdentity) -> bool:
 
 
 def is_elsewhere(mine: ProcessIdentity, theirs: ProcessIdentity) -> bool:
-    """Whether they are known to see different process tables: on two machines, or apart on one."""
+    """Whether they are known to see different process tables: on two machines, or in two containers of one machine."""
     return bool(mine.host) and bool(theirs.host) and _processes_of(mine) != _processes_of(theirs)
 
 
 def is_gone(process: ProcessIdentity) -> bool:
     """Whether a process of this host has ended for good. A stopped (frozen) process is not gone, and neither is one
-    that cannot be looked at now: who may write is only given up on proof."""
+    whose state cannot be read now: a process counts as a possible writer until its end is proven.
+    """
     try:
         return _start_ticks(process.pid) != process.start_ticks or _is_zombie(process.pid)
     except (FileNotFoundError, ProcessLookupError):
@@ -40,7 +41,7 @@ def is_gone(process: ProcessIdentity) -> bool:
 
 
 def _host_identity() -> str:
-    """Boot, process namespace and shared-memory mount; empty where the system does not tell."""
+    """Boot id, process namespace and shared-memory mount; empty where the system does not say."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}:{os.stat('/dev/shm').st_dev}"

@@ -1,17 +1,17 @@
-"""The pushing of blocks: takes jobs apart into pieces, hands them to transports, and computes checksums on the way.
+"""Pushes blocks: splits jobs into pieces, hands the pieces to transports, and computes checksums at the same time.
 
-Owns the jobs of every sender, their order, and the rule that ends a sender which stands still. Knows no leases and no
-states: it is given blocks that stay untouched until their handoff is neither queued nor read any more.
+Owns the jobs of every sender, their order, and the rule that fails a sender which makes no progress. Knows no leases
+and no states: the blocks it is given stay unchanged until their handoff is neither queued nor read any more.
 
-A piece is hashed right after it was handed to the transport: while its bytes are in the cache where the transport
-copies, and while they are under way where something else does. On a device all pieces of a turn are hashed together,
-and a job that was pushed waits for its checksums beside the queue. Senders are served in turn, so one slow receiver
-delays nobody else.
+A piece is hashed right after it was handed to the transport. Where the CPU copies it, its bytes are then still in the
+cache; elsewhere it is hashed while it is in flight. On a device all pieces of a turn are hashed together, and a job
+that was pushed waits for its checksums outside the queue. Senders are served in turn, so a slow receiver does not delay
+others.
 
 Bounds: a job names blocks that are held anyway, so the queues hold at most a few references per block of the pool.
-Invariant: every job that was submitted is reported exactly once, done, failed or cancelled, and no piece of it begins
-after the report. `is_reading` says whether a piece that began may still be under way; checksums that are still computed
-after the report are of no interest to anybody.
+Invariant: every job that was submitted is reported exactly once, as done, failed or cancelled, and no piece of it
+begins after the report. `is_reading` says whether a piece that began may still be in flight. Checksums that are
+computed after the report are discarded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from wire.request_key import RequestKey
 
 STANDSTILL_S = 5.0
 CONNECT_S = 12.0
-"""How long a sender may take nothing at all: some connect at their first push."""
+"""Seconds for which a new sender may accept no piece, because some connect at their first push."""
 _SLICE_S = 0.005
 _TURN_BYTES = 4 * 2**20
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PushJob:
-    """Blocks of one handoff to one receiver. With `layers`, their KV is still being computed, layer by layer."""
+    """Blocks of one handoff for one receiver. With `layers`, their KV is still being computed, layer by layer."""
 
     key: RequestKey
     sender: Sender
@@ -51,7 +51,7 @@ class PushJob:
 
 @dataclass(frozen=True, slots=True)
 class PushReport:
-    """The end of a job: a checksum for each move, or `error` with fewer."""
+    """The end of a job. It has a checksum for each move, or an `error` and fewer checksums."""
 
     key: RequestKey
     moves: Sequence[Move]
@@ -71,11 +71,11 @@ class _Job:
 
     @property
     def is_pushed(self) -> bool:
-        """Whether nothing is left to push."""
+        """Whether all its blocks were pushed."""
         return self.num_pushed == len(self.job.moves)
 
     def collect(self) -> bool:
-        """Take the checksums that are there; whether all are."""
+        """Collect the checksums that are computed. Returns whether all of them are."""
         while self.pending and (values := self.pending[0].take()) is not None:
             self.pending.popleft()
             self.checksums.extend(values)
@@ -84,7 +84,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Queue:
-    """The jobs of one sender, and when something last moved on it."""
+    """The jobs of one sender, and when it last made progress."""
 
     sender: Sender
     moved_s: float
@@ -94,7 +94,7 @@ class _Queue:
 
 
 class Pusher:
-    """Driven by the transfer thread: `work` does a slice, `reports` tells what has ended.
+    """Driven by the transfer thread: `work` pushes for a few milliseconds, and `reports` returns the jobs that ended.
 
     `checksum`: the kind that is computed over every block of `pool` (see `integrity`).
     """
@@ -135,15 +135,15 @@ class Pusher:
             self._report(entry, "cancelled")
 
     def is_reading(self, key: RequestKey) -> bool:
-        """Whether pieces of this handoff may still be under way."""
+        """Whether pieces of this handoff may still be in flight."""
         return any(sender.is_reading(key) for sender in self._readers.get(key, ()))
 
     def needs_fence(self, key: RequestKey) -> bool:
-        """Whether pieces of this handoff may land although nothing is read any more (see `Sender.needs_fence`)."""
+        """Whether pieces of this handoff may still land although none is read any more (see `Sender.needs_fence`)."""
         return any(sender.needs_fence for sender in self._readers.get(key, ()))
 
     def forget(self, key: RequestKey) -> None:
-        """The handoff is over, and nothing of it is under way."""
+        """Drop what is stored about a handoff that is over, with no piece in flight."""
         self._readers.pop(key, None)
         in_use = {id(sender) for senders in self._readers.values() for sender in senders}
         self._closed = [sender for sender in self._closed if id(sender) in in_use]
@@ -159,19 +159,18 @@ class Pusher:
         self._closed.append(sender)
         try:
             sender.close()
-        except Exception:  # the thread outlives whatever one receiver's transport does
+        except Exception:  # the thread survives any error of one receiver's transport
             _log.exception("a transport could not be closed")
 
     def work(self, now_s: float) -> float:
-        """Push for a few milliseconds, or until there is something to report; returns after how many seconds there is
-        more to do."""
+        """Push for a few milliseconds, or until a job ends. Returns in how many seconds it wants to be called again."""
         end_s = time.monotonic() + _SLICE_S
         for sender in self._closed:
             with contextlib.suppress(BatonError):
-                sender.poll()  # it may have to hear that nothing is read any more
+                sender.poll()  # a closed sender may still have to learn that nothing is read any more
         for queue in list(self._queues.values()):
             queue.is_blocked = False
-            self._notice(queue, now_s)
+            self._poll(queue, now_s)
         while not self._reports and time.monotonic() < end_s:
             ready = [queue for queue in self._queues.values() if self._is_ready(queue)]
             if not ready:
@@ -189,17 +188,17 @@ class Pusher:
         return found
 
     def failures(self) -> list[tuple[Sender, str]]:
-        """Senders that failed since the last call, and why. They are closed, their jobs reported."""
+        """Senders that failed since the last call, with the reason. They are closed and their jobs are reported."""
         found, self._failures = self._failures, []
         return found
 
     def wait_on(self) -> list[Any]:
-        """What is readable when a sender has something to notice."""
+        """Sockets and files that are readable when a sender has something to do."""
         senders = [*(queue.sender for queue in self._queues.values()), *self._closed]
         return [source for sender in senders for source in sender.wait_on()]
 
     def _next_s(self) -> float:
-        # a device computes checksums in less time than the shortest sleep, and somebody waits for them
+        # a device computes checksums in less time than the shortest sleep, and Commit waits for them
         if self._hashing or any(self._is_ready(queue) for queue in self._queues.values()):
             return 0.0
         is_busy = any(queue.is_blocked for queue in self._queues.values()) or any(map(self.is_reading, self._readers))
@@ -212,8 +211,8 @@ class Pusher:
         layers = entry.job.layers
         return layers is None or layers.is_abandoned or entry.num_layers_pushed < layers.num_done
 
-    def _notice(self, queue: _Queue, now_s: float) -> None:
-        """Let a sender see what has finished; fail it when it cannot go on or nothing has moved for too long."""
+    def _poll(self, queue: _Queue, now_s: float) -> None:
+        """Poll a sender; fail it when it cannot go on or has made no progress for too long."""
         try:
             queue.sender.poll()
             is_waiting = bool(queue.jobs) and queue.jobs[0].job.layers is None
@@ -248,7 +247,7 @@ class Pusher:
                 self._hashing.append(entry)
 
     def _push_piece(self, entry: _Job) -> bool:
-        """Push some pieces of a job. False when its sender takes nothing now."""
+        """Push some pieces of a job. Returns False when its sender accepts none now."""
         job, sender, first = entry.job, entry.job.sender, entry.num_pushed
         count = max(1, sender.piece_bytes // self._block_bytes)
         last = min(len(job.moves), first + max(count, _TURN_BYTES // self._block_bytes))
@@ -262,7 +261,7 @@ class Pusher:
         return entry.num_pushed > first
 
     def _hash(self, entry: _Job, min_blocks: int) -> None:
-        """Begin with the checksums of what was pushed, as soon as it is so many blocks."""
+        """Begin the checksums of pushed blocks, as soon as there are at least `min_blocks` of them."""
         while entry.num_pushed - entry.num_hashed >= min_blocks:
             last = min(entry.num_pushed, entry.num_hashed + self._checksums.max_blocks)
             sources = [move.source for move in entry.job.moves[entry.num_hashed : last]]
@@ -270,7 +269,7 @@ class Pusher:
             entry.num_hashed = last
 
     def _push_layers(self, entry: _Job, layers: LayerProgress) -> bool:
-        """Push what became complete of every block of a job."""
+        """Push the layers that became complete, of every block of a job."""
         if entry.parts is None:
             raise RuntimeError("a job with layers has checksums by parts")
         num_done = layers.num_done
@@ -295,7 +294,7 @@ class Pusher:
 
 
 def _consecutive(moves: Sequence[Move], first: int, max_count: int) -> Sequence[Move]:
-    """At most so many of `moves` from `first` on, as long as their places in the grant follow each other."""
+    """At most `max_count` of `moves` from `first` on, as long as they are consecutive in the grant."""
     count = 1
     while count < max_count and first + count < len(moves) and moves[first + count].index == moves[first].index + count:
         count += 1

@@ -1,12 +1,12 @@
 """The connections of a decode node: one to each life of a prefill node that the router has named.
 
-Owns the sockets, hello and welcome, what is offered to peers, and the closing of what is idle. Knows no handoffs: what
-a connection's end means for them is said by whoever asked for the end.
+Owns the sockets, the handshake, the endpoints that are offered to peers, and the closing of idle connections. Knows no
+handoffs: the caller that ends a connection also ends the handoffs that relied on it.
 
-What may happen to the other side: one that does not answer the hello, refuses it, or turns out to be another life than
-the router named loses its connection; the next handoff begins with a new one. One that takes no messages loses them:
-every message is said again or replaced by a deadline. Until hello is said (it waits until everything can be offered)
-nothing else is: a peer refuses whoever begins in another way.
+What may happen to the peer: if it does not answer the hello, refuses it, or has another epoch than the router named,
+its connection is closed and the next handoff begins with a new one. If it reads no messages, they are dropped: every
+message is either repeated or replaced by a deadline. No message is sent before the hello, because a peer refuses a
+connection that begins in another way; the hello waits until every receiver is ready.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ LifeKey: TypeAlias = tuple[str, int]
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One connection to one life of a prefill node. `receiver` is what it pushes to, known with `welcome`."""
+    """One connection to one life of a prefill node. `receiver`, which it pushes to, is known with its `welcome`."""
 
     peer: PrefillPeer
     socket: zmq.Socket[bytes]
     used_s: float
-    has_said_hello: bool = False
+    has_sent_hello: bool = False
     welcome: PeerWelcome | None = None
     receiver: Receiver | None = None
 
     @property
     def life(self) -> LifeKey:
-        """Whose connection it is."""
+        """The node id and epoch of the peer."""
         return (self.peer.node_id, self.peer.epoch)
 
 
@@ -71,21 +71,21 @@ class ReceiverConnections:
 
     @property
     def receivers(self) -> Collection[Receiver]:
-        """Where blocks arrive."""
+        """The receivers, one for each transport."""
         return self._receivers.values()
 
     def wait_on(self) -> Sequence[Any]:
-        """What is readable when blocks or a message have arrived."""
+        """Sockets and files that are readable when blocks or a message have arrived."""
         data = [source for receiver in self._receivers.values() for source in receiver.wait_on()]
         return [*data, *(connection.socket for connection in self._connections.values())]
 
     def to(self, peer: PrefillPeer, now_s: float) -> Connection:
-        """The connection to this life of the peer, made when it is first needed. Raises `InvalidSetting`, `Refused`."""
+        """The connection to this life of the peer, opened when first needed. Raises `InvalidSetting` or `Refused`."""
         connection = self._connections.get((peer.node_id, peer.epoch))
         if connection is None:
             connection = Connection(peer, self._dial(links.parse_address(peer.address, "peer address")), now_s)
             self._connections[connection.life] = connection
-            self._say_hello(connection)
+            self._send_hello(connection)
         connection.used_s = now_s
         return connection
 
@@ -101,11 +101,11 @@ class ReceiverConnections:
             raise Refused(f"a prefill node cannot be reached at {address}: {error}") from None
         return socket
 
-    def _say_hello(self, connection: Connection) -> None:
-        """Offer what there is, or wait until everything can be offered."""
+    def _send_hello(self, connection: Connection) -> None:
+        """Send a hello with all endpoints; do nothing while a receiver is not ready."""
         connection.welcome = connection.receiver = None
         if all(receiver.is_ready for receiver in self._receivers.values()):
-            connection.has_said_hello = True
+            connection.has_sent_hello = True
             hello = PeerHello(
                 node_id=self._facts.node_id,
                 epoch=self._facts.epoch,
@@ -120,8 +120,8 @@ class ReceiverConnections:
             self.send(connection, hello)
 
     def take_welcome(self, connection: Connection, welcome: PeerWelcome) -> bool:
-        """The peer will push. False when it has said so before. Raises `Refused` when it is not who was dialled, or
-        chose what was not offered.
+        """Accept the welcome of a peer. Returns False for a duplicate. Raises `Refused` when the peer is not the one
+        that was dialled, or chose a transport that was not offered.
         """
         peer = connection.peer
         if (welcome.node_id, welcome.epoch) != connection.life:
@@ -135,21 +135,21 @@ class ReceiverConnections:
         return True
 
     def take_changes(self) -> list[Receiver]:
-        """Receivers whose endpoint is another than at the last call: nobody writes by the old one any more, or only who
-        has mapped the pool. `greet_again` offers the new ones.
+        """Receivers whose endpoint has changed since the last call. No peer can write by the old endpoint any more,
+        except one that has mapped the pool. `send_hellos_again` offers the new endpoints.
         """
         changed = [name for name, receiver in self._receivers.items() if receiver.endpoint != self._endpoints[name]]
         for name in changed:
             self._endpoints[name] = self._receivers[name].endpoint
         return [self._receivers[name] for name in changed]
 
-    def greet_again(self) -> None:
-        """Begin every connection anew: what was granted over it is void."""
+    def send_hellos_again(self) -> None:
+        """Repeat the handshake on every connection. All grants sent over them are then void."""
         for connection in self._connections.values():
-            self._say_hello(connection)
+            self._send_hello(connection)
 
     def receive(self, connection: Connection) -> bytes | None:
-        """The next message of a connection; None when there is none, or it is closed."""
+        """The next message of a connection; None when there is none or the connection is closed."""
         if connection.socket.closed:
             return None
         try:
@@ -158,17 +158,17 @@ class ReceiverConnections:
             return None
 
     def send(self, connection: Connection, message: object) -> None:
-        """Say something to the peer, or lose it."""
-        if connection.socket.closed or not connection.has_said_hello:
+        """Send a message to the peer, or drop it if the peer reads none or has not had a hello."""
+        if connection.socket.closed or not connection.has_sent_hello:
             return
         try:
             connection.socket.send(RECEIVER_TO_SENDER.encode(message), zmq.NOBLOCK)
         except zmq.Again:
             name, kind = connection.peer.node_id, type(message).__name__
-            _log.warning("prefill node %s takes no messages, %s dropped", name, kind)
+            _log.warning("prefill node %s reads no messages, %s was dropped", name, kind)
 
     def renew(self, by_life: Mapping[LifeKey, Sequence[HandoffName]], now_s: float) -> None:
-        """Tell every peer which of its handoffs are alive here."""
+        """Tell every peer which of its handoffs are alive at this node."""
         for life, names in by_life.items():
             connection = self._connections.get(life)
             if connection is not None:
@@ -182,12 +182,12 @@ class ReceiverConnections:
             del self._connections[connection.life]
 
     def close_idle(self, in_use: Collection[Connection], now_s: float) -> None:
-        """Close what no handoff has needed for a minute."""
+        """Close connections that no handoff has needed for a minute."""
         for connection in self:
             if connection not in in_use and now_s - connection.used_s > _IDLE_S:
                 self.drop(connection)
 
     def close(self) -> None:
-        """Close every connection. Receivers belong to whoever opened them."""
+        """Close every connection. Receivers are closed by the code that opened them."""
         for connection in self:
             self.drop(connection)

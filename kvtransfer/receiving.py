@@ -1,28 +1,27 @@
 """The receiving side of handoffs: what a decode node does to get KV that a prefill node computes.
 
-Owns what is done in which order: commands, messages, what has arrived, checksums, leases. What becomes of a handoff is
-`incoming_handoffs`, connections are `receiver_connections`. Does not allocate or free blocks: the engine reserved them,
-and is told by a notice when they hold verified KV and when they may be released.
+Owns the order of the work: commands, messages, arrivals, checksums, leases. `incoming_handoffs` decides what happens to
+a handoff, and `receiver_connections` owns the connections. Does not allocate or release blocks: the engine reserved
+them, and a notice tells it when they hold verified KV and when they may be released.
 
-Nothing arrives by assumption: a handoff is delivered only when its Commit names our epoch, the sender's epoch, the
+Nothing is assumed to have arrived: a handoff is delivered only when its Commit names our epoch, the sender's epoch, the
 token count, the prompt's digest and the generations we granted, every block has arrived, and the bytes in the pool
 match the checksums. Anything else fails this one request. Blocks are verified as they arrive, a few milliseconds at a
-time, or by the device that holds them; Commit finds most of the work done. Damage is answered by one Resend of the
-damaged blocks; the second time it fails the handoff, and the prompt is computed again elsewhere.
+time, or by the device that holds them, so most of the work is done when Commit comes. Damaged blocks are requested
+again once; if blocks are damaged a second time, the handoff fails and the prompt is computed again elsewhere.
 
-Who decides what. The engine grants and cancels by commands, the sender pushes, commits and cancels by messages, time
-ends leases; the states and what each may do in them are the receiver's table in `docs/protocol.md`. Whatever the sender
-is:
+The engine grants and cancels by commands, the sender pushes, commits and cancels by messages, and leases expire. The
+receiver's table in `docs/protocol.md` gives the states and what is allowed in each. What happens if the sender is:
 
-- slow: what it says about a handoff before its Commit renews the lease by `lease_s`, and after it every block that
-  arrives. A Commit may come long before its last block, or after it.
-- paused or dead: the lease ends, and the handoff is revoked. Its blocks are quarantined until nothing can be written
-  any more (`write_proof`), never on a timer alone: a paused one may go on writing. Revoke is repeated every second;
-  after `FENCE_AFTER_S` the own receiver is fenced, where that proves anything.
-- restarted: the router names another epoch, and that is another connection. Whoever answers for an earlier life is
-  refused, and what was granted to it fails.
-- lying: a bad message costs the connection and everything granted over it. A peer is heard about its own handoffs only.
-  Bytes that it wrote are verified, and a peer that says "may land" is not believed "done" later.
+- slow: before Commit, every message about a handoff renews its lease by `lease_s`; after Commit, every block that
+  arrives does. A Commit may come long before its last block, or after it.
+- paused or dead: the lease expires, and the handoff is revoked. Its blocks are quarantined until nothing can be written
+  any more (`write_proof`), and never released by a timer alone, because a paused sender may go on writing. Revoke is
+  repeated every second; after `FENCE_AFTER_S` this node fences its own receiver, where that proves anything.
+- restarted: the router names another epoch, which means another connection. An answer from another epoch than the one
+  that was dialled is refused, and the grants to the earlier epoch fail.
+- lying: a bad message costs the connection and everything granted over it. A peer can only affect its own handoffs.
+  Bytes that it wrote are verified, and after it said "may land" its later "done" is not believed.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ from kvtransfer.commands import CancelReceiving, GrantBlocks, NoticeSink, Receiv
 from kvtransfer.facts import ReceivingFacts
 from kvtransfer.incoming import IncomingHandoff
 from kvtransfer.incoming_handoffs import IncomingHandoffs, ReceivingCounters
+from kvtransfer.leases import LeaseTable
 from kvtransfer.messages import (
     SENDER_TO_RECEIVER,
     Commit,
@@ -62,7 +62,10 @@ _log = logging.getLogger(__name__)
 
 
 class ReceivingSide:
-    """All incoming handoffs of one node. Driven by one thread: commands, and `round` between them."""
+    """All incoming handoffs of one node. Driven by one thread: commands, and `round` between them.
+
+    `leases` says until when the blocks of which handoffs are held.
+    """
 
     def __init__(
         self,
@@ -75,7 +78,8 @@ class ReceivingSide:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.connections = ReceiverConnections(facts, context, settings, receivers)
-        self._handoffs = IncomingHandoffs(facts, self.connections, notices)
+        self.leases: LeaseTable[RequestKey] = LeaseTable()
+        self._handoffs = IncomingHandoffs(facts, self.connections, self.leases, notices)
         self._checksums = pool.checksums(facts.checksum)
         self._renew_after_s = facts.lease_s / 3
         self._clock = clock
@@ -83,17 +87,17 @@ class ReceivingSide:
 
     @property
     def handoffs(self) -> Sequence[IncomingHandoff]:
-        """Those that have not ended."""
+        """Handoffs that have not ended."""
         return tuple(self._handoffs)
 
     @property
     def counters(self) -> ReceivingCounters:
-        """What happened so far; read by metrics."""
+        """Counts since the start of the node; read by metrics."""
         return self._handoffs.counters
 
     @property
     def num_quarantined_blocks(self) -> int:
-        """Blocks that nobody wants but a peer may still write; read by metrics."""
+        """Blocks that are held only because a peer may still write them; read by metrics."""
         return self._handoffs.num_quarantined_blocks
 
     def wait_on(self) -> Sequence[Any]:
@@ -120,19 +124,19 @@ class ReceivingSide:
                 handoff = self._handoffs.get(arrived.key)
                 if handoff is not None and handoff.receiver is receiver:
                     handoff.take_blocks(range(arrived.first_index, arrived.first_index + arrived.count), now_s)
-        self._handoffs.look_at_endpoints(now_s)
+        self._handoffs.check_endpoints(now_s)
         awaited = self._verify(now_s)
         self._handoffs.expire(now_s)
-        self._handoffs.ask_after_revoked(now_s)
+        self._handoffs.recheck_quarantined(now_s)
         self._renew(now_s)
-        # what a device computes is only worth spinning for when the client waits for it
+        # it is only worth spinning for a device's checksums when the client waits for them
         unhashed = [handoff for handoff in awaited if not handoff.arrived.is_hashed]
         if any(handoff.commit is not None or not handoff.arrived.is_waiting for handoff in unhashed):
             return 0.0
         return _LOOK_S if unhashed else MAX_IDLE_S
 
     def close(self) -> None:
-        """Close every connection. Receivers belong to whoever opened them."""
+        """Close every connection. Receivers are closed by the code that opened them."""
         self.connections.close()
 
     def _read(self, connection: Connection, now_s: float) -> None:
@@ -155,10 +159,10 @@ class ReceivingSide:
         elif isinstance(message, Pushed | Commit | Revoked):
             handoff = self._of(connection, message.handoff.key)
             if handoff is not None:
-                self._tell(handoff, message, now_s)
+                self._on_handoff_message(handoff, message, now_s)
 
-    def _tell(self, handoff: IncomingHandoff, message: Pushed | Commit | Revoked, now_s: float) -> None:
-        """The sender says something about one handoff."""
+    def _on_handoff_message(self, handoff: IncomingHandoff, message: Pushed | Commit | Revoked, now_s: float) -> None:
+        """Process a message about one handoff."""
         match message:
             case Pushed():
                 handoff.take_pushed(message, now_s)
@@ -171,18 +175,18 @@ class ReceivingSide:
     def _on_renew(self, connection: Connection, renew: Renew, now_s: float) -> None:
         for name in renew.handoffs:
             handoff = self._of(connection, name.key)
-            # after its Commit a sender that only renews would keep alive what it lost
+            # only before Commit: later, renewals alone would keep a handoff alive whose blocks were lost
             if handoff is not None and handoff.state is ReceivingState.GRANTED:
                 handoff.renew(now_s)
 
     def _of(self, connection: Connection, key: RequestKey) -> IncomingHandoff | None:
-        """The handoff, when it is with the peer at the other end of this connection."""
+        """The handoff, if it is with the peer of this connection."""
         handoff = self._handoffs.get(key)
         return handoff if handoff is not None and handoff.connection.peer == connection.peer else None
 
     def _verify(self, now_s: float) -> Sequence[IncomingHandoff]:
-        """Hash what has arrived, those first that somebody waits for, and deliver what is complete. Returns those that
-        were awaited.
+        """Hash blocks that have arrived and deliver complete handoffs; those that have their Commit come first. Returns
+        the handoffs that were awaited before.
         """
         end_s = time.monotonic() + _SLICE_S
         awaited = [handoff for handoff in self._handoffs if handoff.is_awaited]
@@ -194,22 +198,24 @@ class ReceivingSide:
         return awaited
 
     def _conclude(self, handoff: IncomingHandoff, commit: Commit, now_s: float) -> None:
-        """Everything is here: it is what was sent, or it is asked for once more, or the handoff has failed."""
+        """Deliver a handoff whose blocks are all hashed, or request its damaged blocks again, or fail it."""
         damaged = handoff.arrived.damaged(commit.checksums)
         self.counters.num_damaged_blocks += len(damaged)
         if not damaged:
             self._handoffs.deliver(handoff, commit, now_s, self._clock())
-        elif handoff.may_ask_again:
-            _log.warning("handoff %s: %d blocks arrived damaged and are sent again", handoff.key[0].hex(), len(damaged))
+        elif handoff.may_resend:
+            _log.warning(
+                "handoff %s: %d blocks arrived damaged and are requested again", handoff.key[0].hex(), len(damaged)
+            )
             self.counters.num_resends += 1
-            self.connections.send(handoff.connection, handoff.ask_again(damaged, now_s))
+            self.connections.send(handoff.connection, handoff.request_resend(damaged, now_s))
         else:
             self._handoffs.fail(
                 handoff, f"{len(damaged)} of {len(commit.checksums)} blocks arrived damaged, twice", now_s
             )
 
     def _renew(self, now_s: float) -> None:
-        """Say what is alive, and close what nobody needs."""
+        """Renew the handoffs that are alive, and close idle connections."""
         if now_s >= self._next_renewal_s:
             self._next_renewal_s = now_s + self._renew_after_s
             self.connections.renew(self._handoffs.names_by_life(), now_s)

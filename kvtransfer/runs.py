@@ -1,7 +1,8 @@
-"""Arithmetic of moves: which neighbouring blocks can move as one run, which bytes of a block belong to which heads.
+"""Arithmetic of moves: which neighbouring blocks can move as one run, and which bytes of a block belong to which heads.
 
-Both sides hold whole blocks of all heads today. Where they split the heads among ranks (tensor parallelism) in
-different ways, a rank of P owes each rank of D the heads that both hold: `head_runs` says which bytes these are.
+`heads_of` and `head_runs` have no caller in the product yet, because both sides hold whole blocks of all heads today.
+They are for tensor parallelism: if P and D split the heads among their ranks in different ways, each rank of P must
+send each rank of D the heads that both hold, and `head_runs` says which bytes these are.
 
 Letters: L layers, H key-value heads of a rank, S slots of a block, D head size; a block is [L, 2, H, S, D].
 """
@@ -25,7 +26,7 @@ class Run:
 
 
 def coalesce(sources: Sequence[int], targets: Sequence[int], max_count: int) -> list[Run]:
-    """Join moves sources[i] -> targets[i] whose neighbours are neighbours on both sides, at most `max_count` a run."""
+    """Join moves sources[i] -> targets[i] that are adjacent on both sides into runs of at most `max_count` blocks."""
     runs: list[Run] = []
     first = 0
     for i in range(1, len(sources) + 1):
@@ -42,7 +43,7 @@ def coalesce(sources: Sequence[int], targets: Sequence[int], max_count: int) -> 
 
 
 def grant_pieces(moves: Sequence[Move], max_count: int) -> list[Sequence[Move]]:
-    """`moves` cut into pieces whose places in the grant follow each other, at most `max_count` moves each."""
+    """Split `moves` into pieces of at most `max_count` moves that are consecutive in the grant."""
     pieces: list[Sequence[Move]] = []
     first = 0
     indexes = [move.index for move in moves]
@@ -54,19 +55,22 @@ def grant_pieces(moves: Sequence[Move], max_count: int) -> list[Sequence[Move]]:
 
 @dataclass(frozen=True, slots=True)
 class ByteRun:
-    """`num_bytes` of a block that lie together on both sides, at these offsets."""
+    """`num_bytes` bytes of a block that are contiguous on both sides, at these offsets."""
 
     source: int
     target: int
     num_bytes: int
 
     def leads_to(self, source: int, target: int) -> bool:
-        """Whether bytes at these offsets follow it on both sides."""
+        """Whether bytes at these offsets follow this run on both sides."""
         return (self.source + self.num_bytes, self.target + self.num_bytes) == (source, target)
 
 
 def heads_of(rank: int, num_ranks: int, num_kv_heads: int) -> range:
-    """The heads that a rank of `num_ranks` holds. With more ranks than heads, neighbouring ranks hold the same head.
+    """The KV heads that one of `num_ranks` ranks holds. With more ranks than heads, neighbouring ranks hold the same
+    head.
+
+    No caller in the product yet: see the module.
 
     Raises `ValueError` when heads and ranks do not divide, or there is no such rank.
     """
@@ -81,6 +85,8 @@ def heads_of(rank: int, num_ranks: int, num_kv_heads: int) -> range:
 
 def head_runs(layout: KvLayout, source_heads: range, target_heads: range) -> list[ByteRun]:
     """The bytes of a block with `source_heads` that belong into a block with `target_heads`, in ascending order.
+
+    No caller in the product yet: see the module.
 
     `layout` is that of the whole model; the blocks of both ranks have its shape but for the number of heads.
     """

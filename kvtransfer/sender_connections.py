@@ -1,13 +1,12 @@
-"""The connections of a prefill node: who has dialled, passed the handshake, and by what its pool is reached.
+"""The connections of a prefill node: the receivers that passed the handshake, and the transport to each of them.
 
-Owns the listening socket, hello, welcome and refusal, and the transport towards each receiver. Knows no handoffs: what
-a connection's end means for them is said by whoever asked for the end.
+Owns the listening socket, the handshake (hello, welcome, refusal), and the transport to each receiver. Knows no
+handoffs: the caller that ends a connection also ends the handoffs that relied on it.
 
-What may happen to the other side: a receiver that does not fit, or that dials another life of this node, is refused.
-One that has gone is noticed by a message that cannot be delivered, at the latest by the next renewal; its transport is
-closed then, because a mapping of a dead node's pool would keep that memory in use. One that takes no messages loses
-them: every message is said again or replaced by a deadline. One that says hello again begins anew: what it granted
-before is void, and its earlier transport is closed.
+What may happen to the receiver: if it does not fit, or dials another epoch of this node, it is refused. If it has gone,
+a message cannot be delivered, at the latest the next renewal; its transport is then closed, because a mapping of a dead
+node's pool would keep that memory in use. If it reads no messages, they are dropped: every message is either repeated
+or replaced by a deadline. If it sends another hello, its earlier grants are void and its earlier transport is closed.
 """
 
 from __future__ import annotations
@@ -31,24 +30,24 @@ _log = logging.getLogger(__name__)
 
 
 class SenderOpener(Protocol):
-    """Opens transports towards receivers."""
+    """Opens transports to receivers."""
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
-        """(transport name, sender). Raises `Refused`."""
+        """Returns the name of the chosen transport and a sender for it. Raises `Refused`."""
         ...
 
     def poll(self) -> None:
-        """Called every round, for what all senders share."""
+        """Called every round; drives the resources that all senders share."""
         ...
 
     def wait_on(self) -> Sequence[Any]:
-        """What is readable when `poll` has something to do."""
+        """Sockets and files that are readable when `poll` has something to do."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """A receiver that passed the handshake. `is_connected` until its connection ends or begins anew."""
+    """A receiver that passed the handshake. `is_connected` until its connection ends or its next hello."""
 
     peer_id: bytes
     hello: PeerHello
@@ -71,15 +70,15 @@ class SenderConnections:
         return len(self._peers)
 
     def wait_on(self) -> Sequence[Any]:
-        """What is readable when a message has come, or `poll` has something to do."""
+        """Sockets and files that are readable when a message has come or `poll` has something to do."""
         return [self._link, *self._opener.wait_on()]
 
     def poll(self) -> None:
-        """For what all transports share."""
+        """Drive the resources that all transports share."""
         self._opener.poll()
 
     def receive(self) -> tuple[bytes, Sequence[bytes]] | None:
-        """(connection, frames) of the next message, as they came; None when there is none."""
+        """The peer id and the frames of the next message; None when there is none."""
         try:
             peer_id, *frames = self._link.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -87,23 +86,23 @@ class SenderConnections:
         return peer_id, frames
 
     def peer(self, peer_id: bytes) -> Peer:
-        """Who is at the other end. Raises `Refused` for one that has not passed the handshake."""
+        """The receiver with this peer id. Raises `Refused` if it has not passed the handshake."""
         peer = self._peers.get(peer_id)
         if peer is None:
-            raise Refused("say PeerHello first")
+            raise Refused("the first message must be PeerHello")
         return peer
 
     def peers_by(self, sender: Sender) -> list[Peer]:
-        """Who is reached by this transport."""
+        """The receivers that this transport reaches."""
         return [peer for peer in self._peers.values() if peer.sender is sender]
 
     def greet(self, peer_id: bytes, hello: PeerHello) -> Peer:
-        """Shake hands, for the first time or again. Raises `Refused` naming what does not fit."""
+        """Answer a hello, the first or a later one. Raises `Refused`, which names what does not fit."""
         self._require_fit(hello)
         self.drop(peer_id, "the receiver said hello again")
         transport, sender = self._opener.open(hello)
         peer = self._peers[peer_id] = Peer(peer_id, hello, sender)
-        _log.info("decode node %s connected, KV goes by %s", hello.node_id, transport)
+        _log.info("decode node %s connected, KV is pushed by %s", hello.node_id, transport)
         writer = sender.writer or self._facts.process
         self.send(peer_id, PeerWelcome(self._facts.node_id, self._facts.epoch, transport, writer))
         return peer
@@ -122,7 +121,7 @@ class SenderConnections:
             )
 
     def reject(self, peer_id: bytes, reason: str) -> None:
-        """Whoever is at the other end sent something bad: it loses its connection, and nobody else anything."""
+        """End the connection of a peer that sent a bad message. Other peers are not affected."""
         self.drop(peer_id, "the receiver sent a bad message")
         self.send(peer_id, PeerRefusal(reason[:_MAX_REASON]))
 
@@ -133,33 +132,33 @@ class SenderConnections:
             peer.is_connected = False
             self._pusher.retire(peer.sender, reason)
 
-    def send_away(self, peer: Peer, reason: str) -> None:
-        """The transport has failed: end the connection now, and tell the receiver in `flush_refusals`, which it answers
-        by closing: after the last word about its handoffs.
+    def end_with_refusal(self, peer: Peer, reason: str) -> None:
+        """End a connection whose transport has failed. `flush_refusals` tells the receiver later, after the last
+        message about its handoffs, because the receiver answers a refusal by closing the connection.
         """
         self.drop(peer.peer_id, reason)
         self._refusals.append((peer.peer_id, PeerRefusal(reason[:_MAX_REASON])))
 
     def flush_refusals(self) -> None:
-        """Tell those that were sent away."""
+        """Send the refusals of connections that were ended."""
         refusals, self._refusals = self._refusals, []
         for peer_id, refusal in refusals:
             self.send(peer_id, refusal)
 
     def renew(self, by_peer: Mapping[bytes, Sequence[HandoffName]]) -> None:
-        """Tell every receiver which handoffs are alive; an empty list finds out whether it is still there."""
+        """Tell every receiver which handoffs are alive. An empty list still shows whether it can be reached."""
         for peer_id in list(self._peers):
             self.send(peer_id, Renew(tuple(by_peer.get(peer_id, ()))))
 
     def send(self, peer_id: bytes, message: object) -> None:
-        """Say something to whoever is at the other end, or lose it."""
+        """Send a message, or drop it if the peer reads none or has gone."""
         try:
             self._link.send_multipart([peer_id, SENDER_TO_RECEIVER.encode(message)], zmq.NOBLOCK)
         except zmq.Again:
-            _log.warning("a decode node takes no messages, %s dropped", type(message).__name__)
+            _log.warning("a decode node reads no messages, %s was dropped", type(message).__name__)
         except zmq.ZMQError:
-            # this connection is gone for good: its leases on our blocks end by their deadline
-            _log.info("a decode node is not reachable, %s dropped", type(message).__name__)
+            # this connection is gone for good: the leases of its handoffs expire
+            _log.info("a decode node is not reachable, %s was dropped", type(message).__name__)
             self.drop(peer_id, "the receiver is not reachable")
 
     def close(self) -> None:

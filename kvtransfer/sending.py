@@ -1,20 +1,20 @@
-"""The sending side of handoffs: what a prefill node does with KV that somebody else wants.
+"""The sending side of handoffs: what a prefill node does to move KV to decode nodes.
 
-Owns all outgoing handoffs (`outgoing`), what is remembered of others (`absent`), and the order push -> Commit ->
-Release. Connections are `sender_connections`, bytes are the pusher's. Does not compute KV and holds no blocks: the
-engine does, and is told by a notice when it may release them.
+Owns all outgoing handoffs (`outgoing`), the memory of others (`absent`), and the order push -> Commit -> Release.
+`sender_connections` owns the connections, the pusher moves the bytes. Does not compute KV and does not hold blocks: the
+engine does both, and a notice tells it when it may release them.
 
-Who decides what. The engine moves a handoff by commands, the receiver by messages, time by its lease; the states and
-what each of the three may do in them are the sender's table in `docs/protocol.md`. Whatever the receiver is:
+The engine moves a handoff by commands, the receiver by messages, and time by its lease. The sender's table in
+`docs/protocol.md` gives the states and what is allowed in each. What happens if the receiver is:
 
-- slow: what it says about a handoff renews the lease by `lease_s`, also while it waits for room; a Grant that comes
-  before its Prefill waits one lease.
-- paused or dead: the lease ends, and the handoff is cancelled. It has ended when nothing of it is queued or under way
-  any more, so blocks are never released while they are read; blocks that stay under way for `STANDSTILL_S` cost the
-  receiver its transport. A committed handoff is not renewed towards its receiver: the two would otherwise keep each
+- slow: every message about a handoff renews its lease by `lease_s`, also while the receiver waits for room. A Grant
+  that comes before its Prefill waits one lease.
+- paused or dead: the lease expires, and the handoff is cancelled. It ends when none of its blocks is queued or in
+  flight any more, so blocks are never released while they are read. If blocks stay in flight for `STANDSTILL_S`, the
+  transport to that receiver is closed. Renew does not name committed handoffs: the two nodes would otherwise keep each
   other alive when Commit or KV was lost.
-- restarted: its new life has another epoch, and no handoff belongs to it. The same life that says hello again holds no
-  block for what it granted before: these grants are void.
+- restarted: it has another epoch, and no handoff belongs to that. If the same epoch sends another hello, its earlier
+  grants are void, because it holds no blocks for them.
 - lying: a bad message costs its connection. Only the receiver that the router named can grant, revoke, renew or release
   a handoff, and only blocks within the pool that it declared can be granted.
 """
@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SendingCounters:
-    """What happened so far; read by metrics."""
+    """Counts since the start of the node; read by metrics."""
 
     num_handoffs: int = 0
     num_released: int = 0
@@ -79,7 +79,10 @@ class SendingCounters:
 
 
 class SendingSide:
-    """All outgoing handoffs of one node. Driven by one thread: commands, and `round` between them."""
+    """All outgoing handoffs of one node. Driven by one thread: commands, and `round` between them.
+
+    `leases` says until when the blocks of which handoffs are held.
+    """
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class SendingSide:
         self._pusher = pusher
         self._notices = notices
         self._clock = clock
-        self._leases: LeaseTable[RequestKey] = LeaseTable()
+        self.leases: LeaseTable[RequestKey] = LeaseTable()
         self._handoffs: dict[RequestKey, OutgoingHandoff] = {}
         self._early = EarlyGrants()
         self._ended = EndedHandoffs()
@@ -104,7 +107,7 @@ class SendingSide:
 
     @property
     def handoffs(self) -> Sequence[OutgoingHandoff]:
-        """Those that have not ended."""
+        """Handoffs that have not ended."""
         return tuple(self._handoffs.values())
 
     def wait_on(self) -> Sequence[Any]:
@@ -121,7 +124,7 @@ class SendingSide:
             return
         match command:
             case PushComputed():
-                handoff.computed(command, now_s)
+                handoff.chunk_computed(command, now_s)
             case PushLayers():
                 handoff.last_step_begins(command, now_s)
             case FinishHandoff():
@@ -134,7 +137,7 @@ class SendingSide:
         """See `Side`."""
         self._handle(now_s)
         self.connections.poll()
-        for key in self._leases.overdue(now_s):
+        for key in self.leases.overdue(now_s):
             if not self._handoffs[key].is_ending:
                 self.counters.num_expired += 1
                 self._cancel(self._handoffs[key], CancelSending(key, "lease expired"), now_s)
@@ -154,19 +157,19 @@ class SendingSide:
             self._notices.put(Rejected(prompt.key, "this attempt of the handoff exists already, or has ended"))
             return
         self.counters.num_handoffs += 1
-        self._handoffs[prompt.key] = OutgoingHandoff(prompt, self._facts, self._leases, self._pusher, now_s)
+        self._handoffs[prompt.key] = OutgoingHandoff(prompt, self._facts, self.leases, self._pusher, now_s)
         early = self._early.take(prompt.key)
         if early is not None and early.peer.is_connected:
             self._on_grant(early.peer, early.grant, now_s)
 
     def _cancel(self, handoff: OutgoingHandoff, why: CancelSending, now_s: float) -> None:
-        """End a handoff without its KV having arrived. Harmless when it is ending already."""
+        """Begin to end a handoff whose KV was not delivered. Harmless when it is ending already."""
         if handoff.cancel(why, now_s):
             self.counters.num_cancelled += 1
             _log.debug("handoff %s/%d cancelled: %s", why.key[0].hex(), why.key[1], why.reason)
 
     def _handle(self, now_s: float) -> None:
-        """Process every message that has arrived. A bad one costs its sender's connection, nothing else."""
+        """Process every message that has arrived. A bad message only costs the connection that it came by."""
         while (received := self.connections.receive()) is not None:
             peer_id, frames = received
             try:
@@ -198,10 +201,10 @@ class SendingSide:
                 self.counters.num_released += handoff.release(now_s)
 
     def _void_grants(self, peer: Peer, now_s: float) -> None:
-        """The same life of the receiver dials again or was fenced: it holds no block for what it granted before."""
+        """Cancel all handoffs that this receiver has granted: after another hello it holds no blocks for them."""
         for handoff in self._handoffs.values():
             if handoff.grant is not None and handoff.belongs_to(peer.hello):
-                handoff.peer = peer  # where the answer goes
+                handoff.peer = peer  # the peer that gets the answer
                 self._cancel(handoff, CancelSending(handoff.key, "the receiver said hello again"), now_s)
         for early in self._early.take_of(peer.hello.epoch):
             self._ended.remember(early.grant.handoff.key)
@@ -212,9 +215,9 @@ class SendingSide:
         if handoff is None:
             self._on_early_grant(peer, grant, now_s)
         elif grant == handoff.grant:
-            pass  # doubled on its way
+            pass  # a duplicate
         elif objection := handoff.objection_to(grant, peer.hello):
-            self._say_revoked(peer.peer_id, grant.handoff, objection)
+            self._send_revoked(peer.peer_id, grant.handoff, objection)
         else:
             handoff.accept(grant, peer, now_s)
             self._commit_if_pushed(handoff, now_s)
@@ -222,10 +225,10 @@ class SendingSide:
     def _on_early_grant(self, peer: Peer, grant: Grant, now_s: float) -> None:
         key = grant.handoff.key
         if key in self._ended:
-            self._say_revoked(peer.peer_id, grant.handoff, "the handoff has ended")
+            self._send_revoked(peer.peer_id, grant.handoff, "the handoff has ended")
         elif not self._early.put(EarlyGrant(peer, grant, now_s + self._facts.lease_s)):
             self._ended.remember(key)
-            self._say_revoked(peer.peer_id, grant.handoff, "too many grants without a prompt")
+            self._send_revoked(peer.peer_id, grant.handoff, "too many grants without a prompt")
 
     def _on_revoke(self, peer: Peer, revoke: Revoke, now_s: float) -> None:
         key = revoke.handoff.key
@@ -233,28 +236,28 @@ class SendingSide:
         handoff = self._of_peer(peer, key)
         if handoff is None:
             self._ended.remember(key)
-            self._say_revoked(peer.peer_id, revoke.handoff, "no such handoff")
+            self._send_revoked(peer.peer_id, revoke.handoff, "no such handoff")
             return
         self._cancel(handoff, CancelSending(key, "revoked by the decode node"), now_s)
         if handoff.grant is None:
-            self._say_revoked(peer.peer_id, revoke.handoff, "its grant has not arrived")
+            self._send_revoked(peer.peer_id, revoke.handoff, "its grant has not arrived")
 
     def _on_renew(self, peer: Peer, renew: Renew, now_s: float) -> None:
         for name in renew.handoffs:
             handoff = self._handoffs.get(name.key)
             if handoff is None:
                 if name.key in self._ended:
-                    self._say_revoked(peer.peer_id, name, "the handoff has ended")
+                    self._send_revoked(peer.peer_id, name, "the handoff has ended")
             elif handoff.belongs_to(peer.hello):
                 handoff.renew(now_s)
 
     def _of_peer(self, peer: Peer, key: RequestKey) -> OutgoingHandoff | None:
-        """The handoff, when it is meant for the receiver at the other end of this connection."""
+        """The handoff, if it is meant for this receiver."""
         handoff = self._handoffs.get(key)
         return handoff if handoff is not None and handoff.belongs_to(peer.hello) else None
 
     def _collect(self, now_s: float) -> None:
-        """Take what the pusher has to tell."""
+        """Take the reports and failures of the pusher."""
         for report in self._pusher.reports():
             self._on_report(report, now_s)
         for sender, reason in self._pusher.failures():
@@ -284,37 +287,37 @@ class SendingSide:
         return commit is not None
 
     def _close_transport(self, peer: Peer, reason: str, now_s: float) -> None:
-        """A transport has failed: nothing else that waits for it would come through."""
-        self.connections.send_away(peer, reason)
+        """Close a failed transport, and cancel every handoff that needs it."""
+        self.connections.end_with_refusal(peer, reason)
         for handoff in self._handoffs.values():
             if handoff.peer is peer:
                 self._cancel(handoff, CancelSending(handoff.key, reason), now_s)
 
     def _end_drained(self, now_s: float) -> None:
-        """End what is over, as soon as nothing of it is under way."""
+        """End every handoff that is releasing or cancelling, once none of its blocks is queued or read."""
         for handoff in [handoff for handoff in self._handoffs.values() if handoff.is_ending]:
             if handoff.is_drained:
                 self._end(handoff, now_s)
             elif now_s - handoff.since_s > STANDSTILL_S and handoff.peer is not None and handoff.peer.is_connected:
-                self._close_transport(handoff.peer, "blocks under way could not be called back", now_s)
+                self._close_transport(handoff.peer, "blocks in flight could not be stopped", now_s)
 
     def _end(self, handoff: OutgoingHandoff, now_s: float) -> None:
         was_cancelled = handoff.state is SendingState.CANCELLING
         self._ended.remember(handoff.key, handoff.end(now_s))
         del self._handoffs[handoff.key]
         if was_cancelled and handoff.grant is not None and handoff.peer is not None:
-            self._say_revoked(handoff.peer.peer_id, handoff.grant.handoff, handoff.reason)
+            self._send_revoked(handoff.peer.peer_id, handoff.grant.handoff, handoff.reason)
         self._notices.put(Released(handoff.key))
 
-    def _say_revoked(self, peer_id: bytes, name: HandoffName, reason: str) -> None:
+    def _send_revoked(self, peer_id: bytes, name: HandoffName, reason: str) -> None:
         self.connections.send(peer_id, self._ended.revoked(name, reason))
 
     def _tick(self, now_s: float) -> None:
-        """Answer grants that no prompt came for and renew what is alive."""
+        """Answer grants whose prompt did not come in time with Revoked, and renew the handoffs that are alive."""
         for early in self._early.take_overdue(now_s):
-            # its receiver may use the blocks again: neither a late prompt nor this grant once more may write them
+            # its receiver may then use the blocks again, so neither a late prompt nor a duplicate grant may write them
             self._ended.remember(early.grant.handoff.key)
-            self._say_revoked(early.peer.peer_id, early.grant.handoff, "no such handoff")
+            self._send_revoked(early.peer.peer_id, early.grant.handoff, "no such handoff")
         if now_s >= self._next_renewal_s:
             self._next_renewal_s = now_s + self._facts.lease_s / 3
             by_peer: dict[bytes, list[HandoffName]] = {}

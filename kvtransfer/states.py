@@ -1,22 +1,22 @@
-"""The life of a handoff on each side: states, allowed moves, and the object that makes them.
+"""The life of a handoff on each side: its states, the moves between them, and the object that makes the moves.
 
 `SENDING_MOVES` and `RECEIVING_MOVES` are the tables of `docs/protocol.md`, where each state is described; a test
-compares them. Nothing about how far a handoff has come is kept beside its state.
+compares them. The progress of a handoff is stored in its state and nowhere else.
 
 Sender (P)                                          Receiver (D)
 
     COMPUTING   the prompt is not finished              WAITING     there are no blocks for it yet
         |                                                   |
-    PUSHING     token 1 is out, blocks remain <-+       RESERVED    blocks are held, the Grant is not sent yet
+    PUSHING     token 1 is sent, blocks remain<-+       RESERVED    blocks are held, the Grant is not sent yet
         |                                       |           |
     COMMITTED   all pushed, D verifies --Resend-+       GRANTED     P may write <-----------------------+
         |                                                   |                                           |
-    RELEASING   D has what it needs                     COMMITTED   all pushed, not all verified --Resend-+
+    RELEASING   D has all the KV                        COMMITTED   all pushed, not all verified --Resend-+
         |                                                   |
     ENDED                                               DELIVERED   verified; the blocks are the request's
 
     CANCELLING  from the first three: no push begins    REVOKING    from GRANTED and COMMITTED: blocks are quarantined
-        |       any more, what is read is waited for    FENCING     P has done, but what it wrote may still land
+        |       any more, running reads are awaited     FENCING     P has finished, but its writes may still land
     ENDED                                               CUT_OFF     D's endpoint has ended, P may still write
                                                         ENDED       nothing can be written; blocks are released
 
@@ -92,7 +92,7 @@ class Lifecycle(Generic[StateT]):
 
     @property
     def since_s(self) -> float:
-        """When the current state was entered."""
+        """When the current state was entered, in seconds, monotonic."""
         return self.entered_s[self.state]
 
     def enter(self, target: StateT, now_s: float) -> None:

@@ -1,10 +1,10 @@
-"""The transfer thread of a node: control messages, blocks, leases and checksums, apart from the engine's steps.
+"""The transfer thread of a node: it handles messages, blocks, leases and checksums independently of the engine's steps.
 
-Owns one thread, on which a `Side` lives: after `start` nobody else touches it. The engine's thread gives it commands
-with `post` (see `commands`); what the side has to say comes back as notices, through a `Mailbox`. Leases are ended and
-renewed here however long a step of the engine takes.
+Owns one thread and the `Side` that runs on it: after `start` no other thread touches the side. The engine's thread
+gives it commands with `post` (see `commands`), and the side answers with notices through a `Mailbox`. Leases are
+renewed and expire here, however long a step of the engine takes.
 
-Idle means blocked on sockets. A side that fails takes its thread with it, and `failure` says why: the node must not go
+An idle thread is blocked on sockets. When the side raises, the thread ends and `failure` says why: the node must not go
 on without its transfers.
 """
 
@@ -40,7 +40,7 @@ class Side(Protocol[CommandT_contra]):
         ...
 
     def round(self, now_s: float) -> float:
-        """Do what there is to do, a few milliseconds of it; returns after how many seconds to be called again."""
+        """Work for at most a few milliseconds. Returns in how many seconds it wants to be called again."""
         ...
 
     def close(self) -> None:
@@ -62,24 +62,26 @@ class TransferThread(Generic[CommandT]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def post(self, command: CommandT) -> None:
-        """Have `command` done on the thread, in the order of posts. Bounded by the requests that a node accepts."""
+        """Queue a command for the thread, which runs commands in this order. The number of requests of a node bounds
+        them.
+        """
         self._commands.put(command)
 
     def wake(self) -> None:
-        """Have the side look again."""
+        """Wake the thread, so that its side is called again."""
         self._commands.wake()
 
     def require_alive(self) -> None:
-        """Raise `RequestFailed` when the side has failed: nothing would move any more."""
+        """Raise `RequestFailed` when the side has failed, because no transfer would make progress any more."""
         if self.failure is not None:
             raise RequestFailed(f"the transfer thread has failed: {self.failure}") from self.failure
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End the thread after what was posted, and close the side."""
+        """End the thread after its current turn, and close the side."""
         self._is_closing = True
         self._commands.wake()
         if self._thread.is_alive():
@@ -91,7 +93,7 @@ class TransferThread(Generic[CommandT]):
             self._begin()
             while not self._is_closing:
                 self._turn()
-        except Exception as error:  # nobody above could see it: the node looks at `failure`
+        except Exception as error:  # no caller could catch it: the node checks `failure`
             _log.exception("the transfer thread failed")
             self.failure = error
         finally:

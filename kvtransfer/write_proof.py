@@ -1,10 +1,10 @@
-"""When blocks of a revoked grant may be used again: the one place where this is decided.
+"""Decides when the blocks of a revoked grant may be used again. This is decided nowhere else.
 
-A grant lets a peer write. Once it is revoked its blocks are quarantined until nothing can be written into them any
-more, and never on a timer alone: a peer that is slow, frozen or cut off may wake up and write. What counts as a proof
-depends on how bytes get into the pool, so each `Receiver` declares its `WriteProof`; `Known` says everything else.
+A grant lets a peer write. Once it is revoked, its blocks are quarantined until nothing can be written into them any
+more. A timer alone never ends that, because a peer that is slow, frozen or cut off may wake up and write. What counts
+as a proof depends on how bytes get into the pool, so each `Receiver` declares its `WriteProof`; `Known` holds the rest.
 
-Pure: knows no handoffs, sockets or clocks.
+Pure functions and values: this module knows no handoffs, sockets or clocks.
 """
 
 from __future__ import annotations
@@ -14,50 +14,50 @@ from enum import Enum, auto
 
 
 class WriteProof(Enum):
-    """What proves, where the peer does not say so itself, that nothing it wrote can land any more."""
+    """The proof that no write of a peer can land any more, if the peer does not say so itself."""
 
     OWN_HANDS = auto()
-    """Nothing needs to: the receiver writes its pool itself, and only what is granted."""
+    """No proof is needed: the receiver writes its pool itself, and only blocks that are granted."""
     WRITER_ENDED = auto()
-    """The writing process has ended. Its bytes take no other way than its own copies (shared memory)."""
+    """The writing process has ended. Only its own copies move bytes (shared memory)."""
     ENDPOINT_ENDED = auto()
-    """The receiver's endpoint has ended: all bytes come by way of it, and may come after their writer's end (RDMA)."""
+    """The receiver's endpoint has ended. All bytes come through it, and may come after their writer's end (RDMA)."""
     BOTH_ENDED = auto()
-    """Bytes come by way of the endpoint, or by a mapping of the pool that the writer holds: the endpoint must have
-    ended, and the writer must have done or ended. A writer elsewhere cannot have mapped the pool."""
+    """Bytes come through the endpoint, or through a mapping of the pool that the writer holds. The endpoint must have
+    ended, and the writer must have finished or ended. A writer elsewhere cannot have mapped the pool."""
 
 
 class PeerWord(Enum):
-    """What the peer has said about its writes (`Revoked`)."""
+    """The latest statement of the peer about its writes (`Revoked`)."""
 
     SILENT = auto()
     DONE = auto()
-    """No write of it is or will be under way."""
+    """No write of the peer is or will be in flight."""
     MAY_LAND = auto()
-    """It has done, but what it wrote may still land: `needs_fence`."""
+    """The peer has finished, but what it wrote may still land: `needs_fence`."""
 
 
 class Writer(Enum):
-    """What this side knows about the process that writes."""
+    """The state of the process that writes, as far as this side knows."""
 
     MAY_RUN = auto()
     ENDED = auto()
     ELSEWHERE = auto()
-    """It cannot see the processes of this host, and so cannot have mapped their memory."""
+    """The process cannot see the processes of this host, and so cannot have mapped their memory."""
 
 
 class Verdict(Enum):
-    """What to do with the blocks."""
+    """The action for the blocks of a revoked grant."""
 
     RELEASE = auto()
     WAIT = auto()
     FENCE = auto()
-    """End the own endpoint: nothing else is needed, or nothing else has come for too long."""
+    """End the own endpoint: only that is missing, or no other proof has come for too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known about a revoked grant. `is_overdue`: the peer has been silent for longer than it is waited for."""
+    """Everything that is known about a revoked grant. `is_overdue`: the peer has been silent for too long."""
 
     word: PeerWord
     has_endpoint_ended: bool

@@ -1,11 +1,12 @@
-"""What a prefill node does with the router's requests: compute the prompt, sample one token, hand the KV over.
+"""The prefill leg of requests: compute the prompt, sample one token, hand the KV over.
 
-Owns which of the router's requests are alive here, and which of them somebody still wants. The engine holds the blocks,
-the sending side (on the transfer thread) the handoffs; this module connects their verbs: commands go there, and notices
-are taken in `poll`. A request ends here when the sending side says that its blocks are released.
+Owns the set of the router's requests that are alive at this node, and which of them are still wanted. The engine holds
+the blocks, and the sending side (on the transfer thread) owns the handoffs. This module connects the two: it posts
+commands to the sending side and takes its notices in `poll`. A request ends here when the sending side says that its
+blocks are released.
 
-Prompts that a step completes are pushed layer by layer while it runs: such a prompt fails with its step, also when the
-engine could compute it again, because some of its KV has left already.
+The blocks of a prompt that a step completes are pushed layer by layer while the step runs. Such a prompt fails when its
+step fails, even if the engine could compute it again, because some of its KV has been pushed already.
 """
 
 from __future__ import annotations
@@ -45,14 +46,16 @@ from wire.request_key import RequestKey
 
 @dataclass(frozen=True, slots=True)
 class _WatchedStep:
-    """A step that was launched, and the prompts that it completes."""
+    """A step in flight, and the prompts that it completes."""
 
     layers: LayerProgress
     ending: list[RequestKey]
 
 
 class PrefillLeg:
-    """See `node.loop.Leg`. `thread` runs `sending`, whose counters are read here. `layer_ends`: see `KvLayout`."""
+    """See `node.loop.Leg`. `thread` runs `sending`, whose counters are read here. `layer_ends`: see `KvLayout`.
+    `first_steps` holds the prompts whose first token is still to come.
+    """
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class PrefillLeg:
         thread: TransferThread[SendingCommand],
         notices: Mailbox[SendingNotice],
         layer_ends: Sequence[int],
+        first_steps: FirstSteps,
     ) -> None:
         self._core = core
         self._sending = sending
@@ -72,17 +76,12 @@ class PrefillLeg:
         self._finished: list[TokenEvent] = []
         self._watched: deque[_WatchedStep] = deque()
         self._counters = StepCounters()
-        self._first_steps = FirstSteps()
+        self._first_steps = first_steps
 
     @property
     def num_live(self) -> int:
-        """Prompts being computed and handoffs not yet released."""
+        """Number of prompts that are computed now and of handoffs that are not released yet."""
         return len(self._live)
-
-    @property
-    def num_timed(self) -> int:
-        """Prompts whose first token is still to come."""
-        return len(self._first_steps)
 
     def wait_on(self) -> Sequence[Any]:
         """The sending side's notices."""
@@ -139,7 +138,7 @@ class PrefillLeg:
                 self._failures.append((notice.key, InvalidMessage(notice.reason)))
 
     def watch(self, step: Step) -> LayerStored | None:
-        """See `Leg`: prompts that the step completes are pushed layer by layer."""
+        """See `Leg`. Prompts that the step completes are pushed layer by layer."""
         self._first_steps.step_begins()
         layers = LayerProgress(self._layer_ends, self._thread.wake)
         ending: list[RequestKey] = []
@@ -151,7 +150,7 @@ class PrefillLeg:
         return layers.count if ending else None
 
     def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
-        """Push what the step completed; token 1 of each finished prompt goes straight to the router."""
+        """Push the blocks that the step completed. Token 1 of each finished prompt goes straight to the router."""
         self._first_steps.step_ends()
         if self._watched:
             self._watched.popleft()
@@ -170,7 +169,7 @@ class PrefillLeg:
         return self._finished
 
     def sent(self, now_s: float) -> None:
-        """Token 1 is with the router: push the rest and commit, unless it ended the request."""
+        """Token 1 was sent to the router: push the rest and commit, unless the token ended the request."""
         for event in self._finished:
             key = RequestKey(event.handoff_id, event.attempt)
             if event.finish_reason:
@@ -182,7 +181,7 @@ class PrefillLeg:
         self._finished = []
 
     def lost(self, error: BatonError, now_s: float) -> None:
-        """See `Leg`: layers that were not stored by now never will be; those that were may not be right."""
+        """See `Leg`. Layers that are not stored by now never will be, and the stored ones may be wrong."""
         self._first_steps.steps_lost()
         while self._watched:
             step = self._watched.popleft()
@@ -197,7 +196,7 @@ class PrefillLeg:
 
     def fail(self, key: RequestKey, error: BatonError, now_s: float) -> None:
         """See `Leg`."""
-        # its blocks stay until nothing reads them: until then it may be in more steps, and fail again
+        # its blocks are held until nothing reads them; until then it may be in more steps, and fail again
         if self._live.get(key):
             self._live[key] = False
             self._failures.append((key, error))

@@ -15,6 +15,7 @@ from kvtransfer.sender_connections import open_listener
 from kvtransfer.sending import SendingSide
 from kvtransfer.thread import TransferThread
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_pool
+from node.first_steps import FirstSteps
 from node.loop import Leg
 from node.process import Context, NodeParts
 from node.settings import NodeSettings
@@ -40,7 +41,7 @@ class PrefillRole:
         self._opened.callback(self._memory.close)
 
     def allocate(self, num_bytes: int) -> ByteArray:
-        """Where the transport reads it from."""
+        """Memory that the transport can read from."""
         return self._memory.allocate(num_bytes)
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
@@ -63,8 +64,8 @@ class PrefillRole:
         sending = SendingSide(facts, link, senders, pusher, notices)
         thread = TransferThread(sending, "kv-sending", pool.enter)
         thread.start()
-        return PrefillLeg(parts.engine.core, sending, thread, notices, layout.layer_ends), address
+        return PrefillLeg(parts.engine.core, sending, thread, notices, layout.layer_ends, FirstSteps()), address
 
     def close(self) -> None:
-        """End what the transports share, then the pool's memory."""
+        """Close the resources that the transports share, then the pool's memory."""
         self._opened.close()

@@ -6,7 +6,6 @@ Owns nothing but the contract: anything that maps a step to tokens can stand beh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from engine.attention.base import LayerStored
@@ -42,14 +41,3 @@ class Runner(Protocol):
         the step is being computed any more then.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedStep:
-    """A step that was computed before its launch returned."""
-
-    tokens: Mapping[RequestKey, SampledToken]
-
-    def result(self) -> Mapping[RequestKey, SampledToken]:
-        """See `RunningStep.result`."""
-        return self.tokens

@@ -62,8 +62,8 @@ def test_many_requests_at_once_do_not_mix(relay: Relay) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_blocks_that_change_hands_all_the_time_hold_what_their_owner_thinks(relay: Relay, seed: int) -> None:
-    """Requests end by tokens that nobody foresees, or are cancelled, while others are granted their blocks."""
+def test_blocks_that_often_change_their_owner_hold_the_owners_kv(relay: Relay, seed: int) -> None:
+    """Requests end by unpredictable tokens or are cancelled, while others are granted their blocks."""
     chance = random.Random(seed)
     relay.stop_token_ids = tuple(range(0, 50, 7))
     prompts = {key_of(number): [number] * chance.randrange(3, 16) for number in range(1, 41)}
@@ -75,7 +75,7 @@ def test_blocks_that_change_hands_all_the_time_hold_what_their_owner_thinks(rela
             live.append(waiting.pop(0))
             relay.ask(live[-1], prompts[live[-1]])
         relay.decode.leg.poll(relay.now_s)
-        for _ in range(chance.randrange(6)):  # what is granted may be written while a step is in flight
+        for _ in range(chance.randrange(6)):  # granted blocks may be written while a step is in flight
             relay.prefill.thread.turn(relay.now_s)
             relay.decode.thread.turn(relay.now_s)
         relay.round()
@@ -163,7 +163,7 @@ def test_cancel_while_waiting_for_room_while_awaited_and_while_running(relay: Re
     assert relay.decode.failures == []
 
 
-def test_cancel_all_frees_everything(relay: Relay) -> None:
+def test_cancel_all_releases_all_blocks(relay: Relay) -> None:
     relay.ask(key_of(1), PROMPT, max_tokens=40)
     relay.until(lambda: len(relay.decode.stream(key_of(1))) > 2)
     relay.ask_decode(key_of(2), [2] * 20)
@@ -185,7 +185,7 @@ def test_a_first_token_outside_the_vocabulary_fails_its_own_request_only(relay: 
     assert relay.decode.stream(key_of(2)) == undisturbed([2] * 9, max_tokens=30)
 
 
-def test_kv_that_never_comes_fails_once_by_the_lease(relay: Relay) -> None:
+def test_a_request_whose_kv_never_comes_fails_once_when_the_lease_expires(relay: Relay) -> None:
     relay.ask_decode(KEY, PROMPT)
     relay.pass_time(LEASE_S + 2)
     relay.until(lambda: relay.is_empty)
@@ -210,7 +210,7 @@ def test_an_attempt_that_exists_is_refused_in_every_state(relay: Relay) -> None:
     relay.until(lambda: relay.is_empty)
 
 
-def test_what_can_never_fit_is_refused_and_leaves_nothing(relay: Relay) -> None:
+def test_a_prompt_that_can_never_fit_is_refused_and_leaves_nothing(relay: Relay) -> None:
     with pytest.raises(ContextLengthExceeded):
         relay.ask_decode(KEY, range(NUM_BLOCKS * BLOCK_SIZE))
     assert relay.decode.is_empty
@@ -233,13 +233,13 @@ def test_a_peer_that_cannot_be_dialled_is_refused_and_leaves_nothing(
     relay.until(lambda: relay.is_empty)
 
 
-def test_the_stations_of_a_handoff_follow_each_other(relay: Relay) -> None:
+def test_the_timestamps_of_a_handoff_are_in_order(relay: Relay) -> None:
     asked_us = now_us()
     relay.ask(KEY, PROMPT)
     relay.until_finished(KEY)
     first, second = relay.prefill.times[KEY, 0], relay.decode.times[KEY, 1]
     assert second.ready_us is not None
-    stations = [
+    stamps = [
         asked_us,
         first.begun_us,
         first.sampled_us,
@@ -248,7 +248,7 @@ def test_the_stations_of_a_handoff_follow_each_other(relay: Relay) -> None:
         second.sampled_us,
         now_us(),
     ]
-    assert stations == sorted(stations)
+    assert stamps == sorted(stamps)
     assert relay.decode.times.keys() == {(KEY, 0), (KEY, 1)}, "later tokens are not timed"
     assert relay.decode.times[KEY, 0] == first, "it is repeated like its token"
 
@@ -272,10 +272,10 @@ def test_a_request_that_is_cancelled_or_fails_early_is_not_remembered(relay: Rel
     relay.decode.leg.cancel(keys[0], 0.0)
     relay.decode.runner.error = ValueError("device lost")
     relay.until(lambda: not relay.decode.leg.num_live)
-    assert relay.decode.leg.num_timed == 0
+    assert not len(relay.decode.first_steps)
 
 
 def test_a_request_that_ends_with_its_first_token_is_not_remembered(relay: Relay) -> None:
     relay.decode.leg.begin(replace(relay.decode_request(KEY, PROMPT, max_tokens=1), prefill_peer=None), 0.0)
     relay.until_finished(KEY)
-    assert relay.decode.leg.num_timed == 0
+    assert not len(relay.decode.first_steps)

@@ -12,13 +12,14 @@ from engine.attention.base import LayerStored
 from engine.build import Engine, build_engine
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
-from engine.runner.base import ComputedStep, RunningStep
+from engine.runner.base import RunningStep
 from engine.runner.kv_memory import allocate_private
 from engine.scheduler.request import RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.settings import EngineSettings
 from engine.steps_in_flight import StepFailed
 from tests.checkpoints import make_checkpoint
+from tests.computed_step import ComputedStep
 from tests.request_keys import A, B, C, key_of
 from wire.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting
 from wire.request_key import RequestKey

@@ -22,6 +22,7 @@ from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sender_connections import open_listener
 from kvtransfer.sending import SendingSide
 from kvtransfer.thread import Side, TransferThread
+from node.first_steps import FirstSteps
 from prefill_node.leg import PrefillLeg
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
 from tests.kvtransfer.oracle import OracleRunner, make_core
@@ -53,7 +54,7 @@ class LossyLink:
             try:
                 message = RECEIVER_TO_SENDER.decode(frames[-1])
             except BatonError:
-                return frames  # for the side to find out
+                return frames  # the side will refuse them
             if not self._loses(message):
                 return frames
 
@@ -75,7 +76,7 @@ class LossyLink:
 
 
 class Echo:
-    """A round trip through a context's own I/O thread: what was sent before it has had its chance to arrive."""
+    """A round trip through a context's own I/O thread, so that messages sent before it have had time to arrive."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._near, self._far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
@@ -94,7 +95,7 @@ class Echo:
 
 
 class SteppedThread(TransferThread[Any]):
-    """The transfer thread's part, done when a test says so."""
+    """A transfer thread that works only when a test calls `turn`."""
 
     def __init__(self, side: Side[Any], name: str) -> None:
         super().__init__(side, name, lambda: None)
@@ -111,12 +112,13 @@ class SteppedThread(TransferThread[Any]):
 
 @dataclass(slots=True)
 class Node:
-    """A leg, its engine, its side of the transfers, and what it told the router."""
+    """A leg, its engine, its side of the transfers, and what it reported to the router."""
 
     leg: PrefillLeg | DecodeLeg
     thread: SteppedThread
     core: EngineCore
     runner: OracleRunner
+    first_steps: FirstSteps
     tokens: dict[tuple[RequestKey, int], int] = field(default_factory=dict)
     finished: dict[RequestKey, str] = field(default_factory=dict)
     failures: list[tuple[RequestKey, BatonError]] = field(default_factory=list)
@@ -149,8 +151,8 @@ class Node:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is alive, remembered for its times, or held as a block."""
-        return self.leg.num_live == self.leg.num_timed == self.core.status().num_held_blocks == 0
+        """Whether no request is alive, none waits to be timed, and no block is held."""
+        return self.leg.num_live == len(self.first_steps) == self.core.status().num_held_blocks == 0
 
     def _note(self, events: Sequence[TokenEvent]) -> None:
         for event in events:
@@ -165,7 +167,7 @@ class Node:
 
 @dataclass(slots=True)
 class Relay:
-    """Both nodes, their clock, and the part of the router."""
+    """Both nodes and their clock; its methods do the part of the router."""
 
     prefill: Node
     decode: Node
@@ -204,7 +206,7 @@ class Relay:
         )
 
     def ask(self, key: RequestKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
-        """Both legs at once."""
+        """Begin both legs of a request."""
         self.ask_prefill(key, token_ids, max_tokens=max_tokens)
         self.ask_decode(key, token_ids, max_tokens=max_tokens)
 
@@ -216,7 +218,7 @@ class Relay:
         deadline_s = time.monotonic() + _DEADLINE_S
         while not is_done():
             if time.monotonic() > deadline_s:
-                raise TimeoutError("what the test waits for did not happen")
+                raise TimeoutError("the condition of the test did not become true")
             self.round()
             time.sleep(0.0005)
 
@@ -245,7 +247,7 @@ def params(max_tokens: int, stop_token_ids: tuple[int, ...] = ()) -> DecodingPar
 
 
 def undisturbed(token_ids: Sequence[int], *, max_tokens: int = 8, stop_token_ids: tuple[int, ...] = ()) -> list[int]:
-    """What one engine alone generates."""
+    """The tokens that one engine alone generates."""
     blocks = empty_blocks()
     core = make_core(blocks, OracleRunner(blocks))
     core.add(RequestKey.numbered(0), token_ids, params(max_tokens, stop_token_ids))
@@ -269,6 +271,7 @@ def open_relay(
     sent_blocks, received_blocks = empty_blocks(num_blocks), empty_blocks(num_blocks)
     prefill_runner, decode_runner = OracleRunner(sent_blocks, overlaps), OracleRunner(received_blocks, overlaps)
     prefill_core, decode_core = make_core(sent_blocks, prefill_runner), make_core(received_blocks, decode_runner)
+    prefill_steps, decode_steps = FirstSteps(), FirstSteps()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket, address = open_listener(context, "127.0.0.1", 0, SETTINGS)
     link = LossyLink(socket)
@@ -281,15 +284,15 @@ def open_relay(
         sent,
     )
     sending_thread = SteppedThread(sending, "sending")
-    prefill_leg = PrefillLeg(prefill_core, sending, sending_thread, sent, LAYOUT.layer_ends)
+    prefill_leg = PrefillLeg(prefill_core, sending, sending_thread, sent, LAYOUT.layer_ends, prefill_steps)
     receiver = LoopbackReceiver(network, "D", received_blocks, peers_write=peers_write)
     facts = replace(receiving_facts(), num_blocks=num_blocks, lease_s=lease_s)
     received: Mailbox[ReceivingNotice] = Mailbox()
     receiving = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(received_blocks), received)
     receiving_thread = SteppedThread(receiving, "receiving")
-    decode_leg = DecodeLeg(decode_core, receiving, receiving_thread, received)
-    prefill = Node(prefill_leg, sending_thread, prefill_core, prefill_runner)
-    decode = Node(decode_leg, receiving_thread, decode_core, decode_runner)
+    decode_leg = DecodeLeg(decode_core, receiving, receiving_thread, received, decode_steps)
+    prefill = Node(prefill_leg, sending_thread, prefill_core, prefill_runner, prefill_steps)
+    decode = Node(decode_leg, receiving_thread, decode_core, decode_runner, decode_steps)
     try:
         yield Relay(prefill, decode, link, address, Echo(context))
     finally:

@@ -11,10 +11,11 @@ import numpy as np
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
-from engine.runner.base import ComputedStep, RunningStep
+from engine.runner.base import RunningStep
 from engine.scheduler.request import PENDING_TOKEN, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from kvtransfer.transports.base import Blocks
+from tests.computed_step import ComputedStep
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE
 from wire.request_key import RequestKey
 
@@ -25,7 +26,7 @@ EOS = _VOCABULARY
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What is read of a share when its step is launched."""
+    """The part of a share that is read when its step is launched."""
 
     key: RequestKey
     start: int
@@ -40,7 +41,7 @@ class OracleRunner:
     """Writes real bytes as KV. `error` is raised instead while it is set; `forced_token` is sampled while it is set.
     The launch of number `failing_launch`, counted from 1, fails.
 
-    With `is_asynchronous`, a step touches its blocks as late as it may: when its result is asked for.
+    With `is_asynchronous`, a step touches its blocks as late as possible: when its result is collected.
     """
 
     blocks: Blocks
@@ -66,7 +67,7 @@ class OracleRunner:
         return late if self.is_asynchronous else ComputedStep(late.result())
 
     def compute(self, rows: Sequence[_Row], layer_stored: LayerStored | None) -> Mapping[RequestKey, SampledToken]:
-        """One step, right after the one before it."""
+        """Compute one step; the one before it is complete."""
         if self.error is not None:
             raise self.error
         rows = [self._complete(row) for row in rows]
@@ -78,7 +79,7 @@ class OracleRunner:
         return self.sampled
 
     def _complete(self, row: _Row) -> _Row:
-        """With the token that the step before has sampled."""
+        """The row with the token that the step before has sampled."""
         if row.token_ids[-1] != PENDING_TOKEN:
             return row
         return replace(row, token_ids=(*row.token_ids[:-1], self.sampled[row.key].token_id))
@@ -100,7 +101,7 @@ class OracleRunner:
 
 @dataclass(frozen=True, slots=True)
 class _LateStep:
-    """A step that is computed when its result is asked for."""
+    """A step that is computed when its result is collected."""
 
     runner: OracleRunner
     rows: Sequence[_Row]

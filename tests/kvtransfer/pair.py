@@ -115,12 +115,12 @@ class PrefillNode:
         self.side.do(FinishHandoff(key, self.pool.tables[key], first_token(key), at_s), self.now_s)
 
     def prefill(self, key: RequestKey, num_tokens: int) -> None:
-        """All of it."""
+        """Begin and finish a prompt."""
         self.begin(key, num_tokens)
         self.finish(key, num_tokens)
 
     def cancel(self, key: RequestKey, reason: str = "cancelled", *, request_ended: bool = False) -> None:
-        """Nobody wants it any more, or it failed, or token 1 ended it."""
+        """The request is cancelled, or it failed, or token 1 ended it."""
         self.side.do(CancelSending(key, reason, request_ended), self.now_s)
 
     def poll(self, now_s: float) -> None:
@@ -133,7 +133,7 @@ class PrefillNode:
         self.say_bytes(SENDER_TO_RECEIVER.encode(message))
 
     def say_bytes(self, frame: bytes) -> None:
-        """The same with something that is no message."""
+        """Have the connection carry bytes that are no message."""
         (peer_id,) = [dealer.identity for dealer in self.router.dealers.values() if not dealer.closed]
         self.router.send_multipart([peer_id, frame], 0)
 
@@ -159,7 +159,7 @@ class DecodeNode:
         self.side.do(WaitForRoom(key, peer), self.now_s)
 
     def cancel(self, key: RequestKey) -> None:
-        """Nobody wants it any more."""
+        """The request is cancelled."""
         self.side.do(CancelReceiving(key), self.now_s)
 
     def say(self, message: object) -> None:
@@ -167,7 +167,7 @@ class DecodeNode:
         self.say_bytes(RECEIVER_TO_SENDER.encode(message))
 
     def say_bytes(self, frame: bytes) -> None:
-        """The same with something that is no message."""
+        """Have the connection carry bytes that are no message."""
         (connection,) = self.side.connections
         connection.socket.send(frame, 0)
 
@@ -203,25 +203,25 @@ class Pair:
         self.wire.now_s = now_s
 
     def poll(self) -> None:
-        """One round of both."""
+        """Run one round of both nodes."""
         self.prefill.poll(self.now_s)
         self.decode.poll(self.now_s)
 
     def until(self, is_done: Callable[[], bool]) -> None:
-        """Rounds until something has happened; the virtual clock stands still."""
+        """Run rounds until `is_done`; the virtual clock stands still."""
         for _ in range(_MAX_ROUNDS):
             if is_done():
                 return
             self.poll()
-        raise TimeoutError("what the test waits for did not happen")
+        raise TimeoutError("the condition of the test did not become true")
 
     def settle(self) -> None:
-        """Rounds enough for every message under way to arrive and be answered."""
+        """Run enough rounds for every message in flight to arrive and be answered."""
         for _ in range(12):
             self.poll()
 
     def settle_prefill(self) -> None:
-        """The same, when there is no decode node any more."""
+        """Run the same for the prefill node, when there is no decode node any more."""
         for _ in range(4):
             self.prefill.poll(self.now_s)
 

@@ -62,7 +62,7 @@ class PrefillPool:
         self.blocks[:] = FREE_BYTE
 
     def start(self, key: RequestKey, num_tokens: int) -> None:
-        """Blocks for a prompt."""
+        """Allocate blocks for a prompt."""
         self.tables[key] = self.pool.allocate(num_blocks_of(num_tokens))
 
     def compute(self, key: RequestKey, num_tokens: int) -> None:
@@ -78,14 +78,14 @@ class PrefillPool:
     def _free(self, key: RequestKey) -> None:
         table = self.tables.pop(key, None)
         if table is not None:
-            # freed memory is overwritten at once: whoever still reads it gets caught
+            # freed memory is overwritten at once, so that a late read is detected
             self.blocks[table] = FREE_BYTE
             self.pool.release(table)
 
 
 @dataclass(slots=True)
 class DecodePool:
-    """A decode node's pool: takes the notices of a receiving side. Everything it is told is kept."""
+    """A decode node's pool: takes the notices of a receiving side. Every notice is recorded."""
 
     blocks: Blocks
     pool: BlockPool = field(init=False)
@@ -135,7 +135,7 @@ class DecodePool:
         self._free(key)
 
     def failures_of(self, key: RequestKey) -> list[str]:
-        """Why this handoff failed; more than one reason is a mistake."""
+        """The reasons for which this handoff failed; more than one is an error."""
         return [reason for failed, reason in self.failures if failed == key]
 
     def has_exactly(self, key: RequestKey) -> bool:

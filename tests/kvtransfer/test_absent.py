@@ -54,7 +54,7 @@ def test_early_grants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [grants.put(early(number)) for number in range(3)] == [True, True, False]
 
 
-def test_what_was_said_of_an_end_is_not_taken_back() -> None:
+def test_the_first_record_of_an_end_is_not_overwritten() -> None:
     ended, name = EndedHandoffs(), HandoffName(*key_of(1))
     ended.remember(key_of(1), End(needs_fence=True))
     ended.remember(key_of(1))

@@ -29,7 +29,7 @@ def hashed(blocks: Blocks) -> Checksums:
 
 
 def hash_all(arrived: ArrivedBlocks, computer: Checksums) -> int:
-    """Until everything is hashed; how often that was asked for."""
+    """Hash until everything is hashed; returns how many calls that took."""
     for number in range(1, 100):
         arrived.hash(computer, _BLOCK_IDS, math.inf)
         if arrived.is_hashed:
@@ -69,12 +69,12 @@ def test_damage_is_named_by_its_place_in_the_grant(blocks: Blocks) -> None:
     assert arrived.damaged([checksums[1], checksums[0], *checksums[2:]]) == [0, 1, 2]
 
 
-def test_what_is_sent_again_is_missing_until_it_has_come_and_hashed_anew(blocks: Blocks) -> None:
+def test_a_block_that_is_sent_again_is_missing_until_it_arrives_and_is_hashed_again(blocks: Blocks) -> None:
     arrived, checksums = ArrivedBlocks(4, checksums=True), sent(blocks)
     blocks[5, 10] ^= 1
     arrived.note_rest()
     arrived.hash(hashed(blocks), _BLOCK_IDS, math.inf)
-    arrived.miss([2])
+    arrived.expect_again([2])
     assert arrived.num_missing == 1
     blocks[5, 10] ^= 1
     arrived.note([2])
@@ -93,7 +93,7 @@ def test_a_block_that_arrives_again_is_hashed_again(blocks: Blocks) -> None:
     assert arrived.damaged(checksums) == [3]
 
 
-def test_without_checksums_what_arrives_is_taken(blocks: Blocks) -> None:
+def test_without_checksums_blocks_are_not_verified(blocks: Blocks) -> None:
     arrived = ArrivedBlocks(4, checksums=False)
     arrived.note_rest()
     assert arrived.is_hashed
@@ -101,7 +101,7 @@ def test_without_checksums_what_arrives_is_taken(blocks: Blocks) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 4])
-def test_a_place_that_the_grant_does_not_have_is_refused(index: int) -> None:
+def test_an_index_outside_the_grant_is_refused(index: int) -> None:
     with pytest.raises(IndexError, match="of a grant of 4"):
         ArrivedBlocks(4, checksums=True).note([index])
 
@@ -120,7 +120,7 @@ def test_a_device_hashes_what_arrives_meanwhile_in_the_next_batch(blocks: Blocks
 
 
 @pytest.mark.parametrize("how", ["missed and sent again", "arrived again"])
-def test_what_a_device_computes_of_bytes_that_were_replaced_does_not_count(blocks: Blocks, how: str) -> None:
+def test_a_checksum_of_bytes_that_were_replaced_meanwhile_does_not_count(blocks: Blocks, how: str) -> None:
     pool = late_pool(blocks)
     computer, checksums = pool.checksums(DOT64), sent(blocks, DOT64)
     arrived = ArrivedBlocks(4, checksums=True)
@@ -129,22 +129,22 @@ def test_what_a_device_computes_of_bytes_that_were_replaced_does_not_count(block
     arrived.note_rest()
     arrived.hash(computer, _BLOCK_IDS, math.inf)
     assert arrived.is_waiting
-    pool.settle()  # the device has hashed the wrong bytes; nobody has asked for the values
+    pool.settle()  # the device has hashed the wrong bytes; the values have not been collected
     blocks[5] = true
     if how == "missed and sent again":
-        arrived.miss([2])
+        arrived.expect_again([2])
     arrived.note([2])
     hash_all(arrived, computer)
     assert arrived.damaged(checksums) == []
 
 
-def test_what_is_missing_again_is_not_found_by_a_checksum_that_was_under_way(blocks: Blocks) -> None:
+def test_a_block_that_is_missing_again_drops_the_checksum_that_is_being_computed(blocks: Blocks) -> None:
     computer, checksums = late_pool(blocks).checksums(DOT64), sent(blocks, DOT64)
     arrived = ArrivedBlocks(4, checksums=True)
     blocks[5] = 0
     arrived.note_rest()
     arrived.hash(computer, _BLOCK_IDS, math.inf)
-    arrived.miss([2])
+    arrived.expect_again([2])
     hash_all(arrived, computer)
     assert arrived.num_missing == 1
     assert arrived.damaged(checksums) == []

@@ -581,7 +581,7 @@ def test_f19_the_prefill_nodes_blocks_are_not_used_again_while_they_are_read(rdm
     world.push(100)
     world.finish(KEY)
     turns(world, 2)
-    world.give_up_prefill(KEY, "cancelled")
+    world.cancel_prefill(KEY, "cancelled")
     while world.network._delayed:
         assert KEY in world.life.pool.tables
         turns(world, 1)

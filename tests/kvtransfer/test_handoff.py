@@ -1,4 +1,4 @@
-"""Both sides together over real sockets and every transport: what is promised about one handoff."""
+"""One handoff, from the sending side to the receiving side, over every transport."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 @pytest.fixture(params=(MEMORY, MAILBOX))
 def quick_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """One transport of each kind, where the transport itself is not what is tested."""
+    """A pair with a loopback transport of each kind, for tests that are not about transports."""
     with open_pair(request.param) as pair:
         yield pair
 
@@ -78,7 +78,7 @@ def assert_delivered_and_quiet(pair: Pair, key: RequestKey = KEY) -> None:
 
 
 def assert_failed_and_quiet(pair: Pair, reason: str, key: RequestKey = KEY, *, was_granted: bool = True) -> None:
-    """Failed for this reason, exactly once; nothing delivered, nothing held."""
+    """Assert that the handoff failed once, for this reason, that nothing was delivered and no block is held."""
     pair.until(lambda: pair.is_quiet)
     reasons = pair.decode.pool.failures_of(key)
     assert len(reasons) == 1
@@ -110,7 +110,7 @@ def test_only_what_the_decode_node_lacks_is_sent(pair: Pair) -> None:
     assert pair.prefill.side.counters.num_blocks == 3
 
 
-def test_a_prompt_that_is_cached_whole_needs_the_commit_only(pair: Pair) -> None:
+def test_a_prompt_that_is_cached_completely_needs_only_the_commit(pair: Pair) -> None:
     pair.decode.grant(KEY, 16, pair.prefill.peer, num_cached_tokens=16)
     pair.prefill.prefill(KEY, 16)
     assert_delivered_and_quiet(pair)
@@ -133,7 +133,7 @@ def test_a_grant_may_come_after_the_prompt_is_finished(quick_pair: Pair) -> None
     assert_delivered_and_quiet(pair)
 
 
-def test_a_doubled_grant_changes_nothing(quick_pair: Pair) -> None:
+def test_a_duplicate_grant_changes_nothing(quick_pair: Pair) -> None:
     pair = quick_pair
     pair.prefill.begin(KEY, _NUM_TOKENS)
     pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
@@ -145,7 +145,7 @@ def test_a_doubled_grant_changes_nothing(quick_pair: Pair) -> None:
     assert pair.prefill.side.counters.num_blocks == _ALL_BLOCKS
 
 
-def test_a_request_that_token_1_ends_is_no_failure(pair: Pair) -> None:
+def test_a_request_that_ends_with_token_1_does_not_fail(pair: Pair) -> None:
     pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
     pair.prefill.begin(KEY, _NUM_TOKENS)
     pair.prefill.advance(KEY, 8)
@@ -155,7 +155,7 @@ def test_a_request_that_token_1_ends_is_no_failure(pair: Pair) -> None:
     assert pair.decode.pool.released_keys == [KEY]
 
 
-def test_a_grant_after_token_1_ended_the_request_is_no_failure(quick_pair: Pair) -> None:
+def test_a_grant_after_token_1_ended_the_request_does_not_fail_it(quick_pair: Pair) -> None:
     pair = quick_pair
     pair.prefill.begin(KEY, _NUM_TOKENS)
     pair.prefill.cancel(KEY, "token 1 ended the request", request_ended=True)
@@ -213,7 +213,7 @@ def test_a_stranger_can_neither_release_nor_revoke_nor_renew(quick_pair: Pair) -
     assert len(pair.prefill.side.handoffs) == 1
 
 
-# --- what arrives is wrong -------------------------------------------------------------------------------------------
+# --- damaged or wrong blocks -----------------------------------------------------------------------------------------
 
 
 def fault_on_first(fault: Fault) -> Callable[[int, RequestKey, Move], Fault]:
@@ -244,7 +244,7 @@ def test_a_block_that_is_damaged_twice_is_never_delivered(transport: str) -> Non
         assert_failed_and_quiet(pair, "1 of 5 blocks arrived damaged, twice")
         assert pair.prefill.link.num_seen(Resend) == 1
         assert pair.prefill.link.num_seen(Revoke) >= 1
-        # nothing is wrong with either pool: the next attempt goes through
+        # both pools are intact: the next attempt succeeds
         again = key_of(1, attempt=2)
         pair.prefill.prefill(again, _NUM_TOKENS)
         pair.decode.grant(again, _NUM_TOKENS, pair.prefill.peer)
@@ -253,7 +253,7 @@ def test_a_block_that_is_damaged_twice_is_never_delivered(transport: str) -> Non
 
 
 @pytest.mark.parametrize("lost", [Resend, Commit], ids=lambda kind: str(kind.__name__))
-def test_a_resend_that_gets_no_answer_ends_by_the_lease(lost: type[Any]) -> None:
+def test_a_resend_without_an_answer_lets_the_lease_expire(lost: type[Any]) -> None:
     with open_pair(MEMORY, plan=fault_on_first(Fault(flipped_bits=(5,)))) as pair:
         num_commits = itertools.count()
         pair.prefill.link.is_lost = lambda message: (
@@ -267,7 +267,7 @@ def test_a_resend_that_gets_no_answer_ends_by_the_lease(lost: type[Any]) -> None
 
 
 @pytest.mark.parametrize("transport", [MEMORY, MAILBOX])
-def test_doubled_commits_and_resends_change_nothing(transport: str) -> None:
+def test_duplicate_commits_and_resends_change_nothing(transport: str) -> None:
     with open_pair(transport, plan=fault_on_first(Fault(flipped_bits=(5,)))) as pair:
         pair.wire.rewrite = lambda message: [message] * (2 if isinstance(message, Commit | Resend) else 1)
         pair.prefill.prefill(KEY, _NUM_TOKENS)
@@ -276,7 +276,7 @@ def test_doubled_commits_and_resends_change_nothing(transport: str) -> None:
         assert pair.decode.side.counters.num_resends == 1
 
 
-def test_what_was_exposed_of_a_handoff_is_measured() -> None:
+def test_the_exposed_time_of_a_handoff_is_measured() -> None:
     with open_pair(MEMORY) as pair:
         pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
         pair.prefill.begin(KEY, _NUM_TOKENS)
@@ -290,7 +290,7 @@ def test_what_was_exposed_of_a_handoff_is_measured() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault(num_cut_bytes=1), Fault(num_copies=0)], ids=str)
-def test_blocks_that_never_arrive_end_by_the_lease(fault: Fault) -> None:
+def test_blocks_that_never_arrive_let_the_lease_expire(fault: Fault) -> None:
     with open_pair(MAILBOX, plan=fault_on_first(fault)) as pair:
         pair.prefill.prefill(KEY, _NUM_TOKENS)
         pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
@@ -348,13 +348,13 @@ def rewrite_commits(pair: Pair, change: Callable[[Commit], Commit]) -> None:
     pair.wire.rewrite = lambda message: [change(message) if isinstance(message, Commit) else message]
 
 
-# --- either side gives up --------------------------------------------------------------------------------------------
+# --- either side cancels ----------------------------------------------------------------------------------------------
 
-_PHASES = ("before the grant arrives", "granted", "half pushed", "commit under way")
+_PHASES = ("before the grant arrives", "granted", "half pushed", "commit in flight")
 
 
 def bring_to(pair: Pair, phase: str) -> None:
-    """A handoff in this phase."""
+    """Bring a handoff into this phase."""
     pair.prefill.begin(KEY, _NUM_TOKENS)
     pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
     if phase == "before the grant arrives":
@@ -386,12 +386,12 @@ def test_the_decode_node_cancels_in_every_phase(pair: Pair, phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", _PHASES)
-def test_the_prefill_node_gives_up_in_every_phase(pair: Pair, phase: str) -> None:
+def test_the_prefill_node_cancels_in_every_phase(pair: Pair, phase: str) -> None:
     bring_to(pair, phase)
     pair.prefill.cancel(KEY, "cancelled")
     pair.prefill.cancel(KEY, "cancelled again")
     assert pair.prefill.side.counters.num_cancelled == 1
-    # whoever asks later is told that it has ended
+    # a later question is answered: the handoff has ended
     reason = "the handoff has ended" if phase == "before the grant arrives" else "cancelled"
     assert_failed_and_quiet(pair, f"ended by the prefill node: {reason}")
 
@@ -406,7 +406,7 @@ def test_an_ended_handoff_cannot_begin_again(quick_pair: Pair) -> None:
     assert pair.is_quiet
 
 
-def test_blocks_that_only_the_decode_node_writes_return_at_once() -> None:
+def test_blocks_that_only_the_decode_node_writes_are_released_at_once() -> None:
     with open_pair(MAILBOX) as pair:
         bring_to(pair, "half pushed")
         pair.decode.cancel(KEY)
@@ -429,7 +429,7 @@ def test_the_engine_has_the_blocks_before_the_prefill_node_is_told(quick_pair: P
     assert had_blocks == [True]
 
 
-def test_a_receiver_that_says_hello_again_holds_nothing_for_what_it_granted_before() -> None:
+def test_another_hello_voids_the_earlier_grants_of_a_receiver() -> None:
     with open_pair(MEMORY) as pair:
         bring_to(pair, "granted")
         (hello,) = [message for message in pair.prefill.link.seen if isinstance(message, PeerHello)]
@@ -439,7 +439,7 @@ def test_a_receiver_that_says_hello_again_holds_nothing_for_what_it_granted_befo
         assert pair.prefill.side.counters.num_blocks == 0
 
 
-def test_blocks_that_stay_under_way_cost_the_receiver_its_transport() -> None:
+def test_blocks_that_stay_in_flight_close_the_transport_of_the_receiver() -> None:
     with open_pair(MEMORY, plan=lambda number, key, move: Fault(delay=10**6)) as pair:
         pair.prefill.prefill(KEY, _NUM_TOKENS)
         pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
@@ -452,7 +452,7 @@ def test_blocks_that_stay_under_way_cost_the_receiver_its_transport() -> None:
         assert pair.prefill.link.num_seen(PeerRefusal) == 1
 
 
-def test_a_prefill_node_is_heard_about_its_own_handoffs_only() -> None:
+def test_a_prefill_node_can_only_affect_its_own_handoffs() -> None:
     with open_pair(MAILBOX) as pair:
         bring_to(pair, "granted")
         pair.decode.wait_for_room(key_of(2), replace(pair.prefill.peer, node_id="another"))
@@ -469,7 +469,7 @@ def test_a_prefill_node_is_heard_about_its_own_handoffs_only() -> None:
 
 @pytest.mark.parametrize("transport", [MEMORY, MAILBOX])
 @pytest.mark.parametrize("lost", [Grant, Renew], ids=lambda kind: str(kind.__name__))
-def test_a_lost_message_ends_by_the_leases(transport: str, lost: type[Any]) -> None:
+def test_after_a_lost_message_both_leases_expire(transport: str, lost: type[Any]) -> None:
     with open_pair(transport) as pair:
         pair.prefill.link.lose(lost)
         pair.prefill.begin(KEY, _NUM_TOKENS)
@@ -484,7 +484,7 @@ def test_a_lost_message_ends_by_the_leases(transport: str, lost: type[Any]) -> N
         assert not is_delivered(pair)
 
 
-def test_an_unasked_revoked_that_was_lost_is_said_again_when_the_other_side_renews(quick_pair: Pair) -> None:
+def test_a_lost_revoked_is_repeated_when_the_other_side_renews(quick_pair: Pair) -> None:
     pair = quick_pair
     bring_to(pair, "half pushed")
     pair.prefill.link.lose(Revoked)
@@ -495,7 +495,7 @@ def test_an_unasked_revoked_that_was_lost_is_said_again_when_the_other_side_rene
     assert_failed_and_quiet(pair, "the handoff has ended")
 
 
-def test_whoever_waits_for_room_hears_that_the_prefill_node_gave_up(quick_pair: Pair) -> None:
+def test_a_handoff_that_waits_for_room_learns_that_the_prefill_node_cancelled(quick_pair: Pair) -> None:
     pair = quick_pair
     pair.decode.wait_for_room(KEY, pair.prefill.peer)
     pair.prefill.prefill(KEY, _NUM_TOKENS)
@@ -504,7 +504,7 @@ def test_whoever_waits_for_room_hears_that_the_prefill_node_gave_up(quick_pair: 
     assert_failed_and_quiet(pair, "the handoff has ended", was_granted=False)
 
 
-def test_a_vanished_decode_node_frees_the_prefill_node_by_the_lease(quick_pair: Pair) -> None:
+def test_blocks_for_a_vanished_decode_node_are_released_when_the_lease_expires(quick_pair: Pair) -> None:
     pair = quick_pair
     bring_to(pair, "half pushed")
     pair.prefill.finish(KEY, _NUM_TOKENS)
@@ -534,24 +534,24 @@ def test_a_prefill_node_restarted_at_the_same_address_is_refused(quick_pair: Pai
     pair.prefill.close()
     facts = replace(sending_facts(), epoch=sending_facts().epoch + 1)
     pair.prefill = make_prefill_node(pair.wire, pair.network, pair.transport, facts=facts)
-    # the old link finds a stranger at its other end
+    # the old connection now reaches another life of the node
     for _ in range(40):
         pair.now_s += LEASE_S / 30
         pair.settle()
     assert len(pair.decode.pool.failures_of(KEY)) == 1
-    # whoever still believes in the old life is told, over a new connection or by a stranger at the end of the old one
+    # a handoff that names the old epoch fails, over a new connection or over the old one
     pair.decode.grant(key_of(2), 4, old_peer)
     pair.until(lambda: bool(pair.decode.pool.failures_of(key_of(2))))
     (reason,) = pair.decode.pool.failures_of(key_of(2))
-    assert "has restarted" in reason or "say PeerHello first" in reason
-    # and the new life serves
+    assert "has restarted" in reason or "the first message must be PeerHello" in reason
+    # the new life serves requests
     pair.prefill.prefill(key_of(3), _NUM_TOKENS)
     pair.decode.grant(key_of(3), _NUM_TOKENS, pair.prefill.peer)
     pair.until(lambda: is_delivered(pair, key_of(3)))
     assert pair.decode.pool.has_exactly(key_of(3))
 
 
-def test_a_new_life_of_the_decode_node_gets_nothing_of_the_old_one(quick_pair: Pair) -> None:
+def test_a_new_life_of_the_decode_node_gets_no_handoff_of_the_old_one(quick_pair: Pair) -> None:
     pair = quick_pair
     bring_to(pair, "half pushed")
     pair.decode.close()
@@ -567,7 +567,7 @@ def test_a_new_life_of_the_decode_node_gets_nothing_of_the_old_one(quick_pair: P
     assert len(pair.prefill.side.connections) == 1
 
 
-def test_a_push_that_fails_ends_whatever_else_waits_for_the_same_transport() -> None:
+def test_a_failed_push_cancels_every_handoff_of_the_same_transport() -> None:
     with open_pair(MAILBOX, plan=fault_on_first(Fault(refusal="cable cut"))) as pair:
         for number in (1, 2):
             pair.prefill.begin(key_of(number), 8)
@@ -581,7 +581,7 @@ def test_a_push_that_fails_ends_whatever_else_waits_for_the_same_transport() -> 
         assert len(pair.prefill.side.connections) == 0
 
 
-def test_a_prefill_node_that_renews_after_its_commit_keeps_nothing_alive() -> None:
+def test_renewals_after_the_commit_do_not_extend_the_lease() -> None:
     with open_pair(MAILBOX, plan=fault_on_first(Fault(num_copies=0))) as pair:
         pair.prefill.prefill(KEY, _NUM_TOKENS)
         pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
@@ -592,7 +592,7 @@ def test_a_prefill_node_that_renews_after_its_commit_keeps_nothing_alive() -> No
         assert_failed_and_quiet(pair, "stopped renewing")
 
 
-def test_a_revoke_is_answered_though_its_grant_was_lost() -> None:
+def test_a_revoke_is_answered_even_if_its_grant_was_lost() -> None:
     with open_pair(MEMORY) as pair:
         pair.prefill.link.lose(Grant)
         pair.prefill.begin(KEY, _NUM_TOKENS)
@@ -614,7 +614,7 @@ def test_a_grant_whose_prompt_never_comes_is_answered(quick_pair: Pair) -> None:
     assert [(key, "exists already" in reason) for key, reason in pair.prefill.pool.refusals] == [(KEY, True)]
 
 
-def test_a_connection_that_goes_while_its_grant_waits_does_no_harm(quick_pair: Pair) -> None:
+def test_a_connection_that_ends_while_its_grant_waits_does_no_harm(quick_pair: Pair) -> None:
     pair = quick_pair
     pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
     pair.until(lambda: pair.prefill.link.num_seen(Grant) == 1)

@@ -33,7 +33,7 @@ KEY = key_of(1)
 
 
 def refusal(receiver: ReceivingFacts) -> str:
-    """Why a handoff to such a receiver fails."""
+    """The reason for which a handoff to this receiver fails."""
     with open_pair(MAILBOX, receiver=receiver) as pair:
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         pair.until(lambda: bool(pair.decode.pool.failures))
@@ -73,7 +73,7 @@ def test_another_protocol_version_is_refused_naming_both(monkeypatch: pytest.Mon
         SENDER_TO_RECEIVER.decode(theirs)
 
 
-def test_a_peer_of_another_version_costs_its_handoffs_only() -> None:
+def test_a_peer_of_another_version_fails_only_its_own_handoffs() -> None:
     with open_pair(MAILBOX) as pair:
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         pair.until(lambda: is_welcome(pair))
@@ -91,7 +91,7 @@ def is_welcome(pair: Pair) -> bool:
 
 
 @pytest.mark.parametrize("frames", [[b""], [b"junk"], [b"a", b"b"]], ids=str)
-def test_junk_costs_its_own_connection_only(frames: list[bytes]) -> None:
+def test_junk_ends_only_its_own_connection(frames: list[bytes]) -> None:
     with open_pair(MAILBOX) as pair:
         stranger = pair.context.socket(zmq.DEALER)
         stranger.connect(pair.prefill.address)
@@ -103,7 +103,7 @@ def test_junk_costs_its_own_connection_only(frames: list[bytes]) -> None:
         assert isinstance(SENDER_TO_RECEIVER.decode(stranger.recv(0)), PeerRefusal)
 
 
-def test_a_handshake_that_gets_no_answer_is_begun_again() -> None:
+def test_a_handshake_without_an_answer_is_repeated() -> None:
     with open_pair(MAILBOX) as pair:
         pair.prefill.link.lose(PeerHello, PeerWelcome)
         pair.prefill.link.is_lost = lambda message: True
@@ -118,7 +118,7 @@ def test_a_handshake_that_gets_no_answer_is_begun_again() -> None:
         pair.until(lambda: again in pair.decode.pool.delivered_kv)
 
 
-def test_nothing_is_said_before_hello_and_hello_waits_until_everything_can_be_offered() -> None:
+def test_no_message_is_sent_before_hello_and_hello_waits_until_every_receiver_is_ready() -> None:
     with open_pair(MAILBOX) as pair:
         receiver = pair.decode.receivers[0]
         assert isinstance(receiver, LoopbackReceiver)
@@ -185,7 +185,7 @@ def test_shared_memory_of_another_host_is_not_tried(context: zmq.Context[zmq.Soc
         (AUTO, [Endpoint(SHM, str(Path("/etc/passwd")))], "not a segment"),
     ],
 )
-def test_says_why_there_is_no_transport_in_common(
+def test_the_refusal_says_why_there_is_no_common_transport(
     context: zmq.Context[zmq.Socket[bytes]], choice: str, endpoints: list[Endpoint], reason: str
 ) -> None:
     with pytest.raises(Refused, match=reason):

@@ -179,7 +179,7 @@ class Handoffs(RuleBasedStateMachine):
         if what == "fail":
             world.fail_step(key)
         elif what == "end":
-            world.give_up_prefill(key, "token 1 ended it", request_ended=True)
+            world.cancel_prefill(key, "token 1 ended it", request_ended=True)
         elif what == "chunk" and prompt.layers is None:
             world.compute(key, min(prompt.num_computed_tokens + 7, prompt.num_tokens))
         elif prompt.layers is None and what == "finish":
@@ -199,7 +199,7 @@ class Handoffs(RuleBasedStateMachine):
             if legs != "prefill":
                 self.world.cancel_decode(key)
             if legs != "decode":
-                self.world.give_up_prefill(key, "cancelled")
+                self.world.cancel_prefill(key, "cancelled")
 
     @rule(which=_COUNT)
     def retire(self, which: int) -> None:

@@ -65,7 +65,7 @@ def test_an_ended_lease_does_not_shorten_the_owners_next_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_order_of_events_finds_exactly_what_is_overdue(seed: int) -> None:
+def test_any_order_of_events_finds_exactly_the_overdue_leases(seed: int) -> None:
     draw = random.Random(seed)
     table: LeaseTable[int] = LeaseTable()
     deadlines: dict[int, float] = {}

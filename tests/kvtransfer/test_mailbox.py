@@ -46,7 +46,7 @@ def test_nothing_is_lost_and_nothing_left_readable_between_threads() -> None:
     for putter in putters:
         putter.start()
     while len(found) < num_items:
-        assert is_readable(mailbox, 5.0), "items are waiting and nobody says so"
+        assert is_readable(mailbox, 5.0), "items are waiting but the socket is not readable"
         found += mailbox.take()
     for putter in putters:
         putter.join()

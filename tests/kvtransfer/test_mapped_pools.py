@@ -157,7 +157,7 @@ def test_what_may_still_land_is_fenced_whatever_the_peer_says_later(monkeypatch:
         for needs_fence in (True, False)
         for said in [replace(message, needs_fence=needs_fence) if isinstance(message, Revoked) else message]
     ]
-    world.give_up_prefill(KEY, "cancelled")
+    world.cancel_prefill(KEY, "cancelled")
     for _ in range(10):
         world.turn(1.0)
     assert KEY in world.decode_pool.held

@@ -30,6 +30,7 @@ from kvtransfer.sender_connections import open_listener
 from kvtransfer.sending import SendingSide
 from kvtransfer.transports.base import Blocks, Receiver
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
+from node.first_steps import FirstSteps
 from prefill_node.leg import PrefillLeg
 from tests.kvtransfer.late_stream import late_pool
 from tests.kvtransfer.legs import Echo, LossyLink, Node, Relay, SteppedThread, undisturbed
@@ -85,11 +86,12 @@ def open_relay(sender: Kind, receiver: Kind) -> Iterator[tuple[Relay, list[Recei
     facts = replace(receiving_facts(), checksum=kinds[1])
     receiving = ReceivingSide(facts, context, SETTINGS, receivers, received_pool, received)
     threads = SteppedThread(sending, "sending"), SteppedThread(receiving, "receiving")
-    prefill_leg = PrefillLeg(prefill_core, sending, threads[0], sent, LAYOUT.layer_ends)
-    decode_leg = DecodeLeg(decode_core, receiving, threads[1], received)
+    first_steps = FirstSteps(), FirstSteps()
+    prefill_leg = PrefillLeg(prefill_core, sending, threads[0], sent, LAYOUT.layer_ends, first_steps[0])
+    decode_leg = DecodeLeg(decode_core, receiving, threads[1], received, first_steps[1])
     nodes = (
-        Node(prefill_leg, threads[0], prefill_core, prefill_runner),
-        Node(decode_leg, threads[1], decode_core, decode_runner),
+        Node(prefill_leg, threads[0], prefill_core, prefill_runner, first_steps[0]),
+        Node(decode_leg, threads[1], decode_core, decode_runner, first_steps[1]),
     )
     try:
         yield Relay(*nodes, link, address, Echo(context)), receivers

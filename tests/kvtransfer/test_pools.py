@@ -1,4 +1,4 @@
-"""What holds of every pool, and of pools on a device that does things late."""
+"""The promises of every pool, also of pools on a device that does its work late."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS = [HostPool, lambda blocks: DevicePool(torch.from_numpy(blocks)), late_po
 
 @pytest.fixture(autouse=True)
 def slots_of_four_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few small blocks fill all slots of a device's pool."""
+    """Small staging slots, so that a few small blocks fill all slots of a device's pool."""
     monkeypatch.setattr(device, "_SLOT_BYTES", 4 * _BLOCK_BYTES)
 
 
@@ -54,7 +54,7 @@ def random_payload(num_blocks: int) -> Blocks:
 
 
 @pytest.mark.parametrize("block_ids", [[0], [3, 4, 5, 9, 2], [7, 7, 7], list(range(_NUM_BLOCKS)), []])
-def test_what_is_read_is_there_and_nothing_beside_it(pool: KvPool, blocks: Blocks, block_ids: list[int]) -> None:
+def test_a_read_copies_the_named_blocks_and_nothing_else(pool: KvPool, blocks: Blocks, block_ids: list[int]) -> None:
     into = np.full((len(block_ids) + 1, _BLOCK_BYTES), 0xA5, dtype=np.uint8)
     pool.read(block_ids, into[: len(block_ids)])
     assert (into[:-1] == blocks[block_ids]).all()
@@ -63,7 +63,7 @@ def test_what_is_read_is_there_and_nothing_beside_it(pool: KvPool, blocks: Block
 
 @pytest.mark.parametrize("is_direct", [False, True])
 @pytest.mark.parametrize("block_ids", [[0], [3, 4, 5, 9, 2], list(range(_NUM_BLOCKS)), []])
-def test_what_is_written_is_in_place_once_settled(
+def test_written_blocks_are_in_place_once_the_pool_has_settled(
     pool: KvPool, blocks: Blocks, block_ids: list[int], is_direct: bool
 ) -> None:
     payload, expected = random_payload(len(block_ids)), blocks.copy()
@@ -73,7 +73,7 @@ def test_what_is_written_is_in_place_once_settled(
     assert (blocks == expected).all()
 
 
-def test_what_was_given_to_write_may_change_before_it_is_in_place(pool: KvPool, blocks: Blocks) -> None:
+def test_the_source_of_a_write_may_change_before_the_blocks_are_in_place(pool: KvPool, blocks: Blocks) -> None:
     # twenty blocks: each staging slot is used again and again
     payload = random_payload(20)
     expected = payload.copy()
@@ -131,7 +131,7 @@ def test_the_thread_that_enters_a_pool_enters_its_device(stream: LateStream, lat
     HostPool(blocks).enter()
 
 
-def test_what_is_larger_than_the_ring_waits_for_all_of_it(blocks: Blocks, late: DevicePool) -> None:
+def test_a_request_larger_than_the_ring_waits_for_the_whole_ring(blocks: Blocks, late: DevicePool) -> None:
     outlet = late.outlet(1)
     one = outlet.lend([0])
     assert not outlet.has_room(_NUM_BLOCKS)
@@ -177,7 +177,7 @@ def test_checksums_are_of_the_blocks_as_they_were_written_before(blocks: Blocks,
     assert found == HostPool(payload).checksums(DOT64).begin([0, 1]).take()
 
 
-def test_no_checksums_are_zeros(pool: KvPool) -> None:
+def test_the_checksum_kind_none_gives_zeros(pool: KvPool) -> None:
     assert pool.checksums(NONE).begin([1, 2]).take() == [0, 0]
     parts = pool.checksums(NONE).begin_parts([1, 2, 3])
     parts.add(0, 3)

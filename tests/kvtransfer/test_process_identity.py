@@ -24,7 +24,7 @@ time.sleep(60)
 
 @pytest.fixture
 def child() -> Iterator[tuple[subprocess.Popen[str], ProcessIdentity]]:
-    """A living process and what it says about itself."""
+    """A living process and its own identity."""
     with subprocess.Popen([sys.executable, "-c", _SHOW_IDENTITY], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         host, pid, start_ticks = process.stdout.readline().split()
@@ -53,7 +53,7 @@ def test_stopped_killed_zombie_and_reaped(child: tuple[subprocess.Popen[str], Pr
     assert is_gone(identity)
 
 
-def test_a_process_that_cannot_be_looked_at_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_whose_state_cannot_be_read_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path) -> str:
         raise OSError(24, "Too many open files")
 
@@ -62,7 +62,7 @@ def test_a_process_that_cannot_be_looked_at_is_not_gone(monkeypatch: pytest.Monk
     assert not is_gone(me)
 
 
-def test_hosts_that_tell_nothing_share_nothing() -> None:
+def test_processes_with_unknown_hosts_share_nothing() -> None:
     unknown = replace(this_process(), host="")
     assert not shares_memory(unknown, unknown)
     assert not shares_memory(this_process(), replace(this_process(), host="another boot"))

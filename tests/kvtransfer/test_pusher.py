@@ -25,7 +25,7 @@ LAYER_ENDS = (32, 48, 96, 128)
 
 
 class RecordingSender:
-    """Notes what it was asked to push; `before` runs first, and may say that nothing is taken now."""
+    """Records what it was asked to push. `before` runs first, and may say that no piece is accepted now."""
 
     is_silent = True
     pushes_parts = True
@@ -79,7 +79,7 @@ def job(sender: RecordingSender, *sources: int, number: int = 1, layers: LayerPr
 
 
 def run(pusher: Pusher, now_s: float = 0.0) -> list[PushReport]:
-    """Work until there is nothing to do right now."""
+    """Call `work` until there is nothing to do right now."""
     reports: list[PushReport] = []
     for _ in range(1000):
         wait_s = pusher.work(now_s)
@@ -123,9 +123,9 @@ def test_without_checksums_none_are_computed(blocks: Blocks) -> None:
     assert [report.checksums for report in run(pusher)] == [[0, 0, 0]]
 
 
-def test_a_failing_sender_costs_its_own_jobs_only(pusher: Pusher) -> None:
+def test_a_failing_sender_fails_only_its_own_jobs(pusher: Pusher) -> None:
     def refuse() -> None:
-        raise TransferFailed("nobody there")
+        raise TransferFailed("not reachable")
 
     def break_down() -> None:
         raise ZeroDivisionError("by zero")
@@ -137,12 +137,12 @@ def test_a_failing_sender_costs_its_own_jobs_only(pusher: Pusher) -> None:
     reports = {key_of(number): [] for number in range(3)}  # type: dict[RequestKey, list[str]]
     for report in run(pusher):
         reports[report.key].append(report.error)
-    assert list(reports.values()) == [["nobody there"] * 2, ["ZeroDivisionError: by zero"] * 2, ["", ""]]
-    assert pusher.failures() == [(refusing, "nobody there"), (broken, "ZeroDivisionError: by zero")]
+    assert list(reports.values()) == [["not reachable"] * 2, ["ZeroDivisionError: by zero"] * 2, ["", ""]]
+    assert pusher.failures() == [(refusing, "not reachable"), (broken, "ZeroDivisionError: by zero")]
     assert (refusing.is_closed, broken.is_closed, fine.is_closed) == (True, True, False)
 
 
-def test_a_sender_that_takes_nothing_holds_up_nobody_else(pusher: Pusher) -> None:
+def test_a_sender_that_accepts_nothing_does_not_delay_others(pusher: Pusher) -> None:
     slow, quick = RecordingSender(lambda: False), RecordingSender()
     pusher.submit(job(slow, 1, number=1), 0.0)
     pusher.submit(job(quick, 2, number=2), 0.0)
@@ -150,7 +150,7 @@ def test_a_sender_that_takes_nothing_holds_up_nobody_else(pusher: Pusher) -> Non
     assert 0 < pusher.work(0.0) <= 0.001
 
 
-def test_a_sender_that_stands_still_is_given_up(pusher: Pusher) -> None:
+def test_a_sender_that_makes_no_progress_fails(pusher: Pusher) -> None:
     taking = [True]
     sender = RecordingSender(lambda: taking.pop() if taking else False)
     pusher.submit(job(sender, *range(8)), 100.0)
@@ -193,7 +193,7 @@ def test_cancel_begins_no_further_piece_and_is_reported(pusher: Pusher) -> None:
     assert sender.pushed == [0, 1, 7]
 
 
-def test_reading_goes_on_after_the_report_until_the_sender_says_so(pusher: Pusher) -> None:
+def test_a_handoff_is_read_after_its_report_until_the_sender_is_done(pusher: Pusher) -> None:
     sender = RecordingSender()
     sender.reading.add(key_of(1))
     pusher.submit(job(sender, 1), 0.0)
@@ -202,7 +202,7 @@ def test_reading_goes_on_after_the_report_until_the_sender_says_so(pusher: Pushe
     pusher.retire(sender, "gone")
     num_polls = sender.num_polls
     pusher.work(0.0)
-    assert sender.num_polls > num_polls, "a closed sender may have to hear that nothing is read any more"
+    assert sender.num_polls > num_polls, "a closed sender may still have to learn that nothing is read any more"
     sender.reading.clear()
     assert not pusher.is_reading(key_of(1))
     pusher.forget(key_of(1))
@@ -267,7 +267,7 @@ def test_abandoning_a_complete_step_changes_nothing(pusher: Pusher) -> None:
     assert [report.error for report in run(pusher)] == [""]
 
 
-def test_layers_wake_somebody_only_when_somebody_follows(pusher: Pusher) -> None:
+def test_layers_wake_the_thread_only_after_it_follows_them(pusher: Pusher) -> None:
     wakes: list[int] = []
     layers = LayerProgress(LAYER_ENDS[1:], lambda: wakes.append(layers.num_done))
     layers.count()
@@ -281,7 +281,7 @@ def test_layers_wake_somebody_only_when_somebody_follows(pusher: Pusher) -> None
 
 @pytest.fixture
 def late_pusher(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> Pusher:
-    """Its checksums are computed by a device that is late, and a busy machine does not end its turns early."""
+    """A pusher with a device that computes checksums late. Its turns do not end early on a busy machine."""
     monkeypatch.setattr("kvtransfer.pusher._SLICE_S", 3600.0)
     return Pusher(late_pool(blocks, patience=20), DOT64)
 

@@ -15,7 +15,7 @@ _MOVES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=40
 
 
 @given(_MOVES, st.integers(1, 8))
-def test_runs_say_the_same_as_the_moves(moves: list[tuple[int, int]], max_count: int) -> None:
+def test_runs_cover_exactly_the_moves(moves: list[tuple[int, int]], max_count: int) -> None:
     runs = coalesce([source for source, _ in moves], [target for _, target in moves], max_count)
     said = [(run.source + step, run.target + step) for run in runs for step in range(run.count)]
     assert said == moves
@@ -23,7 +23,7 @@ def test_runs_say_the_same_as_the_moves(moves: list[tuple[int, int]], max_count:
 
 
 @given(_MOVES)
-def test_what_could_be_joined_is_joined(moves: list[tuple[int, int]]) -> None:
+def test_adjacent_moves_are_joined(moves: list[tuple[int, int]]) -> None:
     runs = coalesce([source for source, _ in moves], [target for _, target in moves], max_count=1000)
     for run, following in pairwise(runs):
         follows_on = following.source == run.source + run.count and following.target == run.target + run.count
@@ -46,13 +46,13 @@ _MODEL = KvLayout.of_layers("float16", 2, [LayerKv(num_kv_heads=_NUM_HEADS, head
 
 
 def block_of(heads: range, model: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
-    """A rank's block as bytes, from the whole model's [L, 2, H, S, D]."""
+    """The bytes of a rank's block, cut from the whole model's block [L, 2, H, S, D]."""
     return np.ascontiguousarray(model[:, :, heads.start : heads.stop]).view(np.uint8).reshape(-1)
 
 
 @pytest.mark.parametrize("num_targets", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("num_sources", [1, 2, 4, 8, 16])
-def test_every_rank_gets_its_heads_from_whatever_ranks_hold_them(num_sources: int, num_targets: int) -> None:
+def test_every_rank_gets_its_heads_from_the_ranks_that_hold_them(num_sources: int, num_targets: int) -> None:
     shape = (_MODEL.num_layers, 2, _NUM_HEADS, _MODEL.block_size, 4)
     model = np.random.default_rng(3).integers(0, 2**16, shape, dtype=np.uint16)
     for target_rank in range(num_targets):

@@ -117,7 +117,7 @@ class Schedule:
         elif roll < 0.6:
             world.begin_last_step(key)
         elif roll < 0.65:
-            world.give_up_prefill(key, "token 1 ended it", request_ended=True)
+            world.cancel_prefill(key, "token 1 ended it", request_ended=True)
         else:
             world.finish(key)
 
@@ -127,7 +127,7 @@ class Schedule:
         if self.chance.random() < 0.7:
             self.world.cancel_decode(key)
         if self.chance.random() < 0.7:
-            self.world.give_up_prefill(key, "cancelled")
+            self.world.cancel_prefill(key, "cancelled")
 
 
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name.lower())

@@ -1,4 +1,4 @@
-"""The tables of the states: what they allow, and that docs/protocol.md says the same."""
+"""The tables of the states allow exactly the moves that docs/protocol.md names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ S, R = SendingState, ReceivingState
 
 
 def documented(side: str) -> dict[str, set[str]]:
-    """State -> states that may follow, as the table of this side in the protocol says."""
+    """The protocol's table for one side: each state and the states that may follow it."""
     _, _, after = _PROTOCOL.read_text().partition(f"| {side} | entered when | leaves to |\n|---|---|---|\n")
     rows = [line.split("|")[1:4] for line in itertools.takewhile(lambda line: line.startswith("|"), after.splitlines())]
     names = {state.name for state in (*S, *R)}

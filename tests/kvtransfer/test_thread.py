@@ -16,7 +16,7 @@ Thread: TypeAlias = TransferThread[Callable[[float], object]]
 
 
 class RecordingSide:
-    """Notes when it was called. `wait_s` is what it asks for; `error` is raised while it is set.
+    """Records when it was called. `wait_s` is what `round` returns; `error` is raised while it is set.
 
     Its commands are functions of the time.
     """
@@ -63,7 +63,7 @@ def thread(side: RecordingSide) -> Iterator[Thread]:
 
 
 def run(thread: Thread) -> None:
-    """Wait until everything that was posted is done."""
+    """Wait until all commands that were posted are done."""
     done = threading.Event()
     thread.post(lambda now_s: done.set())
     assert done.wait(5)
@@ -110,7 +110,7 @@ def test_a_side_with_more_to_do_is_called_at_once(thread: Thread, side: Recordin
     assert len(side.rounds) - num_rounds > 20
 
 
-def test_a_side_that_fails_is_closed_and_said_to_whoever_asks(thread: Thread, side: RecordingSide) -> None:
+def test_a_side_that_fails_is_closed_and_its_error_is_reported(thread: Thread, side: RecordingSide) -> None:
     thread.require_alive()
     side.error = ZeroDivisionError("by zero")
     thread.wake()

@@ -1,4 +1,4 @@
-"""When blocks of a revoked grant are released, over everything that can be known."""
+"""The verdict about the blocks of a revoked grant, for every combination of what can be known."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ TABLE: list[tuple[object, object, object, tuple[Writer, ...], object, Verdict]] 
     (_WRITER, _DONE, _ANY, (_RUNS, _GONE, _ELSEWHERE), _ANY, _RELEASE),
     (_ENDPOINT, _DONE, _ANY, (_RUNS, _GONE, _ELSEWHERE), _ANY, _RELEASE),
     (_BOTH, _DONE, _ANY, (_RUNS, _GONE, _ELSEWHERE), _ANY, _RELEASE),
-    # shared memory: the end of its writer, and nothing that this side could do
+    # shared memory: only the end of the writer is a proof
     (_WRITER, _SILENT, _ANY, (_GONE,), _ANY, _RELEASE),
     (_WRITER, _MAY_LAND, _ANY, (_GONE,), _ANY, _RELEASE),
     (_WRITER, _SILENT, _ANY, (_RUNS, _ELSEWHERE), _ANY, _WAIT),
     (_WRITER, _MAY_LAND, _ANY, (_RUNS, _ELSEWHERE), _ANY, _WAIT),
-    # a network: the end of the own endpoint, whatever became of the writer
+    # a network: the end of the own endpoint is a proof, whatever the writer does
     (_ENDPOINT, _SILENT, True, (_RUNS, _GONE, _ELSEWHERE), _ANY, _RELEASE),
     (_ENDPOINT, _MAY_LAND, True, (_RUNS, _GONE, _ELSEWHERE), _ANY, _RELEASE),
     (_ENDPOINT, _SILENT, False, (_RUNS, _GONE, _ELSEWHERE), False, _WAIT),
     (_ENDPOINT, _SILENT, False, (_RUNS, _GONE, _ELSEWHERE), True, _FENCE),
     (_ENDPOINT, _MAY_LAND, False, (_RUNS, _GONE, _ELSEWHERE), _ANY, _FENCE),
-    # a network or a mapping: the end of the own endpoint, and no writer with a mapping
+    # a network or a mapping: the own endpoint must have ended, and no writer may have a mapping
     (_BOTH, _SILENT, True, (_RUNS,), _ANY, _WAIT),
     (_BOTH, _SILENT, True, (_GONE, _ELSEWHERE), _ANY, _RELEASE),
     (_BOTH, _MAY_LAND, True, (_RUNS, _GONE, _ELSEWHERE), _ANY, _RELEASE),

@@ -1,4 +1,4 @@
-"""The connections between the two sides, simulated: frames under way on a virtual clock, in one thread.
+"""Simulated connections between the two sides: frames in flight on a virtual clock, in one thread.
 
 Owns the listening socket of a prefill node and the dialled ones of a decode node as the sides see them, and what
 becomes of every message (`Fate`). Real sockets are under the harnesses of whole legs and whole programs.
@@ -26,7 +26,7 @@ Inbox: TypeAlias = list[tuple[float, int, bytes, tuple[bytes, ...]]]
 
 
 Rewrite: TypeAlias = Callable[[object], Sequence[object]]
-"""What is sent instead of a message: by a side that lies, or twice."""
+"""The messages to send instead of one: a lying side changes it, a faulty network duplicates it."""
 
 
 def arrives(message: object) -> Sequence[float]:
@@ -35,7 +35,7 @@ def arrives(message: object) -> Sequence[float]:
 
 
 def at_once(message: object) -> Sequence[float]:
-    """The fate of messages where their time is of no interest."""
+    """The fate of messages in tests that do not depend on their timing."""
     return (0.0,)
 
 
@@ -43,11 +43,11 @@ def _read(codec: Codec, frame: bytes) -> object:
     try:
         return codec.decode(frame)
     except BatonError:
-        return frame  # for its receiver to find out
+        return frame  # its receiver will refuse it
 
 
 class Wire:
-    """All connections: frames under way, each with the moment it arrives. `seen`: all messages that were not lost."""
+    """All connections, with the frames in flight and their arrival times. `seen`: all messages that were not lost."""
 
     def __init__(self, fate: Fate) -> None:
         self.now_s = 0.0
@@ -60,7 +60,7 @@ class Wire:
         self._num_connections = 0
 
     def clock(self) -> float:
-        """What a side reads within a round: later than the time with which it was called."""
+        """The clock that a side reads within a round: it is later than the time with which the side was called."""
         return self.now_s + WITHIN_ROUND_S
 
     def listen(self) -> FakeRouter:
@@ -80,14 +80,14 @@ class Wire:
             self.listener.dealers[dealer.identity] = dealer
 
     def carry(self, inbox: Inbox, identity: bytes, frame: bytes, codec: Codec) -> None:
-        """Have a frame, or what is sent instead of it, arrive in its time."""
+        """Have a frame, or its replacement, arrive at its time."""
         message = _read(codec, frame)
         for said in self.rewrite(message):
             self._carry_one(inbox, identity, frame if said is message else codec.encode(said), said)
 
     def _carry_one(self, inbox: Inbox, identity: bytes, frame: bytes, message: object) -> None:
-        """Nothing comes after a hello that was said before it: the sides may count on that much of the order of a
-        connection.
+        """Send one frame. A message never arrives after a hello that was sent later: the sides rely on that much of the
+        order of a connection.
         """
         delays_s = self.fate(message)
         self.seen += [message] * bool(delays_s)
@@ -116,7 +116,7 @@ class FakeRouter:
         self._wire = wire
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """Stop to listen."""
         self.dealers.clear()
         if self._wire.listener is self:
             self._wire.listener = None
@@ -142,7 +142,7 @@ class FakeDealer:
         self._wire = wire
 
     def setsockopt(self, option: int, value: object) -> None:
-        """All options are the same to the simulation."""
+        """Socket options have no effect in the simulation."""
 
     def connect(self, address: str) -> None:
         if " " in address:
@@ -158,7 +158,7 @@ class FakeDealer:
             self._wire.carry(listener.inbox, self.identity, frame, RECEIVER_TO_SENDER)
 
     def send_frames(self, frames: Sequence[bytes]) -> None:
-        """Say what is no message, at once."""
+        """Send bytes that are no message; they arrive at once."""
         if self._wire.listener is not None:
             self._wire.listener.inbox.append((self._wire.now_s, 0, self.identity, tuple(frames)))
 

@@ -1,11 +1,11 @@
 """A prefill node and a decode node on a simulated network and a virtual clock, in one thread.
 
-Owns both sides, their pools, and whatever is under way between them. Nothing happens by itself: a test says what
-happens next, and what becomes of messages (`Fate`) and of blocks (`FaultPlan`) on their way.
+Owns both sides, their pools, and everything in flight between them. Nothing happens by itself: a test says what
+happens next, and what happens to messages (`Fate`) and to blocks (`FaultPlan`) in flight.
 
-Checked the moment it happens: what is delivered is the prompt's KV; a block is written only while it is held for
+Four promises are checked when it matters: delivered KV is the prompt's KV; a block is written only while it is held for
 the handoff and generation it is written for; a block that is read is held for that handoff; a granted handoff ends
-once. `check` looks at what must hold between any two moments, `quiesce` and `check_over` at the end.
+once. `check` verifies the invariants at any moment, `quiesce` and `check_over` those at the end.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ _LONG_S = 3600.0
 
 
 class Kind(Enum):
-    """The kinds of receivers there are."""
+    """The kinds of receivers."""
 
-    MEMORY = "memory that peers write before push returns, and nobody can fence"
+    MEMORY = "memory that peers write before push returns, and that cannot be fenced"
     RDMA = "memory that a network writes, later, and after its peer's end too; it tells arrivals, and can be fenced"
     MAILBOX = "its owner writes what has arrived"
 
@@ -97,7 +97,7 @@ class Kind(Enum):
 
 
 class CheckedReceiver(LoopbackReceiver):
-    """Looks at every block the moment it is written. As `Kind.RDMA` it is told what has arrived."""
+    """Checks every block when it is written. As `Kind.RDMA` it is told what has arrived."""
 
     def __init__(self, network: LoopbackNetwork, pool: CheckedDecodePool, kind: Kind, violations: list[str]) -> None:
         super().__init__(
@@ -121,7 +121,7 @@ class CheckedReceiver(LoopbackReceiver):
 
 
 class CheckedSender(LoopbackSender):
-    """Looks at every block the moment it is read."""
+    """Checks every block when it is read."""
 
     def __init__(self, network: LoopbackNetwork, name: str, pool: PrefillPool, violations: list[str]) -> None:
         receiver = network.find(name)
@@ -134,7 +134,7 @@ class CheckedSender(LoopbackSender):
         return not self.is_closed and super().is_reading(key)
 
     def close(self) -> None:
-        """What a network carries goes on, and only a fence would end it."""
+        """Close it. Blocks in flight on a network still arrive; only a fence would end them."""
         self.is_closed = True
         if self.is_silent or not self._is_memory:
             super().close()
@@ -151,9 +151,7 @@ class CheckedSender(LoopbackSender):
 
     def _check(self, key: RequestKey, moves: Sequence[Move]) -> None:
         held = self._pool.tables.get(key, [])
-        self._violations.extend(
-            f"{move} is read, and went back to its pool" for move in moves if move.source not in held
-        )
+        self._violations.extend(f"{move} is read, but was released" for move in moves if move.source not in held)
 
 
 @dataclass(slots=True)
@@ -166,7 +164,7 @@ class CheckedOpener:
     senders: list[CheckedSender] = field(default_factory=list)
 
     def poll(self) -> None:
-        """Senders look after themselves."""
+        """Do nothing: senders share no resources here."""
 
     def wait_on(self) -> Sequence[Any]:
         return ()
@@ -177,9 +175,14 @@ class CheckedOpener:
 
 
 class SteppedPusher(Pusher):
-    """Pushes as many pieces as it is allowed to: a write can come long after it was asked for."""
+    """Pushes only as many pieces as it is allowed to, so that a write can come long after its job was submitted."""
 
     num_allowed = 0
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether it still remembers a handoff that it pushed."""
+        return bool(self._readers)
 
     def _is_ready(self, queue: Any) -> bool:
         return self.num_allowed > 0 and super()._is_ready(queue)
@@ -221,7 +224,7 @@ class PrefillLife:
 
 
 class CheckedDecodePool(DecodePool):
-    """Looks at every delivery and every end the moment it happens. Delivered blocks stay held until `retire`."""
+    """Checks every delivery and every end when it happens. Delivered blocks stay held until `retire`."""
 
     def __init__(self, blocks: Blocks) -> None:
         super().__init__(blocks)
@@ -263,8 +266,8 @@ class CheckedDecodePool(DecodePool):
 
 
 class World:
-    """Everything there is, and what can happen to it. Patches `kvtransfer.incoming.is_gone` while it is in use: ask
-    `is_gone` here.
+    """Both nodes, the network between them, and methods for all that can happen to them. While a world is in use,
+    `kvtransfer.incoming.is_gone` is replaced by the world's `is_gone` (see `patches`).
     """
 
     def __init__(self, kind: Kind, *, fate: Fate = arrives, plan: FaultPlan = without_faults) -> None:
@@ -272,7 +275,7 @@ class World:
         self.wire = Wire(fate)
         self.context = FakeContext(self.wire)
         self.dead: set[ProcessIdentity] = set()
-        self.violations: list[str] = []  # noted, not raised: the sides outlive whatever a transport raises
+        self.violations: list[str] = []  # recorded, not raised: the sides survive whatever a transport raises
         self.network = LoopbackNetwork(plan)
         self.decode_pool = CheckedDecodePool(empty_blocks())
         self.receiver = CheckedReceiver(self.network, self.decode_pool, kind, self.violations)
@@ -355,10 +358,10 @@ class World:
 
     def fail_step(self, key: RequestKey) -> None:
         """A step cannot be computed."""
-        self.give_up_prefill(key, "the step failed")
+        self.cancel_prefill(key, "the step failed")
 
-    def give_up_prefill(self, key: RequestKey, reason: str, *, request_ended: bool = False) -> None:
-        """The prefill node does not want to go on: cancelled, failed, or ended by token 1."""
+    def cancel_prefill(self, key: RequestKey, reason: str, *, request_ended: bool = False) -> None:
+        """The prefill node ends a handoff: it was cancelled, it failed, or token 1 ended the request."""
         prompt = self.life.prompts.pop(key, None)
         if prompt is not None and prompt.layers is not None:
             prompt.layers.abandon()
@@ -379,14 +382,14 @@ class World:
         self.decode.do(WaitForRoom(key, self.life.peer), self.wire.now_s)
 
     def cancel_decode(self, key: RequestKey) -> None:
-        """The decode node does not want it any more."""
+        """The decode node cancels a handoff."""
         self.cancelled.add(key)
         self.decode.do(CancelReceiving(key), self.wire.now_s)
 
     # what happens to the nodes and between them
 
     def break_connections(self) -> None:
-        """Every connection is lost with what is under way, and made again."""
+        """Every connection is lost with all messages in flight, and is opened again."""
         for dealer in self.context.dealers:
             dealer.inbox.clear()
             if not dealer.closed:
@@ -396,7 +399,7 @@ class World:
             self.wire.listener.dealers = {d.identity: d for d in self.context.dealers if not d.closed}
 
     def restart_prefill_node(self) -> None:
-        """Killed, and another life at the same address. What is under way may still arrive."""
+        """The prefill node is killed and begins another life at the same address. Blocks in flight may still arrive."""
         self.dead.add(self.life.process)
         self.life = self._start_prefill_node()
         self.is_prefill_frozen = False
@@ -418,7 +421,7 @@ class World:
         self.receiver.fence()
 
     def push(self, num_pieces: int) -> None:
-        """So many pieces may be pushed."""
+        """Allow so many more pieces to be pushed."""
         self.life.pusher.num_allowed = num_pieces
 
     def run_prefill_node(self) -> None:
@@ -431,7 +434,7 @@ class World:
         self.decode.round(self.wire.now_s)
 
     def turn(self, duration_s: float) -> None:
-        """Time goes on, and both nodes look."""
+        """Time passes, and both nodes run one round."""
         self.wire.now_s += duration_s
         self.run_prefill_node()
         self.run_decode_node()
@@ -439,7 +442,7 @@ class World:
     # what must hold
 
     def check(self) -> None:
-        """Between any two moments. Raises `AssertionError` or, from the pools, `RuntimeError`."""
+        """Check the invariants that hold at any moment. Raises `AssertionError` or, from the pools, `RuntimeError`."""
         assert self.violations == []
         decode, prefill = self.decode_pool, self.life.pool
         for pool in (decode.pool, prefill.pool):
@@ -455,8 +458,8 @@ class World:
             assert now == decode.delivered_kv[key], "KV changed after it was delivered"
         if self.kind is Kind.RDMA:
             reading = [sender for sender in self.life.opener.senders if not sender.is_closed]
-            read = {parcel.key for _, parcel in self.network._delayed if parcel.sender in reading}
-            assert read <= prefill.tables.keys(), "a block went back while it is read"
+            read = {key for key in self.granted if any(sender.is_reading(key) for sender in reading)}
+            assert read <= prefill.tables.keys(), "a block was released while it is read"
         self._check_leases()
 
     def _check_owners(self, tables: Sequence[Sequence[int]], num_held: int) -> None:
@@ -465,24 +468,25 @@ class World:
 
     def _check_leases(self) -> None:
         states = (ReceivingState.RESERVED, ReceivingState.GRANTED, ReceivingState.COMMITTED)
-        held = {handoff.key for handoff in self.decode.handoffs if handoff.state in states}
-        assert held == set(self.decode._handoffs._leases._deadlines_s), (
-            "blocks are held without a deadline, or a lease leaked"
-        )
+        held = [handoff.key for handoff in self.decode.handoffs if handoff.state in states]
+        assert all(key in self.decode.leases for key in held), "blocks are held without a deadline"
+        assert len(self.decode.leases) == len(held), "a lease leaked"
         sent = {handoff.key: handoff.state for handoff in self.life.side.handoffs}
+        leased = {key for key in sent if key in self.life.side.leases}
         computed = {key for key, state in sent.items() if state in (SendingState.PUSHING, SendingState.COMMITTED)}
-        assert computed <= set(self.life.side._leases._deadlines_s) <= sent.keys()
+        assert computed <= leased, "blocks are held without a deadline"
+        assert len(self.life.side.leases) == len(leased), "a lease leaked"
         quarantined = sum(handoff.num_blocks for handoff in self.decode.handoffs if handoff.is_quarantined)
         assert quarantined == self.decode.num_quarantined_blocks
 
     def quiesce(self) -> None:
-        """No more requests and no more faults: let everything come to its end."""
+        """End all requests and faults, and run until everything has ended."""
         self.wire.fate = arrives
         self.network.plan = without_faults
         self.is_prefill_frozen = False
         self.mend_data()
         for key in self.life.computing:
-            self.give_up_prefill(key, "cancelled")
+            self.cancel_prefill(key, "cancelled")
         for handoff in self.decode.handoffs:
             if handoff.state is ReceivingState.WAITING:
                 self.cancel_decode(handoff.key)
@@ -509,19 +513,19 @@ class World:
         assert not self.life.side.handoffs
         for pool in (self.decode_pool.pool, self.life.pool.pool):
             assert pool.num_free == NUM_BLOCKS
-        assert len(self.decode._handoffs._leases) == len(self.life.side._leases) == 0
+        assert len(self.decode.leases) == len(self.life.side.leases) == 0
         assert self.decode.num_quarantined_blocks == 0
-        assert not self.life.pusher._readers
+        assert not self.life.pusher.has_readers
         # nothing was written into a free block of the decode node
         assert (self.decode_pool.blocks == FREE_BYTE).all()
         for key in self.granted:
             assert self.decode_pool.num_ends[key] == 1, "a granted handoff has not ended"
             is_known = key in self.cancelled or key in self.decode_pool.delivered_kv or self.decode_pool.num_told[key]
-            assert is_known, "a handoff failed and nobody was told"
+            assert is_known, "a handoff failed without a notice"
 
 
 def patches(world: World) -> dict[str, object]:
-    """What a simulated world replaces: who is alive, and the real time that a round may take."""
+    """The functions and constants that a simulated world replaces: process checks, and the real time of a round."""
     return {
         "kvtransfer.incoming.is_gone": world.is_gone,
         "kvtransfer.receiving._SLICE_S": _LONG_S,
@@ -530,5 +534,5 @@ def patches(world: World) -> dict[str, object]:
 
 
 def flipped(bit: int) -> Fault:
-    """One bit arrives changed."""
+    """A fault that changes one bit."""
     return Fault(flipped_bits=(bit,))

@@ -32,7 +32,7 @@ def test_token_1_is_reported_without_waiting_for_the_handoff(relay: Relay) -> No
     assert relay.prefill.leg.num_live == 1
 
 
-def test_blocks_are_held_until_the_lease_ends_when_nobody_comes(relay: Relay) -> None:
+def test_blocks_are_held_until_the_lease_expires_when_no_grant_comes(relay: Relay) -> None:
     relay.ask_prefill(KEY, PROMPT)
     relay.until(lambda: bool(relay.prefill.stream(KEY)))
     relay.pass_time(LEASE_S - 2)
@@ -79,7 +79,7 @@ def test_a_first_token_that_ends_the_request_ends_both_legs(relay: Relay) -> Non
     assert relay.prefill.failures == relay.decode.failures == []
 
 
-def test_cancel_in_the_middle_of_the_prompt_frees_everything(relay: Relay) -> None:
+def test_cancel_in_the_middle_of_the_prompt_releases_all_blocks(relay: Relay) -> None:
     relay.ask_prefill(KEY, PROMPT)
     relay.prefill.round(0.0)
     relay.prefill.leg.cancel(KEY, 0.0)
@@ -90,7 +90,7 @@ def test_cancel_in_the_middle_of_the_prompt_frees_everything(relay: Relay) -> No
     assert relay.prefill.stream(KEY) == []
 
 
-def test_cancel_all_frees_everything(relay: Relay) -> None:
+def test_cancel_all_releases_all_blocks(relay: Relay) -> None:
     for number in range(1, 4):
         relay.ask_prefill(key_of(number), [number, *PROMPT[:9]])
     for _ in range(3):
@@ -112,7 +112,7 @@ def test_a_step_that_cannot_be_computed_fails_its_requests_once(relay: Relay) ->
     relay.until_finished(key_of(2))
 
 
-def test_failing_twice_is_reported_once(relay: Relay) -> None:
+def test_a_request_that_fails_twice_is_reported_once(relay: Relay) -> None:
     relay.ask_prefill(KEY, PROMPT)
     error = ContextLengthExceeded("x")
     relay.prefill.leg.fail(KEY, error, 0.0)
@@ -128,7 +128,7 @@ def step_that_completes(relay: Relay, key: RequestKey) -> Step:
 
 
 def watched_layers(relay: Relay, key: RequestKey) -> LayerProgress:
-    """Those of a step that is launched now."""
+    """The `LayerProgress` of a step that is launched now."""
     layer_stored = relay.prefill.leg.watch(step_that_completes(relay, key))
     layers = getattr(layer_stored, "__self__", None)
     assert isinstance(layers, LayerProgress)
@@ -141,7 +141,7 @@ def test_layers_belong_to_their_own_step(relay: Relay) -> None:
         relay.ask_prefill(key, PROMPT)
     first, second, third = (watched_layers(relay, key) for key in keys)
     relay.prefill.leg.applied([], 0.0)
-    assert not first.is_abandoned, "its last layer may be told of a little later"
+    assert not first.is_abandoned, "its last layer may be counted a little later"
     assert not second.is_abandoned
     error = BatonError("the step failed")
     relay.prefill.leg.lost(error, 0.0)
@@ -166,7 +166,7 @@ def test_a_prompt_fails_with_its_step_also_when_all_its_layers_were_stored(relay
     assert len(relay.decode.failures_of(KEY)) == 1
 
 
-def test_a_step_on_top_that_cannot_be_launched_costs_finished_prompts_nothing() -> None:
+def test_a_failed_launch_while_a_step_is_in_flight_does_not_fail_finished_prompts() -> None:
     with open_relay(overlaps=True) as relay:
         relay.ask(key_of(1), PROMPT[:6])
         relay.ask(key_of(2), PROMPT[:5])
@@ -177,7 +177,7 @@ def test_a_step_on_top_that_cannot_be_launched_costs_finished_prompts_nothing() 
         assert len(relay.prefill.failures_of(key_of(2))) == len(relay.decode.failures_of(key_of(2))) == 1
 
 
-def test_what_can_never_fit_is_refused_and_leaves_nothing(relay: Relay) -> None:
+def test_a_prompt_that_can_never_fit_is_refused_and_leaves_nothing(relay: Relay) -> None:
     with pytest.raises(ContextLengthExceeded):
         relay.ask_prefill(KEY, range(NUM_BLOCKS * BLOCK_SIZE))
     assert relay.prefill.is_empty
@@ -210,4 +210,4 @@ def test_token_1_says_when_its_first_chunk_began_and_when_it_was_sampled(relay: 
     times = relay.prefill.times[KEY, 0]
     assert times.ready_us is None
     assert asked_us <= times.begun_us <= after_first_chunk_us <= times.sampled_us <= now_us()
-    assert relay.prefill.leg.num_timed == 0
+    assert not len(relay.prefill.first_steps)

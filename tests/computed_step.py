@@ -1,0 +1,20 @@
+"""A step of a runner that computes during the launch, for tests that need no asynchronous scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.scheduler.request import SampledToken
+from wire.request_key import RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedStep:
+    """A `RunningStep` whose tokens were sampled before its launch returned."""
+
+    tokens: Mapping[RequestKey, SampledToken]
+
+    def result(self) -> Mapping[RequestKey, SampledToken]:
+        """See `RunningStep.result`."""
+        return self.tokens
