@@ -37,7 +37,7 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("size", [64, 80, 1536, 4096])
 @pytest.mark.parametrize("has_delta", [True, False])
 def test_add_norm(dtype: torch.dtype, size: int, has_delta: bool) -> None:
-    for num_tokens in LENGTHS[dtype]:
+    for num_tokens in LENGTHS[dtype] if size < 1000 else (2,):
         residual, weight = random(num_tokens, size, dtype=dtype, gap=8), random(1, size, dtype=dtype, seed=2)[0]
         expected_sum = residual.clone()
         delta = random(num_tokens, size, dtype=dtype, seed=1, gap=size) if has_delta else None
@@ -53,7 +53,8 @@ def test_add_norm(dtype: torch.dtype, size: int, has_delta: bool) -> None:
 @pytest.mark.parametrize("has_norm", [True, False])
 def test_norm_rotate(dtype: torch.dtype, num_heads: int, head_dim: int, has_norm: bool) -> None:
     weight = random(num_heads, head_dim, dtype=dtype, seed=2) if has_norm else None
-    for num_tokens in LENGTHS[dtype]:
+    # the interpreter takes seconds for many tokens of many heads, and they are all alike
+    for num_tokens in LENGTHS[dtype] if num_heads * head_dim < 1000 else (2,):
         x = random(num_tokens, num_heads, head_dim, dtype=dtype, gap=2 * head_dim)
         rotation = random_rotation(num_tokens, head_dim, dtype)
         expected = TorchOps().norm_rotate(x, weight, EPS, rotation)
