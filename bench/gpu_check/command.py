@@ -18,7 +18,7 @@ from typing import Any
 from bench.arguments import parse_alone
 from bench.facts import collect_facts
 from bench.gpu_check.rows import exit_status, render
-from bench.gpu_check.run import MEASURE, GroupRun, chosen_groups
+from bench.gpu_check.run import MEASURE, GroupRun, chosen_groups, next_message
 from bench.output_file import require_folder, write_text
 from program.child import PIPE, Child
 from program.settings import setting
@@ -73,11 +73,9 @@ def _describe_device(device: str) -> dict[str, Any]:
     """What torch sees. Raises `InvalidSetting` when there is no such device."""
     with Child(MEASURE, "machine", device, "", "", stdout=PIPE) as child:
         try:
-            while not (line := child.read_line(_START_S)).startswith(b'{"'):
-                continue
+            found = next_message(child, _START_S)
         except ChildFailed as error:
             raise InvalidSetting(f"--device {device}: torch does not start: {error}") from None
-    found: dict[str, Any] = json.loads(line)
     if "missing" in found:
         raise InvalidSetting(found["missing"])
     return found

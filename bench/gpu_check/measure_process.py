@@ -11,7 +11,6 @@ The time of a step is the host's: from one step to the next, so whatever the hos
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu_check.relay_process import exposed_rows, transfer_rows
-from bench.gpu_check.rows import Row, failed_row, missing_row, speed_row
+from bench.gpu_check.rows import Row, failed_row, missing_row, say, say_row, speed_row
 from bench.gpu_check.setup_process import Setup, Stopwatch, block_bytes, config_of, gb_per_s, model_shapes
 from bench.limits.engine_process import ONE_BY_ONE, EngineSteps
 from bench.stats import median, percentile
@@ -295,24 +294,19 @@ def machine(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _say(message: dict[str, Any]) -> None:
-    sys.stdout.write("\n" + json.dumps(message) + "\n")
-    sys.stdout.flush()
-
-
 def main(group: str, device: str, quick: str, name: str) -> None:
     """See the module."""
     setup = Setup(device, quick == "quick")
     if group == "machine":
-        _say(machine(setup))
+        say(machine(setup))
         return
     try:
         for row in MEASUREMENTS[group](setup, name):
-            _say({"row": row.as_json()})
+            say_row(row)
     except Exception as error:  # the rows before it stay
         traceback.print_exc()
-        _say({"row": failed_row(group, name, f"{type(error).__name__}: {' '.join(str(error).split())}").as_json()})
-    _say({"done": True})
+        say_row(failed_row(group, name, f"{type(error).__name__}: {' '.join(str(error).split())}"))
+    say({"done": True})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ TRANSPORTS = ("shm", "zmq", "nixl", "nccl")
 MODELS = ("8B", "0.6B")
 _PATIENCE_WITH_CPU = 3
 """Times the limit, where nothing is as fast as on a GPU."""
-_PYTEST_FLAGS = ("-p", "bench.gpu_check.pytest_rows", "-p", "no:cacheprovider", "-q", "--tb=short")
+_PYTEST_FLAGS = ("-p", "bench.gpu_check.pytest_rows", "-p", "no:cacheprovider", "-q", "-s", "--tb=short")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +82,11 @@ class GroupResult:
 
     @property
     def title(self) -> str:
-        """Its line in the table."""
         return f"{self.group.name}: {self.group.doc} ({self.taken_s:.0f} s of {self.limit_s:g} s)"
 
     def as_json(self) -> dict[str, Any]:
-        """For a file."""
-        return {
-            "name": self.group.name,
-            "doc": self.group.doc,
-            "taken_s": round(self.taken_s, 3),
-            "limit_s": self.limit_s,
-            "rows": [row.as_json() for row in self.rows],
-        }
+        taken = {"taken_s": round(self.taken_s, 3), "limit_s": self.limit_s}
+        return {"name": self.group.name, "doc": self.group.doc, **taken, "rows": [row.as_json() for row in self.rows]}
 
 
 class GroupRun:
@@ -123,10 +116,13 @@ class GroupRun:
 
     def _run_tests(self) -> list[Row]:
         file = self._tests / self._group.tests
+        missing = ""
         if not file.is_file():
-            return [missing_row(CORRECTNESS, self._group.name, "tests/gpu is part of a checkout, and this is none")]
-        if any(importlib.util.find_spec(name) is None for name in ("pytest", "pytest_asyncio", "pytest_timeout")):
-            return [missing_row(CORRECTNESS, self._group.name, "pip install pytest pytest-asyncio pytest-timeout")]
+            missing = "tests/gpu is part of a checkout, and this is none"
+        elif any(importlib.util.find_spec(name) is None for name in ("pytest", "pytest_asyncio", "pytest_timeout")):
+            missing = "pip install pytest pytest-asyncio pytest-timeout"
+        if missing:
+            return [missing_row(CORRECTNESS, self._group.name, missing)]
         return self._rows_of(self._group.tests, "pytest", *_PYTEST_FLAGS, str(file))
 
     def _rows_of(self, name: str, module: str, *arguments: str) -> list[Row]:
@@ -138,29 +134,25 @@ class GroupRun:
         at = name
         try:
             with Child(module, *arguments, environment=environment, stdout=PIPE) as child:
-                for message in self._messages(child):
+                while "done" not in (message := next_message(child, max(0.0, self._left_s))):
+                    at = str(message.get("begun", at))
                     if "row" in message:
                         rows.append(Row.from_json(message["row"]))
-                    else:
-                        at = str(message["begun"])
         except ChildFailed as error:
             rows.append(failed_row(self._group.name, at, str(error)))
         except (TypeError, ValueError, KeyError) as error:
             rows.append(failed_row(self._group.name, at, f"a row that cannot be read: {error}"))
         return rows or [failed_row(self._group.name, name, "no row came of it")]
 
-    def _messages(self, child: Child) -> Iterator[dict[str, Any]]:
-        """What a process says of its rows, up to its "done". Raises `ChildFailed` when that does not come."""
-        while True:
-            line = child.read_line(max(0.0, self._left_s)).decode(errors="replace")
-            if not line.startswith('{"'):
-                sys.stderr.write(line + "\n" if line else "")
-                continue
-            message = json.loads(line)
-            if "done" in message:
-                return
-            yield message
-
     @property
     def _left_s(self) -> float:
         return self._deadline_s - time.monotonic()
+
+
+def next_message(child: Child, timeout_s: float) -> dict[str, Any]:
+    """What a process says next; all else that it writes goes on to stderr. Raises `ChildFailed`, `ValueError`."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (line := child.read_line(max(0.0, deadline_s - time.monotonic()))).startswith(b'{"'):
+        sys.stderr.write(line.decode(errors="replace") + "\n" * bool(line))
+    message: dict[str, Any] = json.loads(line)
+    return message
