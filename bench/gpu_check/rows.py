@@ -133,7 +133,7 @@ def exit_status(rows: Iterable[Row], *, strict: bool) -> int:
 
 
 def say(message: Mapping[str, Any]) -> None:
-    """How a process tells `bench.gpu_check.run` {"row": ...}, {"begun": what comes next} or {"done": true}."""
+    """How a process tells `bench.gpu_check.command` {"row": ...}, {"begun": what comes next} or {"done": true}."""
     sys.stdout.write("\n" + json.dumps(message) + "\n")
     sys.stdout.flush()
 

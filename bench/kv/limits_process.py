@@ -42,7 +42,6 @@ class CoreLimits:
         self._pair = open_socket(self._context, zmq.PAIR, LinkSettings())
 
     def copy(self) -> float:
-        """One buffer to the other."""
         begin_s = time.monotonic()
         np.copyto(self._target, self._source)
         return time.monotonic() - begin_s
@@ -58,7 +57,6 @@ class CoreLimits:
         return time.monotonic() - begin_s
 
     def hash_for(self, duration_s: float) -> None:
-        """Keep this core and the memory busy."""
         end_s = time.monotonic() + duration_s
         for first in cycle(range(0, len(self._source), _PIECE_BYTES)):
             if time.monotonic() >= end_s:
@@ -104,12 +102,10 @@ class CoreLimits:
         return taken_s
 
     def send_back(self, count: int) -> None:
-        """The other end of as many round trips."""
         for _ in range(count):
             self._pair.send(self._receive_message())
 
     def close(self) -> None:
-        """See `Worker`."""
         self._listener.close()
         self._context.destroy(linger=0)
         if self._connection is not None:
@@ -155,7 +151,6 @@ class BareAgent:
         return {"metadata": base64.b64encode(self._nixl.get_agent_metadata()).decode(), "address": self._address}
 
     def connect(self, metadata: str, address: int) -> None:
-        """Prepare to write into another agent's blocks."""
         name = self._nixl.add_remote_agent(base64.b64decode(metadata))
         self._targets = self._nixl.prep_xfer_dlist(name, self._descriptors(address), "DRAM")
 
@@ -174,7 +169,6 @@ class BareAgent:
         return taken_s
 
     def wait_for_notice(self) -> None:
-        """Until a write of the other one has arrived."""
         deadline_s = time.monotonic() + _WAIT_S
         while not self._nixl.get_new_notifs():
             if time.monotonic() > deadline_s:

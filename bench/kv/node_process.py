@@ -66,7 +66,6 @@ class _Told:
         self._told: queue.SimpleQueue[tuple[RequestKey, float, str]] = queue.SimpleQueue()
 
     def put(self, notice: commands.SendingNotice | commands.ReceivingNotice, /) -> None:
-        """See `NoticeSink`."""
         match notice:
             case commands.Rejected() | commands.Failed():
                 self._told.put((notice.key, time.monotonic(), notice.reason or "the request ended"))
@@ -96,7 +95,6 @@ class _OneTransport(SenderFactory):
         self._names = (settings.choice, SLOTS) if pool.is_device and settings.choice == SHM else (settings.choice,)
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
-        """See `SenderFactory.open`."""
         name, sender = super().open(hello)
         if name not in self._names:
             sender.close()
@@ -118,7 +116,6 @@ class _End:
         self._told = _Told()
 
     def close(self) -> None:
-        """See `Worker`."""
         self._closing.close()
 
     def _open_memory(self, side: str) -> tuple[PoolMemory, Any]:
@@ -188,7 +185,6 @@ class PrefillEnd(_End):
         return {"computed_s": computed_s, "let_go_s": self._told.wait_for(key, self._thread)}
 
     def memcpy(self, first: int, count: int) -> float:
-        """Seconds that one copy of these blocks takes."""
         target, source = self._yardstick[first : first + count], self._blocks[first : first + count]
         begin_s = time.monotonic()
         _copy(target, source)
@@ -223,15 +219,12 @@ class DecodeEnd(_End):
         self._thread.post(commands.GrantBlocks(blocks, PrefillPeer(PREFILL, _EPOCHS[PREFILL], address)))
 
     def delivered(self, number: int) -> float:
-        """When this handoff was delivered."""
         return self._told.wait_for(RequestKey.numbered(number), self._thread)
 
     def clear(self, first: int, count: int) -> None:
-        """Forget what these blocks hold."""
         _copy(self._blocks[first : first + count], np.zeros(self._blocks[first : first + count].shape, dtype=np.uint8))
 
     def wrong_blocks(self, first: int, count: int) -> list[int]:
-        """Those of these blocks that do not hold what the sender's do."""
         blocks = self._blocks if isinstance(self._blocks, np.ndarray) else self._blocks.cpu().numpy()
         return wrong_blocks(blocks, first, count)
 

@@ -41,7 +41,6 @@ class Figures:
 
 
 def figures(case: Case) -> Figures:
-    """Figures of a case that has samples."""
     wall_s, memcpy_s, bare_s = median(case.wall_s), median(case.memcpy_s), case.bare_nixl_s
     return Figures(
         gb_per_s=case.num_bytes / wall_s / 1e9,
@@ -60,10 +59,7 @@ def figures(case: Case) -> Figures:
 
 _Columns = dict[str, Callable[[Case], str]]
 _WAY: _Columns = {"transport": lambda case: case.transport, "checksum": lambda case: case.checksum}
-_SIZE: _Columns = {
-    "blocks": lambda case: str(case.num_blocks),
-    "GB/s": lambda case: f"{figures(case).gb_per_s:.2f}",
-}
+_SIZE: _Columns = {"blocks": lambda case: str(case.num_blocks), "GB/s": lambda case: f"{figures(case).gb_per_s:.2f}"}
 _NOTE: _Columns = {"note": lambda case: f"noisy ({figures(case).memcpy_spread:.0%})" if figures(case).is_noisy else ""}
 _CASE_COLUMNS: _Columns = {
     **_WAY,
@@ -147,7 +143,6 @@ def as_json(facts: Facts, results: Results, missing: dict[str, str]) -> dict[str
 
 
 def handoffs_of(case: Case) -> Handoffs:
-    """What a picture shows of a case."""
     found, is_checked = figures(case), case.checksum != "none"
     rates = (found.gb_per_s, found.memcpy_gb_per_s, found.bare_nixl_gb_per_s)
     return Handoffs(case.transport, is_checked, case.num_bytes, *rates)

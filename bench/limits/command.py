@@ -67,7 +67,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def report(facts: Facts, setup: dict[str, Any], found: Found) -> str:
-    """The tables of what was found, and what its ratios mean."""
     document = LimitsDocument(facts, found.ceilings, found.ratios, setup, found.failures)
     filled = [name for name, rows in (("ceilings", found.ceilings), ("ratios", found.ratios)) if rows]
     meanings = [f"{name}: {MEANINGS[name]}" for name in dict.fromkeys(ratio.name for ratio in found.ratios)]
@@ -147,7 +146,6 @@ def _kv_cases(settings: LimitsSettings, cores: Cores, say: Callable[[str], None]
 
 
 def kv_ratios(case: Case) -> list[Ratio]:
-    """`kv_bw_ratio` and `kv_overhead_us` of one size."""
     shown = f"{case.num_blocks} block{'s' * (case.num_blocks > 1)} of {case.block_bytes // 1024} KiB"
     note = f"{case.transport}, checksum {case.checksum}"
     found = figures(case)

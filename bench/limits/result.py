@@ -73,17 +73,13 @@ def ceiling_of(name: str, samples: Sequence[float], unit: str, note: str = "") -
 
 
 def range_of(name: str, case: str, values: Sequence[float], unit: str, goal: str, note: str) -> Ratio:
-    """Of values that have no yardstick."""
     return Ratio(name, case, median(values), min(values), max(values), unit, goal, note=note)
 
 
 def ratio_of(
     name: str, case: str, subject: Sequence[float], ceiling: Sequence[float], *, goal: str = "", note: str = ""
 ) -> Ratio:
-    """Of values measured in turns, subject over ceiling; noisy when the ceiling spreads by more than `NOISY_SPREAD`.
-
-    Raises `ValueError` for different numbers of them.
-    """
+    """Of values measured in turns, as many of each; noisy when the ceiling spreads by more than `NOISY_SPREAD`."""
     pairs = paired_ratio(subject, ceiling)
     noisy = spread(ceiling) > NOISY_SPREAD
     note = _joined(note, f"the ceiling spread by {spread(ceiling):.0%}" if noisy else "")
@@ -93,10 +89,9 @@ def ratio_of(
 def difference_of(
     name: str, case: str, subject: Sequence[float], yardstick: Sequence[float], *, unit: str, note: str = ""
 ) -> Ratio:
-    """How much longer the subject takes, of values measured in turns: for what a ratio would not say well.
+    """How much longer the subject takes, of values measured in turns, as many of each.
 
     Noisy when the yardstick spreads by more than `NOISY_SPREAD`, unless that is little beside the difference itself.
-    Raises `ValueError` for different numbers of values, or none.
     """
     pairs = [longer - shorter for longer, shorter in zip(subject, yardstick, strict=True)]
     value = median(subject) - median(yardstick)

@@ -1,4 +1,4 @@
-"""A measurement that does what tests of `bench.gpu_check.run` want: `GROUP DEVICE QUICK NAME`. A program of its own."""
+"""A measurement that does what tests of `GroupRun` want: `GROUP DEVICE QUICK NAME`. A program of its own."""
 
 from __future__ import annotations
 
