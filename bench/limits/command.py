@@ -105,16 +105,16 @@ def system_limits(settings: LimitsSettings, found: Found, say: Callable[[str], N
             found.ceilings.append(zmq_round_trip(settings, cores))
         if wanted.intersection(KV_NAMES):
             for case in _kv_cases(settings, cores, say):
-                found.ratios += [ratio for ratio in kv_ratios(case) if ratio.name in wanted]
+                found.ratios.extend(ratio for ratio in kv_ratios(case) if ratio.name in wanted)
         if wanted.intersection(HANDOFF_NAMES):
             for samples in measure_handoffs(settings, cores[0], say):
-                found.ratios += [ratio for ratio in handoff_ratios(samples) if ratio.name in wanted]
+                found.ratios.extend(ratio for ratio in handoff_ratios(samples) if ratio.name in wanted)
         if "router_us_per_token" in wanted:
             small = {"concurrencies": (1, 4), "num_tokens": 20} if settings.quick else {}
             plan = RouterPlan(num_rounds=settings.num_rounds, **small)  # type: ignore[arg-type]
-            found.ratios += [ratio for each in measure_router_hop(plan, say) for ratio in router_ratios(each)]
+            found.ratios.extend(ratio for each in measure_router_hop(plan, say) for ratio in router_ratios(each))
         if "itl_isolation" in wanted:
-            found.ratios += map(isolation_ratio, measure_isolation(settings, say))
+            found.ratios.extend(map(isolation_ratio, measure_isolation(settings, say)))
 
 
 def two_cores(settings: LimitsSettings) -> Cores:
