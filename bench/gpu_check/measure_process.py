@@ -104,10 +104,8 @@ def prefill_rows(setup: Setup, name: str) -> Iterator[Row]:
 def graph_rows(setup: Setup, _: str) -> Iterator[Row]:
     """Recorded decode steps beside eager ones, measured in turns."""
     context, num_steps = (1024, 20) if setup.is_gpu else (32, 2)
-    steps = {
-        name: setup.steps("0.6B", context + 512, 8, enforce_eager=enforce_eager)
-        for name, enforce_eager in (("eager", True), ("recorded", False))
-    }
+    ways = ("eager", "recorded")
+    steps = {name: setup.steps("0.6B", context + 512, 8, enforce_eager=name == "eager") for name in ways}
     for batch in (1, 8):
         rounds = [{name: decode_ms(each, batch, context, num_steps) for name, each in steps.items()} for _ in range(3)]
         taken_ms = {name: median([each[name] for each in rounds]) for name in steps}

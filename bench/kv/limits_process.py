@@ -127,9 +127,7 @@ class CoreLimits:
 class BareAgent:
     """One agent of NIXL and its blocks, without Baton: what its transport can be held against. See `Worker`.
 
-    One of two such processes writes blocks into the other's segment with the descriptors prepared beforehand and asks
-    for the write's state without a pause; the other asks for notices without a pause until one comes. That is the
-    fastest that two agents are on two cores, and takes both of them.
+    Descriptors are prepared beforehand, and both ends poll without a pause: the fastest that two agents can be.
     """
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
@@ -138,7 +136,7 @@ class BareAgent:
         from nixl import nixl_agent, nixl_agent_config
 
         self._num_blocks, self._block_bytes = num_blocks, block_bytes
-        self._memory = np.ones(self._num_blocks * self._block_bytes, dtype=np.uint8)
+        self._memory = np.ones(num_blocks * block_bytes, dtype=np.uint8)
         self._address = int(self._memory.ctypes.data)
         config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         self._nixl: Any = nixl_agent(secrets.token_hex(16), config)

@@ -1,10 +1,7 @@
 """One node of the measured pair, without an engine: `python -m bench.kv.node_process`, driven by `bench.child`.
 
-Owns a pool, one side of the transfer layer on its own thread, and the time stamps. Everything between the stamps is
-what `baton prefill` and `baton decode` run: sides, pusher, transfer thread, transports and real sockets. The engine's
-part is played by the main thread, which posts and waits.
-
-Stamps are seconds of CLOCK_MONOTONIC, one clock for all processes of a machine.
+Owns a pool, one side of the transfer layer on its own thread, and the time stamps (CLOCK_MONOTONIC). Everything between
+the stamps is what `baton prefill` and `baton decode` run. The main thread posts and waits, as an engine would.
 """
 
 from __future__ import annotations
@@ -208,14 +205,8 @@ class DecodeEnd(_End):
     def grant(self, number: int, first: int, count: int, address: str) -> None:
         """Room for handoff `number` is in these blocks; the prefill node is at `address`."""
         key = RequestKey.numbered(number)
-        blocks = commands.ReservedBlocks(
-            key,
-            num_tokens=count * TOKENS_PER_BLOCK,
-            num_cached_tokens=0,
-            prompt_digest=key[0],
-            block_ids=tuple(range(first, first + count)),
-            generations=(number,) * count,
-        )
+        table, num_tokens = tuple(range(first, first + count)), count * TOKENS_PER_BLOCK
+        blocks = commands.ReservedBlocks(key, num_tokens, 0, key[0], table, generations=(number,) * count)
         self._thread.post(commands.GrantBlocks(blocks, PrefillPeer(PREFILL, _EPOCHS[PREFILL], address)))
 
     def delivered(self, number: int) -> float:

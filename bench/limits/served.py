@@ -7,10 +7,9 @@ copy of memory by another process. The ratio: from the moment the prefill node h
 verified at the decode node, over the time that a copy of as many bytes takes at the rate of the round's copy. The
 handover: from sampling token 1 until the client has it.
 
-`itl_isolation`: one prefill and one decode node, and decode nodes that compute the prompts too, with the product's own
-chunks and with small ones, all on the same cores. All run all the time and are measured in turns: one long stream
-alone, then the same beside prompts that ask for a single token. The rate of the prompts is the same for all: the one
-that keeps a prefill node busy for half of the time. The first gap of a stream is left out: it is the handoff's.
+`itl_isolation`: all of `ARRANGEMENTS` run all the time, on the same cores, and are measured in turns: one long stream
+alone, then the same beside prompts that ask for a single token, at the rate that keeps a prefill node busy for half of
+the time. The first gap of a stream is left out: it is the handoff's.
 """
 
 from __future__ import annotations
