@@ -201,7 +201,6 @@ def _calls(
     ops: DecoderOps, config: ModelConfig, count: int, setup: Setup
 ) -> Iterator[tuple[str, Callable[[], object], int]]:
     """(name, a call, the bytes it cannot avoid) for a step of `count` tokens."""
-
     normal, device = setup.normal, setup.torch_device
     residuals, weight = setup.rotated(lambda: normal(2, count, config.hidden_size)), normal(config.hidden_size)
 

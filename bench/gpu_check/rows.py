@@ -105,8 +105,7 @@ def speed_row(
     Anything else, like a time, has a floor and is to stay below its target. Without a target it is only measured.
     """
     found = float(value) if math.isfinite(value) else None  # JSON has no NaN
-    if found is None:
-        note = note or f"the value is {value}"
+    note = note or f"the value is {value}" * (found is None)
     row = Row(name, case, Verdict.MEASURED, found, unit, bound, target, note, is_speed=True)
     if found is None or (row.share or 0.0) > _DOUBTED_SHARE:
         return dataclasses.replace(row, verdict=Verdict.DOUBTED)
