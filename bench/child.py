@@ -28,19 +28,15 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 class Worker(Protocol):
     """What a child does: each of its public methods is a command, and what it returns is the answer."""
 
-    def close(self) -> None:
-        """Give up what it holds."""
-        ...
+    def close(self) -> None: ...
 
 
-class Child:
+class Child(child.Child):
     """Runs `python -m module`, which calls `serve_parent`, on core `cpu` (None: any). Context manager."""
 
     def __init__(self, module: str, spec: dict[str, Any], cpu: int | None = None) -> None:
         environment = {**_ONE_THREAD, **os.environ}
-        self._process = child.Child(
-            module, environment=environment, stdin=child.PIPE, stdout=child.PIPE, outlives_parent=True
-        )
+        super().__init__(module, environment=environment, stdin=child.PIPE, stdout=child.PIPE, outlives_parent=True)
         self._send({"cpu": cpu, "spec": spec})
 
     def __enter__(self) -> Child:
@@ -48,11 +44,6 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
 
     def ask(self, command: str, **arguments: Any) -> Any:
         """Have a command carried out and return its answer. Raises `RequestFailed`."""
@@ -66,7 +57,7 @@ class Child:
     def hear(self, timeout_s: float = _ANSWER_S) -> Any:
         """The next answer; the first one says that the child is ready. Raises `RequestFailed`."""
         try:
-            answer = json.loads(self._process.read_line(timeout_s))
+            answer = json.loads(self.read_line(timeout_s))
         except ChildFailed as error:
             raise RequestFailed(str(error)) from None
         if "failure" in answer:
@@ -76,16 +67,16 @@ class Child:
     def close(self) -> None:
         """End it: by the end of its input, and by a signal when that takes too long."""
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._process.wait(_LEAVE_S)
-        self._process.end()
+            self.stdin.close()
+        self.wait(_LEAVE_S)
+        self.end()
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
+            self.stdin.write(json.dumps(message).encode() + b"\n")
+            self.stdin.flush()
         except (OSError, ValueError) as error:
-            raise RequestFailed(f"{self._process.module} takes no commands: {error}") from None
+            raise RequestFailed(f"{self.module} takes no commands: {error}") from None
 
 
 def serve_parent(begin: Callable[[dict[str, Any]], Worker]) -> None:

@@ -1,1 +1,1 @@
-"""`python -m bench.gpu_check`: everything of the GPU path that one GPU can check and measure, in one table."""
+"""`python -m bench.gpu_check`: everything of the GPU path that one GPU can check and measure, one table a group."""

@@ -1,17 +1,12 @@
 """The process of one measurement: `python -m bench.gpu_check.measure_process GROUP DEVICE "quick"|"" NAME`.
 
-Says every row as it is measured as a line of JSON, {"row": ...}, and {"done": true} at the end. The group "machine"
-says what torch sees instead. Owns the dispatch and what is measured within one process: an engine's steps with random
-weights (decode steps against the bytes that they have to read, prompts against plain products of the same shapes,
-recorded steps against eager ones, offline generation against transformers), and what runs beside the model's products
-(fused operations, checksums of blocks).
-
-The time of a step is the host's: from one step to the next, so whatever the host adds is in it.
+Says every row as it is measured, see `bench.gpu_check.rows.say`; the group "machine" says what torch sees instead.
+Owns the dispatch and what is measured within one process: an engine's steps with random weights, and what runs beside
+the model's products. The time of a step is the host's: from one step to the next, so whatever the host adds is in it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -21,11 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bench.gpu_check.relay_process import exposed_rows, transfer_rows
-from bench.gpu_check.rows import Row, failed_row, missing_row, speed_row
-from bench.gpu_check.setup_process import Setup, Stopwatch, block_bytes, config_of, gb_per_s, model_shapes
+from bench.gpu_check.rows import Row, failed_row, missing_row, say, say_row, speed_row
+from bench.gpu_check.setup_process import Setup, block_bytes, config_of, gb_per_s, model_shapes
 from bench.limits.engine_process import ONE_BY_ONE, EngineSteps
 from bench.stats import median, percentile
 from engine.models.config import ModelConfig, parse_config
@@ -51,8 +45,7 @@ _TIMED_ROWS = (64, 8192)
 
 def decode_rows(setup: Setup, name: str) -> Iterator[Row]:
     """The floor is (weights + the contexts' keys and values) over the faster stream that the device was measured at."""
-    watch = setup.stopwatch()
-    size, copy, read = f"{watch.stream_bytes / 2**20:.0f} MiB", watch.copy_gb_per_s(), watch.read_gb_per_s()
+    size, copy, read = f"{setup.stream_bytes / 2**20:.0f} MiB", setup.copy_gb_per_s(), setup.read_gb_per_s()
     yield speed_row("memory: copy", size, copy, "GB/s", "bytes read and bytes written")
     yield speed_row("memory: read", size, read, "GB/s", "a matrix times a vector")
     context, num_steps = (1024, 60) if setup.is_gpu else (48, 4)
@@ -74,7 +67,6 @@ def decode_rows(setup: Setup, name: str) -> Iterator[Row]:
 
 
 def decode_ms(steps: EngineSteps, batch: int, context: int, num_steps: int, *, one_by_one: bool = False) -> float:
-    """The median time of a step."""
     chosen = {"params": ONE_BY_ONE} if one_by_one else {}
     return median(steps.decode(batch, context, num_steps, num_warm_up=_WARM_UP_STEPS, **chosen).step_s) * 1e3
 
@@ -86,7 +78,7 @@ def _overhead_row(setup: Setup, case: str, steps: EngineSteps, batch: int, conte
         return missing_row(name, case, "there is no device beside the host")
     with steps.decoding(batch, context):
         steps.advance(batch, _WARM_UP_STEPS)
-        busy_ms = setup.stopwatch().busy_ms(lambda: steps.advance(batch, _NUM_PROFILED))
+        busy_ms = setup.busy_ms(lambda: steps.advance(batch, _NUM_PROFILED))
     if busy_ms is None:
         return missing_row(name, case, "the profiler saw no work of the device")
     note = f"the device is busy for {busy_ms / _NUM_PROFILED:.3g} ms of a step"
@@ -94,13 +86,10 @@ def _overhead_row(setup: Setup, case: str, steps: EngineSteps, batch: int, conte
 
 
 def prefill_rows(setup: Setup, name: str) -> Iterator[Row]:
-    """The floor is the prompt's operations over the rate of bfloat16 products with as many rows as a chunk has.
-
-    The chunk is what a node uses on a GPU when nobody says.
-    """
+    """The floor: operations over the rate of bfloat16 products with the rows of a chunk, a node's default on a GPU."""
     num_tokens, chunk, num_rounds = (8192, 2048, 5) if setup.is_gpu else (96, 32, 2)
     shapes = model_shapes(setup.model(name))
-    rate = setup.stopwatch().gemm_tflop_per_s(shapes.layer_products(chunk))
+    rate = setup.gemm_tflop_per_s(shapes.layer_products(chunk))
     yield speed_row("matrix products", f"{setup.label(name)}, {chunk} rows", rate, "TFLOP/s")
     steps = setup.steps(name, num_tokens + 64, 2, max_num_batched_tokens=chunk, enable_prefix_caching=False)
     taken_ms = median([steps.prefill_s(num_tokens) for _ in range(1 + num_rounds)][1:]) * 1e3
@@ -115,10 +104,8 @@ def prefill_rows(setup: Setup, name: str) -> Iterator[Row]:
 def graph_rows(setup: Setup, _: str) -> Iterator[Row]:
     """Recorded decode steps beside eager ones, measured in turns."""
     context, num_steps = (1024, 20) if setup.is_gpu else (32, 2)
-    steps = {
-        name: setup.steps("0.6B", context + 512, 8, enforce_eager=enforce_eager)
-        for name, enforce_eager in (("eager", True), ("recorded", False))
-    }
+    ways = ("eager", "recorded")
+    steps = {name: setup.steps("0.6B", context + 512, 8, enforce_eager=name == "eager") for name in ways}
     for batch in (1, 8):
         rounds = [{name: decode_ms(each, batch, context, num_steps) for name, each in steps.items()} for _ in range(3)]
         taken_ms = {name: median([each[name] for each in rounds]) for name in steps}
@@ -129,10 +116,7 @@ def graph_rows(setup: Setup, _: str) -> Iterator[Row]:
 
 
 def throughput_rows(setup: Setup, name: str) -> Iterator[Row]:
-    """So many prompts of one length at once, each continued by as many tokens, by Baton's engine and by transformers.
-
-    Compiling transformers' forward pass takes longer than everything else here, so it gets a limit of its own.
-    """
+    """Prompts of one length at once, each continued by as many tokens, by Baton's engine and by transformers."""
     work = (32, 256, 64) if setup.is_gpu else (2, 16, 6)
     batch, num_prompt, num_output = work
     case = f"{setup.label(name)}, {batch} x {num_prompt} + {num_output} tokens"
@@ -201,28 +185,24 @@ def _transformers_tok_per_s(setup: Setup, name: str, work: tuple[int, int, int],
 @torch.inference_mode()
 def operation_rows(setup: Setup, _: str) -> Iterator[Row]:
     """Bytes per second of the fused operations and of plain torch, in operands that no cache holds."""
-    watch = setup.stopwatch()
-    ceiling = watch.copy_gb_per_s()
+    ceiling = setup.copy_gb_per_s()
     config = parse_config(config_of(setup.model("8B")))
     # the same twice where there are no fused ones
-    for ops in {type(ops): ops for ops in (choose_ops(watch.device), TorchOps())}.values():
+    for ops in {type(ops): ops for ops in (choose_ops(setup.torch_device), TorchOps())}.values():
         for count in _TIMED_ROWS if setup.is_gpu else _TIMED_ROWS[:1]:
-            for name, call, num_bytes in _calls(ops, config, count, watch):
-                taken_ms = watch.recorded_ms(call)
+            for name, call, num_bytes in _calls(ops, config, count, setup):
+                taken_ms = setup.recorded_ms(call)
                 case, note = f"{count} rows, {setup.label('8B')}", f"{taken_ms * 1e3:.3g} us"
                 rate, title = gb_per_s(num_bytes, taken_ms), f"{type(ops).__name__} {name}"
                 yield speed_row(title, case, rate, "GB/s", note, bound=ceiling)
 
 
 def _calls(
-    ops: DecoderOps, config: ModelConfig, count: int, watch: Stopwatch
+    ops: DecoderOps, config: ModelConfig, count: int, setup: Setup
 ) -> Iterator[tuple[str, Callable[[], object], int]]:
     """(name, a call, the bytes it cannot avoid) for a step of `count` tokens."""
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device=watch.device).to(torch.bfloat16)
-
-    residuals, weight = watch.rotated(lambda: normal(2, count, config.hidden_size)), normal(config.hidden_size)
+    normal, device = setup.normal, setup.torch_device
+    residuals, weight = setup.rotated(lambda: normal(2, count, config.hidden_size)), normal(config.hidden_size)
 
     def add_norm() -> object:
         residual, delta = residuals().unbind(0)
@@ -231,20 +211,19 @@ def _calls(
     yield "add_norm", add_norm, 4 * residuals()[0].nbytes
     num_heads = config.num_heads + config.num_kv_heads
     # a view of wider rows, as a decoder has them
-    fused = watch.rotated(lambda: normal(count, num_heads + config.num_kv_heads, config.head_dim))
+    fused = setup.rotated(lambda: normal(count, num_heads + config.num_kv_heads, config.head_dim))
     head_weight = normal(num_heads, config.head_dim)
-    rotation = RotaryEmbedding(config, watch.device).tables(torch.arange(count, device=watch.device), torch.bfloat16)
+    rotation = RotaryEmbedding(config, device).tables(torch.arange(count, device=device), torch.bfloat16)
     num_bytes = 2 * 2 * count * num_heads * config.head_dim
     yield "norm_rotate", lambda: ops.norm_rotate(fused()[:, :num_heads], head_weight, _EPS, rotation), num_bytes
-    gates = watch.rotated(lambda: normal(count, 2 * config.intermediate_size))
+    gates = setup.rotated(lambda: normal(count, 2 * config.intermediate_size))
     yield "gate", lambda: ops.gate(gates()), gates().nbytes * 3 // 2
 
 
 def checksum_rows(setup: Setup, _: str) -> Iterator[Row]:
     """Bytes per second of checksums computed on the device."""
-    watch = setup.stopwatch()
     size, count = block_bytes(setup.model("8B")), 512 if setup.is_gpu else 16
-    pool = DevicePool(torch.randint(0, 256, (count, size), dtype=torch.uint8, device=watch.device))
+    pool = DevicePool(torch.randint(0, 256, (count, size), dtype=torch.uint8, device=setup.torch_device))
     computer, ids = pool.checksums(DOT64), list(range(count))
     step = max(1, min(computer.max_blocks, count))
 
@@ -254,9 +233,9 @@ def checksum_rows(setup: Setup, _: str) -> Iterator[Row]:
             while pending.take() is None:
                 continue
 
-    taken_ms = watch.median_ms(compute)
+    taken_ms = setup.median_ms(compute)
     rate, case = gb_per_s(count * size, taken_ms), f"{count} blocks of {size / 2**20:.3g} MiB"
-    yield speed_row("dot64 on the device", case, rate, "GB/s", f"{taken_ms:.3g} ms", bound=watch.read_gb_per_s())
+    yield speed_row("dot64 on the device", case, rate, "GB/s", f"{taken_ms:.3g} ms", bound=setup.read_gb_per_s())
 
 
 MEASUREMENTS: dict[str, Callable[[Setup, str], Iterable[Row]]] = {
@@ -275,7 +254,7 @@ MEASUREMENTS: dict[str, Callable[[Setup, str], Iterable[Row]]] = {
 def machine(setup: Setup) -> dict[str, Any]:
     """Names and numbers of the device and of torch, or {"missing": why there is no such device}."""
     try:
-        device = setup.open().torch_device
+        device = setup.torch_device
     except InvalidSetting as error:
         return {"missing": str(error)}
     found: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda or "none"}
@@ -295,24 +274,18 @@ def machine(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _say(message: dict[str, Any]) -> None:
-    sys.stdout.write("\n" + json.dumps(message) + "\n")
-    sys.stdout.flush()
-
-
 def main(group: str, device: str, quick: str, name: str) -> None:
-    """See the module."""
     setup = Setup(device, quick == "quick")
     if group == "machine":
-        _say(machine(setup))
+        say(machine(setup))
         return
     try:
         for row in MEASUREMENTS[group](setup, name):
-            _say({"row": row.as_json()})
+            say_row(row)
     except Exception as error:  # the rows before it stay
         traceback.print_exc()
-        _say({"row": failed_row(group, name, f"{type(error).__name__}: {' '.join(str(error).split())}").as_json()})
-    _say({"done": True})
+        say_row(failed_row(group, name, f"{type(error).__name__}: {' '.join(str(error).split())}"))
+    say({"done": True})
 
 
 if __name__ == "__main__":

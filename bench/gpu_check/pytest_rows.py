@@ -1,69 +1,48 @@
-"""A plugin of pytest: says how every test went as a line of JSON for `bench.gpu_check.run`.
+"""A plugin of pytest: says how every test went, see `bench.gpu_check.rows.say`; run it with `-s`.
 
 Owns how a test becomes a row. A test may record the properties `value`, `unit`, `bound`, `note` and `num_cases`.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
-from bench.gpu_check.rows import Row, Verdict
+from bench.gpu_check.rows import Row, Verdict, say, say_row
+
+_VERDICTS = {"passed": Verdict.OK, "skipped": Verdict.NOT_RUN}
 
 
-def pytest_sessionstart(session: Any) -> None:
-    """Called by pytest, once it has a terminal to write to."""
-    session.config.pluginmanager.register(_RowWriter(session.config.get_terminal_writer()))
+def pytest_runtest_logstart(nodeid: str) -> None:
+    say({"begun": nodeid.rpartition("::")[2]})
 
 
-class _RowWriter:
-    """The hooks. A message is {"begun": name}, {"row": ...}, or {"done": number of tests}."""
-
-    def __init__(self, terminal: Any) -> None:
-        self._terminal = terminal
-        self._num_tests = 0
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._say({"begun": nodeid.rpartition("::")[2]})
-
-    def pytest_collectreport(self, report: Any) -> None:
-        if report.failed:
-            self._say({"row": row_of(report.nodeid, "failed", _crash(report), "collect", {}).as_json()})
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.when == "call" or not report.passed:
-            self._num_tests += 1
-            reason = str(report.longrepr[2]).removeprefix("Skipped: ") if report.skipped else _crash(report)
-            row = row_of(report.nodeid, report.outcome, reason, report.when, dict(report.user_properties))
-            self._say({"row": row.as_json()})
-
-    def pytest_sessionfinish(self) -> None:
-        self._say({"done": self._num_tests})
-
-    def _say(self, message: dict[str, Any]) -> None:
-        self._terminal.line("\n" + json.dumps(message))
+def pytest_collectreport(report: Any) -> None:
+    if report.failed:
+        say_row(_row_of(report, _crash(report), "collect", {}))
 
 
-def row_of(nodeid: str, outcome: str, reason: str, when: str, properties: Mapping[str, Any]) -> Row:
-    """The row of a test. One that fails by an assertion is wrong; one that fails otherwise could not be finished."""
-    name, _, case = nodeid.rpartition("::")[2].removesuffix("]").partition("[")
-    verdict = {"passed": Verdict.OK, "skipped": Verdict.NOT_RUN}.get(outcome, Verdict.FAILED)
+def pytest_runtest_logreport(report: Any) -> None:
+    if report.when == "call" or not report.passed:
+        reason = str(report.longrepr[2]).removeprefix("Skipped: ") if report.skipped else _crash(report)
+        say_row(_row_of(report, reason, report.when, dict(report.user_properties)))
+
+
+def pytest_sessionfinish() -> None:
+    say({"done": True})
+
+
+def _row_of(report: Any, reason: str, when: str, properties: dict[str, Any]) -> Row:
+    """One that fails by an assertion is wrong; one that fails otherwise could not be finished."""
+    name, _, case = report.nodeid.rpartition("::")[2].removesuffix("]").partition("[")
+    verdict = _VERDICTS.get(report.outcome, Verdict.FAILED)
     if verdict == Verdict.FAILED and when == "call" and reason.startswith(("AssertionError", "assert")):
         verdict = Verdict.WRONG
-    value = properties.get("value")
-    return Row(
-        name=name.removeprefix("test_").replace("_", " "),
-        case=case,
-        value=value if value is not None and math.isfinite(value) else None,
-        unit=properties.get("unit", ""),
-        bound=properties.get("bound"),
-        target=None,
-        verdict=verdict,
-        note=properties.get("note", "") if verdict == Verdict.OK else reason,
-        num_cases=properties.get("num_cases", 1),
-    )
+    note = properties.pop("note", "") if verdict == Verdict.OK else reason
+    known = {key: properties[key] for key in ("value", "unit", "bound", "num_cases") if key in properties}
+    if not math.isfinite(known.get("value") or 0.0):
+        known["value"] = None
+    return Row(name.removeprefix("test_").replace("_", " "), case, verdict, note=note, **known)
 
 
 def _crash(report: Any) -> str:

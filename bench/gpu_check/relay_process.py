@@ -1,7 +1,6 @@
 """Rates of KV handoffs between two processes with pools in device memory, and what a client still sees of them.
 
-Owns which sizes are moved. The nodes of `transfer_rows` are those of `baton bench kv`: everything between the stamps is
-what a prefill and a decode node run. `exposed_rows` asks a whole relay with random weights.
+Owns which sizes are moved. `transfer_rows` uses the nodes of `baton bench kv`, `exposed_rows` asks a whole relay.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ def why_not(transport: str, device: str) -> str:
 
 
 def pair_on(transport: str, device: str, num_blocks: int, num_bytes: int) -> AbstractContextManager[NodePair]:
-    """Two nodes with pools on the device.
-
-    Where no GPU is, staged transports see the host's memory as a device's, and the others as their own.
-    """
+    """Two nodes with pools on the device; where no GPU is, staged transports see the host's memory as a device's."""
     place = device if device == "cuda" or transport in ("shm", "zmq") else ""
     return node_pair(transport, DOT64 if place else XXH3, num_blocks, num_bytes, device=place)
 

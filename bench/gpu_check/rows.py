@@ -1,6 +1,6 @@
-"""The rows of the table, what makes a row right, wrong or slow, and the table for people.
+"""The rows of the tables, what makes a row right, wrong or slow, how rows travel, and the tables for people.
 
-Owns the verdicts, the exit status and the format. Knows no device and no check: whoever measured hands over numbers.
+Owns the verdicts, the exit status and the formats. Knows no device and no check: whoever measured hands over numbers.
 
 A row about *correctness* is a test of `tests/gpu`, with a bound where it has one. A row about *speed* has a bound that
 the machine sets (the floor of a time, the ceiling of a rate), measured in the same run, and perhaps a target that Baton
@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.report.document import aligned
+
 CORRECTNESS = "correctness"
 """Name of the row that says why the tests of a group were not run."""
 _DOUBTED_SHARE = 1.05
 """A speed above this share of the machine's limit says that the limit or the clock is wrong."""
-_HEADINGS = ("check", "case", "value", "limit", "share", "target", "verdict", "")
+_HEADINGS = ("check", "case", "value", "limit", "share", "target", "verdict", "note")
+_WORDS = ("case", "verdict", "note")
 _MOST_NOTE = 110
 
 
@@ -52,11 +57,11 @@ class Row:
 
     name: str
     case: str
-    value: float | None
-    unit: str
-    bound: float | None
-    target: float | None
     verdict: Verdict
+    value: float | None = None
+    unit: str = ""
+    bound: float | None = None
+    target: float | None = None
     note: str = ""
     num_cases: int = 1
     is_speed: bool = False
@@ -100,9 +105,8 @@ def speed_row(
     Anything else, like a time, has a floor and is to stay below its target. Without a target it is only measured.
     """
     found = float(value) if math.isfinite(value) else None  # JSON has no NaN
-    if found is None:
-        note = note or f"the value is {value}"
-    row = Row(name, case, found, unit, bound, target, Verdict.MEASURED, note, is_speed=True)
+    note = note or f"the value is {value}" * (found is None)
+    row = Row(name, case, Verdict.MEASURED, found, unit, bound, target, note, is_speed=True)
     if found is None or (row.share or 0.0) > _DOUBTED_SHARE:
         return dataclasses.replace(row, verdict=Verdict.DOUBTED)
     if target is None:
@@ -113,12 +117,12 @@ def speed_row(
 
 def missing_row(name: str, case: str, reason: str) -> Row:
     """What cannot be checked on this machine, and why."""
-    return Row(name, case, None, "", None, None, Verdict.NOT_RUN, reason)
+    return Row(name, case, Verdict.NOT_RUN, note=reason)
 
 
 def failed_row(name: str, case: str, reason: str) -> Row:
     """What crashed, hung, or was not reached."""
-    return Row(name, case, None, "", None, None, Verdict.FAILED, reason)
+    return Row(name, case, Verdict.FAILED, note=reason)
 
 
 def exit_status(rows: Iterable[Row], *, strict: bool) -> int:
@@ -127,28 +131,26 @@ def exit_status(rows: Iterable[Row], *, strict: bool) -> int:
     return 1 if not verdicts or verdicts & (_STRICTLY_BAD if strict else _ALWAYS_BAD) else 0
 
 
+def say(message: Mapping[str, Any]) -> None:
+    """How a process tells `bench.gpu_check.command` {"row": ...}, {"begun": what comes next} or {"done": true}."""
+    sys.stdout.write("\n" + json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def say_row(row: Row) -> None:
+    say({"row": row.as_json()})
+
+
 def render(groups: Sequence[tuple[str, Sequence[Row]]]) -> str:
-    """One table for all groups with a title for each, the counts, and whether correctness was checked at all."""
+    """A table for each group under its title, the counts, and whether correctness was checked at all."""
     rows = [row for _, of_group in groups for row in of_group]
-    widths = [max(map(len, column)) for column in zip(_HEADINGS, *map(_cells, rows), strict=True)][:-1]
-    text = [_line(_HEADINGS, widths), "  ".join("-" * width for width in widths)]
-    for title, of_group in groups:
-        text += [title, *(_line(_cells(row), widths) for row in of_group)]
+    text = [f"{title}\n{aligned(_HEADINGS, list(map(_cells, of_group)), _WORDS)}\n" for title, of_group in groups]
     found = Counter(row.verdict for row in rows)
-    text += ["", ", ".join(f"{found[verdict]} {verdict}" for verdict in Verdict if found[verdict]) or "no rows"]
+    text.append(", ".join(f"{found[verdict]} {verdict}" for verdict in Verdict if found[verdict]) or "no rows")
     unchecked = {row.case: row.note for row in rows if row.name == CORRECTNESS}
     if unchecked:
         text.append(f"Correctness was NOT checked ({', '.join(unchecked)}): {'; '.join(set(unchecked.values()))}")
     return "\n".join(text)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    # the value is a number: it ends where its column does
-    padded = [
-        cell.rjust(width) if column in (2, 3, 4, 5) else cell.ljust(width)
-        for column, (cell, width) in enumerate(zip(cells[:-1], widths, strict=True))
-    ]
-    return "  ".join([*padded, cells[-1]]).rstrip()
 
 
 def _cells(row: Row) -> tuple[str, ...]:

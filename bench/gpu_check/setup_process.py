@@ -1,9 +1,8 @@
 """What every measurement is given: what it was told, models, engines, times on a device, and what the device can do:
 copies, reads and matrix products.
 
-Owns published sizes, and how a time is taken: warm-up first, events around many calls, the median of several rounds,
-operands that rotate through more memory than the caches hold, random values. Where no GPU is, the same calls by the
-host's clock. Times are milliseconds, rates GB/s and TFLOP/s, where G is 1e9 and T is 1e12.
+Owns published sizes, and how a time is taken: warm-up first, events around many calls (where no GPU is, the host's
+clock), the median of several rounds, random operands that rotate through more memory than the caches hold.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from torch import Tensor
 from bench.limits.engine_process import EngineSteps
 from bench.limits.model_shapes import ModelShapes, Product, shapes_of
 from bench.stats import median
-from device.base import Device
 from device.choose import open_device
 from engine.models.config import parse_config
 from engine.settings import EngineSettings
@@ -41,8 +40,7 @@ _QWEN3: dict[str, Any] = {
     "bos_token_id": None,
     "dtype": "bfloat16",
 }
-_HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
-_NAMES = ("hidden_size", "intermediate_size", "num_hidden_layers", *_HEADS, "vocab_size", "tie_word_embeddings")
+_NAMES = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size"
 _SIZES = {
     "8B": (4096, 12288, 36, 32, 8, 128, 151936, False),
     "0.6B": (1024, 3072, 28, 16, 8, 128, 151936, True),
@@ -62,7 +60,7 @@ _MAX_ROTATED = 512
 
 def config_of(name: str) -> dict[str, Any]:
     """The `config.json` of "8B", "0.6B" or "tiny". Raises `KeyError`."""
-    sizes = dict(zip(_NAMES, _SIZES[name], strict=True))
+    sizes = dict(zip([*_NAMES.split(), "tie_word_embeddings"], _SIZES[name], strict=True))
     return {**_QWEN3, **sizes, "eos_token_id": sizes["vocab_size"] - 1}
 
 
@@ -88,14 +86,7 @@ def block_bytes(name: str) -> int:
     return model_shapes(name).kv_bytes_per_token * BLOCK_SIZE
 
 
-def weighted_tflop_per_s(products: Sequence[Product], taken_ms: Sequence[float]) -> float:
-    """The rate over all products of a model, where one of each was timed. Raises `ValueError` for a missing time."""
-    total_ms = sum(product.count * ms for product, ms in zip(products, taken_ms, strict=True))
-    return sum(product.flop for product in products) / total_ms / 1e9
-
-
 def gb_per_s(num_bytes: int, taken_ms: float) -> float:
-    """A rate of bytes."""
     return num_bytes / taken_ms / 1e6
 
 
@@ -109,9 +100,9 @@ def busy_us(intervals: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Setup:
-    """`device` is "cuda" or "cpu"."""
+    """`device` is "cuda" or "cpu". Makes engines, and times calls on the device."""
 
     device: str
     is_quick: bool
@@ -129,19 +120,13 @@ class Setup:
         """How a row names the model of `model(name)`."""
         return name if self.is_gpu else f"tiny for {name}"
 
-    def open(self) -> Device:
-        """The device. Raises `InvalidSetting`."""
-        return open_device(self.device)
-
-    def stopwatch(self) -> Stopwatch:
-        """For the device. Raises `InvalidSetting`."""
-        return Stopwatch(self.open().torch_device, quick=self.is_quick)
+    @cached_property
+    def torch_device(self) -> torch.device:
+        """Raises `InvalidSetting`."""
+        return open_device(self.device).torch_device
 
     def steps(self, name: str, num_tokens: int, num_requests: int, **settings: Any) -> EngineSteps:
-        """An engine of the sizes of `name` with random weights and room for so many requests of so many tokens.
-
-        Where no GPU is, it runs on the host's cores behind the code paths of one.
-        """
+        """An engine of the sizes of `name` with random weights and room for so many requests of so many tokens."""
         with tempfile.TemporaryDirectory(prefix="baton-gpu-check-") as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config_of(self.model(name))))
             chosen = EngineSettings(
@@ -157,22 +142,13 @@ class Setup:
             )
             return EngineSteps(chosen)
 
-
-class Stopwatch:
-    """Times calls on `device`."""
-
-    def __init__(self, device: torch.device, *, quick: bool) -> None:
-        self.device = device
-        self.is_gpu = device.type == "cuda"
-        self._num_rounds = _QUICK_ROUNDS if quick else _NUM_ROUNDS
-        self._round_ms = _ROUND_MS if self.is_gpu else 1.0
-
     def median_ms(self, call: Callable[[], object]) -> float:
         """One call, the median over rounds of as many calls as fill a few milliseconds."""
         for _ in range(_WARM_UP_CALLS):
             call()
-        num_calls = max(1, min(_MAX_CALLS, int(self._round_ms / max(self._round(call, 1), 1e-4))))
-        return median([self._round(call, num_calls) / num_calls for _ in range(self._num_rounds)])
+        round_ms, num_rounds = _ROUND_MS if self.is_gpu else 1.0, _QUICK_ROUNDS if self.is_quick else _NUM_ROUNDS
+        num_calls = max(1, min(_MAX_CALLS, int(round_ms / max(self._round(call, 1), 1e-4))))
+        return median([self._round(call, num_calls) / num_calls for _ in range(num_rounds)])
 
     def recorded_ms(self, call: Callable[[], object]) -> float:
         """As `median_ms`, without the time that the host needs to start each call: many of them as one CUDA graph."""
@@ -191,28 +167,31 @@ class Stopwatch:
 
     @property
     def stream_bytes(self) -> int:
-        """How much the streams below move in one call."""
         return 2**31 if self.is_gpu else 2**22
 
     def copy_gb_per_s(self) -> float:
         """A large copy within the device's memory: bytes read and bytes written."""
-        source, target = self._noise(), self._noise()
+        source, target = self.normal(2, self.stream_bytes // 2)
         return gb_per_s(2 * source.nbytes, self.median_ms(lambda: target.copy_(source)))
 
     def read_gb_per_s(self) -> float:
         """A large matrix times a vector, which reads everything and writes next to nothing: like decoding."""
         width = 2**13
-        rows = self._noise().view(-1, width)
-        vector = torch.randn(width, device=self.device, dtype=rows.dtype)
+        rows, vector = self.normal(self.stream_bytes // 2 // width, width), self.normal(width)
         return gb_per_s(rows.nbytes, self.median_ms(lambda: torch.mv(rows, vector)))
 
     def gemm_tflop_per_s(self, products: Sequence[Product]) -> float:
         """The rate of plain bfloat16 products at the shapes of a model, weighted as the model uses them."""
-        return weighted_tflop_per_s(products, [self._product_ms(product) for product in products])
+        total_ms = sum(product.count * self._product_ms(product) for product in products)
+        return sum(product.flop for product in products) / total_ms / 1e9
+
+    def normal(self, *shape: int) -> Tensor:
+        """Random bfloat16 on the device."""
+        return torch.randn(shape, device=self.torch_device, dtype=torch.bfloat16)
 
     def rotated(self, make: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Tensors in turn, together several times as large as the caches."""
-        cache = torch.cuda.get_device_properties(self.device).L2_cache_size if self.is_gpu else 2**20
+        cache = torch.cuda.get_device_properties(self.torch_device).L2_cache_size if self.is_gpu else 2**20
         first = make()
         count = max(2, min(_MAX_ROTATED, -(-_CACHE_TIMES * cache // max(first.nbytes, 1))))
         turns = cycle([first, *(make() for _ in range(count - 1))])
@@ -245,11 +224,6 @@ class Stopwatch:
         return float(begin.elapsed_time(end))
 
     def _product_ms(self, product: Product) -> float:
-        rows = torch.randn(product.num_rows, product.num_in, device=self.device).to(torch.bfloat16)
-        shape, deviation = (product.num_out, product.num_in), product.num_in**-0.5
-        weights = self.rotated(lambda: torch.randn(shape, device=self.device, dtype=torch.bfloat16).mul_(deviation))
+        rows = self.normal(product.num_rows, product.num_in)
+        weights = self.rotated(lambda: self.normal(product.num_out, product.num_in).mul_(product.num_in**-0.5))
         return self.median_ms(lambda: torch.nn.functional.linear(rows, weights()))
-
-    def _noise(self) -> Tensor:
-        """`stream_bytes` of bfloat16."""
-        return torch.randn(self.stream_bytes // 2, device=self.device, dtype=torch.bfloat16)

@@ -14,8 +14,11 @@ from collections.abc import Sequence
 from bench.arguments import parse_alone
 from bench.facts import collect_facts
 from bench.kv.measure import KvBenchSettings, measure, plan
-from bench.kv.report import as_json, report, save_plot
+from bench.kv.report import as_json, save_plot
 from bench.output_file import require_folder, write_text
+from bench.report.document import as_text
+from bench.report.load import KvDocument, ResultFile
+from bench.report.sections import section_of
 
 _DESCRIPTION = "Measure handoffs of KV blocks between two processes, in turns with a plain copy."
 _PACKAGES = ("baton-serve", "numpy", "pyzmq", "xxhash", "nixl", "torch")
@@ -29,7 +32,10 @@ def main(arguments: Sequence[str]) -> int:
     require_folder(settings.plot, "--plot")
     facts = collect_facts(shlex.join(["baton", "bench", "kv", *arguments]), _PACKAGES)
     results = measure(planned, lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
-    print(report(facts, results, planned.missing, as_markdown=settings.markdown))
+    parts = (results.limits, results.cases, results.small_cases, results.failures)
+    section = section_of(ResultFile("kv", KvDocument(*parts, facts=facts, missing=planned.missing)))
+    text = as_text(section, *section.tables)
+    print("\n".join([*facts.describe(), "", text if settings.markdown else text.replace("**", "")]))
     if settings.json:
         write_text(settings.json, json.dumps(as_json(facts, results, planned.missing), indent=1) + "\n")
     if settings.plot and results.cases:

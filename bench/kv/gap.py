@@ -1,8 +1,7 @@
 """`baton bench gap`: what a client sees of the handoff: the gap between token 1 and token 2, against all later gaps.
 
-Sends one streamed completion after the other to a running endpoint, so the system is idle but for it. Token 1 comes
-from the prefill node, every later one from the decode node: what the first gap is longer by is what is left of the
-transfer when decoding could have begun.
+Sends one streamed completion after the other to a running endpoint. Token 1 comes from the prefill node, every later
+one from the decode node: what the first gap is longer by is what is left of the transfer.
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ class CoreLimits:
         self._pair = open_socket(self._context, zmq.PAIR, LinkSettings())
 
     def copy(self) -> float:
-        """One buffer to the other."""
         begin_s = time.monotonic()
         np.copyto(self._target, self._source)
         return time.monotonic() - begin_s
@@ -58,7 +57,6 @@ class CoreLimits:
         return time.monotonic() - begin_s
 
     def hash_for(self, duration_s: float) -> None:
-        """Keep this core and the memory busy."""
         end_s = time.monotonic() + duration_s
         for first in cycle(range(0, len(self._source), _PIECE_BYTES)):
             if time.monotonic() >= end_s:
@@ -104,12 +102,10 @@ class CoreLimits:
         return taken_s
 
     def send_back(self, count: int) -> None:
-        """The other end of as many round trips."""
         for _ in range(count):
             self._pair.send(self._receive_message())
 
     def close(self) -> None:
-        """See `Worker`."""
         self._listener.close()
         self._context.destroy(linger=0)
         if self._connection is not None:
@@ -131,9 +127,7 @@ class CoreLimits:
 class BareAgent:
     """One agent of NIXL and its blocks, without Baton: what its transport can be held against. See `Worker`.
 
-    One of two such processes writes blocks into the other's segment with the descriptors prepared beforehand and asks
-    for the write's state without a pause; the other asks for notices without a pause until one comes. That is the
-    fastest that two agents are on two cores, and takes both of them.
+    Descriptors are prepared beforehand, and both ends poll without a pause: the fastest that two agents can be.
     """
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
@@ -142,7 +136,7 @@ class BareAgent:
         from nixl import nixl_agent, nixl_agent_config
 
         self._num_blocks, self._block_bytes = num_blocks, block_bytes
-        self._memory = np.ones(self._num_blocks * self._block_bytes, dtype=np.uint8)
+        self._memory = np.ones(num_blocks * block_bytes, dtype=np.uint8)
         self._address = int(self._memory.ctypes.data)
         config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         self._nixl: Any = nixl_agent(secrets.token_hex(16), config)
@@ -155,7 +149,6 @@ class BareAgent:
         return {"metadata": base64.b64encode(self._nixl.get_agent_metadata()).decode(), "address": self._address}
 
     def connect(self, metadata: str, address: int) -> None:
-        """Prepare to write into another agent's blocks."""
         name = self._nixl.add_remote_agent(base64.b64decode(metadata))
         self._targets = self._nixl.prep_xfer_dlist(name, self._descriptors(address), "DRAM")
 
@@ -174,7 +167,6 @@ class BareAgent:
         return taken_s
 
     def wait_for_notice(self) -> None:
-        """Until a write of the other one has arrived."""
         deadline_s = time.monotonic() + _WAIT_S
         while not self._nixl.get_new_notifs():
             if time.monotonic() > deadline_s:

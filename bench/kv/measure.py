@@ -73,45 +73,35 @@ class Plan:
 def plan(settings: KvBenchSettings) -> Plan:
     """Resolve settings on this machine. Raises `InvalidSetting`."""
     if settings.quick:  # what was left at its default becomes tiny
-        given, defaults = dataclasses.asdict(settings), dataclasses.asdict(KvBenchSettings())
-        changes = {name: value for name, value in _TINY.items() if given[name] == defaults[name]}
+        default = KvBenchSettings()
+        changes = {name: value for name, value in _TINY.items() if getattr(settings, name) == getattr(default, name)}
         settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
     if settings.block_bytes <= 0 or settings.block_bytes % _BLOCK_UNIT_BYTES:
         raise InvalidSetting(f"--block-bytes {settings.block_bytes} is not a multiple of {_BLOCK_UNIT_BYTES}")
     require_at_least(settings, rounds=1)
     if settings.plot and importlib.util.find_spec("matplotlib") is None:
         raise InvalidSetting("--plot: matplotlib is not installed: pip install 'baton-serve[bench]'")
-    checksums = lists.names(settings.checksum, "--checksum", CHECKSUMS)
-    if not checksums:
-        raise InvalidSetting("--checksum names nothing")
-    transports, missing = _transports(settings.transports)
-    blocks = lists.numbers(settings.blocks, "--blocks")
-    return Plan(settings, transports, missing, blocks, checksums, _cores(settings.cores))
-
-
-def _transports(text: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    """(available, {missing: why})."""
     missing = {
         name: f"{package} is not installed: pip install '{requirement}'"
         for name, (package, requirement) in _LIBRARIES.items()
         if importlib.util.find_spec(package) is None
     }
-    if text == _ALL:
-        return tuple(name for name in TRANSPORTS if name not in missing), missing
-    chosen = lists.names(text, "--transports", TRANSPORTS)
-    if not chosen:
-        raise InvalidSetting("--transports names nothing")
-    for name in chosen:
-        if name in missing:
-            raise InvalidSetting(f"--transports {name}: {missing[name]}")
-    return chosen, {}
-
-
-def _cores(text: str) -> Cores:
-    given = lists.cores(text)
-    if text and len(given) != 2:
-        raise InvalidSetting(f"--cores {text}: one of the prefill and one of the decode process are needed")
-    return (given[0], given[1]) if len(given) > 1 else (None, None)
+    asked_for_all = settings.transports == _ALL
+    chosen = TRANSPORTS if asked_for_all else lists.names(settings.transports, "--transports", TRANSPORTS)
+    transports = tuple(name for name in chosen if name not in missing)
+    if not asked_for_all and transports != chosen:
+        name = next(name for name in chosen if name in missing)
+        raise InvalidSetting(f"--transports {name}: {missing[name]}")
+    checksums = lists.names(settings.checksum, "--checksum", CHECKSUMS)
+    for flag, names in (("--transports", transports), ("--checksum", checksums)):
+        if not names:
+            raise InvalidSetting(f"{flag} names nothing")
+    cores = lists.cores(settings.cores)
+    if settings.cores and len(cores) != 2:
+        raise InvalidSetting(f"--cores {settings.cores}: one of the prefill and one of the decode process are needed")
+    pinned: Cores = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
+    blocks = lists.numbers(settings.blocks, "--blocks")
+    return Plan(settings, transports, missing if asked_for_all else {}, blocks, checksums, pinned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +122,6 @@ class Case:
 
     @property
     def num_bytes(self) -> int:
-        """Payload of one handoff."""
         return self.num_blocks * self.block_bytes
 
 
@@ -200,8 +189,7 @@ def _measure_limits(plan: Plan) -> Limits:
 @contextmanager
 def core_limits(cores: Cores, num_bytes: int) -> Iterator[tuple[Child, Child]]:
     """Two connected processes that measure what cores can do. Raises `RequestFailed`."""
-    spec = {"core": num_bytes}
-    with _two_children(_LIMITS, spec, spec, cores) as (one, other):
+    with _two_children(_LIMITS, cores, {"core": num_bytes}) as (one, other):
         one.ask("connect", **other.ask("bind"))
         yield one, other
 
@@ -276,23 +264,21 @@ def node_pair(
     Raises `RequestFailed` when one cannot be.
     """
     pool = {"num_blocks": num_blocks, "block_bytes": block_bytes, "device": device}
-    spec = {"transport": transport, "checksum": checksum, **pool}
-    with _two_children(_NODE, {"role": "prefill", **spec}, {"role": "decode", **spec}, cores) as children:
+    specs = [{"role": role, "transport": transport, "checksum": checksum, **pool} for role in ("prefill", "decode")]
+    with _two_children(_NODE, cores, *specs) as children:
         yield NodePair(*children)
 
 
 @contextmanager
 def _bare_pair(num_blocks: int, block_bytes: int, cores: Cores) -> Iterator[tuple[Child, Child]]:
     """Two nixl agents without Baton, which have written to each other once."""
-    spec = {"nixl": [num_blocks, block_bytes]}
-    with _two_children(_LIMITS, spec, spec, cores) as (writer, target):
+    with _two_children(_LIMITS, cores, {"nixl": [num_blocks, block_bytes]}) as (writer, target):
         writer.ask("connect", **target.ask("details"))
         _write_bare(writer, target, 0, num_blocks)
         yield writer, target
 
 
 def _write_bare(writer: Child, target: Child, first: int, count: int) -> float:
-    """Seconds that one write takes."""
     target.tell("wait_for_notice")
     taken_s = float(writer.ask("write", first=first, count=count))
     target.hear()
@@ -300,11 +286,9 @@ def _write_bare(writer: Child, target: Child, first: int, count: int) -> float:
 
 
 @contextmanager
-def _two_children(
-    module: str, first: dict[str, Any], second: dict[str, Any], cores: Cores
-) -> Iterator[tuple[Child, Child]]:
-    """They start at the same time, each on its core, and end together."""
-    with Child(module, first, cores[0]) as one, Child(module, second, cores[1]) as other:
+def _two_children(module: str, cores: Cores, *specs: dict[str, Any]) -> Iterator[tuple[Child, Child]]:
+    """They start at the same time, each on its core, and end together; one spec is for both."""
+    with Child(module, specs[0], cores[0]) as one, Child(module, specs[-1], cores[1]) as other:
         one.hear()
         other.hear()
         yield one, other

@@ -1,10 +1,7 @@
 """One node of the measured pair, without an engine: `python -m bench.kv.node_process`, driven by `bench.child`.
 
-Owns a pool, one side of the transfer layer on its own thread, and the time stamps. Everything between the stamps is
-what `baton prefill` and `baton decode` run: sides, pusher, transfer thread, transports and real sockets. The engine's
-part is played by the main thread, which posts and waits.
-
-Stamps are seconds of CLOCK_MONOTONIC, one clock for all processes of a machine.
+Owns a pool, one side of the transfer layer on its own thread, and the time stamps (CLOCK_MONOTONIC). Everything between
+the stamps is what `baton prefill` and `baton decode` run. The main thread posts and waits, as an engine would.
 """
 
 from __future__ import annotations
@@ -66,7 +63,6 @@ class _Told:
         self._told: queue.SimpleQueue[tuple[RequestKey, float, str]] = queue.SimpleQueue()
 
     def put(self, notice: commands.SendingNotice | commands.ReceivingNotice, /) -> None:
-        """See `NoticeSink`."""
         match notice:
             case commands.Rejected() | commands.Failed():
                 self._told.put((notice.key, time.monotonic(), notice.reason or "the request ended"))
@@ -96,7 +92,6 @@ class _OneTransport(SenderFactory):
         self._names = (settings.choice, SLOTS) if pool.is_device and settings.choice == SHM else (settings.choice,)
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
-        """See `SenderFactory.open`."""
         name, sender = super().open(hello)
         if name not in self._names:
             sender.close()
@@ -118,7 +113,6 @@ class _End:
         self._told = _Told()
 
     def close(self) -> None:
-        """See `Worker`."""
         self._closing.close()
 
     def _open_memory(self, side: str) -> tuple[PoolMemory, Any]:
@@ -188,7 +182,6 @@ class PrefillEnd(_End):
         return {"computed_s": computed_s, "let_go_s": self._told.wait_for(key, self._thread)}
 
     def memcpy(self, first: int, count: int) -> float:
-        """Seconds that one copy of these blocks takes."""
         target, source = self._yardstick[first : first + count], self._blocks[first : first + count]
         begin_s = time.monotonic()
         _copy(target, source)
@@ -212,26 +205,17 @@ class DecodeEnd(_End):
     def grant(self, number: int, first: int, count: int, address: str) -> None:
         """Room for handoff `number` is in these blocks; the prefill node is at `address`."""
         key = RequestKey.numbered(number)
-        blocks = commands.ReservedBlocks(
-            key,
-            num_tokens=count * TOKENS_PER_BLOCK,
-            num_cached_tokens=0,
-            prompt_digest=key[0],
-            block_ids=tuple(range(first, first + count)),
-            generations=(number,) * count,
-        )
+        table, num_tokens = tuple(range(first, first + count)), count * TOKENS_PER_BLOCK
+        blocks = commands.ReservedBlocks(key, num_tokens, 0, key[0], table, generations=(number,) * count)
         self._thread.post(commands.GrantBlocks(blocks, PrefillPeer(PREFILL, _EPOCHS[PREFILL], address)))
 
     def delivered(self, number: int) -> float:
-        """When this handoff was delivered."""
         return self._told.wait_for(RequestKey.numbered(number), self._thread)
 
     def clear(self, first: int, count: int) -> None:
-        """Forget what these blocks hold."""
         _copy(self._blocks[first : first + count], np.zeros(self._blocks[first : first + count].shape, dtype=np.uint8))
 
     def wrong_blocks(self, first: int, count: int) -> list[int]:
-        """Those of these blocks that do not hold what the sender's do."""
         blocks = self._blocks if isinstance(self._blocks, np.ndarray) else self._blocks.cpu().numpy()
         return wrong_blocks(blocks, first, count)
 

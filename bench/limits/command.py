@@ -14,17 +14,21 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from bench.arguments import parse_alone
 from bench.child import Child
-from bench.facts import collect_facts
+from bench.facts import Facts, collect_facts
 from bench.kv.measure import Case, Cores, KvBenchSettings, core_limits, plan, round_trips, session
 from bench.kv.report import figures
-from bench.limits.result import Ceiling, Found, Ratio, as_json, ceiling_of, difference_of, report
+from bench.limits.result import MEANINGS, Ceiling, Found, Ratio, ceiling_of, difference_of
 from bench.limits.router_hop import RouterPlan, measure_router_hop, router_ratios
 from bench.limits.served import handoff_ratios, isolation_ratio, measure_handoffs, measure_isolation
-from bench.limits.settings import CEILING_NAMES, ENGINE_NAMES, LimitsSettings
+from bench.limits.settings import CEILING_NAMES, ENGINE_NAMES, HANDOFF_NAMES, KV_NAMES, LimitsSettings
 from bench.output_file import require_folder, write_text
+from bench.report.document import as_text
+from bench.report.load import LimitsDocument, ResultFile
+from bench.report.sections import section_of
 from bench.stats import median, percentile
 from engine.models.identity import model_name
 from kvtransfer.integrity import XXH3
@@ -54,10 +58,21 @@ def main(arguments: Sequence[str]) -> int:
             found.failures.append(f"{name} limits: {error}")
     setup = {"model": model_name(settings.model, ""), "cores": list(settings.core_ids), "threads": settings.num_threads}
     setup |= {"rounds": settings.num_rounds, "max_num_batched_tokens": settings.max_num_batched_tokens}
+    print("\n".join([*facts.describe(), ", ".join(f"{name} {value}" for name, value in setup.items()), ""]))
     print(report(facts, setup, found))
     if settings.json:
-        write_text(settings.json, json.dumps(as_json(facts, setup, found), indent=1) + "\n")
+        document = {"kind": "limits", "facts": asdict(facts), "setup": setup, **asdict(found)}
+        write_text(settings.json, json.dumps(document, indent=1) + "\n")
     return 1 if found.failures else 0
+
+
+def report(facts: Facts, setup: dict[str, Any], found: Found) -> str:
+    document = LimitsDocument(facts, found.ceilings, found.ratios, setup, found.failures)
+    filled = [name for name, rows in (("ceilings", found.ceilings), ("ratios", found.ratios)) if rows]
+    meanings = [f"{name}: {MEANINGS[name]}" for name in dict.fromkeys(ratio.name for ratio in found.ratios)]
+    return "\n".join(
+        [as_text(section_of(ResultFile("limits", document)), *filled), *([""] * bool(meanings)), *meanings]
+    )
 
 
 def engine_limits(settings: LimitsSettings, found: Found, say: Callable[[str], None]) -> None:
@@ -88,10 +103,10 @@ def system_limits(settings: LimitsSettings, found: Found, say: Callable[[str], N
         if "zmq_round_trip" in wanted:
             say("zmq round trip")
             found.ceilings.append(zmq_round_trip(settings, cores))
-        if wanted & {"kv_bw_ratio", "kv_overhead_us"}:
+        if wanted.intersection(KV_NAMES):
             for case in _kv_cases(settings, cores, say):
                 found.ratios.extend(ratio for ratio in kv_ratios(case) if ratio.name in wanted)
-        if wanted & {"exposed_ratio", "handover_us"}:
+        if wanted.intersection(HANDOFF_NAMES):
             for samples in measure_handoffs(settings, cores[0], say):
                 found.ratios.extend(ratio for ratio in handoff_ratios(samples) if ratio.name in wanted)
         if "router_us_per_token" in wanted:
@@ -131,7 +146,6 @@ def _kv_cases(settings: LimitsSettings, cores: Cores, say: Callable[[str], None]
 
 
 def kv_ratios(case: Case) -> list[Ratio]:
-    """`kv_bw_ratio` and `kv_overhead_us` of one size."""
     shown = f"{case.num_blocks} block{'s' * (case.num_blocks > 1)} of {case.block_bytes // 1024} KiB"
     note = f"{case.transport}, checksum {case.checksum}"
     found = figures(case)

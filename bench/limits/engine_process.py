@@ -195,7 +195,6 @@ class Machine:
         return _NUM_PASSES * self._source.nbytes / (time.monotonic() - begin_s) / 1e9
 
     def close(self) -> None:
-        """End the threads."""
         self._others.shutdown()
 
     def _read(self) -> None:
@@ -207,7 +206,6 @@ class Machine:
 
     @torch.inference_mode()
     def _multiply(self) -> None:
-        """Each product as often as the model has layers."""
         for multiply, count in self._products:
             for _ in range(count):
                 multiply()
@@ -219,7 +217,6 @@ class EngineLimits:
     def __init__(self, settings: LimitsSettings) -> None:
         config = load_config(find_checkpoint(settings.model))
         dtype = choose_dtype("auto", config)
-        num_bytes = settings.buffer_bytes
         self._settings, self._dtype = settings, TORCH_DTYPES[dtype]
         self._shapes = shapes_of(config, DTYPE_BYTES[dtype])
         self._chunk = min(settings.num_prompt_tokens, settings.max_num_batched_tokens)
@@ -227,7 +224,7 @@ class EngineLimits:
         num_tokens = max(
             max(settings.batch_sizes) * (max(settings.context_lens) + _SPARE_TOKENS),
             settings.num_prompt_tokens + _SPARE_TOKENS,
-            num_bytes // self._shapes.kv_bytes_per_token,
+            settings.buffer_bytes // self._shapes.kv_bytes_per_token,
         )
         engine = EngineSettings(
             model=settings.model,
@@ -240,7 +237,7 @@ class EngineLimits:
         self._steps = EngineSteps(engine)
         self._attention = TorchAttention(self._steps.engine.memory.paged)
         products = self._shapes.prefill_products(self._chunk)
-        self._machine = Machine(num_bytes, settings.num_threads, self._dtype, products)
+        self._machine = Machine(settings.buffer_bytes, settings.num_threads, self._dtype, products)
         self._samples: dict[str, list[float]] = {}
         self._next_block = 0
 
@@ -296,7 +293,6 @@ class EngineLimits:
         return [asdict(ceiling_of(name, self._samples[name], *notes[name])) for name in notes if name in self._samples]
 
     def close(self) -> None:
-        """See `Worker`."""
         self._machine.close()
 
     def _against(self, ceiling: str, subject: Callable[[], float]) -> tuple[list[float], list[float]]:

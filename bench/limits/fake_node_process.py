@@ -1,11 +1,8 @@
 """A decode node without a model: `python -m bench.limits.fake_node_process`, driven by `bench.child`.
 
-Owns the emission. It registers like any node, takes the requests it is given, answers the first token of each at once
-and the others in steps at a fixed cadence: one message for all requests of a step. It stamps every step before its
-message is made. Two ends can take it in: the router, and whoever measures what the router is held against; both get the
-same messages from the same code.
-
-Stamps are seconds of CLOCK_MONOTONIC, one clock for all processes of a machine.
+It registers like any node, takes the requests it is given, answers the first token of each at once and the others in
+steps at a fixed cadence: one message for all requests of a step, stamped (CLOCK_MONOTONIC) before it is made. Two ends
+can take it in: the router, and whoever measures what the router is held against.
 """
 
 from __future__ import annotations
@@ -40,13 +37,11 @@ class _End:
     epoch: int
 
     def next(self, deadline_s: float) -> object:
-        """The next message. Raises `RequestFailed`."""
         if not self.link.poll(max(0, round((deadline_s - time.monotonic()) * 1000))):
             raise RequestFailed(f"what the fake node waits for did not come within {_WAIT_S:g} s")
         return messages.ROUTER_TO_NODE.decode(self.link.recv())
 
     def send_tokens(self, legs: list[messages.Decode], index: int, token_id: int, finish_reason: str = "") -> None:
-        """One message for all requests of a step."""
         events = (
             messages.TokenEvent(leg.handoff_id, leg.attempt, index, (token_id,), (), finish_reason, 0) for leg in legs
         )

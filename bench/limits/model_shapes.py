@@ -42,7 +42,6 @@ class ModelShapes:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
         return len(self.windows)
 
     @property

@@ -1,18 +1,15 @@
-"""What `baton bench limits` finds: ceilings of the machine, ratios of Baton to them, and the words for both.
+"""What `baton bench limits` finds: ceilings of the machine, ratios of Baton to them, and what the ratios mean.
 
-Owns the shapes, how samples become them, and how they look. Does not know how anything was measured. Things that are
-compared are measured in turns, so that whatever else the machine does meets both.
+Owns the shapes and how samples become them. Does not know how anything was measured. Things that are compared are
+measured in turns, so that whatever else the machine does meets both.
 Invariant: every ratio has its `value`; where it is noisy, people are not shown it and files keep it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from bench.facts import Facts
-from bench.report.document import aligned
 from bench.stats import NOISY_SPREAD, median, paired_ratio, percentile, spread
 
 MEANINGS = {
@@ -29,11 +26,6 @@ MEANINGS = {
     "itl_isolation": "How much longer the slowest gaps between tokens get when prompts are computed beside them.",
 }
 """One sentence a ratio."""
-_PROTOCOL = (
-    "Ceiling and subject are measured in turns; value: ratio of medians, range: of the pairs. "
-    f"noisy: the ceiling itself spread by more than {NOISY_SPREAD:.0%} (10th to 90th percentile over the median), so "
-    "no value is shown."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +73,13 @@ def ceiling_of(name: str, samples: Sequence[float], unit: str, note: str = "") -
 
 
 def range_of(name: str, case: str, values: Sequence[float], unit: str, goal: str, note: str) -> Ratio:
-    """Of values that have no yardstick."""
     return Ratio(name, case, median(values), min(values), max(values), unit, goal, note=note)
 
 
 def ratio_of(
     name: str, case: str, subject: Sequence[float], ceiling: Sequence[float], *, goal: str = "", note: str = ""
 ) -> Ratio:
-    """Of values measured in turns, subject over ceiling; noisy when the ceiling spreads by more than `NOISY_SPREAD`.
-
-    Raises `ValueError` for different numbers of them.
-    """
+    """Of values measured in turns, as many of each; noisy when the ceiling spreads by more than `NOISY_SPREAD`."""
     pairs = paired_ratio(subject, ceiling)
     noisy = spread(ceiling) > NOISY_SPREAD
     note = _joined(note, f"the ceiling spread by {spread(ceiling):.0%}" if noisy else "")
@@ -101,10 +89,9 @@ def ratio_of(
 def difference_of(
     name: str, case: str, subject: Sequence[float], yardstick: Sequence[float], *, unit: str, note: str = ""
 ) -> Ratio:
-    """How much longer the subject takes, of values measured in turns: for what a ratio would not say well.
+    """How much longer the subject takes, of values measured in turns, as many of each.
 
     Noisy when the yardstick spreads by more than `NOISY_SPREAD`, unless that is little beside the difference itself.
-    Raises `ValueError` for different numbers of values, or none.
     """
     pairs = [longer - shorter for longer, shorter in zip(subject, yardstick, strict=True)]
     value = median(subject) - median(yardstick)
@@ -120,45 +107,6 @@ def in_turns(
     """`num_rounds` values of both, one first and then the other; a pair before them warms up and is forgotten."""
     pairs = [(ceiling(), subject()) for _ in range(1 + num_rounds)][1:]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-
-
-def report(facts: Facts, setup: Mapping[str, Any], found: Found) -> str:
-    """Everything that a run has to say. `setup`: model, cores, threads and the like."""
-    sections = ["\n".join([*facts.describe(), ", ".join(f"{name} {value}" for name, value in setup.items())])]
-    if found.ceilings:
-        rows = [[each.name, _with_unit(each), f"{each.spread:.0%}", each.note] for each in found.ceilings]
-        sections.append(aligned(("the machine can", "value", "spread", "how"), rows))
-    if found.ratios:
-        heads = ("ratio", "case", "value", "range", "goal", "note")
-        sections.append(aligned(heads, [_ratio_row(ratio) for ratio in found.ratios]))
-        shown = dict.fromkeys(ratio.name for ratio in found.ratios)
-        sections.append("\n".join([*(f"{name}: {MEANINGS[name]}" for name in shown), _PROTOCOL]))
-    if found.failures:
-        sections.append("\n".join(found.failures))
-    return "\n\n".join(sections)
-
-
-def as_json(facts: Facts, setup: Mapping[str, Any], found: Found) -> dict[str, Any]:
-    """The file of a run: {"kind", "facts", "setup", "ceilings", "ratios", "failures"}."""
-    return {"kind": "limits", "facts": asdict(facts), "setup": dict(setup), **asdict(found)}
-
-
-def _ratio_row(ratio: Ratio) -> list[str]:
-    shown = [_with_unit(ratio), f"{_number(ratio.low)}-{_number(ratio.high)}"]
-    note = _joined("noisy" * ratio.noisy, ratio.note)
-    return [ratio.name, ratio.case, *(["-", "-"] if ratio.noisy else shown), ratio.goal, note]
-
-
-def _with_unit(found: Ceiling | Ratio) -> str:
-    return f"{_number(found.value)} {found.unit}".rstrip()
-
-
-def _number(value: float) -> str:
-    """Two digits or three, none of them behind the point from 100 on."""
-    for limit, num_decimals in ((100, 0), (10, 1), (0.1, 2)):
-        if abs(value) >= limit:
-            return f"{value:.{num_decimals}f}"
-    return f"{value:.3f}"
 
 
 def _joined(*notes: str) -> str:

@@ -1,13 +1,11 @@
 """What the router adds to a token's way: a fake node's tokens through a real router, in turns with the bare way.
 
-Owns the router's process, both ways on which tokens come here, their stamps, the order of the rounds and the figures.
-One fake node makes the same messages at the same cadence for both ways. None of the processes is pinned: the router is
-not either where `baton serve` starts it. A stamp is taken when bytes are there, before anybody looks at them: what a
-client needs for itself must not count as the router's.
+Owns the router's process, both ways on which tokens come here, their stamps (seconds of CLOCK_MONOTONIC), the order of
+the rounds and the figures. One fake node makes the same messages at the same cadence for both ways. No process is
+pinned, as where `baton serve` starts the router. A stamp is taken when bytes are there, before anybody looks at them.
 
-Of a token: from the moment its step was handed to the fake node's link until its bytes are here. The first token of a
-request is not among them: for it the request's own way counts too, from its sending on. Stamps are seconds of
-CLOCK_MONOTONIC.
+Of a token: from the moment its step was handed to the fake node's link until its bytes are here; of the first token of
+a request: from the sending of the request on.
 """
 
 from __future__ import annotations
@@ -59,11 +57,6 @@ class RouterPlan:
     interval_s: float = 0.01
     num_prompt_tokens: int = 128
 
-    @property
-    def round_s(self) -> float:
-        """How long a round may take."""
-        return self.num_tokens * self.interval_s + _WAIT_S
-
 
 @dataclass(slots=True)
 class Received:
@@ -102,7 +95,7 @@ def measure_router_hop(plan: RouterPlan, say: Callable[[str], None]) -> list[Rou
     """Measure in turns, the bare way first. Raises `RequestFailed`, `ChildFailed`."""
     token_id = Tokenizer.from_folder(checkpoint_path()).encode(" word")[-1]
     fingerprint = model_fingerprint(checkpoint_path(), load_config(checkpoint_path()))
-    found = []
+    found, limit_s = [], plan.num_tokens * plan.interval_s + _WAIT_S
     with ExitStack() as stack:
         node = stack.enter_context(Commanded(_FAKE_NODE, {"fingerprint": fingerprint, "token_id": token_id}))
         router = stack.enter_context(Child("router", *_ROUTER_FLAGS, stdout=PIPE))  # with the demo model's tokenizer
@@ -120,11 +113,11 @@ def measure_router_hop(plan: RouterPlan, say: Callable[[str], None]) -> list[Rou
             warm_up, into = (RouterSamples(concurrency, plan.num_tokens) for _ in range(2))
             for samples in (warm_up, *[into] * plan.num_rounds):
                 node.tell("emit", end=_DIRECT, **load)
-                received = direct.receive(prompts, plan.num_tokens, plan.round_s)
+                received = direct.receive(prompts, plan.num_tokens, limit_s)
                 samples.direct.add(received, node.hear())
                 node.tell("emit", end=_ROUTER, **load)
                 before_s = _cpu_s(router.pid)
-                received = receive_streams(ready.address, DEMO_MODEL_NAME, prompts, plan.num_tokens, plan.round_s)
+                received = receive_streams(ready.address, DEMO_MODEL_NAME, prompts, plan.num_tokens, limit_s)
                 samples.cpu_s.append(_cpu_s(router.pid) - before_s)
                 samples.routed.add(received, node.hear())
             found.append(into)

@@ -7,10 +7,9 @@ copy of memory by another process. The ratio: from the moment the prefill node h
 verified at the decode node, over the time that a copy of as many bytes takes at the rate of the round's copy. The
 handover: from sampling token 1 until the client has it.
 
-`itl_isolation`: one prefill and one decode node, and decode nodes that compute the prompts too, with the product's own
-chunks and with small ones, all on the same cores. All run all the time and are measured in turns: one long stream
-alone, then the same beside prompts that ask for a single token. The rate of the prompts is the same for all: the one
-that keeps a prefill node busy for half of the time. The first gap of a stream is left out: it is the handoff's.
+`itl_isolation`: all of `ARRANGEMENTS` run all the time, on the same cores, and are measured in turns: one long stream
+alone, then the same beside prompts that ask for a single token, at the rate that keeps a prefill node busy for half of
+the time. The first gap of a stream is left out: it is the handoff's.
 """
 
 from __future__ import annotations
@@ -105,9 +104,7 @@ def measure_handoffs(settings: LimitsSettings, core: int | None, say: Callable[[
         baton_served(runner, settings.model, say=say) as endpoint,
     ):
         copier.hear()
-        for length in sorted(
-            {min(length, limit) for length in (num_tokens, (1 if settings.quick else 4) * num_tokens)}
-        ):
+        for length in sorted({min(num_tokens, limit), min((1 if settings.quick else 4) * num_tokens, limit)}):
             say(f"handoffs of {length} tokens")
             warm_up = runner.run(ask(endpoint, prompts.conversation(length, _NUM_OUTPUT_TOKENS)))
             samples = HandoffSamples(length, _num_moved_bytes(warm_up), config.num_layers)
@@ -120,7 +117,6 @@ def measure_handoffs(settings: LimitsSettings, core: int | None, say: Callable[[
 
 
 def handoff_ratios(samples: HandoffSamples) -> list[Ratio]:
-    """Both figures of one length of prompt."""
     case = f"prompt of {samples.num_prompt_tokens} tokens"
     exposed_us, copy_us = median(samples.exposed_us), median(samples.copy_us)
     goal = f"{1 / samples.num_layers:.3g} (one layer of {samples.num_layers})"
@@ -169,12 +165,9 @@ def measure_isolation(settings: LimitsSettings, say: Callable[[str], None]) -> l
     config = load_config(find_checkpoint(settings.model, weights=False))
     num_tokens, phase_s = settings.num_prompt_tokens, _QUICK_PHASE_S if settings.quick else _PHASE_S
     phases = Phases(Prompts(config.vocab_size, 0), num_tokens, phase_s, config.max_context_len - _NUM_CONTEXT_TOKENS)
-    with ExitStack() as stack:
-        runner = stack.enter_context(client_runner())
-        endpoints = [
-            stack.enter_context(baton_served(runner, settings.model, *flags, say=say))
-            for flags in ARRANGEMENTS.values()
-        ]
+    with client_runner() as runner, ExitStack() as stack:
+        servers = [baton_served(runner, settings.model, *flags, say=say) for flags in ARRANGEMENTS.values()]
+        endpoints = [stack.enter_context(server) for server in servers]
         loads = [runner.run(phases.trial(endpoint)) for endpoint in endpoints]
         found = [IsolationSamples(name, num_tokens, loads[0]) for name in ARRANGEMENTS]
         deadline_s = time.monotonic() + _BUDGET_S
@@ -244,7 +237,6 @@ def gaps_ms(outcome: Outcome) -> Sequence[float]:
 
 
 def isolation_ratio(samples: IsolationSamples) -> Ratio:
-    """`itl_isolation` of one arrangement."""
     note = (
         f"{samples.load.prompts_per_s:.2g} prompts/s of {samples.num_prompt_tokens} tokens: ITL p50 alone "
         f"{median(samples.idle_p50_ms):.2f} ms, p99 beside prompts {median(samples.loaded_p99_ms):.2f} ms, "

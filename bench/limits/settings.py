@@ -14,8 +14,8 @@ from wire.errors import InvalidSetting
 CEILING_NAMES = ("memcpy", "read_stream", "gemm")
 ENGINE_NAMES = (*CEILING_NAMES, "decode_bw_ratio", "prefill_flop_ratio", "attn_ratio")
 """Ceilings and ratios that are measured in one process with an engine."""
-SYSTEM_NAMES: tuple[str, ...] = ("zmq_round_trip", "kv_bw_ratio", "kv_overhead_us", "exposed_ratio", "handover_us")
-SYSTEM_NAMES += ("router_us_per_token", "itl_isolation")
+HANDOFF_NAMES, KV_NAMES = ("exposed_ratio", "handover_us"), ("kv_bw_ratio", "kv_overhead_us")
+SYSTEM_NAMES = ("zmq_round_trip", *KV_NAMES, *HANDOFF_NAMES, "router_us_per_token", "itl_isolation")
 """Those that need several processes: nodes, a router, clients."""
 _QUICK_ROUNDS = 2
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -53,12 +53,10 @@ class LimitsSettings:
 
     @property
     def num_threads(self) -> int:
-        """Compute threads of one engine."""
         return self.threads or max(1, len(self.core_ids) // 2)
 
     @property
     def num_rounds(self) -> int:
-        """Pairs of ceiling and subject."""
         return _QUICK_ROUNDS if self.quick else self.rounds
 
     @property
@@ -70,25 +68,21 @@ class LimitsSettings:
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Requests that decode together, case by case."""
         return (1, 2) if self.quick else lists.numbers(self.batches, "--batches")
 
     @property
     def context_lens(self) -> tuple[int, ...]:
-        """Tokens in front of the one that is decoded, case by case."""
         return (32,) if self.quick else lists.numbers(self.contexts, "--contexts")
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Length of a prompt that is prefilled."""
         return min(64, self.prompt_tokens) if self.quick else self.prompt_tokens
 
     @property
     def buffer_bytes(self) -> int:
         """Of a buffer that no cache holds: four times the largest cache, from 128 MiB to 2 GiB."""
-        if self.quick:
-            return _QUICK_BUFFER_BYTES
-        return min(max(_MIN_BUFFER_BYTES, TIMES_CACHE * last_cache_bytes()), _MAX_BUFFER_BYTES)
+        size = min(max(_MIN_BUFFER_BYTES, TIMES_CACHE * last_cache_bytes()), _MAX_BUFFER_BYTES)
+        return _QUICK_BUFFER_BYTES if self.quick else size
 
 
 def last_cache_bytes(folder: Path = _CACHES) -> int:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from bench.documents import CompareDocument, MeasuredTarget, SweepDocument
 from bench.facts import Facts
 from bench.kv.measure import Case
-from bench.kv.report import GLOSSARY, handoffs_of, hop_in_words
+from bench.kv.report import handoffs_of
 from bench.kv.report import tables as kv_tables
 from bench.numbers import number, percent, size, whole
 from bench.plots.lines import (
@@ -28,7 +28,7 @@ from bench.plots.lines import (
 )
 from bench.plots.requests import draw_stack, draw_timeline, has_breakdown, has_times
 from bench.plots.transfer import draw as draw_transfer
-from bench.report.document import Card, Cell, Picture, Section, Table, words
+from bench.report.document import Card, Picture, Section, Table
 from bench.report.load import KvDocument, LimitsDocument, ResultFile, ServeDocument
 from bench.report.tables import (
     breakdown_tables,
@@ -41,8 +41,6 @@ from bench.report.tables import (
     points_table,
 )
 from bench.runs import Point, Run, points_of
-
-_KV_WORDS = frozenset({"transport", "checksum", "block", "range", "note", "one core can"})
 
 
 def pictures_of_runs(points: Sequence[Point], slo_ms: Mapping[str, float], goal: float) -> Iterator[Picture]:
@@ -138,11 +136,7 @@ def _limits(name: str, document: LimitsDocument) -> Section:
 
 
 def _kv(name: str, document: KvDocument) -> Section:
-    blocks: list[Table | Picture] = [picture_of_handoffs(document.cases)] if document.cases else []
-    for place, (title, heads, rows) in enumerate(kv_tables(document)):
-        cells = tuple((words(row[0]), *map(Cell, row[1:])) for row in rows)
-        note = hop_in_words(document.limits) if title == "Limits of this machine" else " ".join(GLOSSARY) * (not place)
-        blocks.append(Table(f"kv-{place}", title, tuple(heads), cells, _KV_WORDS, note))
+    pictures = [picture_of_handoffs(document.cases)] if document.cases else []
     failed = [f"{transport} failed: {reason}" for transport, reason in document.failures.items()]
     missing = [f"{transport} was not measured: {reason}" for transport, reason in document.missing.items()]
     return Section(
@@ -151,7 +145,7 @@ def _kv(name: str, document: KvDocument) -> Section:
         "Handoffs of KV blocks between two processes",
         document.facts,
         conditions=_machine(document.facts),
-        blocks=tuple(blocks),
+        blocks=(*pictures, *kv_tables(document)),
         notes=(*failed, *missing),
     )
 

@@ -18,8 +18,8 @@ import openai
 import pytest
 import torch
 
+from bench.gpu_check.command import TRANSPORTS
 from bench.gpu_check.relay_process import why_not
-from bench.gpu_check.run import TRANSPORTS
 from device.base import Device
 from tests.checkpoints import make_checkpoint
 from tests.gpu.conftest import DEVICE, IS_GPU, IS_QUICK

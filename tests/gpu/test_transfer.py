@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bench.gpu_check.command import TRANSPORTS
 from bench.gpu_check.relay_process import pair_on, why_not
-from bench.gpu_check.run import TRANSPORTS
 from bench.gpu_check.setup_process import block_bytes
 from device.base import Device
 from tests.gpu.conftest import DEVICE, IS_GPU, IS_QUICK

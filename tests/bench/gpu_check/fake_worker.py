@@ -1,19 +1,13 @@
-"""A measurement that does what tests of `bench.gpu_check.run` want: `GROUP DEVICE QUICK NAME`. A program of its own."""
+"""A measurement that does what tests of `GroupRun` want: `GROUP DEVICE QUICK NAME`. A program of its own."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 
-from bench.gpu_check.rows import missing_row, speed_row
-
-
-def say(message: object) -> None:
-    sys.stdout.write("\n" + json.dumps(message) + "\n")
-    sys.stdout.flush()
+from bench.gpu_check.rows import missing_row, say, say_row, speed_row
 
 
 def main(group: str, name: str) -> None:
@@ -22,17 +16,17 @@ def main(group: str, name: str) -> None:
         say({"missing": "--device cuda: there is none"})
         return
     if name != "nothing":
-        say({"row": speed_row(name, str(os.getpid()), 7.0, "ms").as_json()})
+        say_row(speed_row(name, str(os.getpid()), 7.0, "ms"))
     match name:
         case "slow":
-            say({"row": speed_row(name, "", 9.0, "ms", bound=3.0, target=4.0).as_json()})
+            say_row(speed_row(name, "", 9.0, "ms", bound=3.0, target=4.0))
         case "crash":
             os._exit(3)
         case "hang":
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", group])
             time.sleep(600)
         case "missing":
-            say({"row": missing_row(name, "", "nccl needs two GPUs").as_json()})
+            say_row(missing_row(name, "", "nccl needs two GPUs"))
         case "garbage":
             say({"row": {"verdict": "splendid"}})
         case _:

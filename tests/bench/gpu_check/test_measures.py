@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from bench.gpu_check.command import MODELS, Group, GroupRun, all_groups
 from bench.gpu_check.measure_process import MEASUREMENTS, machine
 from bench.gpu_check.rows import Verdict
-from bench.gpu_check.run import MODELS, Group, GroupRun, all_groups
 from bench.gpu_check.setup_process import Setup
 
 

@@ -6,13 +6,7 @@ import pytest
 
 from bench.gpu_check.relay_process import rows_of_answers
 from bench.gpu_check.rows import Verdict
-from bench.gpu_check.setup_process import (
-    block_bytes,
-    busy_us,
-    gb_per_s,
-    model_shapes,
-    weighted_tflop_per_s,
-)
+from bench.gpu_check.setup_process import Setup, block_bytes, busy_us, gb_per_s, model_shapes
 from bench.limits.model_shapes import Product
 from tests.bench.gpu_check.outcomes import answered
 from wire.errors import RequestFailed
@@ -23,11 +17,12 @@ def test_the_models_are_the_published_ones() -> None:
     assert block_bytes("8B") == 16 * 147_456
 
 
-def test_the_rate_of_a_model_is_weighted_by_its_layers() -> None:
-    products = [Product("a", 1000, 1000, 1000, count=3), Product("b", 1000, 1000, 500, count=1)]
-    assert weighted_tflop_per_s(products, [1.0, 2.0]) == pytest.approx((3 * 2e9 + 1e9) / 5e-3 / 1e12)
-    with pytest.raises(ValueError, match="zip"):
-        weighted_tflop_per_s(products, [1.0])
+def test_the_rate_of_a_model_is_weighted_by_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken_ms = iter([1.0, 2.0])
+    monkeypatch.setattr(Setup, "median_ms", lambda *_: next(taken_ms))
+    products = [Product("a", 10, 10, 10, count=3), Product("b", 10, 10, 5, count=1)]
+    rate = Setup("cpu", is_quick=True).gemm_tflop_per_s(products)
+    assert rate == pytest.approx((3 * 2e3 + 1e3) / 5e-3 / 1e12)
 
 
 def test_what_overlaps_counts_once() -> None:

@@ -42,7 +42,9 @@ def test_a_quick_run_measures_and_leaves_nothing(tmp_path: Path, capsys: pytest.
     assert all(
         0 < wall < let_go for case in cases for wall, let_go in zip(case["wall_s"], case["let_go_s"], strict=True)
     )
-    assert "\n| shm " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "\n| shm " in shown
+    assert "**" not in shown
 
 
 def test_blocks_that_were_not_delivered_are_an_error() -> None:
@@ -64,10 +66,11 @@ def test_a_transport_that_fails_is_reported_and_the_rest_goes_on(
     monkeypatch.setattr(measure, "node_pair", pair)
     monkeypatch.setattr(NodePair, "hand_over_verified", lambda *_: None)
     monkeypatch.setattr(NodePair, "copy", lambda *_: 0.1)
-    assert main(["--quick", "--transports", "shm,zmq", "--checksum", "none", "--blocks", "1"]) == 1
+    assert main(["--quick", "--transports", "shm,zmq", "--checksum", "none", "--blocks", "1", "--markdown"]) == 1
     shown = capsys.readouterr().out
     assert "shm, none failed: it broke" in shown
     assert "\n| zmq " in shown
+    assert "**Limits of this machine**\n\n|" in shown
 
 
 def test_a_folder_that_is_missing_is_noticed_before_measuring() -> None:

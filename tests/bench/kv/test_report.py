@@ -7,7 +7,7 @@ import pytest
 
 from bench.facts import Facts
 from bench.kv.measure import Case, Limits, Results
-from bench.kv.report import as_json, figures, report, save_plot
+from bench.kv.report import as_json, figures, save_plot, tables
 from wire.errors import InvalidSetting
 
 MIB = 2**20
@@ -37,24 +37,16 @@ def test_figures_are_of_medians_and_pairs() -> None:
 
 def test_an_unsteady_yardstick_is_said_beside_the_figure() -> None:
     assert not figures(STEADY).is_noisy
-    shown = report(FACTS, Results(LIMITS, [STEADY, UNSTEADY], [], {}), {}, as_markdown=False).splitlines()
-    lines = [line for line in shown if line.startswith("| nixl ")]
-    assert ["noisy (80%)" in line for line in lines] == [False, True]
+    rows = tables(Results(LIMITS, [STEADY, UNSTEADY], [], {}))[0].rows
+    assert [row[-1].text for row in rows] == ["", "noisy (80%)"]
 
 
-def test_tables_are_whole_and_their_titles_are_markdown_where_that_is_wanted() -> None:
-    shown = report(FACTS, Results(LIMITS, [STEADY], [UNSTEADY], {}), {}, as_markdown=True)
-    rows = [line for line in shown.splitlines() if line.startswith("|")]
-    assert "| nixl      | xxh3     |    100 | 4.19 |" in shown
-    assert len(rows) == 3 + 3 + 3 + 7
-    assert all(row.endswith("|") for row in rows)
-    assert "**Limits of this machine**\n\n|" in shown
-
-
-def test_what_was_not_measured_is_said() -> None:
-    shown = report(FACTS, Results(LIMITS, [], [], {"shm, xxh3": "it broke"}), {"nccl": "no torch"}, as_markdown=False)
-    assert "nccl was not measured: no torch" in shown
-    assert "shm, xxh3 failed: it broke" in shown
+def test_there_is_a_table_for_everything_that_was_measured() -> None:
+    found = tables(Results(LIMITS, [STEADY], [UNSTEADY], {}))
+    assert [cell.text for cell in found[0].rows[0]][:4] == ["nixl", "xxh3", "100", "4.19"]
+    assert [(table.name, len(table.rows)) for table in found] == [("kv-0", 1), ("kv-1", 1), ("kv-2", 1), ("kv-3", 5)]
+    assert "takes 125 us" in found[-1].note
+    assert [table.title for table in tables(Results(LIMITS, [], [], {}))] == ["Limits of this machine"]
 
 
 def test_json_has_every_sample() -> None:

@@ -20,7 +20,7 @@ def test_one_half_that_fails_leaves_the_other(
 
     def works(settings: LimitsSettings, found: Found, say: object) -> None:
         found.ceilings.append(Ceiling("zmq_round_trip", 80.0, "us", 0.1))
-        found.ratios.append(Ratio("handover_us", "idle", 500.0, 400.0, 600.0, "us"))
+        found.ratios.append(Ratio("handover_us", "idle", 500.0, 400.0, 600.0, "us", noisy=True))
 
     monkeypatch.setattr(command, "engine_limits", fails)
     monkeypatch.setattr(command, "system_limits", works)
@@ -32,7 +32,7 @@ def test_one_half_that_fails_leaves_the_other(
     assert found["facts"]["command"].startswith("baton bench limits --quick --json ")
     assert found["setup"]["rounds"] == 2
     assert found["failures"] == ["engine limits: it broke"]
-    assert [ratio["name"] for ratio in found["ratios"]] == ["handover_us"]
+    assert [(ratio["name"], ratio["value"]) for ratio in found["ratios"]] == [("handover_us", 500.0)]
     assert set(found["ceilings"][0]) == {"name", "value", "unit", "spread", "note"}
     assert {*found["ratios"][0]} == {"name", "case", "value", "low", "high", "unit", "goal", "noisy", "note"}
     assert "engine limits: it broke" in capsys.readouterr().out
