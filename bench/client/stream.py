@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import aiohttp
 
 from bench.client.endpoint import Endpoint
-from bench.client.outcome import Failure, Outcome
+from bench.client.outcome import Failure, Outcome, count_of
 
 _DONE = b"[DONE]"
 _FIELD = b"data:"
@@ -274,9 +274,9 @@ def _without_done(received: Received, outcome: Outcome) -> Problem:
 
 def _settle_lengths(outcome: Outcome, body: Mapping[str, Any]) -> None:
     """What the server counted, where it does; the ids that were sent are known better here."""
-    num_output, num_prompt = outcome.usage.get("completion_tokens"), outcome.usage.get("prompt_tokens")
-    outcome.num_output_tokens = num_output if isinstance(num_output, int) else sum(outcome.chunk_tokens)
+    num_output, num_prompt = (count_of(outcome.usage.get(f"{part}_tokens")) for part in ("completion", "prompt"))
+    outcome.num_output_tokens = sum(outcome.chunk_tokens) if num_output is None else num_output
     if isinstance(body.get("prompt"), list):
         outcome.num_prompt_tokens = len(body["prompt"])
-    elif isinstance(num_prompt, int):
+    elif num_prompt is not None:
         outcome.num_prompt_tokens = num_prompt

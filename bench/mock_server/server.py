@@ -40,14 +40,13 @@ _FIRST_TOKEN_ID = 100
 _CHAT_PATH = "/v1/chat/completions"
 _KV_BYTES = 2**20
 # shares of the time to the first token, then of the gap to the second
-_TO_FIRST = {
-    "received_us": 0,
-    "sent_us": 0.02,
-    "prefill_begun_us": 0.2,
-    "first_sampled_us": 0.95,
-    "first_written_us": 1,
-}
+_TO_FIRST = {"received_us": 0, "sent_us": 0.02, "prefill_begun_us": 0.2, "first_sampled_us": 0.9, "first_written_us": 1}
 _TO_SECOND = {"kv_ready_us": 0.30, "decode_begun_us": 0.40, "second_sampled_us": 0.90, "second_written_us": 1.0}
+_LAST_WORDS = {
+    FaultKind.NO_DONE: b": no [DONE] follows\n\n",
+    FaultKind.ERROR_EVENT: b'data: {"error":{"message":"this request was to fail","code":null}}\n\n',
+    FaultKind.BAD_JSON: b'data: {"choices":[{\n\n',
+}
 _Limit = Annotated[int, Field(strict=True, ge=1)] | None
 _Prompt = Annotated[str | list[Annotated[int, Field(strict=True)]], Field(min_length=1)] | None
 _Messages = Annotated[list[dict[str, Any]], Field(min_length=1)] | None
@@ -244,22 +243,16 @@ class _Reply:
         return now_s
 
     async def _break(self, fault: Fault) -> None:
-        transport = self._http.transport
-        match fault.kind:
-            case FaultKind.STALL:
-                await asyncio.sleep(_STALL_S)
-            case FaultKind.NO_DONE:
-                await self._write(b": no [DONE] follows\n\n")
-                await self._response.write_eof()
-                return
-            case FaultKind.ERROR_EVENT:
-                await self._write(_sse({"error": {"message": fault.message, "type": "server_error", "code": None}}))
-            case FaultKind.BAD_JSON:
-                await self._write(b'data: {"choices":[{\n\n')
-            case FaultKind.RESET if transport is not None:
+        if fault.kind in _LAST_WORDS:
+            await self._write(_LAST_WORDS[fault.kind])
+        if fault.kind is FaultKind.NO_DONE:
+            return await self._response.write_eof()
+        if fault.kind is FaultKind.STALL:
+            await asyncio.sleep(_STALL_S)
+        if (transport := self._http.transport) is not None:
+            if fault.kind is FaultKind.RESET:
                 transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESETS)
                 transport.abort()
-        if transport is not None:
             transport.close()
 
     def _chunk(self, place: int) -> bytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.client.outcome import Outcome
-from bench.serve.metrics import arrivals_s, num_output_tokens, num_prompt_tokens, percentile_name
+from bench.serve.metrics import arrivals_s, percentile_name
 from bench.serve.settings import ServeBenchSettings
 from wire.errors import InvalidSetting
 
@@ -76,8 +76,8 @@ def as_json(result: RunResult, detailed: bool) -> dict[str, Any]:
 def details(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
     """Lists with one entry per request; times in seconds, `start_times` by this host's monotonic clock."""
     return {
-        "input_lens": [num_prompt_tokens(outcome) for outcome in outcomes],
-        "output_lens": [0 if outcome.failure else num_output_tokens(outcome) for outcome in outcomes],
+        "input_lens": [outcome.num_prompt_tokens for outcome in outcomes],
+        "output_lens": [0 if outcome.failure else outcome.num_output_tokens for outcome in outcomes],
         "ttfts": [_since_sent(outcome, 0) for outcome in outcomes],
         "itls": [[round(after - before, 6) for before, after in pairwise(arrivals_s(outcome))] for outcome in outcomes],
         "latencies": [_since_sent(outcome, -1) for outcome in outcomes],
