@@ -42,11 +42,6 @@ _KV_BYTES = 2**20
 # shares of the time to the first token, then of the gap to the second
 _TO_FIRST = {"received_us": 0, "sent_us": 0.02, "prefill_begun_us": 0.2, "first_sampled_us": 0.9, "first_written_us": 1}
 _TO_SECOND = {"kv_ready_us": 0.30, "decode_begun_us": 0.40, "second_sampled_us": 0.90, "second_written_us": 1.0}
-_LAST_WORDS = {
-    FaultKind.NO_DONE: b": no [DONE] follows\n\n",
-    FaultKind.ERROR_EVENT: b'data: {"error":{"message":"this request was to fail","code":null}}\n\n',
-    FaultKind.BAD_JSON: b'data: {"choices":[{\n\n',
-}
 _Limit = Annotated[int, Field(strict=True, ge=1)] | None
 _Prompt = Annotated[str | list[Annotated[int, Field(strict=True)]], Field(min_length=1)] | None
 _Messages = Annotated[list[dict[str, Any]], Field(min_length=1)] | None
@@ -243,8 +238,13 @@ class _Reply:
         return now_s
 
     async def _break(self, fault: Fault) -> None:
-        if fault.kind in _LAST_WORDS:
-            await self._write(_LAST_WORDS[fault.kind])
+        last_words = {
+            FaultKind.NO_DONE: b": no [DONE] follows\n\n",
+            FaultKind.ERROR_EVENT: _sse({"error": {"message": fault.message, "type": "server_error", "code": None}}),
+            FaultKind.BAD_JSON: b'data: {"choices":[{\n\n',
+        }
+        if fault.kind in last_words:
+            await self._write(last_words[fault.kind])
         if fault.kind is FaultKind.NO_DONE:
             return await self._response.write_eof()
         if fault.kind is FaultKind.STALL:
