@@ -108,25 +108,24 @@ def summarise_breakdowns(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
 def _summarise(names: Sequence[str], stacks: Sequence[Stack]) -> dict[str, Any] | None:
     if not stacks:
         return None
-    columns = zip(names, zip(*(stack.parts_ms for stack in stacks), strict=True), strict=True)
+    parts = {}
+    for name, values in zip(names, zip(*(stack.parts_ms for stack in stacks), strict=True), strict=True):
+        figures = {"mean_ms": fmean(values), "median_ms": median(values), "p99_ms": percentile(values, 99)}
+        parts[name] = {figure: _ms(value) for figure, value in figures.items()}
     return {
-        "parts": {
-            name: {"mean_ms": _mean(values), "median_ms": _ms(median(values)), "p99_ms": _ms(percentile(values, 99))}
-            for name, values in columns
-        },
-        "measured_mean_ms": _mean([stack.measured_ms for stack in stacks]),
-        "sum_mean_ms": _mean([sum(stack.parts_ms) for stack in stacks]),
+        "parts": parts,
+        "measured_mean_ms": _ms(fmean(stack.measured_ms for stack in stacks)),
+        "sum_mean_ms": _ms(fmean(sum(stack.parts_ms) for stack in stacks)),
         "largest_error": round(max(stack.error for stack in stacks), 6),
     }
 
 
 def _request(item: Breakdown) -> dict[str, Any]:
+    stacks = {"ttft": item.ttft, "ttst": item.ttst}
     return {
         "index": item.index,
-        "ttft_ms": _ms(item.ttft.measured_ms),
-        "ttst_ms": None if item.ttst is None else _ms(item.ttst.measured_ms),
-        "parts_ttft": [_ms(part) for part in item.ttft.parts_ms],
-        "parts_ttst": None if item.ttst is None else [_ms(part) for part in item.ttst.parts_ms],
+        **{f"{name}_ms": stack and _ms(stack.measured_ms) for name, stack in stacks.items()},
+        **{f"parts_{name}": stack and [_ms(part) for part in stack.parts_ms] for name, stack in stacks.items()},
     }
 
 
@@ -137,9 +136,9 @@ def _examine(outcome: Outcome, clock: str) -> Breakdown | LeftOut:
     if timings.get("attempts") != 1:
         return LeftOut.TRIED_AGAIN
     # events that bring no token, such as a chat's role, are passed over
-    came = [(at_s, num) for at_s, num in zip(outcome.chunk_s, outcome.chunk_tokens, strict=True) if num > 0]
-    came = came[: min(2, outcome.num_output_tokens)]
-    if len(came) < max(1, min(2, outcome.num_output_tokens)) or any(num != 1 for _, num in came):
+    num_looked_at = max(1, min(2, outcome.num_output_tokens))
+    came = [(at_s, num) for at_s, num in zip(outcome.chunk_s, outcome.chunk_tokens, strict=True) if num][:num_looked_at]
+    if [num for _, num in came] != [1] * num_looked_at:
         return LeftOut.SHARED_EVENT
     firsts = [timings.get(name) for name in _FIRST_STAMPS]
     seconds = [timings.get(name) for name in _SECOND_STAMPS] if len(came) > 1 else []
@@ -170,10 +169,6 @@ def _stack(
         return None
     before_ms, after_ms, *between_ms = (max(0.0, span_us) / 1e3 for span_us in (*ends_us, *between_us))
     return Stack(measured_us / 1e3, (before_ms + after_ms, *between_ms))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return _ms(fmean(values))
 
 
 def _ms(value: float) -> float:

@@ -15,18 +15,18 @@ import asyncio
 import contextlib
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import aiohttp
+import numpy as np
 
 from bench.client.clock import sleep_until
 from bench.client.endpoint import Endpoint, History, RequestOptions, check_requests
 from bench.client.outcome import Outcome
 from bench.client.stream import send
-from bench.stats import percentile
 from bench.workload.turns import Conversation
-from wire.errors import InvalidSetting
 
 LATE_S = 0.010
 _PERIOD_S = 0.020
@@ -53,8 +53,6 @@ class SelfCheck:
 
     def __init__(self) -> None:
         self._lags_s = array("d")
-        self._num_in_flight = 0
-        self._max_in_flight = 0
         self._begin_s = self._begin_cpu_s = 0.0
 
     async def __aenter__(self) -> SelfCheck:
@@ -67,29 +65,14 @@ class SelfCheck:
         with contextlib.suppress(asyncio.CancelledError):
             await self._sampler
 
-    @contextlib.contextmanager
-    def in_flight(self) -> Iterator[None]:
-        self._num_in_flight += 1
-        self._max_in_flight = max(self._max_in_flight, self._num_in_flight)
-        try:
-            yield
-        finally:
-            self._num_in_flight -= 1
-
     def figures(self, outcomes: Sequence[Outcome]) -> ClientFigures:
         """From the beginning until this call."""
         wall_s, cpu_s = time.monotonic() - self._begin_s, time.process_time() - self._begin_cpu_s
-        lags_ms = [lag_s * 1e3 for lag_s in self._lags_s] or [0.0]
-        return ClientFigures(
-            cpu_s=cpu_s,
-            wall_s=wall_s,
-            cpu_share=cpu_s / wall_s,
-            loop_lag_p50_ms=percentile(lags_ms, 50),
-            loop_lag_p99_ms=percentile(lags_ms, 99),
-            loop_lag_max_ms=max(lags_ms),
-            num_late=sum(outcome.sent_s - outcome.scheduled_s > LATE_S for outcome in outcomes),
-            max_in_flight=self._max_in_flight,
-        )
+        p50_ms, p99_ms, max_ms = np.percentile(np.array(self._lags_s or [0.0]) * 1e3, (50, 99, 100)).tolist()
+        num_late = sum(outcome.sent_s - outcome.scheduled_s > LATE_S for outcome in outcomes)
+        steps = sorted([(outcome.sent_s, 1) for outcome in outcomes] + [(outcome.closed_s, -1) for outcome in outcomes])
+        max_in_flight = max(accumulate(step for _, step in steps), default=0)
+        return ClientFigures(cpu_s, wall_s, cpu_s / wall_s, p50_ms, p99_ms, max_ms, num_late, max_in_flight)
 
     async def _sample(self) -> None:
         while True:
@@ -102,14 +85,13 @@ class SelfCheck:
 class LoadPlan:
     """Conversation i begins `arrivals_s[i]` seconds after the load does; None: closed loop of `max_concurrency`.
 
-    `timeout_s` is for a whole answer, `stall_s` for a silence in it (None: as long as the answer may take).
+    `timeout_s` is for a whole answer.
     """
 
     conversations: tuple[Conversation, ...]
     arrivals_s: tuple[float, ...] | None
     max_concurrency: int | None
     timeout_s: float
-    stall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,32 +109,14 @@ async def run_load(
     endpoints: Sequence[Endpoint], plan: LoadPlan, options: RequestOptions, on_done: Callable[[Outcome], object]
 ) -> LoadRun:
     """Send everything and wait for all answers. `on_done` gets each outcome as it ends. Raises `InvalidSetting`."""
-    _check(endpoints, plan)
     check_requests(endpoints, plan.conversations, options.prompt_form)
     async with _connections(options) as session, SelfCheck() as check:
-        load = _Load(session, endpoints, plan, options, on_done, check)
+        load = _Load(session, endpoints, plan, options, on_done)
         begin_s = time.monotonic()
-        if plan.arrivals_s is None:
-            await load.take_turns(plan.max_concurrency or 1)
-        else:
-            await load.arrive([begin_s + arrival_s for arrival_s in plan.arrivals_s])
+        await load.run(begin_s)
         end_s = time.monotonic()
         outcomes = sorted(load.outcomes, key=lambda outcome: (outcome.index, outcome.turn))
         return LoadRun(outcomes, begin_s, end_s, check.figures(outcomes), load.num_unsent)
-
-
-def _check(endpoints: Sequence[Endpoint], plan: LoadPlan) -> None:
-    if not endpoints:
-        raise InvalidSetting("a load needs an endpoint")
-    if plan.max_concurrency is not None and plan.max_concurrency < 1:
-        raise InvalidSetting(f"a concurrency of {plan.max_concurrency} is not at least 1")
-    if plan.arrivals_s is None and plan.max_concurrency is None:
-        raise InvalidSetting("a closed loop needs a concurrency")
-    if plan.arrivals_s is not None and len(plan.arrivals_s) != len(plan.conversations):
-        raise InvalidSetting(f"{len(plan.arrivals_s)} arrivals do not fit {len(plan.conversations)} conversations")
-    for name, limit_s in (("timeout", plan.timeout_s), ("stall limit", plan.stall_s)):
-        if limit_s is not None and not 0 < limit_s < float("inf"):
-            raise InvalidSetting(f"a {name} of {limit_s} s is not a time to wait for")
 
 
 def _connections(options: RequestOptions) -> aiohttp.ClientSession:
@@ -176,36 +140,28 @@ class _Load:
         plan: LoadPlan,
         options: RequestOptions,
         on_done: Callable[[Outcome], object],
-        check: SelfCheck,
     ) -> None:
         self._session = session
         self._endpoints = endpoints
         self._plan = plan
         self._options = options
         self._on_done = on_done
-        self._check = check
         self._room = asyncio.Semaphore(plan.max_concurrency) if plan.max_concurrency else contextlib.nullcontext()
         self.outcomes: list[Outcome] = []
         self.num_unsent = 0
 
-    async def arrive(self, scheduled_s: Sequence[float]) -> None:
-        """Begin conversation i at `scheduled_s[i]`, whatever the others do."""
+    async def run(self, begin_s: float) -> None:
+        """Begin each conversation when it is due, whatever the others do; in a closed loop when one has ended."""
+        num, arrivals_s = len(self._plan.conversations), self._plan.arrivals_s
+        free = asyncio.Semaphore(self._plan.max_concurrency or 1)
         async with asyncio.TaskGroup() as tasks:
-            for index in sorted(range(len(scheduled_s)), key=scheduled_s.__getitem__):
-                await sleep_until(scheduled_s[index])
-                tasks.create_task(self._converse(index, scheduled_s[index]), name=f"conversation-{index}")
-
-    async def take_turns(self, num_workers: int) -> None:
-        """Keep `num_workers` conversations going."""
-        waiting = iter(range(len(self._plan.conversations)))
-
-        async def work() -> None:
-            for index in waiting:
-                await self._converse(index, time.monotonic())
-
-        async with asyncio.TaskGroup() as tasks:
-            for number in range(min(num_workers, len(self._plan.conversations))):
-                tasks.create_task(work(), name=f"worker-{number}")
+            for index in range(num) if arrivals_s is None else sorted(range(num), key=arrivals_s.__getitem__):
+                if arrivals_s is None:
+                    await free.acquire()
+                scheduled_s = time.monotonic() if arrivals_s is None else begin_s + arrivals_s[index]
+                await sleep_until(scheduled_s)
+                task = tasks.create_task(self._converse(index, scheduled_s), name=f"conversation-{index}")
+                task.add_done_callback(lambda _: free.release())
 
     async def _converse(self, index: int, scheduled_s: float) -> None:
         endpoint = self._endpoints[index % len(self._endpoints)]
@@ -216,8 +172,7 @@ class _Load:
             async with self._room:
                 body = history.next_body()
                 outcome.num_prompt_tokens = history.num_prompt_tokens
-                with self._check.in_flight():
-                    await send(self._session, endpoint, body, outcome, self._plan.timeout_s, self._plan.stall_s)
+                await send(self._session, endpoint, body, outcome, self._plan.timeout_s)
             self.outcomes.append(outcome)
             self._on_done(outcome)
             if outcome.failure is not None:

@@ -71,19 +71,15 @@ async def _models(url: str, timeout_s: float, headers: Mapping[str, str]) -> lis
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session, session.get(url) as answer:
-            if answer.status == 404:
-                return []
-            if answer.status != 200:
+            if answer.status not in (200, 404):
                 raise RequestFailed(f"{url} answered {answer.status}")
-            found = await answer.json(content_type=None)
-    except TimeoutError:
-        raise RequestFailed(f"{url} did not answer within {timeout_s:g} s") from None
-    except (aiohttp.ClientError, OSError) as error:
-        raise RequestFailed(f"{url}: {error}") from None
+            found = await answer.json(content_type=None) if answer.status == 200 else {}
     except ValueError:
         raise RequestFailed(f"{url} did not answer with JSON") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise RequestFailed(f"{url}: {str(error) or f'it did not answer within {timeout_s:g} s'}") from None
     entries = found.get("data") if isinstance(found, dict) else None
-    return [entry for entry in entries if isinstance(entry, dict) and "id" in entry] if entries else []
+    return [entry for entry in entries or () if isinstance(entry, dict) and "id" in entry]
 
 
 @dataclass(frozen=True, slots=True)

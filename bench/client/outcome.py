@@ -66,3 +66,14 @@ class Outcome:
         """Baton's stamps of this request, or {}."""
         found = self.usage.get("timings")
         return found if isinstance(found, dict) else {}
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Prompt tokens that the server had already computed; None when it does not say."""
+        details = self.usage.get("prompt_tokens_details")
+        return count_of(details.get("cached_tokens")) if isinstance(details, dict) else None
+
+
+def count_of(value: Any) -> int | None:
+    """A number of tokens as a server reports it; None for what is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

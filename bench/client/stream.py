@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -22,7 +23,7 @@ from typing import Any, TypeAlias
 import aiohttp
 
 from bench.client.endpoint import Endpoint
-from bench.client.outcome import Failure, Outcome
+from bench.client.outcome import Failure, Outcome, count_of
 
 _DONE = b"[DONE]"
 _FIELD = b"data:"
@@ -64,16 +65,11 @@ class Received:
         """(when its last byte came, data, whether its line was ended) of every event."""
         body = b"".join(self.pieces)
         ends = list(accumulate(map(len, self.pieces)))
-        begin = place = 0
-        while begin < len(body):
-            newline = body.find(b"\n", begin)
-            end = newline if newline >= 0 else len(body)
-            if body.startswith(_FIELD, begin, end):
-                while ends[place] < end:
-                    place += 1
-                if data := body[begin + len(_FIELD) : end].strip():
-                    yield self.came_s[place], data, newline >= 0
-            begin = end + 1
+        end = -1
+        for line in body.split(b"\n"):
+            end += len(line) + 1
+            if line.startswith(_FIELD) and (data := line[len(_FIELD) :].strip()):
+                yield self.came_s[bisect_left(ends, end)], data, end < len(body)
 
 
 class AnswerReader:
@@ -141,17 +137,16 @@ class AnswerReader:
 
 def find_problem(outcome: Outcome, body: Mapping[str, Any]) -> Problem | None:
     """What is wrong with a stream that ended well, against the request's own `body`."""
-    if not sum(outcome.chunk_tokens) or outcome.usage.get("completion_tokens") == 0:
+    num_completion, num_prompt = (outcome.usage.get(f"{part}_tokens") for part in ("completion", "prompt"))
+    if not sum(outcome.chunk_tokens) or num_completion == 0:
         return Failure.NO_TOKENS, f"{len(outcome.chunk_s)} events with choices, none with a token"
-    num_completion = outcome.usage.get("completion_tokens")
+    num_asked, prompt = body.get("max_tokens", body.get("max_completion_tokens")), body.get("prompt")
     if num_completion is not None:
         if outcome.output_ids and num_completion != len(outcome.output_ids):
             return Failure.WRONG_USAGE, f"{num_completion} completion tokens, but {len(outcome.output_ids)} came"
-        num_asked = body.get("max_tokens", body.get("max_completion_tokens"))
         has_other_end = body.get("stop") or body.get("stop_token_ids") or not body.get("ignore_eos")
         if not has_other_end and num_completion != num_asked:
             return Failure.WRONG_USAGE, f"{num_completion} completion tokens, but {num_asked} were to come"
-    num_prompt, prompt = outcome.usage.get("prompt_tokens"), body.get("prompt")
     if num_prompt is not None and isinstance(prompt, list) and num_prompt != len(prompt):
         return Failure.WRONG_USAGE, f"{num_prompt} prompt tokens, but {len(prompt)} were sent"
     return None
@@ -184,22 +179,16 @@ def _only_opens(choice: dict[str, Any]) -> bool:
 
 
 async def send(
-    session: aiohttp.ClientSession,
-    endpoint: Endpoint,
-    body: Mapping[str, Any],
-    outcome: Outcome,
-    timeout_s: float,
-    stall_s: float | None = None,
+    session: aiohttp.ClientSession, endpoint: Endpoint, body: Mapping[str, Any], outcome: Outcome, timeout_s: float
 ) -> None:
-    """Send `body` and fill in `outcome`.
+    """Send `body` and fill in `outcome`. The whole answer has `timeout_s`.
 
-    The whole answer has `timeout_s`; longer than `stall_s` (None: as long) it may not be silent. Of an answer that is
-    complete, `end_s` is when the last event with choices came.
+    Of an answer that is complete, `end_s` is when the last event with choices came.
     """
     payload = json.dumps(body, separators=(",", ":")).encode()
     received = Received()
     outcome.sent_s = time.monotonic()
-    problem = await _exchange(session, endpoint.url, payload, outcome, received, timeout_s, stall_s or timeout_s)
+    problem = await _exchange(session, endpoint.url, payload, outcome, received, timeout_s)
     outcome.closed_s = time.monotonic()
     reader = AnswerReader(received, outcome)
     for _ in reader.read(_EVENTS_AT_ONCE):
@@ -215,20 +204,14 @@ async def send(
 
 
 async def _exchange(
-    session: aiohttp.ClientSession,
-    url: str,
-    payload: bytes,
-    outcome: Outcome,
-    received: Received,
-    timeout_s: float,
-    stall_s: float,
+    session: aiohttp.ClientSession, url: str, payload: bytes, outcome: Outcome, received: Received, timeout_s: float
 ) -> Problem | None:
     """Post `payload` and read to the end. What went wrong, None when the body ended as HTTP ends a body."""
     loop = asyncio.get_running_loop()
     whole_at = loop.time() + timeout_s
     try:
         async with (
-            asyncio.timeout_at(min(whole_at, loop.time() + stall_s)) as deadline,
+            asyncio.timeout_at(whole_at) as deadline,
             session.post(url, data=payload, headers=_JSON_HEADERS, allow_redirects=False) as response,
         ):
             outcome.status = response.status
@@ -239,31 +222,14 @@ async def _exchange(
                 received.add(piece, time.monotonic())
                 if received.num_bytes > MAX_ANSWER_BYTES:
                     return Failure.BAD_STREAM, f"the answer is longer than {MAX_ANSWER_BYTES} bytes"
-                patience_s = _CLOSING_S if received.may_be_over else stall_s
-                deadline.reschedule(min(whole_at, loop.time() + patience_s))
+                deadline.reschedule(min(whole_at, loop.time() + _CLOSING_S) if received.may_be_over else whole_at)
     except TimeoutError:
-        return Failure.STALLED, _stall(outcome, received, timeout_s)
+        silent_s = time.monotonic() - (received.came_s or [outcome.sent_s])[-1]
+        return Failure.STALLED, f"not complete: {received.num_bytes} bytes came, nothing in the last {silent_s:.3f} s"
     except (aiohttp.ClientError, OSError) as error:
-        return _connection_problem(error)
+        found = [failure for kind, failure in _FAILURES.items() if isinstance(error, kind)]
+        return (*found, Failure.LOST_CONNECTION)[0], f"{type(error).__name__}: {error}"[:300]
     return None
-
-
-def _connection_problem(error: aiohttp.ClientError | OSError) -> Problem:
-    message = f"{type(error).__name__}: {error}"[:300]
-    found = next((failure for kind, failure in _FAILURES.items() if isinstance(error, kind)), Failure.LOST_CONNECTION)
-    return found, message
-
-
-def _stall(outcome: Outcome, received: Received, timeout_s: float) -> str:
-    """Whether the server fell silent or is only slow, and when."""
-    now_s = time.monotonic()
-    if not received.pieces:
-        return f"nothing came in {now_s - outcome.sent_s:.3f} s"
-    silent_s = now_s - received.came_s[-1]
-    came = f"{received.num_bytes} bytes came"
-    if now_s - outcome.sent_s >= timeout_s:
-        return f"not complete after {timeout_s:g} s: {came}, the last {silent_s:.3f} s before"
-    return f"silent for {silent_s:.3f} s after {came}"
 
 
 def _without_done(received: Received, outcome: Outcome) -> Problem:
@@ -274,9 +240,9 @@ def _without_done(received: Received, outcome: Outcome) -> Problem:
 
 def _settle_lengths(outcome: Outcome, body: Mapping[str, Any]) -> None:
     """What the server counted, where it does; the ids that were sent are known better here."""
-    num_output, num_prompt = outcome.usage.get("completion_tokens"), outcome.usage.get("prompt_tokens")
-    outcome.num_output_tokens = num_output if isinstance(num_output, int) else sum(outcome.chunk_tokens)
+    num_output, num_prompt = (count_of(outcome.usage.get(f"{part}_tokens")) for part in ("completion", "prompt"))
+    outcome.num_output_tokens = sum(outcome.chunk_tokens) if num_output is None else num_output
     if isinstance(body.get("prompt"), list):
         outcome.num_prompt_tokens = len(body["prompt"])
-    elif isinstance(num_prompt, int):
+    elif num_prompt is not None:
         outcome.num_prompt_tokens = num_prompt

@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class FaultKind(enum.StrEnum):
-    """What a request may meet. Those from `RESET` on break a stream after `Fault.after_chunks` chunks."""
+    """What a request may meet. `BREAKS` are those that break a stream, after `Fault.after_chunks` chunks."""
 
     HTTP_ERROR = "http-error"
     NOT_EVENTS = "not-events"
@@ -30,9 +30,10 @@ class FaultKind(enum.StrEnum):
     ERROR_EVENT = "error-event"
     BAD_JSON = "bad-json"
 
-    @property
-    def breaks_stream(self) -> bool:
-        return self in list(FaultKind)[list(FaultKind).index(FaultKind.RESET) :]
+
+BREAKS = frozenset(
+    (FaultKind.RESET, FaultKind.CUT, FaultKind.STALL, FaultKind.NO_DONE, FaultKind.ERROR_EVENT, FaultKind.BAD_JSON)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,10 @@ class Answer:
         is_last = [gap_s > 0 for gap_s in self.gaps_s] + [True]
         return [(at_s, place + 1) for place, at_s in enumerate(due_s) if is_last[place]]
 
-    def has(self, kind: FaultKind) -> bool:
-        return self.fault is not None and self.fault.kind is kind
-
 
 class Schedule(Protocol):
-    """Gives requests, numbered from 0 in order of arrival, their answers."""
-
     def answer(self, number: int, num_output_tokens: int) -> Answer:
-        """The answer of request `number`, which asks for at most `num_output_tokens`."""
+        """The answer of request `number` (from 0, in order of arrival), which asks for at most `num_output_tokens`."""
         ...
 
 
@@ -121,12 +117,7 @@ class Steady:
         has_fault = self.fault is not None and chance.random() < self.fault_share
         num_more = max(1, math.ceil(num_output_tokens / self.tokens_per_chunk)) - 1
         bases_s = [self.ttft_s] + [self.itl_s * self.tokens_per_chunk] * num_more
-        times_s = [base_s * (1 + self.jitter * chance.uniform(-1, 1)) for base_s in bases_s]
+        ttft_s, *gaps_s = (base_s * (1 + self.jitter * chance.uniform(-1, 1)) for base_s in bases_s)
         last = num_output_tokens - num_more * self.tokens_per_chunk
-        return Answer(
-            ttft_s=times_s[0],
-            gaps_s=tuple(times_s[1:]),
-            tokens_per_chunk=(self.tokens_per_chunk,) * num_more + (last,),
-            texts=(self.text,),
-            fault=self.fault if has_fault else None,
-        )
+        tokens_per_chunk = (self.tokens_per_chunk,) * num_more + (last,)
+        return Answer(ttft_s, tuple(gaps_s), tokens_per_chunk, (self.text,), self.fault if has_fault else None)

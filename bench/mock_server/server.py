@@ -16,7 +16,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ from pydantic import Field
 
 from bench.arguments import checked
 from bench.client.clock import sleep_until
-from bench.mock_server.schedule import Answer, Fault, FaultKind, Schedule
+from bench.mock_server.schedule import BREAKS, Answer, Fault, FaultKind, Schedule
 from program.clock import host_clock
 from wire.errors import InvalidSetting
 
@@ -37,17 +37,14 @@ _RESETS = struct.pack("ii", 1, 0)
 _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _DEFAULT_OUTPUT_TOKENS = 16
 _FIRST_TOKEN_ID = 100
+_CHAT_PATH = "/v1/chat/completions"
 _KV_BYTES = 2**20
 # shares of the time to the first token, then of the gap to the second
-_TO_FIRST = {
-    "received_us": 0,
-    "sent_us": 0.02,
-    "prefill_begun_us": 0.2,
-    "first_sampled_us": 0.95,
-    "first_written_us": 1,
-}
+_TO_FIRST = {"received_us": 0, "sent_us": 0.02, "prefill_begun_us": 0.2, "first_sampled_us": 0.9, "first_written_us": 1}
 _TO_SECOND = {"kv_ready_us": 0.30, "decode_begun_us": 0.40, "second_sampled_us": 0.90, "second_written_us": 1.0}
 _Limit = Annotated[int, Field(strict=True, ge=1)] | None
+_Prompt = Annotated[str | list[Annotated[int, Field(strict=True)]], Field(min_length=1)] | None
+_Messages = Annotated[list[dict[str, Any]], Field(min_length=1)] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,42 +75,56 @@ class Record:
     left_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Question:
-    """The members of a body that matter, at both paths."""
+    """The members of a body that matter. Completions need a prompt, a chat its messages."""
 
+    prompt: _Prompt = None
+    messages: _Messages = None
     model: str = ""
     max_tokens: _Limit = None
     max_completion_tokens: _Limit = None
     stream: bool = False
-    stream_options: dict[str, Any] | None = field(default_factory=dict)
+    stream_options: dict[str, Any] | None = None
     return_token_ids: bool = False
     return_timings: bool = False
 
+    @property
+    def num_asked(self) -> int:
+        return self.max_tokens or self.max_completion_tokens or _DEFAULT_OUTPUT_TOKENS
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Completion(_Question):
-    prompt: Annotated[str | list[Annotated[int, Field(strict=True)]], Field(min_length=1)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chat(_Question):
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Ids, or words where the prompt is text."""
+        if isinstance(self.prompt, list):
+            return len(self.prompt)
+        texts = [self.prompt or "", *(str(message.get("content", "")) for message in self.messages or ())]
+        return len(" ".join(texts).split())
 
 
 @asynccontextmanager
 async def mock_server(schedule: Schedule, options: MockOptions | None = None) -> AsyncIterator[MockServer]:
-    """A running server. Raises `InvalidSetting` when it cannot listen."""
-    server = MockServer(schedule, options or MockOptions())
-    await server.start()
+    """A running server; what still runs at the end is broken off. Raises `InvalidSetting` when it cannot listen."""
+    options = options or MockOptions()
+    server = MockServer(schedule, options)
+    runner = web.AppRunner(server.app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S)
+    await runner.setup()
     try:
+        try:
+            await web.TCPSite(runner, options.host, options.port).start()
+        except OSError as error:
+            reason = error.strerror or error
+            raise InvalidSetting(f"cannot listen on {options.host}:{options.port}: {reason}") from None
+        host, port = runner.addresses[0][:2]
+        server.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         yield server
     finally:
-        await server.close()
+        server.is_closing = True
+        await runner.cleanup()
 
 
 class MockServer:
-    """Use `mock_server`."""
+    """Use `mock_server`. `url` is where it listens, `is_closing` whether it breaks answers off itself."""
 
     def __init__(self, schedule: Schedule, options: MockOptions) -> None:
         self._schedule = schedule
@@ -122,32 +133,14 @@ class MockServer:
         self._num_in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._is_closing = False
         self.records: deque[Record] = deque(maxlen=options.max_records)
         self.url = ""
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/completions", self._generate)
-        app.router.add_post("/v1/chat/completions", self._generate)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S)
-
-    async def start(self) -> None:
-        """Listen; `url` is then known. Raises `InvalidSetting`."""
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, self._options.host, self._options.port).start()
-        except OSError as error:
-            await self._runner.cleanup()
-            address = f"{self._options.host}:{self._options.port}"
-            raise InvalidSetting(f"cannot listen on {address}: {error.strerror or error}") from None
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-    async def close(self) -> None:
-        """Break off what runs and free the port."""
-        self._is_closing = True
-        await self._runner.cleanup()
+        self.is_closing = False
+        self.app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        self.app.router.add_get("/health", self._health)
+        self.app.router.add_get("/v1/models", self._models)
+        for path in ("/v1/completions", _CHAT_PATH):
+            self.app.router.add_post(path, self._generate)
 
     async def until_idle(self, timeout_s: float) -> None:
         """Wait until no request is being answered. Raises `TimeoutError`."""
@@ -170,16 +163,16 @@ class MockServer:
         self._idle.clear()
         try:
             record.body = await http.json()
-            kind: type[_Question] = _Chat if http.path.endswith("/chat/completions") else _Completion
-            question = checked(kind, record.body, "")
-            num_asked = question.max_tokens or question.max_completion_tokens or _DEFAULT_OUTPUT_TOKENS
-            return await _Reply(http, record, question, num_asked, self._schedule).send()
+            question = checked(_Question, record.body, "")
+            if (question.messages if http.path == _CHAT_PATH else question.prompt) is None:
+                return _error(400, "there is no prompt")
+            return await _Reply(http, record, question, self._schedule.answer(record.number, question.num_asked)).send()
         except ValueError:
             return _error(400, "the body is not JSON")
         except InvalidSetting as error:
             return _error(400, str(error))
         except (asyncio.CancelledError, ConnectionError):
-            if not self._is_closing:
+            if not self.is_closing:
                 record.left_s = time.monotonic()
             raise
         finally:
@@ -191,47 +184,48 @@ class MockServer:
 class _Reply:
     """One answer. Token t of every answer has the id 100 + t."""
 
-    def __init__(
-        self, http: web.Request, record: Record, question: _Question, num_asked: int, schedule: Schedule
-    ) -> None:
+    def __init__(self, http: web.Request, record: Record, question: _Question, answer: Answer) -> None:
         self._http = http
         self._record = record
         self._question = question
-        self._num_asked = num_asked
-        self._answer: Answer = schedule.answer(record.number, num_asked)
-        self._num_tokens = self._answer.num_tokens(self._answer.num_chunks)
-        self._is_chat = isinstance(question, _Chat)
+        self._answer = answer
+        self._fault = answer.fault.kind if answer.fault is not None else None
+        self._num_tokens = answer.num_tokens(answer.num_chunks)
+        self._is_chat = http.path == _CHAT_PATH
         self._response = web.StreamResponse(headers=_EVENTS)
 
     async def send(self) -> web.StreamResponse:
         answer, fault = self._answer, self._answer.fault
         if fault is not None and fault.kind is FaultKind.HTTP_ERROR:
             return _error(fault.status, fault.message)
-        if not self._question.stream or answer.has(FaultKind.NOT_EVENTS):
+        if not self._question.stream or self._fault is FaultKind.NOT_EVENTS:
             await sleep_until(self._record.received_s + answer.writes()[-1][0])
             self._record.written_s.append(time.monotonic())
-            return web.json_response(self._whole())
-        if fault is not None and fault.kind.breaks_stream:
+            choice = self._choice("message", 0, self._num_tokens, is_last=True)
+            return web.json_response(self._object("", [choice], usage=self._usage()))
+        if fault is not None and fault.kind in BREAKS:
             await self._write_chunks(min(fault.after_chunks, answer.num_chunks))
             await self._break(fault)
             return self._response
-        if not answer.has(FaultKind.NO_CHOICES):
+        if self._fault is not FaultKind.NO_CHOICES:
             await self._write_chunks(answer.num_chunks)
-        has_usage = (self._question.stream_options or {}).get("include_usage") and not answer.has(FaultKind.NO_USAGE)
+        has_usage = (self._question.stream_options or {}).get("include_usage") and self._fault is not FaultKind.NO_USAGE
         await self._write((self._event([], usage=self._usage()) if has_usage else b"") + b"data: [DONE]\n\n")
         await self._response.write_eof()
         return self._response
 
     async def _write_chunks(self, limit: int) -> None:
         begin = 0
-        opening = [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
         for offset_s, end in self._answer.writes():
             end = min(end, limit)
             if begin >= end:
                 return
             events = b"".join(self._chunk(place) for place in range(begin, end))
+            if self._is_chat and not begin:
+                opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+                events = self._event([opening]) + events
             await sleep_until(self._record.received_s + offset_s)
-            written_s = await self._write((self._event(opening) if self._is_chat and not begin else b"") + events)
+            written_s = await self._write(events)
             self._record.written_s.extend([written_s] * (end - begin))
             begin = end
 
@@ -244,22 +238,21 @@ class _Reply:
         return now_s
 
     async def _break(self, fault: Fault) -> None:
-        transport = self._http.transport
-        match fault.kind:
-            case FaultKind.STALL:
-                await asyncio.sleep(_STALL_S)
-            case FaultKind.NO_DONE:
-                await self._write(b": no [DONE] follows\n\n")
-                await self._response.write_eof()
-                return
-            case FaultKind.ERROR_EVENT:
-                await self._write(_sse({"error": {"message": fault.message, "type": "server_error", "code": None}}))
-            case FaultKind.BAD_JSON:
-                await self._write(b'data: {"choices":[{\n\n')
-            case FaultKind.RESET if transport is not None:
+        last_words = {
+            FaultKind.NO_DONE: b": no [DONE] follows\n\n",
+            FaultKind.ERROR_EVENT: _sse({"error": {"message": fault.message, "type": "server_error", "code": None}}),
+            FaultKind.BAD_JSON: b'data: {"choices":[{\n\n',
+        }
+        if fault.kind in last_words:
+            await self._write(last_words[fault.kind])
+        if fault.kind is FaultKind.NO_DONE:
+            return await self._response.write_eof()
+        if fault.kind is FaultKind.STALL:
+            await asyncio.sleep(_STALL_S)
+        if (transport := self._http.transport) is not None:
+            if fault.kind is FaultKind.RESET:
                 transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESETS)
                 transport.abort()
-        if transport is not None:
             transport.close()
 
     def _chunk(self, place: int) -> bytes:
@@ -267,44 +260,31 @@ class _Reply:
         return self._event([self._choice("delta", begin, end, is_last=place + 1 == self._answer.num_chunks)])
 
     def _event(self, choices: list[dict[str, Any]], **members: Any) -> bytes:
-        kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        return _sse({**self._head(kind), "choices": choices, **members})
+        return _sse(self._object(".chunk", choices, **members))
 
-    def _whole(self) -> dict[str, Any]:
-        """The answer that is not a stream."""
-        choice = self._choice("message", 0, self._num_tokens, is_last=True)
-        if self._is_chat:
-            choice["message"]["role"] = "assistant"
-        kind = "chat.completion" if self._is_chat else "text_completion"
-        return {**self._head(kind), "choices": [choice], "usage": self._usage()}
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": f"mock-{self._record.number}", "object": kind, "created": 0, "model": self._question.model}
+    def _object(self, chat_suffix: str, choices: list[dict[str, Any]], **members: Any) -> dict[str, Any]:
+        kind = f"chat.completion{chat_suffix}" if self._is_chat else "text_completion"
+        head = {"id": f"mock-{self._record.number}", "object": kind, "created": 0, "model": self._question.model}
+        return {**head, "choices": choices, **members}
 
     def _choice(self, chat_member: str, begin: int, end: int, *, is_last: bool) -> dict[str, Any]:
         text = self._answer.text(begin, end)
-        finish = "length" if self._num_tokens >= self._num_asked else "stop"
+        finish = "length" if self._num_tokens >= self._question.num_asked else "stop"
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish if is_last else None}
         choice |= {chat_member: {"content": text}} if self._is_chat else {"text": text}
+        if chat_member == "message" and self._is_chat:
+            choice["message"]["role"] = "assistant"
         if self._question.return_token_ids:
             choice["token_ids"] = list(range(_FIRST_TOKEN_ID + begin, _FIRST_TOKEN_ID + end))
         return choice
 
     def _usage(self) -> dict[str, Any]:
-        num_prompt = _num_prompt_tokens(self._question) + self._answer.has(FaultKind.WRONG_PROMPT_USAGE)
-        num_output = 0 if self._answer.has(FaultKind.NO_CHOICES) else self._num_tokens
-        num_output += self._answer.has(FaultKind.WRONG_COMPLETION_USAGE)
+        num_prompt = self._question.num_prompt_tokens + (self._fault is FaultKind.WRONG_PROMPT_USAGE)
+        num_output = 0 if self._fault is FaultKind.NO_CHOICES else self._num_tokens
+        num_output += self._fault is FaultKind.WRONG_COMPLETION_USAGE
         usage = {"prompt_tokens": num_prompt, "completion_tokens": num_output, "total_tokens": num_prompt + num_output}
         of_baton = _baton_members(self._record) if self._question.return_timings and self._record.written_s else {}
         return {**usage, "prompt_tokens_details": {"cached_tokens": 0}, **of_baton}
-
-
-def _num_prompt_tokens(question: _Question) -> int:
-    """Ids, or words where the prompt is text."""
-    if isinstance(question, _Completion):
-        return len(question.prompt.split() if isinstance(question.prompt, str) else question.prompt)
-    messages: Sequence[dict[str, Any]] = question.messages if isinstance(question, _Chat) else ()
-    return sum(len(str(message.get("content", "")).split()) for message in messages)
 
 
 def _baton_members(record: Record) -> dict[str, Any]:

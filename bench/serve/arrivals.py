@@ -8,7 +8,7 @@ that the last comes at `num / rate`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, groupby, pairwise
 from typing import Any, Literal, cast
 
@@ -30,9 +30,8 @@ def poisson_or_gamma(num: int, rate: float, burstiness: float, seed: int) -> tup
     """Gaps from a gamma distribution of shape `burstiness`; 1 is a Poisson process.
 
     Scaled so that the last is `num / rate`, as `vllm bench serve` does it. A `rate` of infinity puts all at 0, a
-    `burstiness` of infinity makes the gaps equal. Raises `InvalidSetting`.
+    `burstiness` of infinity makes the gaps equal.
     """
-    _check(num, {"--request-rate": rate})
     if rate == math.inf:
         return (0.0,) * num
     offsets = np.cumsum(_gaps(np.full(num, rate), burstiness, seed))
@@ -43,22 +42,11 @@ def poisson_or_gamma(num: int, rate: float, burstiness: float, seed: int) -> tup
     return (*np.minimum(offsets[:-1], last_s).tolist(), last_s)
 
 
-def constant(num: int, rate: float) -> tuple[float, ...]:
-    """Equal gaps of `1 / rate`. Raises `InvalidSetting`."""
-    _check(num, {"--request-rate": rate})
-    return tuple((index + 1) / rate for index in range(num))
-
-
 def ramp(
     num: int, start_rate: float, end_rate: float, strategy: RampStrategy, burstiness: float, seed: int
 ) -> tuple[float, ...]:
-    """A rate that goes from `start_rate` to `end_rate` over the requests, by their index. Raises `InvalidSetting`."""
-    _check(num, {"--ramp-up-start-rps": start_rate, "--ramp-up-end-rps": end_rate}, is_finite=True)
-    progress = np.arange(num) / max(num - 1, 1)
-    if strategy == "linear":
-        rates = start_rate + (end_rate - start_rate) * progress
-    else:
-        rates = start_rate * (end_rate / start_rate) ** progress
+    """A rate that goes from `start_rate` to `end_rate` over the requests, by their index."""
+    rates = (np.linspace if strategy == "linear" else np.geomspace)(start_rate, end_rate, num)
     return tuple(np.cumsum(_gaps(rates, burstiness, seed)).tolist())
 
 
@@ -73,8 +61,13 @@ def from_trace(
 
     Raises `InvalidSetting`: no stamps, stamps out of order, or a scale that is not above 0.
     """
-    _check(1, {"--time-scale": time_scale}, is_finite=True)
-    stamps = _stamps(conversations)
+    if not 0 < time_scale < math.inf:
+        raise InvalidSetting(f"--time-scale {time_scale} is not above 0 and finite")
+    stamps = [conversation.arrival_s for conversation in conversations if conversation.arrival_s is not None]
+    if not stamps or len(stamps) < len(conversations):
+        raise InvalidSetting("--arrival trace: this dataset has no time stamps")
+    if sorted(stamps) != stamps:
+        raise InvalidSetting("--arrival trace: the time stamps of this dataset are not in order")
     random = generator(seed, "trace stamps")
     groups = [(stamp, len(list(same))) for stamp, same in groupby(stamps)]
     gaps = [after - before for (before, _), (after, _) in pairwise(groups)]
@@ -87,29 +80,11 @@ def from_trace(
     return tuple((offset - stamps[0]) * time_scale for offset in accumulate(offsets, max))
 
 
-def _stamps(conversations: Sequence[Conversation]) -> list[float]:
-    known = [conversation.arrival_s for conversation in conversations if conversation.arrival_s is not None]
-    if not known or len(known) < len(conversations):
-        raise InvalidSetting("--arrival trace: this dataset has no time stamps")
-    if sorted(known) != known:
-        raise InvalidSetting("--arrival trace: the time stamps of this dataset are not in order")
-    return known
-
-
 def _gaps(rates: NDArray[np.float64], burstiness: float, seed: int) -> NDArray[np.float64]:
     """One gap in seconds for each rate; mean `1 / rate`, variance `1 / (burstiness * rate^2)`."""
-    _check(1, {"--burstiness": burstiness})
     if burstiness == math.inf:
         return 1.0 / rates
     return generator(seed, "arrivals").gamma(burstiness, 1.0 / (rates * burstiness))
-
-
-def _check(num: int, positive: Mapping[str, float], *, is_finite: bool = False) -> None:
-    if num < 1:
-        raise InvalidSetting(f"--num-prompts {num} is not at least 1")
-    for flag, value in positive.items():
-        if not value > 0 or (is_finite and value == math.inf):
-            raise InvalidSetting(f"{flag} {value} is not above 0{' and finite' * is_finite}")
 
 
 def arrivals_of(
@@ -119,14 +94,23 @@ def arrivals_of(
 
     Offsets of each from the beginning; None: the next is sent when one is answered.
     """
-    process = process_of(settings, dataset)
-    offsets_s = _offsets(process, settings, dataset, conversations)
-    facts: dict[str, Any] = {"process": process, "span_s": None if offsets_s is None else round(offsets_s[-1], 6)}
+    process, num, seed = process_of(settings, dataset), len(conversations), dataset.seed
+    facts: dict[str, Any] = {"process": process, "span_s": None}
+    offsets_s: tuple[float, ...]
+    if process == CLOSED_LOOP:
+        return None, facts
+    start, end, strategy = settings.ramp_up_start_rps, settings.ramp_up_end_rps, settings.ramp_up_strategy
+    if start is not None and end is not None:
+        offsets_s = ramp(num, start, end, cast("RampStrategy", strategy), settings.burstiness, seed)
+    elif process == TRACE:
+        offsets_s = from_trace(conversations, dataset.time_scale, dataset.spread_s, seed)
+        facts |= {"time_scale": dataset.time_scale, "spread_timestamps": dataset.spread_timestamps}
+    else:
+        burstiness = math.inf if process == CONSTANT else settings.burstiness
+        offsets_s = poisson_or_gamma(num, settings.request_rate, burstiness, seed)
     if process == POISSON:
         facts["burstiness"] = settings.burstiness
-    if process == TRACE:
-        facts |= {"time_scale": dataset.time_scale, "spread_timestamps": dataset.spread_timestamps}
-    return offsets_s, facts
+    return offsets_s, facts | {"span_s": round(offsets_s[-1], 6)}
 
 
 def process_of(settings: ServeBenchSettings, dataset: DatasetSettings) -> str:
@@ -146,19 +130,3 @@ def process_of(settings: ServeBenchSettings, dataset: DatasetSettings) -> str:
             raise InvalidSetting("--arrival constant needs --request-rate")
         return ALL_AT_ONCE if settings.max_concurrency is None else CLOSED_LOOP
     return asked or POISSON
-
-
-def _offsets(
-    process: str, settings: ServeBenchSettings, dataset: DatasetSettings, conversations: Sequence[Conversation]
-) -> tuple[float, ...] | None:
-    num, seed = len(conversations), dataset.seed
-    start, end = settings.ramp_up_start_rps, settings.ramp_up_end_rps
-    if process == RAMP and start is not None and end is not None:
-        return ramp(num, start, end, cast("RampStrategy", settings.ramp_up_strategy), settings.burstiness, seed)
-    if process == CLOSED_LOOP:
-        return None
-    if process == TRACE:
-        return from_trace(conversations, dataset.time_scale, dataset.spread_s, seed)
-    if process == CONSTANT:
-        return constant(num, settings.request_rate)
-    return poisson_or_gamma(num, settings.request_rate, settings.burstiness, seed)

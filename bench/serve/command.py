@@ -60,38 +60,26 @@ Say = Callable[[str], None]
 
 def notes_of(summary: dict[str, Any], load: LoadRun, dataset: DatasetSettings) -> Iterator[str]:
     """The doubts about one run. `summary` is what `bench.serve.metrics.summarise` made of its outcomes."""
-    outcomes, client = load.outcomes, load.client
-    chunks_per_token = summary["chunks_per_token"]
-    if chunks_per_token is not None and chunks_per_token < MIN_CHUNKS_PER_TOKEN:
-        yield (
-            f"the server sent {chunks_per_token:.2f} chunks per token: tokens came together, so ITL says less than TPOT"
-        )
-    zero_gap_share = summary["zero_gap_share"]
-    if zero_gap_share is not None and zero_gap_share > MAX_ZERO_GAP_SHARE:
-        yield f"{zero_gap_share:.0%} of the chunks came in one piece with the one before: ITL says less than TPOT"
+    client, num_sent = load.client, len(load.outcomes)
+    if (chunks := summary["chunks_per_token"]) is not None and chunks < MIN_CHUNKS_PER_TOKEN:
+        yield f"the server sent {chunks:.2f} chunks per token: tokens came together, so ITL says less than TPOT"
+    if (share := summary["zero_gap_share"] or 0.0) > MAX_ZERO_GAP_SHARE:
+        yield f"{share:.0%} of the chunks came in one piece with the one before: ITL says less than TPOT"
     if client.cpu_share > MAX_CPU_SHARE:
         yield f"the client used {client.cpu_share:.0%} of a core: it may have been the bottleneck"
-    if outcomes and client.num_late > MAX_LATE_SHARE * len(outcomes):
-        yield f"{client.num_late} of {len(outcomes)} requests were sent over 10 ms late: the load was not as planned"
-    if _num_cached_unexpectedly(summary, dataset) > MAX_CACHED_SHARE * summary["total_input_tokens"]:
+    if client.num_late > MAX_LATE_SHARE * num_sent:
+        yield f"{client.num_late} of {num_sent} requests were sent over 10 ms late: the load was not as planned"
+    # prompts of the other datasets may have more in common than a prefix of known length
+    num_expected = dataset.random_prefix_len * summary["completed"]
+    num_unexpected = (summary["cached_tokens"] or 0) - num_expected if dataset.dataset_name == RANDOM else 0
+    if num_unexpected > MAX_CACHED_SHARE * summary["total_input_tokens"]:
         yield "the server had prompts in its cache that should be new: measure with another --seed"
-    num_without_usage = sum(
-        outcome.failure is None and "completion_tokens" not in outcome.usage for outcome in outcomes
-    )
-    if num_without_usage:
-        yield f"{num_without_usage} answers came without usage: their tokens were counted as chunks"
+    if num := sum(not outcome.failure and "completion_tokens" not in outcome.usage for outcome in load.outcomes):
+        yield f"{num} answers came without usage: their tokens were counted as chunks"
     if summary["failed"]:
-        yield f"{summary['failed']} of {len(outcomes)} requests failed and are in no average"
+        yield f"{summary['failed']} of {num_sent} requests failed and are in no average"
     if load.num_unsent:
         yield f"{load.num_unsent} requests were never sent, because the turn before them failed"
-
-
-def _num_cached_unexpectedly(summary: dict[str, Any], dataset: DatasetSettings) -> int:
-    """Cached tokens beyond the common prefix, of the one dataset whose prompts have nothing else in common."""
-    if dataset.dataset_name != RANDOM:
-        return 0
-    num_cached: int = summary["cached_tokens"] or 0
-    return num_cached - dataset.random_prefix_len * int(summary["completed"])
 
 
 def run_serve_benchmark(settings: ServeBenchSettings, dataset: DatasetSettings, *, say: Say) -> RunResult:
@@ -118,7 +106,14 @@ async def measure(settings: ServeBenchSettings, dataset: DatasetSettings, comman
     vocabulary = vocabulary_for(settings, served)
     workload = make_workload(dataset, vocabulary)
     offsets_s, arrival = arrivals_of(settings, dataset, workload.conversations)
-    options = _options(settings)
+    options = RequestOptions(
+        "chat" if settings.backend == CHAT else cast("PromptForm", settings.prompt_form),
+        settings.ignore_eos,
+        settings.temperature,
+        extra_body(settings),
+        headers(settings),
+        with_timings=settings.breakdown,
+    )
     extra = other_prompts(1 + settings.num_warmups, dataset, workload.conversations, vocabulary)
     await get_ready(settings, endpoints, extra, options, ready_at_s, say)
 
@@ -127,9 +122,15 @@ async def measure(settings: ServeBenchSettings, dataset: DatasetSettings, comman
     plan = LoadPlan(workload.conversations, offsets_s, settings.max_concurrency, settings.timeout_s)
     with tqdm(total=num_requests, disable=settings.disable_tqdm, unit="req") as bar:
         load = await run_load(endpoints, plan, options, lambda _: bar.update())
+    percentiles = shown_percentiles(settings)
+    figures = summarise(load.outcomes, load.end_s - load.begin_s, parse_slo(settings.goodput), percentiles)
     summary = {
         **_identity(settings, dataset, served),
-        **_figures(settings, dataset, load),
+        **figures,
+        "num_unsent": load.num_unsent,
+        "client": dataclasses.asdict(load.client),
+        "breakdown": summarise_breakdowns(load.outcomes),
+        "notes": list(notes_of(figures, load, dataset)),
         "dataset": workload.facts,
         "arrival": arrival,
         "seed": dataset.seed,
@@ -141,43 +142,17 @@ async def measure(settings: ServeBenchSettings, dataset: DatasetSettings, comman
     return RunResult({**given, **summary}, load.outcomes)
 
 
-def _options(settings: ServeBenchSettings) -> RequestOptions:
-    return RequestOptions(
-        prompt_form="chat" if settings.backend == CHAT else cast("PromptForm", settings.prompt_form),
-        ignore_eos=settings.ignore_eos,
-        temperature=settings.temperature,
-        extra_body=extra_body(settings),
-        headers=headers(settings),
-        with_timings=settings.breakdown,
-    )
-
-
-def _figures(settings: ServeBenchSettings, dataset: DatasetSettings, load: LoadRun) -> dict[str, Any]:
-    slo, percentiles = parse_slo(settings.goodput), shown_percentiles(settings)
-    figures = summarise(load.outcomes, load.end_s - load.begin_s, slo, percentiles)
-    return {
-        **figures,
-        "num_unsent": load.num_unsent,
-        "client": dataclasses.asdict(load.client),
-        "breakdown": summarise_breakdowns(load.outcomes),
-        "notes": list(notes_of(figures, load, dataset)),
-    }
-
-
 def _identity(settings: ServeBenchSettings, dataset: DatasetSettings, served: str) -> dict[str, Any]:
     ramp = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps") if settings.ramp_up_strategy else ()
     return {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": settings.backend,
-        "backend": settings.backend,
         "label": settings.label or settings.backend,
         "model_id": served,
         "tokenizer_id": str(tokenizer_folder(settings, served) or ""),
         "num_prompts": dataset.num_prompts,
         "request_rate": rate_as_json(settings.request_rate),
-        "burstiness": settings.burstiness,
-        "max_concurrency": settings.max_concurrency,
-        **{name: getattr(settings, name) for name in ramp},
+        **{name: getattr(settings, name) for name in ("backend", "burstiness", "max_concurrency", *ramp)},
     }
 
 

@@ -28,7 +28,6 @@ PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 """Reported whatever else is asked for."""
 _MAX_FAILURE_MESSAGES = 3
 _HANDOFF_MEMBERS = ("bytes", "transfer_ms", "exposed_ms")
-_Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,8 @@ class Timing:
 
 def timing_of(outcome: Outcome) -> Timing:
     came_s = arrivals_s(outcome)
-    ttft_s = came_s[0] - outcome.sent_s
-    e2el_s = came_s[-1] - outcome.sent_s
-    num_tokens = num_output_tokens(outcome)
+    ttft_s, e2el_s = came_s[0] - outcome.sent_s, came_s[-1] - outcome.sent_s
+    num_tokens = outcome.num_output_tokens
     return Timing(
         ttft_s=ttft_s,
         e2el_s=e2el_s,
@@ -66,33 +64,11 @@ def arrivals_s(outcome: Outcome) -> list[float]:
     return [came_s for came_s, num in zip(outcome.chunk_s, outcome.chunk_tokens, strict=True) if num]
 
 
-def num_output_tokens(outcome: Outcome) -> int:
-    """Tokens of the answer by the server's own count, by the client's where the server gives none."""
-    reported = _count(outcome.usage.get("completion_tokens"))
-    return outcome.num_output_tokens or sum(outcome.chunk_tokens) if reported is None else reported
-
-
-def num_prompt_tokens(outcome: Outcome) -> int:
-    """Tokens of the prompt by the server's own count, by the client's where the server gives none."""
-    reported = _count(outcome.usage.get("prompt_tokens"))
-    return outcome.num_prompt_tokens if reported is None else reported
-
-
-def num_cached_tokens(outcome: Outcome) -> int | None:
-    """Prompt tokens that the server had already computed; None when it does not say."""
-    details = outcome.usage.get("prompt_tokens_details")
-    return _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-
-
 def _ttst_s(outcome: Outcome) -> float | None:
     """By the second chunk where the chunks do not say how many tokens they carry."""
     so_far = accumulate(outcome.chunk_tokens)
     came_s = next((came_s for came_s, num in zip(outcome.chunk_s, so_far, strict=False) if num >= 2), None)
     return None if came_s is None else came_s - outcome.sent_s
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def summarise(
@@ -102,10 +78,10 @@ def summarise(
     completed = [outcome for outcome in outcomes if outcome.failure is None]
     timings = [timing_of(outcome) for outcome in completed]
     gaps_s = [gap_s for timing in timings for gap_s in timing.gaps_s]
-    num_input = sum(num_prompt_tokens(outcome) for outcome in completed)
-    num_output = sum(num_output_tokens(outcome) for outcome in completed)
+    num_input = sum(outcome.num_prompt_tokens for outcome in completed)
+    num_output = sum(outcome.num_output_tokens for outcome in completed)
     num_good = sum(meets(timing, slo) for timing in timings)
-    cached = [num for outcome in completed if (num := num_cached_tokens(outcome)) is not None]
+    cached = [num for outcome in completed if (num := outcome.num_cached_tokens) is not None]
     return {
         "duration": round(duration_s, 6),
         "completed": len(completed),
@@ -145,19 +121,17 @@ def percentile_name(percent: float) -> str:
 
 
 def _families(timings: Sequence[Timing], percentiles: Sequence[float]) -> dict[str, float]:
-    found: dict[str, float] = {}
     rows = [(timing.ttft_s, timing.tpot_s, None, timing.e2el_s, timing.max_gap_s, timing.ttst_s) for timing in timings]
     columns = {name: [row[place] for row in rows] for place, name in enumerate(FAMILIES)}
     columns["itl"] = [gap_s for timing in timings for gap_s in timing.gaps_s]
+    found: dict[str, float] = {}
     for name, column in columns.items():
         values_ms = _milliseconds([value for value in column if value is not None])
-        found[f"mean_{name}_ms"] = _rounded(values_ms.mean())
-        found[f"median_{name}_ms"] = _rounded(np.median(values_ms))
-        found[f"std_{name}_ms"] = _rounded(values_ms.std())
-        for percent in percentiles:
-            found[f"p{percentile_name(percent)}_{name}_ms"] = _rounded(np.percentile(values_ms, percent))
-    found["max_max_itl_ms"] = _rounded(_milliseconds([gap_s for timing in timings for gap_s in timing.gaps_s]).max())
-    return found
+        found |= {f"mean_{name}_ms": values_ms.mean(), f"median_{name}_ms": np.median(values_ms).item()}
+        found[f"std_{name}_ms"] = values_ms.std()
+        found |= {f"p{percentile_name(at)}_{name}_ms": np.percentile(values_ms, at).item() for at in percentiles}
+    found["max_max_itl_ms"] = _milliseconds([gap_s for timing in timings for gap_s in timing.gaps_s]).max()
+    return _rounded(found)
 
 
 def _peaks(completed: Sequence[Outcome]) -> dict[str, float | int]:
@@ -178,8 +152,7 @@ def _peaks(completed: Sequence[Outcome]) -> dict[str, float | int]:
 def _schedule_delay(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """How much later than planned requests were sent, over all that were sent."""
     values_ms = _milliseconds([outcome.sent_s - outcome.scheduled_s for outcome in outcomes if outcome.sent_s])
-    found = {"mean_ms": values_ms.mean(), "p99_ms": np.percentile(values_ms, 99), "max_ms": values_ms.max()}
-    return {name: _rounded(value) for name, value in found.items()}
+    return _rounded({"mean_ms": values_ms.mean(), "p99_ms": np.percentile(values_ms, 99), "max_ms": values_ms.max()})
 
 
 def _failures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -193,30 +166,25 @@ def _failures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def _kv_transfer(completed: Sequence[Outcome]) -> dict[str, Any] | None:
     """What Baton says about the handoffs of its requests; None where there were none."""
-    found = [outcome.usage.get("kv_transfer") for outcome in completed]
     handoffs = [
         handoff
-        for handoff in found
+        for handoff in (outcome.usage.get("kv_transfer") for outcome in completed)
         if isinstance(handoff, dict) and all(isinstance(handoff.get(name), int | float) for name in _HANDOFF_MEMBERS)
     ]
     if not handoffs:
         return None
-    return {
-        "num_handoffs": len(handoffs),
-        "num_bytes": sum(handoff["bytes"] for handoff in handoffs),
-        **{name: _spread([handoff[name] for handoff in handoffs]) for name in ("transfer_ms", "exposed_ms")},
-    }
+    found: dict[str, Any] = {"num_handoffs": len(handoffs), "num_bytes": sum(handoff["bytes"] for handoff in handoffs)}
+    for name in ("transfer_ms", "exposed_ms"):
+        values = np.array([handoff[name] for handoff in handoffs], dtype=np.float64)
+        median, p99 = np.percentile(values, (50, 99))
+        found[name] = _rounded({"mean": values.mean(), "median": median, "p99": p99, "max": values.max()})
+    return found
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    found = (float(np.mean(values)), float(np.median(values)), float(np.percentile(values, 99)), max(values))
-    return dict(zip(("mean", "median", "p99", "max"), map(_rounded, found), strict=True))
-
-
-def _milliseconds(values_s: Sequence[float]) -> _Floats:
+def _milliseconds(values_s: Sequence[float]) -> npt.NDArray[np.float64]:
     """One 0 for no values."""
     return np.array(values_s or [0.0], dtype=np.float64) * 1000
 
 
-def _rounded(milliseconds: float | np.floating[Any]) -> float:
-    return round(float(milliseconds), 3)
+def _rounded(milliseconds: Mapping[str, float | np.floating[Any]]) -> dict[str, float]:
+    return {name: round(float(value), 3) for name, value in milliseconds.items()}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.client.outcome import Outcome
-from bench.serve.metrics import arrivals_s, num_output_tokens, num_prompt_tokens, percentile_name
+from bench.serve.metrics import arrivals_s, percentile_name
 from bench.serve.settings import ServeBenchSettings
 from wire.errors import InvalidSetting
 
@@ -39,6 +39,7 @@ _TOTALS = (
     ("Total token throughput (tok/s):", "total_token_throughput", ".2f"),
 )
 """What is None (or an infinite rate) has no line."""
+_OF_LOAD = (("Chunks per token:", "chunks_per_token", ".2f"), ("Cached input tokens:", "cached_tokens", "d"))
 _FAMILIES = {
     "ttft": ("TTFT", "Time to First Token"),
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
@@ -76,8 +77,8 @@ def as_json(result: RunResult, detailed: bool) -> dict[str, Any]:
 def details(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
     """Lists with one entry per request; times in seconds, `start_times` by this host's monotonic clock."""
     return {
-        "input_lens": [num_prompt_tokens(outcome) for outcome in outcomes],
-        "output_lens": [0 if outcome.failure else num_output_tokens(outcome) for outcome in outcomes],
+        "input_lens": [outcome.num_prompt_tokens for outcome in outcomes],
+        "output_lens": [0 if outcome.failure else outcome.num_output_tokens for outcome in outcomes],
         "ttfts": [_since_sent(outcome, 0) for outcome in outcomes],
         "itls": [[round(after - before, 6) for before, after in pairwise(arrivals_s(outcome))] for outcome in outcomes],
         "latencies": [_since_sent(outcome, -1) for outcome in outcomes],
@@ -97,23 +98,20 @@ def middle_of(results: Sequence[RunResult]) -> RunResult:
         return results[0]
     ordered = sorted(results, key=lambda result: (not result.summary["completed"], result.summary[_ORDERED_BY]))
     middle = ordered[(len(ordered) - 1) // 2]
-    place = results.index(middle) + 1
-    note = f"these are the figures of repeat {place} of {len(results)}, the middle one by mean E2E"
-    repeats = [
-        {name: value for name, value in result.summary.items() if name not in _NESTED_OF_REPEAT} for result in results
-    ]
+    summaries = [result.summary for result in results]
+    note = f"these are the figures of repeat {results.index(middle) + 1} of {len(results)}, the middle one by mean E2E"
     summary = {
         **middle.summary,
-        "repeats": repeats,
-        "range": _range([result.summary for result in results if result.summary["completed"]]),
-        "notes": [note, *dict.fromkeys(note for result in results for note in result.summary["notes"])],
+        "repeats": [{name: each[name] for name in each if name not in _NESTED_OF_REPEAT} for each in summaries],
+        "range": _range([each for each in summaries if each["completed"]]),
+        "notes": [note, *dict.fromkeys(note for each in summaries for note in each["notes"])],
     }
     return dataclasses.replace(middle, summary=summary)
 
 
 def prepare_folder(settings: ServeBenchSettings) -> None:
     """Make the folder of the result, so that a run does not end without a place for it. Raises `InvalidSetting`."""
-    if settings.result_dir and (settings.save_result or settings.append_result):
+    if settings.save_result or settings.append_result:
         try:
             Path(settings.result_dir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -160,7 +158,8 @@ def report(result: Mapping[str, Any], families: Sequence[str], percentiles: Sequ
     """The whole block. `families` and `percentiles` are those to print."""
     lines = [
         " Serving Benchmark Result ".center(WIDTH, "="),
-        *_totals(result),
+        *_lines(result, _TOTALS),
+        *_attainment(result),
         *(line for name in _FAMILIES if name in families for line in _family(result, name, percentiles)),
         *_load(result),
         *_breakdown(result),
@@ -172,10 +171,13 @@ def report(result: Mapping[str, Any], families: Sequence[str], percentiles: Sequ
     return "\n".join(lines)
 
 
-def _totals(result: Mapping[str, Any]) -> Iterator[str]:
-    for label, name, form in _TOTALS:
+def _lines(result: Mapping[str, Any], rows: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    for label, name, form in rows:
         if result[name] not in (None, "inf"):
             yield _line(label, result[name], form)
+
+
+def _attainment(result: Mapping[str, Any]) -> Iterator[str]:
     if result["slo_attainment"] is not None:
         goals = ", ".join(f"{name} {limit:g} ms" for name, limit in result["slo"].items())
         yield _line("SLO attainment (% of all requests):", 100 * result["slo_attainment"]) + f"({goals})"
@@ -196,16 +198,11 @@ def _load(result: Mapping[str, Any]) -> Iterator[str]:
     """What the load and the client were like: how far the figures above can be trusted."""
     delay, client = result["schedule_delay"], result["client"]
     yield _title("Load and Client")
-    for label, value, form in (
-        ("Mean schedule delay (ms):", delay["mean_ms"], ".2f"),
-        ("P99 schedule delay (ms):", delay["p99_ms"], ".2f"),
-        ("Chunks per token:", result["chunks_per_token"], ".2f"),
-        ("Cached input tokens:", result["cached_tokens"], "d"),
-        ("Client P99 event loop lag (ms):", client["loop_lag_p99_ms"], ".2f"),
-        ("Client CPU (% of one core):", 100 * client["cpu_share"], ".2f"),
-    ):
-        if value is not None:
-            yield _line(label, value, form)
+    yield _line("Mean schedule delay (ms):", delay["mean_ms"])
+    yield _line("P99 schedule delay (ms):", delay["p99_ms"])
+    yield from _lines(result, _OF_LOAD)
+    yield _line("Client P99 event loop lag (ms):", client["loop_lag_p99_ms"])
+    yield _line("Client CPU (% of one core):", 100 * client["cpu_share"])
     if result["failures"]:
         yield _title("Failures")
         yield from (_line(f"{reason}:", num, "d") for reason, num in result["failures"].items())

@@ -15,7 +15,6 @@ from statistics import fmean
 
 from bench.client.driver import LoadPlan, run_load
 from bench.client.endpoint import Endpoint, Kind, RequestOptions, probe
-from bench.client.outcome import Outcome
 from bench.serve.settings import CHAT, ServeBenchSettings, headers
 from bench.workload.dataset_settings import RANDOM, DatasetSettings
 from bench.workload.passages import Vocabulary, bare_vocabulary, vocabulary_of
@@ -86,18 +85,21 @@ async def get_ready(
     Servers list their model before they can compute, so the check is repeated until it is answered. Raises
     `RequestFailed` when that is not in time, and when every warm-up failed.
     """
+
+    def plan(conversations: Sequence[Conversation], max_concurrency: int | None) -> LoadPlan:
+        return LoadPlan(tuple(conversations), (0.0,) * len(conversations), max_concurrency, settings.timeout_s)
+
     check, *warmups = prompts
     for endpoint in endpoints if settings.ready_check_timeout_sec else ():
-        while failed := await _failures([endpoint], [check], options, 1, settings.timeout_s):
+        while failed := await _failures([endpoint], plan([check], 1), options):
             if time.monotonic() + _PAUSE_S > ready_at_s:
-                raise RequestFailed(f"{endpoint.url} does not get ready: {failed[0].failure}: {failed[0].message}")
+                raise RequestFailed(f"{endpoint.url} does not get ready: {failed[0]}")
             await asyncio.sleep(_PAUSE_S)
     if warmups:
         say(f"warming up with {len(warmups)} requests")
-        failed = await _failures(endpoints, warmups, options, settings.max_concurrency, settings.timeout_s)
+        failed = await _failures(endpoints, plan(warmups, settings.max_concurrency), options)
         if len(failed) == len(warmups):
-            first = failed[0]
-            raise RequestFailed(f"every warm-up request failed, the first one: {first.failure}: {first.message}")
+            raise RequestFailed(f"every warm-up request failed, the first one: {failed[0]}")
         if failed:
             say(f"{len(failed)} of them failed")
 
@@ -117,13 +119,6 @@ def other_prompts(
     return make_workload(alike, vocabulary).conversations
 
 
-async def _failures(
-    endpoints: Sequence[Endpoint],
-    prompts: Sequence[Conversation],
-    options: RequestOptions,
-    max_concurrency: int | None,
-    timeout_s: float,
-) -> list[Outcome]:
-    plan = LoadPlan(tuple(prompts), (0.0,) * len(prompts), max_concurrency, timeout_s)
-    load = await run_load(endpoints, plan, options, lambda _: None)
-    return [outcome for outcome in load.outcomes if outcome.failure is not None]
+async def _failures(endpoints: Sequence[Endpoint], plan: LoadPlan, options: RequestOptions) -> list[str]:
+    outcomes = (await run_load(endpoints, plan, options, lambda _: None)).outcomes
+    return [f"{outcome.failure}: {outcome.message}" for outcome in outcomes if outcome.failure is not None]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -35,15 +35,16 @@ from bench.workload.passages import (
     Vocabulary,
     described,
     draw_ids,
+    drawn,
     exact,
     first_turn,
-    fitted,
     generator,
     num_after_opening,
 )
 from bench.workload.turns import Conversation, Turn, Workload
 from wire.errors import InvalidRequest, InvalidSetting
 
+_T = TypeVar("_T")
 TRACES = Path(__file__).resolve().parents[1] / "traces"
 NumTokens: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=MAX_TOKENS)]
 _MIN_TOKENS = 4
@@ -88,12 +89,8 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _CustomRow:
-    prompt: str
-
-
-@dataclass(frozen=True, slots=True)
-class _CustomRowWithLength(_CustomRow):
-    output_tokens: NumTokens
+    prompt: Annotated[str, Field(min_length=1)]
+    output_tokens: Any = None
 
 
 def read_data_file(settings: DatasetSettings, bundled: str = "") -> DataFile:
@@ -115,47 +112,40 @@ def make_sharegpt(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload
     file = _text_file(settings, vocabulary)
     entries = checked(list[_Entry], parse_json(file.text, file.path), file.path)
     pairs = [(place, entry.conversations) for place, entry in enumerate(entries, 1) if len(entry.conversations) > 1]
-    conversations: list[Conversation] = []
+    turns: list[Turn] = []
     num_filtered = 0
-    for index in _order(settings, len(pairs)):
-        if len(conversations) == settings.num_prompts:
+    for place, (prompt, answer, *_) in _shuffled(settings, pairs):
+        if len(turns) == settings.num_prompts:
             break
-        place, (prompt, answer, *_) = pairs[index]
         where = f"{file.path}, entry {place}"
         num_output = settings.sharegpt_output_len
         if num_output is None:
             num_output = len(vocabulary.opening_ids) + len(_passage(vocabulary, answer.value, where).token_ids)
         turn = first_turn(vocabulary, _passage(vocabulary, prompt.value, where), num_output)
         if _is_fit(turn, settings):
-            conversations.append(Conversation((turn,)))
+            turns.append(turn)
         else:
             num_filtered += 1
-    if not conversations:
+    if not turns:
         raise InvalidSetting(f"--dataset-path {file.path}: no entry has two messages of a length that can be used")
-    facts = {**file.facts, "num_entries_used": len(conversations), "num_entries_filtered": num_filtered}
-    return described(settings, _repeated(settings, conversations), [], facts)
+    return _of_entries(settings, turns, file, {"num_entries_filtered": num_filtered})
 
 
 def make_custom(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     """`num_prompts` conversations of one turn, some twice where the file has fewer. Raises `InvalidSetting`."""
-    is_of_file = settings.custom_output_len == OUTPUT_LEN_OF_FILE
-    if not is_of_file:
+    num_output = settings.custom_output_len
+    if num_output != OUTPUT_LEN_OF_FILE:
         check_counts(settings, custom_output_len=1)
     file = _text_file(settings, vocabulary)
-    kind: type[_CustomRow] = _CustomRowWithLength if is_of_file else _CustomRow
-    rows = [(where, checked(kind, row, where)) for where, row in file.json_lines()]
+    rows = [(where, checked(_CustomRow, row, where)) for where, row in file.json_lines()]
     if not rows:
         raise InvalidSetting(f"--dataset-path {file.path}: it has no prompts")
-    conversations = []
-    for index in _order(settings, len(rows))[: settings.num_prompts]:
-        where, row = rows[index]
-        passage = _passage(vocabulary, row.prompt, where)
-        if not passage.token_ids:
-            raise InvalidSetting(f"{where}: 'prompt' is empty")
-        num_output = row.output_tokens if isinstance(row, _CustomRowWithLength) else settings.custom_output_len
-        conversations.append(Conversation((first_turn(vocabulary, passage, num_output),)))
-    facts = {**file.facts, "num_entries_used": len(conversations)}
-    return described(settings, _repeated(settings, conversations), [], facts)
+    turns = []
+    for where, row in _shuffled(settings, rows)[: settings.num_prompts]:
+        if settings.custom_output_len == OUTPUT_LEN_OF_FILE:
+            num_output = checked(NumTokens, row.output_tokens, f"{where}: output_tokens")
+        turns.append(first_turn(vocabulary, _passage(vocabulary, row.prompt, where), num_output))
+    return _of_entries(settings, turns, file, {})
 
 
 def _text_file(settings: DatasetSettings, vocabulary: Vocabulary) -> DataFile:
@@ -179,20 +169,19 @@ def _is_fit(turn: Turn, settings: DatasetSettings) -> bool:
     return num_prompt >= _MIN_TOKENS and is_answer_fit and is_short
 
 
-def _order(settings: DatasetSettings, num: int) -> list[int]:
-    """In which `num` entries of a file are taken: shuffled unless `--disable-shuffle`."""
+def _shuffled(settings: DatasetSettings, entries: Sequence[_T]) -> Sequence[_T]:
+    """In which order entries of a file are taken."""
     if settings.disable_shuffle:
-        return list(range(num))
-    return [int(index) for index in generator(settings.seed, "order").permutation(num)]
+        return entries
+    return [entries[index] for index in generator(settings.seed, "order").permutation(len(entries)).tolist()]
 
 
-def _repeated(settings: DatasetSettings, conversations: Sequence[Conversation]) -> list[Conversation]:
-    """`conversations`, and as many drawn from them again as are missing, unless `--no-oversample`."""
-    num_missing = max(settings.num_prompts - len(conversations), 0)
-    if settings.no_oversample or not num_missing:
-        return list(conversations)
-    chosen = generator(settings.seed, "repetition").integers(0, len(conversations), size=num_missing)
-    return [*conversations, *(conversations[int(index)] for index in chosen)]
+def _of_entries(settings: DatasetSettings, turns: Sequence[Turn], file: DataFile, facts: dict[str, Any]) -> Workload:
+    """Conversations of `turns`, and as many drawn again as are missing, unless `--no-oversample`."""
+    num_missing = 0 if settings.no_oversample else max(settings.num_prompts - len(turns), 0)
+    again = generator(settings.seed, "repetition").integers(0, len(turns), size=num_missing).tolist()
+    conversations = [Conversation((turn,)) for turn in (*turns, *(turns[index] for index in again))]
+    return described(settings, conversations, [], {**file.facts, "num_entries_used": len(turns), **facts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,15 +221,15 @@ def make_mooncake(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload
     rows = mooncake_rows(file)
     used = rows[: settings.num_prompts]
     block_ids = [row.block_ids for row in used]
-    num_block_tokens = HASH_BLOCK_TOKENS // divisor
-    runs = runs_of_blocks(block_ids, num_block_tokens, vocabulary, settings.seed)
+    runs = runs_of_blocks(block_ids, HASH_BLOCK_TOKENS // divisor, vocabulary, settings.seed)
     passages = []
     for row in used:
-        num = _divided(row.num_input, divisor)
+        num = -(-row.num_input // divisor)
         token_ids = tuple(chain.from_iterable(runs[block_id] for block_id in row.block_ids))[:num]
         # the opening takes the place of the first tokens, so that blocks stay where they are
         passages.append(exact(vocabulary, token_ids[-num_after_opening(vocabulary, num) :]))
-    facts = {"block_tokens": num_block_tokens, "reuse_share": round(reuse_share(block_ids), 6) if used else None}
+    share = round(reuse_share(block_ids), 6) if used else None
+    facts = {"block_tokens": HASH_BLOCK_TOKENS // divisor, "reuse_share": share}
     return _replay(settings, vocabulary, file, rows, passages, facts)
 
 
@@ -252,8 +241,8 @@ def make_azure(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     random = generator(settings.seed, "prompts")
     passages = []
     for row in rows[: settings.num_prompts]:
-        num = num_after_opening(vocabulary, _divided(row.num_input, settings.length_divisor))
-        passages.append(fitted(vocabulary, draw_ids(vocabulary, num, random), random))
+        num = num_after_opening(vocabulary, -(-row.num_input // settings.length_divisor))
+        passages.append(drawn(vocabulary, num, random))
     return _replay(settings, vocabulary, file, rows, passages, {"block_tokens": None, "reuse_share": None})
 
 
@@ -279,13 +268,13 @@ def azure_rows(file: DataFile) -> list[TraceRow]:
     begin: datetime | None = None
     try:
         for line in reader:
-            where = f"{file.path}, line {reader.line_num}"
-            row = checked(_AzureRow, line, where)
+            row = checked(_AzureRow, line, f"{file.path}, line {reader.line_num}")
             begin = begin or row.TIMESTAMP
-            if (begin.tzinfo is None) != (row.TIMESTAMP.tzinfo is None):
-                raise InvalidSetting(f"{where}: some times have a zone and some have none")
             arrival_s = (row.TIMESTAMP - begin).total_seconds()
             rows.append(TraceRow(arrival_s, row.ContextTokens, row.GeneratedTokens))
+    except TypeError:
+        where = f"{file.path}, line {reader.line_num}"
+        raise InvalidSetting(f"{where}: some times have a zone and some have none") from None
     except csv.Error as error:
         raise InvalidSetting(f"{file.path}, line {reader.line_num + 1}: it is not CSV: {error}") from None
     return rows
@@ -300,25 +289,21 @@ def runs_of_blocks(
     `InvalidSetting` when runs are too short for as many different ones as the trace has ids.
     """
     order = list(dict.fromkeys(chain.from_iterable(block_ids)))
-    drawn = vocabulary.drawn_ids
-    indices = generator(seed, "blocks").integers(0, len(drawn), size=(len(order), num_tokens), dtype=np.uint32)
+    choice = vocabulary.drawn_ids
+    indices = generator(seed, "blocks").integers(0, len(choice), size=(len(order), num_tokens), dtype=np.uint32)
     redraw = generator(seed, "blocks drawn again")
-    runs: dict[int, tuple[int, ...]] = {}
-    taken: set[tuple[int, ...]] = set()
+    runs: dict[tuple[int, ...], int] = {}
     for block_id, row in zip(order, indices, strict=True):
-        run = tuple(drawn[index] for index in row.tolist())
-        for _ in range(_MAX_TRIES):
-            if run not in taken:
-                break
-            run = draw_ids(vocabulary, num_tokens, redraw)
-        else:
+        run = tuple(choice[index] for index in row.tolist())
+        tries = chain([run], (draw_ids(vocabulary, num_tokens, redraw) for _ in range(_MAX_TRIES)))
+        unused = next((run for run in tries if run not in runs), None)
+        if unused is None:
             raise InvalidSetting(
                 f"--length-divisor leaves a block length of {num_tokens}, too short for {len(order)} different blocks "
-                f"of {len(drawn)} tokens"
+                f"of {len(choice)} tokens"
             )
-        taken.add(run)
-        runs[block_id] = run
-    return runs
+        runs[unused] = block_id
+    return {block_id: run for run, block_id in runs.items()}
 
 
 def reuse_share(block_ids: Iterable[Sequence[int]]) -> float:
@@ -345,7 +330,7 @@ def _replay(
         raise InvalidSetting(f"--dataset-path {file.path}: it has no rows")
     divisor = settings.length_divisor
     conversations = [
-        Conversation((first_turn(vocabulary, passage, _divided(row.num_output, divisor)),), row.arrival_s)
+        Conversation((first_turn(vocabulary, passage, -(-row.num_output // divisor)),), row.arrival_s)
         for row, passage in zip(rows, passages, strict=False)
     ]
     of_trace = {
@@ -357,7 +342,3 @@ def _replay(
         "spread_timestamps": settings.spread_timestamps,
     }
     return described(settings, conversations, passages, {**of_trace, **facts})
-
-
-def _divided(length: int, divisor: int) -> int:
-    return -(-length // divisor)

@@ -148,15 +148,18 @@ def fitted(vocabulary: Vocabulary, token_ids: tuple[int, ...], random: np.random
     """
     if not vocabulary.has_text or not token_ids:
         return Passage(token_ids, "")
-    num = len(token_ids)
-    text = vocabulary.text_of(token_ids)
-    found = vocabulary.ids_of(text)
-    for _ in range(_MAX_TRIES):
-        if len(found) == num:
-            break
+    text, num, found = "", len(token_ids), token_ids
+    for _ in range(1 + _MAX_TRIES):
         text = vocabulary.text_of(found[:num] + draw_ids(vocabulary, num - len(found), random))
         found = vocabulary.ids_of(text)
+        if len(found) == num:
+            break
     return Passage(found, text, len(found) - num)
+
+
+def drawn(vocabulary: Vocabulary, num: int, random: np.random.Generator, prefix: tuple[int, ...] = ()) -> Passage:
+    """`prefix` and `num` ids drawn after it, `fitted`."""
+    return fitted(vocabulary, prefix + draw_ids(vocabulary, num, random), random)
 
 
 def exact(vocabulary: Vocabulary, token_ids: tuple[int, ...]) -> Passage:

@@ -13,8 +13,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Final
 
-import numpy as np
-
 from bench.arguments import require_at_least
 from bench.workload.dataset_settings import (
     AZURE,
@@ -34,6 +32,7 @@ from bench.workload.passages import (
     Vocabulary,
     described,
     draw_ids,
+    drawn,
     first_turn,
     fitted,
     generator,
@@ -57,12 +56,11 @@ def make_random(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     output_lens = lengths_around(settings.random_output_len, ratio, num, 1, random)
     if prefix_len + min(input_lens) < 1:
         raise InvalidSetting(f"--random-input-len {settings.random_input_len} leaves no token for some prompts")
-    prefix = fitted(vocabulary, draw_ids(vocabulary, prefix_len, random), random).token_ids
-    passages = [fitted(vocabulary, prefix + draw_ids(vocabulary, length, random), random) for length in input_lens]
-    conversations = [
-        Conversation((first_turn(vocabulary, *asked),)) for asked in zip(passages, output_lens, strict=True)
-    ]
-    return described(settings, conversations, passages, {"prefix_tokens": prefix_len, "range_ratio": ratio})
+    prefix = drawn(vocabulary, prefix_len, random).token_ids
+    passages = [drawn(vocabulary, length, random, prefix) for length in input_lens]
+    turns = [first_turn(vocabulary, *asked) for asked in zip(passages, output_lens, strict=True)]
+    facts = {"prefix_tokens": prefix_len, "range_ratio": ratio}
+    return described(settings, [Conversation((turn,)) for turn in turns], passages, facts)
 
 
 def make_prefix_repetition(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
@@ -80,12 +78,9 @@ def make_prefix_repetition(settings: DatasetSettings, vocabulary: Vocabulary) ->
     random = generator(settings.seed, "prompts")
     num_drawn = num_after_opening(vocabulary, prefix_len + suffix_len)
     num_shared = min(max(prefix_len - len(vocabulary.opening_ids), 0), num_drawn)
-    prefixes = [fitted(vocabulary, draw_ids(vocabulary, num_shared, random), random) for _ in range(num_prefixes)]
-    groups = random.permutation([index % num_prefixes for index in range(settings.num_prompts)])
-    passages = [
-        fitted(vocabulary, prefixes[group].token_ids + draw_ids(vocabulary, num_drawn - num_shared, random), random)
-        for group in groups.tolist()
-    ]
+    prefixes = [drawn(vocabulary, num_shared, random).token_ids for _ in range(num_prefixes)]
+    groups = random.permutation([index % num_prefixes for index in range(settings.num_prompts)]).tolist()
+    passages = [drawn(vocabulary, num_drawn - num_shared, random, prefixes[group]) for group in groups]
     conversations = [Conversation((first_turn(vocabulary, passage, output_len),)) for passage in passages]
     return described(settings, conversations, passages, {"prefix_tokens": prefix_len, "num_prefixes": num_prefixes})
 
@@ -99,27 +94,20 @@ def make_multi_turn(settings: DatasetSettings, vocabulary: Vocabulary) -> Worklo
     check_ratio(settings, "multi_turn_range_ratio")
     random = generator(settings.seed, "prompts")
     num_system = max(settings.multi_turn_system_len - len(vocabulary.opening_ids), 0)
-    system = fitted(vocabulary, draw_ids(vocabulary, num_system, random), random)
+    system = drawn(vocabulary, num_system, random)
     passages: list[Passage] = []
     conversations = []
     for num_turns in lengths_around(settings.multi_turn_num_turns, ratio, settings.num_prompts, 1, random):
-        said = _said(settings, vocabulary, system, num_turns, random)
+        lengths = lengths_around(settings.multi_turn_user_len, ratio, num_turns, 1, random)
+        added = [draw_ids(vocabulary, length, random) for length in lengths]
+        added[0] = system.token_ids + added[0]
+        said = [fitted(vocabulary, token_ids, random) for token_ids in added]
         output_lens = lengths_around(settings.multi_turn_output_len, ratio, num_turns, 1, random)
         turns = [Turn(one.token_ids, one.text, length) for one, length in zip(said, output_lens, strict=True)]
         conversations.append(Conversation((first_turn(vocabulary, said[0], output_lens[0]), *turns[1:])))
         passages += said
     facts = {"system_tokens": settings.multi_turn_system_len, "range_ratio": ratio}
     return described(settings, conversations, passages, facts)
-
-
-def _said(
-    settings: DatasetSettings, vocabulary: Vocabulary, system: Passage, num_turns: int, random: np.random.Generator
-) -> list[Passage]:
-    """What each turn adds: the first one the system prompt, too."""
-    lengths = lengths_around(settings.multi_turn_user_len, settings.multi_turn_range_ratio, num_turns, 1, random)
-    drawn = [draw_ids(vocabulary, length, random) for length in lengths]
-    drawn[0] = system.token_ids + drawn[0]
-    return [fitted(vocabulary, token_ids, random) for token_ids in drawn]
 
 
 _MAKERS: Final[dict[str, Callable[[DatasetSettings, Vocabulary], Workload]]] = {

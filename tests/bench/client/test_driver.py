@@ -13,7 +13,6 @@ from bench.mock_server.schedule import Answer, Fault, FaultKind, Script
 from bench.mock_server.server import mock_server
 from bench.workload.turns import Conversation
 from tests.bench.client.rig import PATIENCE_S, Announcing, all_fine, endpoint, load, questions, turn
-from wire.errors import InvalidSetting
 
 QUICK = Answer(0.001, (0.001,) * 3)
 
@@ -153,18 +152,3 @@ async def test_a_client_that_is_held_up_says_so() -> None:
     assert max(delays_s) > 0.1
     assert run.client.num_late == sum(delay_s > 0.01 for delay_s in delays_s) >= 10
     assert run.client.loop_lag_max_ms > 100
-
-
-@pytest.mark.parametrize(
-    ("plan", "message"),
-    [
-        (LoadPlan(questions(2), None, None, 1.0), "a closed loop needs a concurrency"),
-        (LoadPlan(questions(2), None, 0, 1.0), "0 is not at least 1"),
-        (LoadPlan(questions(2), (0.0,), None, 1.0), "1 arrivals do not fit 2 conversations"),
-        (LoadPlan(questions(2), None, 1, 0.0), "a timeout of 0.0 s"),
-        (LoadPlan(questions(2), None, 1, 1.0, -1.0), "a stall limit of -1.0 s"),
-    ],
-)
-async def test_a_plan_that_cannot_be_carried_out_is_said(plan: LoadPlan, message: str) -> None:
-    with pytest.raises(InvalidSetting, match=message):
-        await run_load([endpoint("http://127.0.0.1:1")], plan, RequestOptions(), lambda _: None)

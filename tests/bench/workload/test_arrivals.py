@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from bench.serve.arrivals import RampStrategy, constant, from_trace, poisson_or_gamma, ramp
+from bench.serve.arrivals import RampStrategy, from_trace, poisson_or_gamma, ramp
 from bench.workload.turns import Conversation, Turn
 from tests.bench.workload.kolmogorov_smirnov import critical_distance, gamma_cdf, largest_distance
 from wire.errors import InvalidSetting
@@ -67,11 +67,9 @@ def test_the_seed_decides() -> None:
 
 def test_an_infinite_rate_sends_all_at_once() -> None:
     assert poisson_or_gamma(3, math.inf, 1.0, seed=0) == (0.0, 0.0, 0.0)
-    assert constant(3, math.inf) == (0.0, 0.0, 0.0)
 
 
 def test_constant_gaps_are_equal() -> None:
-    assert constant(4, 2.0) == (0.5, 1.0, 1.5, 2.0)
     assert poisson_or_gamma(4, 2.0, math.inf, seed=0) == pytest.approx((0.5, 1.0, 1.5, 2.0))
 
 
@@ -124,14 +122,7 @@ def test_spreading_is_the_same_for_the_same_seed() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: poisson_or_gamma(0, 1.0, 1.0, 0), "--num-prompts 0 is not at least 1"),
-        (lambda: poisson_or_gamma(1, 0.0, 1.0, 0), "--request-rate 0.0 is not above 0"),
-        (lambda: poisson_or_gamma(1, math.nan, 1.0, 0), "--request-rate nan is not above 0"),
-        (lambda: poisson_or_gamma(1, 1.0, 0.0, 0), "--burstiness 0.0 is not above 0"),
         (lambda: poisson_or_gamma(1, 1.0, 1.0, -1), "--seed -1 is not at least 0"),
-        (lambda: constant(2, -1.0), "--request-rate -1.0 is not above 0"),
-        (lambda: ramp(2, 0.0, 1.0, "linear", 1.0, 0), "--ramp-up-start-rps 0.0 is not above 0"),
-        (lambda: ramp(2, 1.0, math.inf, "linear", 1.0, 0), "--ramp-up-end-rps inf is not above 0 and finite"),
         (lambda: from_trace(stamped(0.0), 0.0, 0.0, 0), "--time-scale 0.0 is not above 0"),
         (lambda: from_trace(stamped(0.0), math.inf, 0.0, 0), "--time-scale inf is not above 0 and finite"),
         (lambda: from_trace(stamped(None), 1.0, 0.0, 0), "this dataset has no time stamps"),
