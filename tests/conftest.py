@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 # Tests run on all cores at once (`make test`). With a pool of compute threads in each process as well, they would wait
 # for each other by spinning.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes depends on how busy the machine is.
+settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("baton")
