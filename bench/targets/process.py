@@ -112,7 +112,8 @@ class RunningTarget:
         self._nodes: Any = None
         self._patience_s = patience_s
         self._warden: Child | None = None
-        self._output = tempfile.TemporaryFile()  # its name is gone already: nothing is left of it whatever happens
+        # without a name: nothing is left of it whatever happens
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  `close` closes it
         try:
             if target.is_started:
                 _refuse_taken(target)
