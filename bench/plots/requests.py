@@ -43,11 +43,6 @@ _MAX_ROWS = 300
 _CALM, _LATE = ("#b9d7ea", "#4f9ccb", "#155f96"), ("#f0a500", "#cf4a0a", "#7a0b2e")
 
 
-def has_breakdown(points: Sequence[Point]) -> bool:
-    """Whether some run has a breakdown."""
-    return any(parts_of(point, "ttft") for point in points)
-
-
 def parts_of(point: Point, token: str) -> dict[str, float]:
     """Mean ms of each part over the runs; `token` is "ttft" or "ttst". {} without a breakdown."""
     found = {name: point.values(f"breakdown.{token}.parts.{name}.mean_ms") for name in PARTS}

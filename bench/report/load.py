@@ -111,12 +111,9 @@ def _runs(entry: dict[str, Any], where: str) -> list[Run]:
     """The repeats where there are some: the middle one, whose details the file has, is the file itself."""
     served = checked(_ServedRun, entry, where)
     name = served.label if served.label and served.label != served.backend else served.model_id
-    results = [entry if _is_alike(repeat, entry) else repeat for repeat in served.repeats or [entry]]
+    repeats = served.repeats or [entry]
+    alike = [all(entry.get(key) == value for key, value in each.items() if key != "notes") for each in repeats]
     return [
-        Run(name, number, served.request_rate, checked(Result, result, where))
-        for number, result in enumerate(results, start=1)
+        Run(name, number, served.request_rate, checked(Result, entry if is_alike else each, where))
+        for number, (each, is_alike) in enumerate(zip(repeats, alike, strict=True), start=1)
     ]
-
-
-def _is_alike(repeat: dict[str, Any], whole: dict[str, Any]) -> bool:
-    return all(whole.get(key) == value for key, value in repeat.items() if key != "notes")

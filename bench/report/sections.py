@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from bench.documents import CompareDocument, MeasuredTarget, SweepDocument
 from bench.facts import Facts
-from bench.kv.measure import Case
 from bench.kv.report import GLOSSARY, handoffs_of, hop_in_words
 from bench.kv.report import tables as kv_tables
 from bench.numbers import number, percent, size, whole
@@ -26,15 +25,15 @@ from bench.plots.lines import (
     has_rates,
     slo_in_words,
 )
-from bench.plots.requests import draw_stack, draw_timeline, has_breakdown, has_times
+from bench.plots.requests import draw_stack, draw_timeline, has_times
 from bench.plots.transfer import draw as draw_transfer
-from bench.report.document import Card, Cell, Picture, Section, Table, words
+from bench.report.document import Card, Picture, Section, Table, table_of
 from bench.report.load import KvDocument, LimitsDocument, ResultFile, ServeDocument
 from bench.report.tables import (
-    breakdown_tables,
+    breakdown_table,
     ceiling_table,
     client_table,
-    failure_tables,
+    failure_table,
     figure_tables,
     goodput_table,
     limit_table,
@@ -43,37 +42,6 @@ from bench.report.tables import (
 from bench.runs import Point, Run, points_of
 
 _KV_WORDS = frozenset({"transport", "checksum", "block", "range", "note", "one core can"})
-
-
-def pictures_of_runs(points: Sequence[Point], slo_ms: Mapping[str, float], goal: float) -> Iterator[Picture]:
-    """Those that the points have something for; `goal` is the share of requests that shall meet the SLO."""
-    # what a gap may be: as the SLO says of the largest one, else of their mean
-    limit_ms = slo_ms.get("itl", slo_ms.get("tpot"))
-    if has_attainment(points):
-        yield Picture("attainment", "SLO attainment against rate", partial(draw_attainment, points, slo_ms, goal))
-    if has_rates(points):
-        yield Picture("latency", "TTFT and ITL against rate", partial(draw_latency, points, slo_ms))
-    if has_gaps(points):
-        yield Picture("gaps", "Gaps between tokens", partial(draw_gaps, points, limit_ms))
-    if has_breakdown(points):
-        yield Picture("stack", "Parts of the time to tokens 1 and 2", partial(draw_stack, points))
-    if runs := _side_by_side(points):
-        yield Picture("timeline", "Requests over time", partial(draw_timeline, runs, limit_ms))
-
-
-def picture_of_handoffs(cases: Sequence[Case]) -> Picture:
-    """Rates of `bench kv`, at least one case."""
-    lines = [handoffs_of(case) for case in cases]
-    return Picture("transfer", "Rate of KV handoffs against their size", partial(draw_transfer, lines))
-
-
-def _side_by_side(points: Sequence[Point]) -> list[Run]:
-    """Of each target the last run that has its requests' times, at the highest rate at which most targets have one."""
-    by_rate: dict[float, list[Run]] = {}
-    for point in points:
-        if found := [run for run in point.runs if has_times(run)]:
-            by_rate.setdefault(point.rate, []).append(found[-1])
-    return max(by_rate.values(), key=lambda runs: (len(runs), runs[0].rate), default=[])
 
 
 def section_of(file: ResultFile) -> Section:
@@ -138,11 +106,13 @@ def _limits(name: str, document: LimitsDocument) -> Section:
 
 
 def _kv(name: str, document: KvDocument) -> Section:
-    blocks: list[Table | Picture] = [picture_of_handoffs(document.cases)] if document.cases else []
+    blocks: list[Table | Picture] = []
+    if document.cases:
+        draw = partial(draw_transfer, [handoffs_of(case) for case in document.cases])
+        blocks.append(Picture("transfer", "Rate of KV handoffs against their size", draw))
     for place, (title, heads, rows) in enumerate(kv_tables(document)):
-        cells = tuple((words(row[0]), *map(Cell, row[1:])) for row in rows)
         note = hop_in_words(document.limits) if title == "Limits of this machine" else " ".join(GLOSSARY) * (not place)
-        blocks.append(Table(f"kv-{place}", title, tuple(heads), cells, _KV_WORDS, note))
+        blocks.append(table_of(f"kv-{place}", title, heads, rows, _KV_WORDS, note))
     failed = [f"{transport} failed: {reason}" for transport, reason in document.failures.items()]
     missing = [f"{transport} was not measured: {reason}" for transport, reason in document.missing.items()]
     return Section(
@@ -181,14 +151,36 @@ def _measured(
 def _of_runs(
     points: Sequence[Point], tables: Iterable[Table], slo_ms: Mapping[str, float], goal: float = GOAL
 ) -> Iterator[Table | Picture]:
-    """Pictures of load first, then figures, then where the time goes, then what makes all that trustworthy."""
-    pictures = {picture.name: picture for picture in pictures_of_runs(points, slo_ms, goal)}
-    yield from (pictures.pop(name) for name in ("attainment", "latency") if name in pictures)
+    """Pictures of load first, then figures, then where the time goes, then what makes all that trustworthy.
+
+    Only what the points have something for; `goal` is the share of requests that shall meet the SLO.
+    """
+    # what a gap may be: as the SLO says of the largest one, else of their mean
+    limit_ms = slo_ms.get("itl", slo_ms.get("tpot"))
+    if has_attainment(points):
+        yield Picture("attainment", "SLO attainment against rate", partial(draw_attainment, points, slo_ms, goal))
+    if has_rates(points):
+        yield Picture("latency", "TTFT and ITL against rate", partial(draw_latency, points, slo_ms))
     yield from tables
-    yield from (pictures.pop(name) for name in ("gaps", "stack") if name in pictures)
-    yield from breakdown_tables(points)
-    yield from pictures.values()
-    yield from (*failure_tables(points), client_table(points))
+    if has_gaps(points):
+        yield Picture("gaps", "Gaps between tokens", partial(draw_gaps, points, limit_ms))
+    if (breakdown := breakdown_table(points)).rows:
+        yield Picture("stack", "Parts of the time to tokens 1 and 2", partial(draw_stack, points))
+        yield breakdown
+    if runs := _side_by_side(points):
+        yield Picture("timeline", "Requests over time", partial(draw_timeline, runs, limit_ms))
+    if (failures := failure_table(points)).rows:
+        yield failures
+    yield client_table(points)
+
+
+def _side_by_side(points: Sequence[Point]) -> list[Run]:
+    """Of each target the last run that has its requests' times, at the highest rate at which most targets have one."""
+    by_rate: dict[float, list[Run]] = {}
+    for point in points:
+        if found := [run for run in point.runs if has_times(run)]:
+            by_rate.setdefault(point.rate, []).append(found[-1])
+    return max(by_rate.values(), key=lambda runs: (len(runs), runs[0].rate), default=[])
 
 
 def _described(target: MeasuredTarget) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from bench.plots import requests
 from bench.plots.lines import draw_attainment, draw_gaps, draw_latency, has_attainment, has_gaps, has_rates
-from bench.plots.requests import draw_stack, draw_timeline, has_breakdown
+from bench.plots.requests import draw_stack, draw_timeline
 from bench.plots.style import as_png
 from bench.plots.transfer import Handoffs
 from bench.plots.transfer import draw as draw_transfer
@@ -108,7 +108,7 @@ def test_stacked_parts_add_up_and_stand_in_the_order_of_time() -> None:
 
 
 def test_a_target_without_breakdown_has_no_bar() -> None:
-    assert not has_breakdown([point("vLLM P/D", 1.0)])
+    assert requests.parts_of(point("vLLM P/D", 1.0), "ttft") == {}
 
 
 def test_a_timeline_has_a_row_for_each_request_and_a_piece_for_each_gap() -> None:
