@@ -15,16 +15,8 @@ from bench.facts import Facts
 from bench.kv.report import GLOSSARY, handoffs_of, hop_in_words
 from bench.kv.report import tables as kv_tables
 from bench.numbers import number, percent, size, whole
-from bench.plots.lines import (
-    GOAL,
-    draw_attainment,
-    draw_gaps,
-    draw_latency,
-    has_attainment,
-    has_gaps,
-    has_rates,
-    slo_in_words,
-)
+from bench.plots import lines
+from bench.plots.lines import GOAL, slo_in_words
 from bench.plots.requests import draw_stack, draw_timeline, has_times
 from bench.plots.transfer import draw as draw_transfer
 from bench.report.document import Card, Picture, Section, Table, table_of
@@ -157,13 +149,13 @@ def _of_runs(
     """
     # what a gap may be: as the SLO says of the largest one, else of their mean
     limit_ms = slo_ms.get("itl", slo_ms.get("tpot"))
-    if has_attainment(points):
-        yield Picture("attainment", "SLO attainment against rate", partial(draw_attainment, points, slo_ms, goal))
-    if has_rates(points):
-        yield Picture("latency", "TTFT and ITL against rate", partial(draw_latency, points, slo_ms))
+    if plot := lines.attainment(points, slo_ms, goal):
+        yield Picture("attainment", "SLO attainment against rate", plot.draw)
+    if plot := lines.latency(points, slo_ms):
+        yield Picture("latency", "TTFT and ITL against rate", plot.draw)
     yield from tables
-    if has_gaps(points):
-        yield Picture("gaps", "Gaps between tokens", partial(draw_gaps, points, limit_ms))
+    if plot := lines.gaps(points, limit_ms):
+        yield Picture("gaps", "Gaps between tokens", plot.draw)
     if (breakdown := breakdown_table(points)).rows:
         yield Picture("stack", "Parts of the time to tokens 1 and 2", partial(draw_stack, points))
         yield breakdown
@@ -275,16 +267,14 @@ def _card(target: str, points: Sequence[Point]) -> Card:
         ("p99 ITL", "p99_itl_ms", "ms"),
         ("output", "output_throughput", "tokens/s"),
     )
-    lines = [
-        f"{label} {' → '.join(number(point.middle(name)) for point in ends)} {unit}" for label, name, unit in shown
-    ]
+    said = [f"{label} {' → '.join(number(point.middle(name)) for point in ends)} {unit}" for label, name, unit in shown]
     if len(ends) > 1:
         reach = " → ".join(f"{point.rate:g}" for point in ends)
-        lines.insert(0, f"from the lowest to the highest rate, {reach} requests/s:")
+        said.insert(0, f"from the lowest to the highest rate, {reach} requests/s:")
     attained = {point.rate: share for point in points if (share := point.middle("slo_attainment")) is not None}
     if not attained:
-        return Card(target, number(points[0].middle("median_ttft_ms")), "ms median TTFT", tuple(lines))
+        return Card(target, number(points[0].middle("median_ttft_ms")), "ms median TTFT", tuple(said))
     good = [rate for rate, share in attained.items() if share >= GOAL]
     value = f"{max(good):g}" if good else f"< {min(attained):g}"
     unit = f"requests/s: highest measured rate at which {percent(GOAL)} meet the SLO"
-    return Card(target, value, unit, tuple(lines))
+    return Card(target, value, unit, tuple(said))
