@@ -61,26 +61,21 @@ def _compare(name: str, document: CompareDocument) -> Section:
 
 
 def _sweep(name: str, document: SweepDocument) -> Section:
-    runs = [
-        Run(
-            each.name,
-            place,
-            point.rate,
-            point.result | {"slo_attainment": point.attainment, "attainments": point.attainments},
-        )
-        for each in document.configurations
-        for place, point in enumerate(each.points, start=1)
-    ]
+    runs = []
+    for each in document.configurations:
+        for place, point in enumerate(each.points, start=1):
+            attained = {"slo_attainment": point.attainment, "attainments": point.attainments}
+            runs.append(Run(each.name, place, point.rate, point.result | attained))
     points = points_of(runs, [each.name for each in document.configurations])
-    goal = document.attainment
     tables = [goodput_table(document.configurations, points), points_table(points)]
+    goals = f"{percent(document.attainment)} of requests meet {slo_in_words(document.slo)}"
     return Section(
         name,
         "sweep",
-        f"Goodput: the highest rate at which {percent(goal)} of requests meet {slo_in_words(document.slo)}",
+        f"Goodput: the highest rate at which {goals}",
         document.facts,
         conditions=(*_machine(document.facts), *map(_described, document.configurations), *_load(runs)),
-        blocks=tuple(_of_runs(points, tables, document.slo, goal)),
+        blocks=tuple(_of_runs(points, tables, document.slo, document.attainment)),
         notes=_notes(document.notes, runs),
     )
 
