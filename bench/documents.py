@@ -100,7 +100,8 @@ def begun(path: Path | None, fresh: _DocumentT, arguments: Sequence[str], *, is_
     `arguments` say what is measured. Raises `InvalidSetting` for a file that holds something else or has no folder.
     """
     require_folder(path or "")
-    document, fresh.arguments = fresh, list(arguments)
+    fresh.arguments = list(arguments)
+    document: _DocumentT = fresh
     if is_resumed and path is not None and path.exists():
         where, instead = f"--json {path}", "name another file, or begin anew with --no-resume"
         try:

@@ -30,7 +30,7 @@ class Handoffs:
 def draw(handoffs: Sequence[Handoffs], caption: str = "") -> Figure:
     """Every line has copies of its own: the band is between the slowest and the fastest of them."""
     ordered = sorted(handoffs, key=lambda each: each.num_bytes)
-    sizes = {each.num_bytes: size_in_words(each.num_bytes) for each in ordered}
+    sizes: dict[float, str] = {each.num_bytes: size_in_words(each.num_bytes) for each in ordered}
     lines = []
     for transport, is_checked in dict.fromkeys((each.transport, each.is_checked) for each in handoffs):
         own = [each for each in ordered if (each.transport, each.is_checked) == (transport, is_checked)]

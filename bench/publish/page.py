@@ -139,21 +139,15 @@ def _part(entry: Entry, folder: Path) -> Part:
         return Part(entry, intro, notes)
     file = load_result(folder / entry.file)
     section = section_of(file)
-    tables, pictures = section_of(_shortened(file, entry)).tables, section.pictures
+    tables, pictures, document = section.tables, section.pictures, file.document
+    if entry.blocks is not None and isinstance(document, KvDocument):
+        cases = [case for case in document.cases if case.num_blocks in entry.blocks]
+        tables = section_of(ResultFile(file.name, dataclasses.replace(document, cases=cases))).tables
     for name in (*(set(entry.tables or ()) - tables.keys()), *(set(entry.pictures) - pictures.keys())):
         available = ", ".join(sorted({*tables, *pictures}))
         raise InvalidSetting(f"{entry.title}: {entry.file} has no table or picture {name!r}, but {available}")
     chosen = [table for name, each in tables.items() if entry.tables is None or name in entry.tables for table in each]
     return Part(entry, intro, notes, section, tuple(chosen), tuple(pictures[name] for name in entry.pictures))
-
-
-def _shortened(file: ResultFile, entry: Entry) -> ResultFile:
-    """Of a `bench kv` file only the sizes that the entry names."""
-    document = file.document
-    if entry.blocks is None or not isinstance(document, KvDocument):
-        return file
-    cases = [case for case in document.cases if case.num_blocks in entry.blocks]
-    return ResultFile(file.name, dataclasses.replace(document, cases=cases))
 
 
 def _prose(folder: Path, name: str) -> str:

@@ -75,19 +75,16 @@ def load_result(path: Path) -> ResultFile:
     """Read one result file of any kind. Raises `InvalidSetting`."""
     where, entries = str(path), _entries(path)
     document, kind = entries[0], str(entries[0].get("kind"))
-    if kind in _KINDS:
-        found: Document = checked(_KINDS[kind], document, where)
+    if kind in _KINDS or ("cases" in document and "small_cases" in document):
+        found: Document = checked(_KINDS.get(kind, KvDocument), document, where)
         if not getattr(found, "runs", True) or not getattr(found, "configurations", True):
             raise InvalidSetting(f"{path}: nothing was measured")
-    elif "cases" in document and "small_cases" in document:
-        found = checked(KvDocument, document, where)
     elif "model_id" in document:
         facts = checked(_ServedRun, document, where).facts
         found = ServeDocument(facts, [run for entry in entries for run in _runs(entry, where)])
     else:
-        raise InvalidSetting(
-            f"{path}: this is no result of a benchmark: it has neither `kind` nor `model_id` nor `cases`"
-        )
+        said = "it has neither `kind` nor `model_id` nor `cases`"
+        raise InvalidSetting(f"{path}: this is no result of a benchmark: {said}")
     return ResultFile(path.stem, found)
 
 

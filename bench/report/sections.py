@@ -33,6 +33,11 @@ from bench.report.tables import (
 )
 from bench.runs import Point, Run, points_of
 
+_ON_CARDS = (
+    ("median TTFT", "median_ttft_ms", "ms"),
+    ("p99 ITL", "p99_itl_ms", "ms"),
+    ("output", "output_throughput", "tokens/s"),
+)
 _KV_WORDS = frozenset({"transport", "checksum", "block", "range", "note", "one core can"})
 
 
@@ -256,16 +261,11 @@ def _cards(points: Sequence[Point]) -> tuple[Card, ...]:
 
 def _card(target: str, points: Sequence[Point]) -> Card:
     """Goodput of the measured rates where there is an SLO, else its median TTFT."""
-    ends = (points[0], points[-1]) if len(points) > 1 else (points[0],)
-    shown = (
-        ("median TTFT", "median_ttft_ms", "ms"),
-        ("p99 ITL", "p99_itl_ms", "ms"),
-        ("output", "output_throughput", "tokens/s"),
-    )
-    said = [f"{label} {' → '.join(number(point.middle(name)) for point in ends)} {unit}" for label, name, unit in shown]
-    if len(ends) > 1:
-        reach = " → ".join(f"{point.rate:g}" for point in ends)
-        said.insert(0, f"from the lowest to the highest rate, {reach} requests/s:")
+    ends = (points[0], points[-1])[: len(points)]
+    said = [f"from the lowest to the highest rate, {' → '.join(f'{point.rate:g}' for point in ends)} requests/s:"]
+    said = said if len(ends) > 1 else []
+    for label, name, unit in _ON_CARDS:
+        said.append(f"{label} {' → '.join(number(point.middle(name)) for point in ends)} {unit}")
     attained = {point.rate: share for point in points if (share := point.middle("slo_attainment")) is not None}
     if not attained:
         return Card(target, number(points[0].middle("median_ttft_ms")), "ms median TTFT", tuple(said))
