@@ -76,10 +76,9 @@ def why_not_ready(url: str, timeout_s: float) -> str:
 
 def node_counts(url: str, timeout_s: float) -> Any:
     """What a Baton router says of its nodes; None where nothing is said."""
-    try:
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
         return json.loads(_ask(f"{url}/health", timeout_s)[1])["nodes"]
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
-        return None
+    return None
 
 
 def _ask(url: str, timeout_s: float, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
@@ -135,9 +134,8 @@ class RunningTarget:
     @property
     def pids(self) -> tuple[int, ...]:
         """Its processes, parents first; () for one that is not ours."""
-        if self._warden is None:
-            return ()
-        return tuple(process.pid for process in process_tree.descendants(self._warden.pid))
+        below = process_tree.descendants(self._warden.pid) if self._warden else ()
+        return tuple(process.pid for process in below)
 
     def cpu_seconds(self) -> float | None:
         """CPU time of its processes so far; None for one that is not ours."""
