@@ -9,37 +9,29 @@ import argparse
 import importlib
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import cast
 
-
-@dataclass(frozen=True, slots=True)
-class Benchmark:
-    """The module whose `main(arguments) -> int` runs it, and its line in the list."""
-
-    module: str
-    doc: str
-
-
 BENCHMARKS = {
-    "serve": Benchmark(
-        "bench.serve.command", "latency, throughput and goodput of an OpenAI-compatible server under load"
-    ),
-    "compare": Benchmark(
-        "bench.compare.command", "the same load in turns on several servers, and the ratios between them"
-    ),
-    "sweep": Benchmark("bench.sweep.command", "the highest rate at which a server keeps its latency goals"),
-    "limits": Benchmark("bench.limits.command", "what this machine can do, and how near Baton comes to it"),
-    "report": Benchmark("bench.report.command", "result files as plots, as one HTML page and as tables"),
-    "kv": Benchmark("bench.kv.command", "handoffs of KV blocks between two processes, by transport, against memcpy"),
-    "gpu-check": Benchmark("bench.gpu_check.command", "everything of the GPU path, checked and measured on one GPU"),
-    "gap": Benchmark("bench.kv.gap", "what a client sees of the handoff: the gap from token 1 to token 2"),
+    "serve": "latency, throughput and goodput of an OpenAI-compatible server under load",
+    "compare": "the same load in turns on several servers, and the ratios between them",
+    "sweep": "the highest rate at which a server keeps its latency goals",
+    "limits": "what this machine can do, and how near Baton comes to it",
+    "report": "result files as plots, as one HTML page and as tables",
+    "kv": "handoffs of KV blocks between two processes, by transport, against memcpy",
+    "gpu-check": "everything of the GPU path, checked and measured on one GPU",
+    "gap": "what a client sees of the handoff: the gap from token 1 to token 2",
 }
+"""Each with its line in the list."""
+
+
+def module_of(name: str) -> str:
+    """The module whose `main(arguments) -> int` runs a benchmark."""
+    return "bench.kv.gap" if name == "gap" else f"bench.{name.replace('-', '_')}.command"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `baton bench NAME ...`; returns its exit status."""
-    listing = "\n".join(f"  {name:<9} {benchmark.doc}" for name, benchmark in BENCHMARKS.items())
+    listing = "\n".join(f"  {name:<9} {doc}" for name, doc in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="baton bench",
         usage="baton bench NAME ...",
@@ -56,5 +48,5 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     # a job in the background of a script starts with the signal ignored, and a load would then run to its end
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    run = cast("Callable[[Sequence[str]], int]", importlib.import_module(BENCHMARKS[parsed.name].module).main)
+    run = cast("Callable[[Sequence[str]], int]", importlib.import_module(module_of(parsed.name)).main)
     return run(parsed.arguments)

@@ -100,9 +100,17 @@ def begun(path: Path | None, fresh: _DocumentT, arguments: Sequence[str], *, is_
     `arguments` say what is measured. Raises `InvalidSetting` for a file that holds something else or has no folder.
     """
     require_folder(path or "")
-    has_begun = is_resumed and path is not None and path.exists()
     fresh.arguments = list(arguments)
-    document = _read(path, type(fresh), arguments) if path is not None and has_begun else fresh
+    document: _DocumentT = fresh
+    if is_resumed and path is not None and path.exists():
+        where, instead = f"--json {path}", "name another file, or begin anew with --no-resume"
+        try:
+            document = checked(type(fresh), parse_json(read_text(path, where), where), where)
+        except InvalidSetting as error:
+            raise InvalidSetting(f"{error}: {instead}") from None
+        if document.arguments != fresh.arguments:
+            changed = ", ".join(sorted({*document.arguments} ^ {*arguments}))
+            raise InvalidSetting(f"{where} was measured with other settings ({changed:.{_MAX_SHOWN}}): {instead}")
     document.sessions.append(Session(fresh.facts.time, fresh.facts.commit, fresh.facts.load_average))
     return document
 
@@ -120,21 +128,6 @@ def save(path: Path | None, document: CompareDocument | SweepDocument) -> None:
         beside.replace(path)
     except OSError as error:
         raise InvalidSetting(f"--json {path}: {error.strerror}") from None
-
-
-def _read(path: Path, kind: type[_DocumentT], arguments: Sequence[str]) -> _DocumentT:
-    where = f"--json {path}"
-    try:
-        found = checked(kind, parse_json(read_text(path, where), where), where)
-    except InvalidSetting as error:
-        raise InvalidSetting(f"{error}: name another file, or begin anew with --no-resume") from None
-    if found.arguments != list(arguments):
-        changed = ", ".join(sorted(set(found.arguments).symmetric_difference(arguments)))
-        raise InvalidSetting(
-            f"{where} was measured with other settings ({changed:.{_MAX_SHOWN}}): name another file, or begin anew with"
-            " --no-resume"
-        )
-    return found
 
 
 def _text(document: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ a trace, whose prompts are its own), so no cache of an earlier round helps. Who 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.arguments import require_at_least
@@ -74,15 +74,15 @@ class Schedule:
 
     def counted(self) -> Iterator[Step]:
         """The steps that are no warm-ups, of all groups."""
+        num_places = len(self.rates)
         for number in range(1, self.rounds + 1):
             if self.is_one_at_a_time:  # a start costs more than a load: all rates of a target in one go
-                for target, is_control in self._order(number):
-                    for place in range(len(self.rates)):
-                        yield self._step(number, place, target, is_control, number)
-                continue
-            for place in range(len(self.rates)):
-                for target, is_control in self._order(number + place):
-                    yield self._step(number, place, target, is_control, number * len(self.rates) + place)
+                order = self._order(number)
+                yield from (self._step(number, place, *who, number) for who in order for place in range(num_places))
+            else:
+                for place in range(num_places):
+                    group = number * num_places + place
+                    yield from (self._step(number, place, *who, group) for who in self._order(number + place))
 
     def _step(self, number: int, place: int, target: str, is_control: bool, group: int) -> Step:
         # the control must not find the prompts of the reference in its cache
@@ -142,13 +142,14 @@ def keep_whole_groups(document: CompareDocument, schedule: Schedule) -> set[int]
 
     What an interruption tore apart is measured again: the halves of a pair have to come soon after each other.
     """
-    have = {_key(run, is_control=False) for run in document.runs}
-    have |= {_key(run, is_control=True) for run in document.control_runs}
-    torn = {step.group for step in schedule.counted() if step.key not in have}
-    kept = {step.key for step in schedule.counted() if step.group not in torn}
-    document.runs = [run for run in document.runs if _key(run, is_control=False) in kept]
-    document.control_runs = [run for run in document.control_runs if _key(run, is_control=True) in kept]
-    return {step.group for step in schedule.counted()} - torn
+    by_key = {(run.round, run.rate, run.target, False): run for run in document.runs}
+    by_key |= {(run.round, run.rate, run.target, True): run for run in document.control_runs}
+    steps = tuple(schedule.counted())
+    whole = {step.group for step in steps} - {step.group for step in steps if step.key not in by_key}
+    kept = {step.key for step in steps if step.group in whole}
+    document.runs = [run for key, run in by_key.items() if key in kept and not key[-1]]
+    document.control_runs = [run for key, run in by_key.items() if key in kept and key[-1]]
+    return whole
 
 
 def carry_out(
@@ -161,16 +162,20 @@ def carry_out(
     """Measure `steps` and put their results into `document`, which is saved after each."""
     settings = session.settings
     for number, step in enumerate(steps, 1):
-        session.say(f"{number} of {len(steps)}: {_describe(step, settings.rounds)}")
+        at = f"{step.rate:g} requests/s" if math.isfinite(step.rate) else "all at once or as the trace says"
+        which = f"round {step.round} of {settings.rounds}" if step.round else "warm-up"
+        session.say(f"{number} of {len(steps)}: {which}, {step.target}{' again' if step.is_control else ''}, {at}")
         is_detailed = settings.detail == ALL or (settings.detail == LAST and step.round == settings.rounds)
         running = line_up.take_turn(step.target)
         before = line_up.cpu_seconds()
         num_prompts = settings.num_prompts_at(step.rate)
         result = measure(Load(running.url, step.rate, num_prompts, step.seed, is_detailed and not step.is_control))
         if step.round:
-            cpu_s, others_cpu_s = _cpu(before, line_up.cpu_seconds(), step.target)
+            after = line_up.cpu_seconds()
+            used_s = {name: round(after[name] - before[name], 2) for name in after if name in before}
+            cpu_s = used_s.pop(step.target, None)
             runs = document.control_runs if step.is_control else document.runs
-            runs.append(Run(step.target, step.round, step.rate, result, cpu_s, others_cpu_s))
+            runs.append(Run(step.target, step.round, step.rate, result, cpu_s, round(sum(used_s.values()), 2)))
             document.targets = line_up.describe()
             conclude(document)
             session.save(document)
@@ -189,23 +194,6 @@ def report(document: CompareDocument) -> str:
     return f"{as_text(section_of(ResultFile('compare', document)), 'figures')}\n\n{RULE}"
 
 
-def _key(run: Run, *, is_control: bool) -> tuple[int, float, str, bool]:
-    return run.round, run.rate, run.target, is_control
-
-
-def _cpu(before: Mapping[str, float], after: Mapping[str, float], target: str) -> tuple[float | None, float]:
-    """CPU time during the load: of the target (None where it is not ours), and of the rest."""
-    used = {name: after[name] - before[name] for name in after if name in before}
-    others_s = sum(cpu_s for name, cpu_s in used.items() if name != target)
-    return round(used[target], 2) if target in used else None, round(others_s, 2)
-
-
-def _describe(step: Step, rounds: int) -> str:
-    at = "all at once or as the trace says" if step.rate == float("inf") else f"{step.rate:g} requests/s"
-    which = f"round {step.round} of {rounds}" if step.round else "warm-up"
-    return f"{which}, {step.target}{' again' if step.is_control else ''}, {at}"
-
-
 def main(arguments: Sequence[str]) -> int:
     """Measure, save and print; 1 when a target answered nothing at some rate. Raises `BatonError`."""
     session = read_session(
@@ -216,7 +204,7 @@ def main(arguments: Sequence[str]) -> int:
         CompareSettings,
     )
     check(session.settings)
-    line_up = session.line_up()
+    line_up = LineUp(session.targets, session.settings, session.say)
     document = session.begun(
         CompareDocument(
             facts=session.facts, targets=line_up.describe(), rounds=session.settings.rounds, runs=[], ratios=[]
@@ -235,14 +223,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def schedule_of(session: Session[CompareSettings], num_before: int) -> Schedule:
     """What is to be done after `num_before` interruptions."""
-    settings = session.settings
-    return Schedule(
-        targets=tuple(target.name for target in session.targets),
-        rates=rates_of(settings),
-        rounds=settings.rounds,
-        warmup_rounds=settings.warmup_rounds,
-        has_control=settings.control,
-        is_one_at_a_time=settings.one_at_a_time,
-        seed=session.dataset.seed,
-        session=num_before,
-    )
+    names, settings = tuple(target.name for target in session.targets), session.settings
+    counts = (settings.rounds, settings.warmup_rounds, settings.control, settings.one_at_a_time)
+    return Schedule(names, rates_of(settings), *counts, seed=session.dataset.seed, session=num_before)

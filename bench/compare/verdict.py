@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.runs import COMPARED, Metric, Point, Ratio, Run, points_of, rate_as_json
-from bench.stats import PairedRatio, paired_ratio
+from bench.stats import paired_ratio
 
 MIN_ROUNDS = 3
 MAX_FAILED_SHARE = 0.01
@@ -65,21 +65,22 @@ def compare(
     Raises `ValueError` for different numbers of values.
     """
     pairs = paired_ratio(subject, reference)
+    ratio, low, high = pairs.of_medians, pairs.low, pairs.high
     noise = noise_of(subject, reference, control)
-    difference = distance(pairs.of_medians)
-    if obstacle:
-        reason = obstacle
-    elif len(subject) < MIN_ROUNDS:
-        reason = f"{len(subject)} rounds are not enough, {MIN_ROUNDS} are needed"
-    elif difference == 0:
-        reason = "there is no difference"
-    elif pairs.low <= 1 <= pairs.high:
-        reason = f"the rounds disagree ({pairs.low:.2f} - {pairs.high:.2f})"
-    elif difference <= noise:
-        reason = f"noise {noise:.0%} is larger than the difference {difference:.0%}"
-    else:
-        return Comparison(pairs.of_medians, pairs.low, pairs.high, noise, True, _clear(pairs, wording))
-    return Comparison(pairs.of_medians, pairs.low, pairs.high, noise, False, f"no verdict: {reason}")
+    difference = distance(ratio)
+    obstacles = {
+        obstacle: obstacle != "",
+        f"{len(subject)} rounds are not enough, {MIN_ROUNDS} are needed": len(subject) < MIN_ROUNDS,
+        "there is no difference": difference == 0,
+        f"the rounds disagree ({low:.2f} - {high:.2f})": low <= 1 <= high,
+        f"noise {noise:.0%} is larger than the difference {difference:.0%}": difference <= noise,
+    }
+    for reason, is_there in obstacles.items():
+        if is_there:
+            return Comparison(ratio, low, high, noise, False, f"no verdict: {reason}")
+    ends = (low, high, wording[0]) if ratio > 1 else (1 / high, 1 / low, wording[1])
+    verdict = "{:.2f}x ({:.2f} - {:.2f}) {}".format(1 + difference, *ends)
+    return Comparison(ratio, low, high, noise, True, verdict)
 
 
 def noise_of(subject: Sequence[float], reference: Sequence[float], control: Sequence[float]) -> float:
@@ -94,12 +95,6 @@ def distance(ratio: float) -> float:
     return max(ratio, 1 / ratio) - 1
 
 
-def _clear(pairs: PairedRatio, wording: tuple[str, str]) -> str:
-    if pairs.of_medians > 1:
-        return f"{pairs.of_medians:.2f}x ({pairs.low:.2f} - {pairs.high:.2f}) {wording[0]}"
-    return f"{1 / pairs.of_medians:.2f}x ({1 / pairs.high:.2f} - {1 / pairs.low:.2f}) {wording[1]}"
-
-
 def medians_of(targets: Sequence[str], runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Per rate and target, over its rounds: every metric's median (None without values), `failed`, `num_requests`."""
     return [
@@ -111,61 +106,41 @@ def medians_of(targets: Sequence[str], runs: Sequence[Run]) -> list[dict[str, An
             "failed": point.num_failed,
             "num_requests": point.num_requests,
         }
-        for point in _points(targets, runs)
+        for point in sorted(points_of(runs, targets), key=lambda point: point.rate)
     ]
 
 
 def ratios_of(targets: Sequence[str], runs: Sequence[Run], control_runs: Sequence[Run]) -> list[Ratio]:
     """Per rate, target and metric against the first target, over the rounds that both were measured in."""
-    points = _points(targets, runs)
-    references = {point.rate: point for point in points if point.target == targets[0]}
-    controls = {point.rate: point for point in points_of(control_runs)}
+    measured = {(run.target, run.rate, run.round): run for run in runs}
+    controls = {(run.rate, run.round): run for run in control_runs}
     found = []
-    for point in points:
-        reference = references.get(point.rate)
-        if reference is None or point.target == reference.target:
-            continue
-        rounds = {run.round for run in point.runs} & {run.round for run in reference.runs}
-        if not rounds:
-            continue
-        subject, reference = _of_rounds(point, rounds), _of_rounds(reference, rounds)
-        control = _of_rounds(controls[point.rate], rounds) if point.rate in controls else None
-        if control is not None and len(control.runs) < len(rounds):
-            control = None
-        compared = (_compared(metric, subject, reference, control) for metric in COMPARED)
-        found += [ratio for ratio in compared if ratio is not None]
+    for rate in sorted({run.rate for run in runs}):
+        for target in targets[1:]:
+            rounds = [number for name, at, number in measured if (name, at) == (target, rate)]
+            rounds = sorted(number for number in rounds if (targets[0], rate, number) in measured)
+            subject, reference = ([measured[name, rate, number] for number in rounds] for name in (target, targets[0]))
+            control = [run for number in rounds if (run := controls.get((rate, number)))]
+            control = control if len(control) == len(rounds) else []
+            ratios = (_compared(metric, subject, reference, control) for metric in COMPARED if rounds)
+            found += [ratio for ratio in ratios if ratio is not None]
     return found
 
 
-def _points(targets: Sequence[str], runs: Sequence[Run]) -> list[Point]:
-    """Rates rising, targets in their order."""
-    return sorted(points_of(runs, targets), key=lambda point: point.rate)
-
-
-def _of_rounds(point: Point, rounds: set[int]) -> Point:
-    runs = sorted((run for run in point.runs if run.round in rounds), key=lambda run: run.round)
-    return dataclasses.replace(point, runs=tuple(runs))
-
-
-def _compared(metric: Metric, subject: Point, reference: Point, control: Point | None) -> Ratio | None:
-    values, others = _values(subject, metric), _values(reference, metric)
-    if not (values and others):
+def _compared(metric: Metric, subject: list[Run], reference: list[Run], control: list[Run]) -> Ratio | None:
+    values, others, again = ([run.number(metric.name) or 0.0 for run in runs] for runs in (subject, reference, control))
+    if not all((*values, *others)):
         return None
-    again = _values(control, metric) if control else []
     wording = ("more", "less") if metric.is_better_high else ("slower", "faster")
     obstacle = "" if metric.counts_failures else _failing(subject, reference)
-    compared = compare(values, others, again, wording, obstacle)
-    return Ratio(subject.rate, subject.target, reference.target, metric.name, **dataclasses.asdict(compared))
+    compared = compare(values, others, again if all(again) else [], wording, obstacle)
+    first, against = subject[0], reference[0]
+    return Ratio(first.rate, first.target, against.target, metric.name, **dataclasses.asdict(compared))
 
 
-def _values(point: Point, metric: Metric) -> list[float]:
-    """[] unless every run has a value above 0."""
-    values = [value for value in point.values(metric.name) if value]
-    return values if len(values) == len(point.runs) else []
-
-
-def _failing(*points: Point) -> str:
+def _failing(*targets: list[Run]) -> str:
     """Which targets dropped so many requests that the others say little; "" for none."""
+    points = [Point(runs[0].target, runs[0].rate, tuple(runs)) for runs in targets]
     return ", ".join(
         f"{point.num_failed} of {point.num_requests} requests to {point.target} failed"
         for point in points

@@ -120,17 +120,19 @@ def tables(results: Results) -> list[Table]:
         if cases:
             title = title.format(" and ".join(map(size, sorted({case.block_bytes for case in cases}))))
             note = "" if found else _GLOSSARY
-            found.append(table_of(f"kv-{len(found)}", title, columns, cases, _WORDS, note))
+            rows = [[column(case) for column in columns.values()] for case in cases]
+            found.append(table_of(f"kv-{len(found)}", title, list(columns), rows, _WORDS, note))
     limits = results.limits
     times_s: dict[str, list[float]] = {name: getattr(limits, samples) for name, samples in _LIMIT_NAMES.items()}
-    columns_of_limits: dict[str, Callable[[str], str]] = {
-        "one core can": str,
-        "GB/s": lambda name: f"{limits.num_bytes / median(times_s[name]) / 1e9:.2f}",
-        "spread": lambda name: f"{spread(times_s[name]):.0%}",
-    }
+    rows = [
+        [name, f"{limits.num_bytes / median(each) / 1e9:.2f}", f"{spread(each):.0%}"] for name, each in times_s.items()
+    ]
     hop_us = median(limits.zmq_hop_s) * 1e6
     note = f"A ZMQ message takes {hop_us:.0f} us to the other core after a pause; a handoff needs one."
-    return [*found, table_of(f"kv-{len(found)}", "Limits of this machine", columns_of_limits, times_s, _WORDS, note)]
+    return [
+        *found,
+        table_of(f"kv-{len(found)}", "Limits of this machine", ("one core can", "GB/s", "spread"), rows, _WORDS, note),
+    ]
 
 
 def as_json(facts: Facts, results: Results, missing: dict[str, str]) -> dict[str, Any]:

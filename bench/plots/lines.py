@@ -26,7 +26,7 @@ _FEW_DECADES = 200
 """Up to this ratio of the ends of a logarithmic axis there is room for labels at 2 and 5."""
 GOAL = 0.9
 """The share of requests that goodput is defined by."""
-_ATTAINMENT, _RATE = "slo_attainment", "offered load (requests/s)"
+_RATE = "offered load (requests/s)"
 _LATENCIES = (
     ("median_ttft_ms", "ttft", "TTFT, median"),
     ("p90_ttft_ms", "ttft", "TTFT, 90th percentile"),
@@ -54,23 +54,18 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """A value that is not measured but wanted; `upright` for one of x."""
-
-    value: float
-    label: str
-    upright: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes. `x_ticks` and `y_ticks` are labels by value; `x_log` is the base of a logarithmic x, else 0."""
+    """One pair of axes. `x_ticks` and `y_ticks` are labels by value; `x_log` is the base of a logarithmic x, else 0.
+
+    `x_wanted` and `y_wanted` are a value that is not measured but wanted, and its label.
+    """
 
     lines: Sequence[Line]
     x_label: str
     y_label: str
     title: str = ""
-    references: Sequence[Reference] = ()
+    x_wanted: tuple[float, str] | None = None
+    y_wanted: tuple[float, str] | None = None
     x_ticks: Mapping[float, str] | None = None
     y_ticks: Mapping[float, str] | None = None
     y_top: float | None = None
@@ -82,50 +77,55 @@ def rate_ticks(rates: Iterable[float]) -> dict[float, str]:
     return {rate: f"{rate:g}" for rate in sorted(set(rates))}
 
 
-def draw_lines(
-    title: str, panels: Sequence[Panel], num_columns: int = 1, height: float = HEIGHT, **grid: Any
-) -> Figure:
-    """The panels row by row, with one legend for all. `grid` is for `Figure.subplots`."""
-    num_rows = -(-len(panels) // num_columns)
-    with styled():
-        figure = new_figure(title, height)
-        grid_axes = figure.subplots(num_rows, num_columns, squeeze=False, **grid)
-        for number, (axes, panel) in enumerate(zip(grid_axes.flat, panels, strict=False)):
-            for line in panel.lines:
-                _draw_line(axes, line)
-            is_lowest = number + num_columns >= len(panels)
-            _finish(axes, panel, is_leftmost=number % num_columns == 0, is_lowest=is_lowest or "sharex" not in grid)
-        for axes in grid_axes.flat[len(panels) :]:
-            axes.set_visible(False)
-        _legend(figure, grid_axes.flat)
-    return figure
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Panels row by row with one legend for all. With `is_shared` they have the same axes."""
+
+    title: str
+    panels: Sequence[Panel]
+    num_columns: int = 1
+    height: float = HEIGHT
+    is_shared: bool = False
+
+    def draw(self) -> Figure:
+        """Imports matplotlib."""
+        num, columns = len(self.panels), self.num_columns
+        with styled():
+            figure = new_figure(self.title, self.height)
+            shared = self.is_shared
+            grid = figure.subplots(-(-num // columns), columns, squeeze=False, sharex=shared, sharey=shared)
+            for place, (axes, panel) in enumerate(zip(grid.flat, self.panels, strict=False)):
+                for line in panel.lines:
+                    _draw_line(axes, line)
+                _finish(axes, panel)
+                axes.set_ylabel("" if place % columns else panel.y_label)
+                if place + columns >= num or not shared:
+                    axes.set_xlabel(panel.x_label)
+                    axes.tick_params(labelbottom=True)
+            for axes in grid.flat[num:]:
+                axes.set_visible(False)
+            _legend(figure, grid.flat)
+        return figure
 
 
 def _draw_line(axes: Axes, line: Line) -> None:
     look = line.look
     style: dict[str, Any] = {"color": look.color, "marker": look.marker, "linestyle": look.dashes, "label": line.label}
-    lows, highs = [low for low, _ in line.ends], [high for _, high in line.ends]
-    if line.ends and line.has_bars:
-        below = [middle - low for middle, low in zip(line.y, lows, strict=True)]
-        above = [high - middle for middle, high in zip(line.y, highs, strict=True)]
-        axes.errorbar(line.x, line.y, yerr=(below, above), elinewidth=1.2, capsize=3, **style)
+    ends = np.transpose(line.ends) if line.ends else None
+    if ends is not None and line.has_bars:
+        axes.errorbar(line.x, line.y, yerr=np.abs(ends - line.y), elinewidth=1.2, capsize=3, **style)
         return
-    if line.ends:
-        axes.fill_between(line.x, lows, highs, color=look.color, alpha=0.2 if look.color == SOFT else 0.15)
+    if ends is not None:
+        axes.fill_between(line.x, *ends, color=look.color, alpha=0.2 if look.color == SOFT else 0.15)
     axes.plot(line.x, line.y, **style)
 
 
-def _finish(axes: Axes, panel: Panel, *, is_leftmost: bool, is_lowest: bool) -> None:
-    for reference in panel.references:
-        draw = axes.axvline if reference.upright else axes.axhline
-        draw(reference.value, color=REFERENCE, linewidth=1.2, linestyle=(0, (4, 3)), label=reference.label)
+def _finish(axes: Axes, panel: Panel) -> None:
+    for wanted, draw in ((panel.x_wanted, axes.axvline), (panel.y_wanted, axes.axhline)):
+        if wanted:
+            draw(wanted[0], color=REFERENCE, linewidth=1.2, linestyle=(0, (4, 3)), label=wanted[1])
     axes.set_title(panel.title)
     axes.set_ylim(0, panel.y_top)
-    if is_leftmost:
-        axes.set_ylabel(panel.y_label)
-    if is_lowest:
-        axes.set_xlabel(panel.x_label)
-        axes.tick_params(labelbottom=True)
     if panel.x_log:
         axes.set_xscale("log", base=panel.x_log)
     elif panel.x_ticks:
@@ -167,34 +167,25 @@ def slo_in_words(slo_ms: Mapping[str, float]) -> str:
     return ", ".join(goals) or "none given"
 
 
-def has_attainment(points: Sequence[Point]) -> bool:
-    """Whether some target has an attainment at two rates or more."""
-    shown = [point.target for point in points if _is_shown(point, _ATTAINMENT)]
-    return any(shown.count(target) > 1 for target in shown)
-
-
-def has_rates(points: Sequence[Point]) -> bool:
-    """Whether there are two rates or more."""
-    return len({point.rate for point in points if math.isfinite(point.rate)}) > 1
-
-
-def draw_attainment(points: Sequence[Point], slo_ms: Mapping[str, float], goal: float = GOAL) -> Figure:
-    """Medians of the rounds, with a band from the lowest to the highest, and the goal."""
-    lines = _lines(points, _ATTAINMENT, has_bars=False)
+def attainment(points: Sequence[Point], slo_ms: Mapping[str, float], goal: float = GOAL) -> Plot | None:
+    """Medians of the rounds, with a band from the lowest to the highest, and the goal; None without two rates."""
+    lines = _lines(points, "slo_attainment", has_bars=False)
+    if not any(len(line.x) > 1 for line in lines):
+        return None
     panel = Panel(
         lines,
         _RATE,
         "share of all requests sent",
-        references=[Reference(goal, f"{100 * goal:g} %: goodput")],
+        y_wanted=(goal, f"{100 * goal:g} %: goodput"),
         x_ticks=rate_ticks(rate for line in lines for rate in line.x),
         y_ticks={tick: f"{tick:g}" for tick in sorted({0, 0.25, 0.5, 0.75, goal, 1})},
         y_top=1.02,
     )
-    return draw_lines(f"Requests that met the SLO ({slo_in_words(slo_ms)})", [panel])
+    return Plot(f"Requests that met the SLO ({slo_in_words(slo_ms)})", [panel])
 
 
-def draw_latency(points: Sequence[Point], slo_ms: Mapping[str, float]) -> Figure:
-    """Medians of the rounds, from zero, with bars from the lowest to the highest round."""
+def latency(points: Sequence[Point], slo_ms: Mapping[str, float]) -> Plot | None:
+    """Medians of the rounds, from zero, with bars from the lowest to the highest round; None without two rates."""
     ticks = rate_ticks(point.rate for point in points if math.isfinite(point.rate))
     panels = [
         Panel(
@@ -202,48 +193,44 @@ def draw_latency(points: Sequence[Point], slo_ms: Mapping[str, float]) -> Figure
             _RATE,
             "ms",
             title,
-            [Reference(slo_ms[limited], "SLO")] if limited in slo_ms else [],
+            y_wanted=(slo_ms[limited], "SLO") if limited in slo_ms else None,
             x_ticks=ticks,
         )
         for name, limited, title in _LATENCIES
     ]
-    return draw_lines("Latency against load", panels, num_columns=2, height=6.6)
+    return Plot("Latency against load", panels, num_columns=2, height=6.6) if len(ticks) > 1 else None
 
 
 def _lines(points: Sequence[Point], name: str, *, has_bars: bool) -> list[Line]:
-    looks, found = looks_of([point.target for point in points]), []
-    for target, look in looks.items():
-        own = [point for point in points if point.target == target and _is_shown(point, name)]
-        middles = [point.middle(name) or 0.0 for point in own]
-        ends = [point.ends(name) or (middle, middle) for point, middle in zip(own, middles, strict=True)]
-        if own:
-            found.append(Line(target, look, [point.rate for point in own], middles, ends, has_bars))
+    found = []
+    for target, look in looks_of([point.target for point in points]).items():
+        own = [point for point in points if point.target == target and math.isfinite(point.rate)]
+        middles = [(point, middle) for point in own if (middle := point.middle(name)) is not None]
+        if middles:
+            ends = [point.ends(name) or (middle, middle) for point, middle in middles]
+            rates, values = [point.rate for point, _ in middles], [middle for _, middle in middles]
+            found.append(Line(target, look, rates, values, ends, has_bars))
     return found
 
 
-def _is_shown(point: Point, name: str) -> bool:
-    return math.isfinite(point.rate) and point.middle(name) is not None
+def gaps(points: Sequence[Point], limit_ms: float | None) -> Plot | None:
+    """`limit_ms` is the SLO of a gap. Of more than four rates the highest four are shown.
 
-
-def has_gaps(points: Sequence[Point]) -> bool:
-    """Whether some run has its gaps saved (`--save-detailed`)."""
-    return any(len(_gaps_ms(point)) for point in points)
-
-
-def draw_gaps(points: Sequence[Point], limit_ms: float | None) -> Figure:
-    """`limit_ms` is the SLO of a gap. Of more than four rates the highest four are shown."""
+    None when no run has its gaps saved (`--save-detailed`).
+    """
     looks = looks_of([point.target for point in points])
-    shown = {(point.target, point.rate): gaps for point in points if len(gaps := _gaps_ms(point))}
+    shown = {(point.target, point.rate): found for point in points if len(found := _gaps_ms(point))}
+    if not shown:
+        return None
     rates = sorted({rate for _, rate in shown})[-_MAX_PANELS:]
-    deepest = math.ceil(math.log10(max(map(len, shown.values()))))
-    top = min(_MAX_NINES, max(2, deepest))
+    top = min(_MAX_NINES, max(2, math.ceil(math.log10(max(map(len, shown.values()))))))
     panels = [
         Panel(
-            [_line(target, looks[target], gaps) for (target, at), gaps in shown.items() if at == rate],
+            [_line(target, looks[target], gaps_ms) for (target, at), gaps_ms in shown.items() if at == rate],
             "gap (ms, log scale)",
             "share of gaps",
             next(point.pace for point in points if point.rate == rate),
-            [] if limit_ms is None else [Reference(limit_ms, f"SLO: {limit_ms:g} ms", upright=True)],
+            x_wanted=None if limit_ms is None else (limit_ms, f"SLO: {limit_ms:g} ms"),
             y_ticks={place: label for place, label in _NINES.items() if place <= top},
             y_top=top,
             x_log=10,
@@ -251,13 +238,11 @@ def draw_gaps(points: Sequence[Point], limit_ms: float | None) -> Figure:
         for rate in rates
     ]
     title = "Gaps between tokens: share of all gaps that are not longer"
-    num_columns = min(2, len(rates))
-    height = HEIGHT if len(rates) <= num_columns else 7.4
-    return draw_lines(title, panels, num_columns, height, sharex=True, sharey=True)
+    return Plot(title, panels, min(2, len(rates)), HEIGHT if len(rates) <= 2 else 7.4, is_shared=True)
 
 
 def _gaps_ms(point: Point) -> NDArray[np.float64]:
-    every = [np.asarray(gaps, dtype=np.float64) * 1e3 for run in point.runs for gaps in run.row("itls")]
+    every = [np.asarray(gaps_s, dtype=np.float64) * 1e3 for run in point.runs for gaps_s in run.row("itls")]
     return np.sort(np.concatenate(every)) if every else np.zeros(0)
 
 

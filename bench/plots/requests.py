@@ -43,11 +43,6 @@ _MAX_ROWS = 300
 _CALM, _LATE = ("#b9d7ea", "#4f9ccb", "#155f96"), ("#f0a500", "#cf4a0a", "#7a0b2e")
 
 
-def has_breakdown(points: Sequence[Point]) -> bool:
-    """Whether some run has a breakdown."""
-    return any(parts_of(point, "ttft") for point in points)
-
-
 def parts_of(point: Point, token: str) -> dict[str, float]:
     """Mean ms of each part over the runs; `token` is "ttft" or "ttst". {} without a breakdown."""
     found = {name: point.values(f"breakdown.{token}.parts.{name}.mean_ms") for name in PARTS}
@@ -81,21 +76,19 @@ def draw_stack(points: Sequence[Point]) -> Figure:
 
 
 def _bars(axes: Axes, bars: Sequence[dict[str, float]]) -> None:
-    longest = max((sum(bar.values()) for bar in bars), default=0.0) or 1.0
+    totals = [sum(bar.values()) for bar in bars]
+    longest = max(totals, default=0.0) or 1.0
     digits = 0 if longest >= 50 else 1
-    lefts = [0.0] * len(bars)
+    lefts, rows = [0.0] * len(bars), range(len(bars))
     for name, (_, color) in PARTS.items():
-        if not any(name in bar for bar in bars):
-            continue
         widths = [bar.get(name, 0.0) for bar in bars]
-        axes.barh(range(len(bars)), widths, left=lefts, height=0.68, color=color)
-        ink = "#000000" if color in _DARK_TEXT_ON else ON_COLOR
-        for row, (left, width) in enumerate(zip(lefts, widths, strict=True)):
-            if width > _WIDE_ENOUGH * longest:
-                middle = left + width / 2
-                axes.text(middle, row, f"{width:.{digits}f}", ha="center", va="center", color=ink, fontsize=8)
-        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
-    for row, total in enumerate(lefts):
+        if any(name in bar for bar in bars):
+            drawn = axes.barh(rows, widths, left=lefts, height=0.68, color=color)
+            shown = [f"{width:.{digits}f}" if width > _WIDE_ENOUGH * longest else "" for width in widths]
+            ink = "#000000" if color in _DARK_TEXT_ON else ON_COLOR
+            axes.bar_label(drawn, shown, label_type="center", color=ink, fontsize=8)
+            lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+    for row, total in enumerate(totals):
         axes.text(total + longest * 0.02, row, f"{total:,.{digits}f}", va="center", fontsize=8.5)
     axes.set_xlim(0, longest * 1.2)
     axes.grid(visible=False, axis="y")
@@ -133,7 +126,14 @@ def draw_timeline(runs: Sequence[Run], limit_ms: float | None) -> Figure:
         panels[0].set_ylabel("request, in the order sent")
         panels[0].yaxis.set_major_locator(MaxNLocator(integer=True, prune="upper"))
         bar = figure.colorbar(ScalarMappable(norm, colors), ax=list(panels), aspect=30, pad=0.015, extend="both")
-        _finish_bar(bar, low, high, limit_ms)
+        nice = [step * 10.0**power for power in range(-1, 6) for step in (1, 2, 5)]
+        ticks = [value for value in nice if low * 1.02 <= value <= high / 1.02]
+        bar.set_ticks(ticks, labels=[f"{value:g}" for value in ticks])
+        bar.minorticks_off()
+        bar.outline.set_visible(False)
+        bar.set_label(f"gap (ms){'; red line: SLO' if limit_ms is not None else ''}; grey: waiting for token 1")
+        if limit_ms is not None:
+            bar.ax.axhline(limit_ms, color=REFERENCE, linewidth=2.5)
     return figure
 
 
@@ -181,14 +181,3 @@ def _lines(rows: Sequence[tuple[float, float, list[float]]], colors: Any, norm: 
     return LineCollection(
         segments, colors=shades, linewidths=widths, capstyle="butt", antialiaseds=False, rasterized=True
     )
-
-
-def _finish_bar(bar: Any, low: float, high: float, limit_ms: float | None) -> None:
-    nice = [step * 10.0**power for power in range(-1, 6) for step in (1, 2, 5)]
-    ticks = [value for value in nice if low * 1.02 <= value <= high / 1.02]
-    bar.set_ticks(ticks, labels=[f"{value:g}" for value in ticks])
-    bar.ax.minorticks_off()
-    bar.outline.set_visible(False)
-    bar.set_label("gap (ms)" + ("; red line: SLO" if limit_ms is not None else "") + "; grey: waiting for token 1")
-    if limit_ms is not None:
-        bar.ax.axhline(limit_ms, color=REFERENCE, linewidth=2.5)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,40 +33,7 @@ _DARK = (
 _NUM_LOOKS = 8
 _MARKERS = "osD^vPX*"
 _DASHES: tuple[Any, ...] = ("-", "--", (0, (5, 1.5, 1, 1.5)), ":", "-", "--", "-.", ":")
-_SETTINGS: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10.0,
-    "text.color": INK,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "normal",
-    "axes.titlelocation": "left",
-    "axes.edgecolor": SOFT,
-    "axes.labelcolor": INK,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlepad": 8.0,
-    "figure.titlesize": 13.0,
-    "figure.titleweight": "bold",
-    "figure.constrained_layout.use": True,
-    "figure.constrained_layout.h_pad": 0.08,
-    "figure.constrained_layout.w_pad": 0.08,
-    "grid.color": SOFT,
-    "grid.alpha": 0.22,
-    "grid.linewidth": 0.8,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-    "lines.linewidth": 2.0,
-    "lines.markersize": 6.0,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "baton",
-}
+_SETTINGS = Path(__file__).with_name("baton.mplstyle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +62,7 @@ def styled() -> Iterator[None]:
     """Everything made and saved inside has the common look; matplotlib's settings are as before after it."""
     import matplotlib as mpl
 
-    with mpl.rc_context(_SETTINGS):
+    with mpl.rc_context(fname=_SETTINGS):
         yield
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.plots.lines import Line, Panel, draw_lines
+from bench.plots.lines import Line, Panel, Plot
 from bench.plots.style import INK, PALETTE, SOFT, Look
 
 if TYPE_CHECKING:
@@ -30,13 +30,16 @@ class Handoffs:
 def draw(handoffs: Sequence[Handoffs], caption: str = "") -> Figure:
     """Every line has copies of its own: the band is between the slowest and the fastest of them."""
     ordered = sorted(handoffs, key=lambda each: each.num_bytes)
+    sizes: dict[float, str] = {each.num_bytes: size_in_words(each.num_bytes) for each in ordered}
     lines = []
     for transport, is_checked in dict.fromkeys((each.transport, each.is_checked) for each in handoffs):
         own = [each for each in ordered if (each.transport, each.is_checked) == (transport, is_checked)]
         look = Look(_COLORS.get(transport, PALETTE[1]), "o" if is_checked else "s", "-" if is_checked else "--")
         label = f"{transport}, {'checksums' if is_checked else 'no checksums'}"
         lines.append(Line(label, look, [each.num_bytes for each in own], [each.gb_per_s for each in own]))
-    lines.append(_copies(ordered))
+    copies = [[each.memcpy_gb_per_s for each in ordered if each.num_bytes == num_bytes] for num_bytes in sizes]
+    means, ends = [sum(found) / len(found) for found in copies], [(min(found), max(found)) for found in copies]
+    lines.append(Line("copy (memcpy)", Look(SOFT, "", "-"), list(sizes), means, ends))
     bare = {
         each.num_bytes: each.bare_gb_per_s
         for each in ordered
@@ -48,19 +51,10 @@ def draw(handoffs: Sequence[Handoffs], caption: str = "") -> Figure:
         lines,
         "\n".join(filter(None, ("KV of one handoff", caption))),
         "GB/s, until the decode node has it",
-        x_ticks={each.num_bytes: size_in_words(each.num_bytes) for each in ordered},
+        x_ticks=sizes,
         x_log=2,
     )
-    return draw_lines("Rate of KV handoffs between two processes", [panel])
-
-
-def _copies(ordered: Sequence[Handoffs]) -> Line:
-    rates: dict[float, list[float]] = {}
-    for each in ordered:
-        rates.setdefault(each.num_bytes, []).append(each.memcpy_gb_per_s)
-    means = [sum(found) / len(found) for found in rates.values()]
-    ends = [(min(found), max(found)) for found in rates.values()]
-    return Line("copy (memcpy)", Look(SOFT, "", "-"), list(rates), means, ends)
+    return Plot("Rate of KV handoffs between two processes", [panel]).draw()
 
 
 def size_in_words(num_bytes: int) -> str:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +28,8 @@ import yaml
 from pydantic import ConfigDict
 
 from bench.arguments import checked, read_text
-from bench.facts import Facts
-from bench.report.command import HOW_TO_READ, templates
-from bench.report.document import Cell, Picture, Section, Table
+from bench.report.command import templates
+from bench.report.document import Picture, Section, Table
 from bench.report.load import KvDocument, ResultFile, load_result
 from bench.report.sections import section_of
 from wire.errors import InvalidSetting
@@ -39,7 +37,6 @@ from wire.errors import InvalidSetting
 PICTURES = "pictures"
 """The folder of pictures beside the page."""
 _LINE = 110
-_SAID_BY_FACTS = ("command", "commit", "date", "machine", "ran on cores", "versions")
 
 
 @dataclass(frozen=True)
@@ -91,12 +88,6 @@ class Part:
     tables: tuple[Table, ...] = ()
     pictures: tuple[Picture, ...] = ()
 
-    @property
-    def conditions(self) -> list[str]:
-        """What was measured, but for what the facts say."""
-        found = self.section.conditions if self.section else ()
-        return [f"{name}: {text}" for name, text in found if name not in _SAID_BY_FACTS]
-
     def picture_path(self, picture: Picture) -> str:
         """Where a picture lies, from the page."""
         return f"{PICTURES}/{Path(self.entry.file).stem}-{picture.name}.png"
@@ -118,15 +109,8 @@ def read_page(folder: Path) -> Page:
 
 def text_of(page: Page) -> str:
     environment = templates(Path(__file__).parent, is_html=False)
-    environment.filters |= {
-        "escaped": escaped,
-        "cell": _cell,
-        "alignment": _alignment,
-        "command_lines": command_lines,
-        "facts_line": _facts_line,
-    }
-    template = environment.get_template("benchmarks.md.j2")
-    return template.render(opening=page.opening, parts=page.parts, how_to_read=HOW_TO_READ).rstrip() + "\n"
+    environment.filters |= {"escaped": escaped, "command_lines": command_lines}
+    return environment.get_template("benchmarks.md.j2").render(opening=page.opening, parts=page.parts).rstrip() + "\n"
 
 
 def command_lines(command: str) -> list[str]:
@@ -155,38 +139,15 @@ def _part(entry: Entry, folder: Path) -> Part:
         return Part(entry, intro, notes)
     file = load_result(folder / entry.file)
     section = section_of(file)
-    tables, pictures = section_of(_shortened(file, entry)).tables, section.pictures
+    tables, pictures, document = section.tables, section.pictures, file.document
+    if entry.blocks is not None and isinstance(document, KvDocument):
+        cases = [case for case in document.cases if case.num_blocks in entry.blocks]
+        tables = section_of(ResultFile(file.name, dataclasses.replace(document, cases=cases))).tables
     for name in (*(set(entry.tables or ()) - tables.keys()), *(set(entry.pictures) - pictures.keys())):
         available = ", ".join(sorted({*tables, *pictures}))
         raise InvalidSetting(f"{entry.title}: {entry.file} has no table or picture {name!r}, but {available}")
     chosen = [table for name, each in tables.items() if entry.tables is None or name in entry.tables for table in each]
     return Part(entry, intro, notes, section, tuple(chosen), tuple(pictures[name] for name in entry.pictures))
-
-
-def _shortened(file: ResultFile, entry: Entry) -> ResultFile:
-    """Of a `bench kv` file only the sizes that the entry names."""
-    document = file.document
-    if entry.blocks is None or not isinstance(document, KvDocument):
-        return file
-    cases = [case for case in document.cases if case.num_blocks in entry.blocks]
-    return ResultFile(file.name, dataclasses.replace(document, cases=cases))
-
-
-def _facts_line(facts: Facts) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
-    return (
-        f"{facts.time}, commit {facts.commit or 'unknown'}. {facts.cpu_model or 'Unknown processor'}, "
-        f"{facts.num_cores} cores (ran on {', '.join(map(str, facts.cores))}), {facts.memory_bytes / 2**30:.0f} GiB, "
-        f"{facts.kernel}, load average before {facts.load_average:.2f}. {versions}."
-    )
-
-
-def _alignment(table: Table) -> Sequence[str]:
-    return ["---" if head in table.words or not place else "---:" for place, head in enumerate(table.heads)]
-
-
-def _cell(cell: Cell) -> str:
-    return f"{escaped(cell.text)} ({escaped(cell.detail)})" if cell.detail else escaped(cell.text)
 
 
 def _prose(folder: Path, name: str) -> str:

@@ -15,24 +15,15 @@ import jinja2
 
 from bench.output_file import write_file
 from bench.plots.style import PALETTE, as_png, as_svg
-from bench.report.document import Picture, Section
+from bench.report.document import Section
 from bench.report.load import load_result
 from bench.report.sections import section_of
 
-HOW_TO_READ = (
-    "Ratios have both halves from the same sitting, measured in turns on the same cores: the ratio of the medians, and "
-    "the lowest and the highest ratio of any one round. Absolute figures move with the machine and its neighbours; "
-    "ratios move less. There is no verdict where the rounds differ more than what is compared.",
-    "TTFT: until the first token. TPOT: per request, (E2E - TTFT) / (tokens - 1), which genai-perf calls ITL. "
-    "ITL: every gap between tokens, pooled. Failed requests are in no percentile and count as missed in attainment.",
-)
-"""Paragraphs for the head of every report."""
-
 
 def templates(folder: Path, *, is_html: bool) -> jinja2.Environment:
-    """The templates in `folder`; a name that a template does not know is an error. HTML is escaped."""
+    """The templates in `folder` and in this one; a name that a template does not know is an error. HTML is escaped."""
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
+        loader=jinja2.FileSystemLoader([folder, Path(__file__).parent]),
         autoescape=is_html,
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
@@ -42,13 +33,9 @@ def templates(folder: Path, *, is_html: bool) -> jinja2.Environment:
 def page_of(title: str, sections: Sequence[Section]) -> str:
     """The whole page. Figures are drawn here."""
     environment = templates(Path(__file__).parent, is_html=True)
-    environment.filters["as_data"] = _as_data
-    page = environment.get_template("page.html.j2")
-    return page.render(title=title, sections=sections, how_to_read=HOW_TO_READ, palette=PALETTE)
-
-
-def _as_data(picture: Picture) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(as_svg(picture.draw()).encode()).decode()}"
+    environment.filters["as_svg"] = lambda picture: as_svg(picture.draw()).encode()
+    environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
+    return environment.get_template("page.html.j2").render(title=title, sections=sections, palette=PALETTE)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from bench.facts import Facts
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 Tone = Literal["plain", "good", "bad", "muted", "head"]
 """What a cell says at a glance: a verdict for or against, something that says little, the name of its row."""
-_RowT = TypeVar("_RowT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +89,15 @@ def words(text: str, detail: str = "") -> Cell:
 def table_of(
     name: str,
     title: str,
-    columns: Mapping[str, Callable[[_RowT], Cell | str]],
-    rows: Iterable[_RowT],
+    heads: Sequence[str],
+    rows: Iterable[Sequence[Cell | str]],
     left: Iterable[str] = (),
     note: str = "",
 ) -> Table:
-    """A table of one row for each of `rows`; the first of `columns` (head: what stands there) names the row."""
-
-    def cells(row: _RowT) -> tuple[Cell, ...]:
-        found = [cell if isinstance(cell := column(row), Cell) else Cell(cell) for column in columns.values()]
-        return (words(found[0].text, found[0].detail), *found[1:])
-
-    return Table(name, title, tuple(columns), tuple(map(cells, rows)), frozenset(left), note)
+    """A table of cells and texts; the first of each row names it. `left`: columns of words."""
+    cells = ([cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows)
+    named = tuple((words(first.text, first.detail), *others) for first, *others in cells)
+    return Table(name, title, tuple(heads), named, frozenset(left), note)
 
 
 def as_text(section: Section, *names: str) -> str:

@@ -75,19 +75,16 @@ def load_result(path: Path) -> ResultFile:
     """Read one result file of any kind. Raises `InvalidSetting`."""
     where, entries = str(path), _entries(path)
     document, kind = entries[0], str(entries[0].get("kind"))
-    if kind in _KINDS:
-        found: Document = checked(_KINDS[kind], document, where)
+    if kind in _KINDS or ("cases" in document and "small_cases" in document):
+        found: Document = checked(_KINDS.get(kind, KvDocument), document, where)
         if not getattr(found, "runs", True) or not getattr(found, "configurations", True):
             raise InvalidSetting(f"{path}: nothing was measured")
-    elif "cases" in document and "small_cases" in document:
-        found = checked(KvDocument, document, where)
     elif "model_id" in document:
         facts = checked(_ServedRun, document, where).facts
         found = ServeDocument(facts, [run for entry in entries for run in _runs(entry, where)])
     else:
-        raise InvalidSetting(
-            f"{path}: this is no result of a benchmark: it has neither `kind` nor `model_id` nor `cases`"
-        )
+        said = "it has neither `kind` nor `model_id` nor `cases`"
+        raise InvalidSetting(f"{path}: this is no result of a benchmark: {said}")
     return ResultFile(path.stem, found)
 
 
@@ -111,12 +108,9 @@ def _runs(entry: dict[str, Any], where: str) -> list[Run]:
     """The repeats where there are some: the middle one, whose details the file has, is the file itself."""
     served = checked(_ServedRun, entry, where)
     name = served.label if served.label and served.label != served.backend else served.model_id
-    results = [entry if _is_alike(repeat, entry) else repeat for repeat in served.repeats or [entry]]
+    repeats = served.repeats or [entry]
+    alike = [all(entry.get(key) == value for key, value in each.items() if key != "notes") for each in repeats]
     return [
-        Run(name, number, served.request_rate, checked(Result, result, where))
-        for number, result in enumerate(results, start=1)
+        Run(name, number, served.request_rate, checked(Result, entry if is_alike else each, where))
+        for number, (each, is_alike) in enumerate(zip(repeats, alike, strict=True), start=1)
     ]
-
-
-def _is_alike(repeat: dict[str, Any], whole: dict[str, Any]) -> bool:
-    return all(whole.get(key) == value for key, value in repeat.items() if key != "notes")

@@ -12,29 +12,20 @@ from typing import Any, cast
 
 from bench.documents import CompareDocument, MeasuredTarget, SweepDocument
 from bench.facts import Facts
-from bench.kv.measure import Case
 from bench.kv.report import handoffs_of
 from bench.kv.report import tables as kv_tables
 from bench.numbers import number, percent, size, whole
-from bench.plots.lines import (
-    GOAL,
-    draw_attainment,
-    draw_gaps,
-    draw_latency,
-    has_attainment,
-    has_gaps,
-    has_rates,
-    slo_in_words,
-)
-from bench.plots.requests import draw_stack, draw_timeline, has_breakdown, has_times
+from bench.plots import lines
+from bench.plots.lines import GOAL, slo_in_words
+from bench.plots.requests import draw_stack, draw_timeline, has_times
 from bench.plots.transfer import draw as draw_transfer
 from bench.report.document import Card, Picture, Section, Table
 from bench.report.load import KvDocument, LimitsDocument, ResultFile, ServeDocument
 from bench.report.tables import (
-    breakdown_tables,
+    breakdown_table,
     ceiling_table,
     client_table,
-    failure_tables,
+    failure_table,
     figure_tables,
     goodput_table,
     limit_table,
@@ -42,36 +33,11 @@ from bench.report.tables import (
 )
 from bench.runs import Point, Run, points_of
 
-
-def pictures_of_runs(points: Sequence[Point], slo_ms: Mapping[str, float], goal: float) -> Iterator[Picture]:
-    """Those that the points have something for; `goal` is the share of requests that shall meet the SLO."""
-    # what a gap may be: as the SLO says of the largest one, else of their mean
-    limit_ms = slo_ms.get("itl", slo_ms.get("tpot"))
-    if has_attainment(points):
-        yield Picture("attainment", "SLO attainment against rate", partial(draw_attainment, points, slo_ms, goal))
-    if has_rates(points):
-        yield Picture("latency", "TTFT and ITL against rate", partial(draw_latency, points, slo_ms))
-    if has_gaps(points):
-        yield Picture("gaps", "Gaps between tokens", partial(draw_gaps, points, limit_ms))
-    if has_breakdown(points):
-        yield Picture("stack", "Parts of the time to tokens 1 and 2", partial(draw_stack, points))
-    if runs := _side_by_side(points):
-        yield Picture("timeline", "Requests over time", partial(draw_timeline, runs, limit_ms))
-
-
-def picture_of_handoffs(cases: Sequence[Case]) -> Picture:
-    """Rates of `bench kv`, at least one case."""
-    lines = [handoffs_of(case) for case in cases]
-    return Picture("transfer", "Rate of KV handoffs against their size", partial(draw_transfer, lines))
-
-
-def _side_by_side(points: Sequence[Point]) -> list[Run]:
-    """Of each target the last run that has its requests' times, at the highest rate at which most targets have one."""
-    by_rate: dict[float, list[Run]] = {}
-    for point in points:
-        if found := [run for run in point.runs if has_times(run)]:
-            by_rate.setdefault(point.rate, []).append(found[-1])
-    return max(by_rate.values(), key=lambda runs: (len(runs), runs[0].rate), default=[])
+_ON_CARDS = (
+    ("median TTFT", "median_ttft_ms", "ms"),
+    ("p99 ITL", "p99_itl_ms", "ms"),
+    ("output", "output_throughput", "tokens/s"),
+)
 
 
 def section_of(file: ResultFile) -> Section:
@@ -99,26 +65,21 @@ def _compare(name: str, document: CompareDocument) -> Section:
 
 
 def _sweep(name: str, document: SweepDocument) -> Section:
-    runs = [
-        Run(
-            each.name,
-            place,
-            point.rate,
-            point.result | {"slo_attainment": point.attainment, "attainments": point.attainments},
-        )
-        for each in document.configurations
-        for place, point in enumerate(each.points, start=1)
-    ]
+    runs = []
+    for each in document.configurations:
+        for place, point in enumerate(each.points, start=1):
+            attained = {"slo_attainment": point.attainment, "attainments": point.attainments}
+            runs.append(Run(each.name, place, point.rate, point.result | attained))
     points = points_of(runs, [each.name for each in document.configurations])
-    goal = document.attainment
     tables = [goodput_table(document.configurations, points), points_table(points)]
+    goals = f"{percent(document.attainment)} of requests meet {slo_in_words(document.slo)}"
     return Section(
         name,
         "sweep",
-        f"Goodput: the highest rate at which {percent(goal)} of requests meet {slo_in_words(document.slo)}",
+        f"Goodput: the highest rate at which {goals}",
         document.facts,
         conditions=(*_machine(document.facts), *map(_described, document.configurations), *_load(runs)),
-        blocks=tuple(_of_runs(points, tables, document.slo, goal)),
+        blocks=tuple(_of_runs(points, tables, document.slo, document.attainment)),
         notes=_notes(document.notes, runs),
     )
 
@@ -136,7 +97,11 @@ def _limits(name: str, document: LimitsDocument) -> Section:
 
 
 def _kv(name: str, document: KvDocument) -> Section:
-    pictures = [picture_of_handoffs(document.cases)] if document.cases else []
+    blocks: list[Table | Picture] = []
+    if document.cases:
+        draw = partial(draw_transfer, [handoffs_of(case) for case in document.cases])
+        blocks.append(Picture("transfer", "Rate of KV handoffs against their size", draw))
+    blocks += kv_tables(document)
     failed = [f"{transport} failed: {reason}" for transport, reason in document.failures.items()]
     missing = [f"{transport} was not measured: {reason}" for transport, reason in document.missing.items()]
     return Section(
@@ -145,7 +110,7 @@ def _kv(name: str, document: KvDocument) -> Section:
         "Handoffs of KV blocks between two processes",
         document.facts,
         conditions=_machine(document.facts),
-        blocks=(*pictures, *kv_tables(document)),
+        blocks=tuple(blocks),
         notes=(*failed, *missing),
     )
 
@@ -175,14 +140,36 @@ def _measured(
 def _of_runs(
     points: Sequence[Point], tables: Iterable[Table], slo_ms: Mapping[str, float], goal: float = GOAL
 ) -> Iterator[Table | Picture]:
-    """Pictures of load first, then figures, then where the time goes, then what makes all that trustworthy."""
-    pictures = {picture.name: picture for picture in pictures_of_runs(points, slo_ms, goal)}
-    yield from (pictures.pop(name) for name in ("attainment", "latency") if name in pictures)
+    """Pictures of load first, then figures, then where the time goes, then what makes all that trustworthy.
+
+    Only what the points have something for; `goal` is the share of requests that shall meet the SLO.
+    """
+    # what a gap may be: as the SLO says of the largest one, else of their mean
+    limit_ms = slo_ms.get("itl", slo_ms.get("tpot"))
+    if plot := lines.attainment(points, slo_ms, goal):
+        yield Picture("attainment", "SLO attainment against rate", plot.draw)
+    if plot := lines.latency(points, slo_ms):
+        yield Picture("latency", "TTFT and ITL against rate", plot.draw)
     yield from tables
-    yield from (pictures.pop(name) for name in ("gaps", "stack") if name in pictures)
-    yield from breakdown_tables(points)
-    yield from pictures.values()
-    yield from (*failure_tables(points), client_table(points))
+    if plot := lines.gaps(points, limit_ms):
+        yield Picture("gaps", "Gaps between tokens", plot.draw)
+    if (breakdown := breakdown_table(points)).rows:
+        yield Picture("stack", "Parts of the time to tokens 1 and 2", partial(draw_stack, points))
+        yield breakdown
+    if runs := _side_by_side(points):
+        yield Picture("timeline", "Requests over time", partial(draw_timeline, runs, limit_ms))
+    if (failures := failure_table(points)).rows:
+        yield failures
+    yield client_table(points)
+
+
+def _side_by_side(points: Sequence[Point]) -> list[Run]:
+    """Of each target the last run that has its requests' times, at the highest rate at which most targets have one."""
+    by_rate: dict[float, list[Run]] = {}
+    for point in points:
+        if found := [run for run in point.runs if has_times(run)]:
+            by_rate.setdefault(point.rate, []).append(found[-1])
+    return max(by_rate.values(), key=lambda runs: (len(runs), runs[0].rate), default=[])
 
 
 def _described(target: MeasuredTarget) -> tuple[str, str]:
@@ -271,22 +258,15 @@ def _cards(points: Sequence[Point]) -> tuple[Card, ...]:
 
 def _card(target: str, points: Sequence[Point]) -> Card:
     """Goodput of the measured rates where there is an SLO, else its median TTFT."""
-    ends = (points[0], points[-1]) if len(points) > 1 else (points[0],)
-    shown = (
-        ("median TTFT", "median_ttft_ms", "ms"),
-        ("p99 ITL", "p99_itl_ms", "ms"),
-        ("output", "output_throughput", "tokens/s"),
-    )
-    lines = [
-        f"{label} {' → '.join(number(point.middle(name)) for point in ends)} {unit}" for label, name, unit in shown
-    ]
-    if len(ends) > 1:
-        reach = " → ".join(f"{point.rate:g}" for point in ends)
-        lines.insert(0, f"from the lowest to the highest rate, {reach} requests/s:")
+    ends = (points[0], points[-1])[: len(points)]
+    said = [f"from the lowest to the highest rate, {' → '.join(f'{point.rate:g}' for point in ends)} requests/s:"]
+    said = said if len(ends) > 1 else []
+    for label, name, unit in _ON_CARDS:
+        said.append(f"{label} {' → '.join(number(point.middle(name)) for point in ends)} {unit}")
     attained = {point.rate: share for point in points if (share := point.middle("slo_attainment")) is not None}
     if not attained:
-        return Card(target, number(points[0].middle("median_ttft_ms")), "ms median TTFT", tuple(lines))
+        return Card(target, number(points[0].middle("median_ttft_ms")), "ms median TTFT", tuple(said))
     good = [rate for rate, share in attained.items() if share >= GOAL]
     value = f"{max(good):g}" if good else f"< {min(attained):g}"
     unit = f"requests/s: highest measured rate at which {percent(GOAL)} meet the SLO"
-    return Card(target, value, unit, tuple(lines))
+    return Card(target, value, unit, tuple(said))

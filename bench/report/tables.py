@@ -13,7 +13,7 @@ from bench.limits.result import Ceiling
 from bench.limits.result import Ratio as LimitRatio
 from bench.numbers import NONE, number, percent, rate, span, whole
 from bench.plots.requests import PARTS, parts_of
-from bench.report.document import Cell, Table, Tone, table_of, words
+from bench.report.document import Cell, Table, Tone, table_of
 from bench.runs import METRIC_OF, METRICS, Metric, Point, Ratio
 
 _SWEPT = {
@@ -36,19 +36,19 @@ def _figures(rate_: float, points: Sequence[Point], ratios: Sequence[Ratio]) -> 
     own = [point for point in points if point.rate == rate_]
     known = {(ratio.target, ratio.against, ratio.metric): ratio for ratio in ratios if ratio.rate == rate_}
     pairs = list(dict.fromkeys((target, against) for target, against, _ in known))
-    rows = []
+    rows: list[list[Cell | str]] = []
     for metric in METRICS:
         cells = [_figure(point, metric) for point in own]
         cells += [_ratio(known.get((*pair, metric.name))) for pair in pairs]
         if any(cell.text not in ("", NONE) for cell in cells):
-            rows.append((words(metric.label), *cells))
-    failed = [Cell(f"{point.num_failed} of {point.num_requests}") for point in own]
-    rows.append((words("failed requests"), *failed, *[Cell("")] * len(pairs)))
+            rows.append([metric.label, *cells])
+    failed = [f"{point.num_failed} of {point.num_requests}" for point in own]
+    rows.append(["failed requests", *failed, *[""] * len(pairs)])
     heads = ("", *(point.target for point in own), *(f"{target} / {against}" for target, against in pairs))
     most = max(len(point.runs) for point in own)
     of_ratios = "; ratios of these medians, with those of the lowest and highest pair" if pairs else ""
     note = f"Medians of {most} rounds, with the lowest and highest round{of_ratios}." if most > 1 else ""
-    return Table("figures", own[0].pace, heads, tuple(rows), note=note)
+    return table_of("figures", own[0].pace, heads, rows, note=note)
 
 
 def _figure(point: Point, metric: Metric) -> Cell:
@@ -83,58 +83,63 @@ def tone_of(ratio: Ratio) -> Tone:
     return "good" if (ratio.ratio > 1) == METRIC_OF[ratio.metric].is_better_high else "bad"
 
 
-def breakdown_tables(points: Sequence[Point]) -> list[Table]:
-    """Mean ms of each part of TTFT and TTST; [] when nobody has a breakdown."""
+def breakdown_table(points: Sequence[Point]) -> Table:
+    """Mean ms of each part of TTFT and TTST, of those that have a breakdown."""
     rows = []
     for point in sorted(points, key=lambda point: point.rate):
-        first, second = parts_of(point, "ttft"), parts_of(point, "ttst")
-        if first:
-            parts = [Cell(number(second.get(name, first.get(name)))) for name in PARTS]
-            totals = [Cell(number(point.middle(f"breakdown.{token}.measured_mean_ms"))) for token in ("ttft", "ttst")]
+        if parts := parts_of(point, "ttft"):
+            parts |= parts_of(point, "ttst")
+            totals = [point.middle(f"breakdown.{token}.measured_mean_ms") for token in ("ttft", "ttst")]
             errors = [point.worst(f"breakdown.{token}.largest_error") for token in ("ttft", "ttst")]
             error = max((error for error in errors if error is not None), default=None)
-            rows.append((words(point.label), *parts, *totals, Cell(NONE if error is None else f"{100 * error:.2g} %")))
-    heads = ("", *(label for label, _ in PARTS.values()), "TTFT", "TTST", "largest error")
-    note = (
-        "TTFT is the sum of the first five; TTST of all but the fifth (return of token 1). Largest "
-        "error: of any one request, sum of the parts against what the client measured."
+            found = map(number, (*(parts.get(name) for name in PARTS), *totals))
+            rows.append([point.label, *found, NONE if error is None else f"{100 * error:.2g} %"])
+    return table_of(
+        "breakdown",
+        "Where the time goes (mean ms)",
+        ("", *(label for label, _ in PARTS.values()), "TTFT", "TTST", "largest error"),
+        rows,
+        note="TTFT is the sum of the first five; TTST of all but the fifth (return of token 1). Largest error: of any "
+        "one request, sum of the parts against what the client measured.",
     )
-    return [Table("breakdown", "Where the time goes (mean ms)", heads, tuple(rows), note=note)] if rows else []
 
 
 def client_table(points: Sequence[Point]) -> Table:
     """Whether the load came as it should, and whether the client could have been the bottleneck (worst round)."""
-    return table_of(
-        "client",
-        "Load and client",
-        {
-            "": lambda point: point.label,
-            "answered": lambda point: whole(point.num_requests - point.num_failed),
-            "failed": lambda point: whole(point.num_failed),
-            "schedule delay p99 (ms)": lambda point: number(point.worst("schedule_delay.p99_ms")),
-            "delay max (ms)": lambda point: number(point.worst("schedule_delay.max_ms")),
-            "client CPU": lambda point: percent(point.worst("client.cpu_share")),
-            "client lag p99 (ms)": lambda point: number(point.worst("client.loop_lag_p99_ms")),
-            "sent late": lambda point: whole(point.worst("client.num_late")),
-            "chunks per token": lambda point: number(min(point.values("chunks_per_token"), default=None)),
-            "cached tokens": lambda point: whole(point.worst("cached_tokens")),
-        },
-        sorted(points, key=lambda point: point.rate),
-        note="Requests of all rounds together; of everything else the worst round. Sent late: more than 10 ms.",
-    )
+    forms = {
+        "schedule_delay.p99_ms": ("schedule delay p99 (ms)", number),
+        "schedule_delay.max_ms": ("delay max (ms)", number),
+        "client.cpu_share": ("client CPU", percent),
+        "client.loop_lag_p99_ms": ("client lag p99 (ms)", number),
+        "client.num_late": ("sent late", whole),
+    }
+    rows = [
+        [
+            point.label,
+            whole(point.num_requests - point.num_failed),
+            whole(point.num_failed),
+            *(form(point.worst(name)) for name, (_, form) in forms.items()),
+            number(min(point.values("chunks_per_token"), default=None)),
+            whole(point.worst("cached_tokens")),
+        ]
+        for point in sorted(points, key=lambda point: point.rate)
+    ]
+    heads = ("", "answered", "failed", *(head for head, _ in forms.values()), "chunks per token", "cached tokens")
+    note = "Requests of all rounds together; of everything else the worst round. Sent late: more than 10 ms."
+    return table_of("client", "Load and client", heads, rows, note=note)
 
 
-def failure_tables(points: Sequence[Point]) -> list[Table]:
-    """Failures by reason with an example; [] without failures."""
+def failure_table(points: Sequence[Point]) -> Table:
+    """Failures by reason with an example."""
     rows = []
     for point in points:
         counts = sum((Counter(run.part("failures")) for run in point.runs), Counter[str]())
         texts = [str(text) for run in point.runs for text in run.row("failure_messages")]
         for reason, count in counts.items():
             example = next((text.removeprefix(f"{reason}: ") for text in texts if text.startswith(reason)), "")
-            rows.append((words(point.label), Cell(reason), Cell(whole(count)), Cell(example)))
+            rows.append((point.label, reason, whole(count), example))
     heads = ("", "reason", "requests", "for example")
-    return [Table("failures", "Failures", heads, tuple(rows), frozenset(heads[1::2]))] if rows else []
+    return table_of("failures", "Failures", heads, rows, heads[1::2])
 
 
 def goodput_table(configurations: Sequence[Configuration], points: Sequence[Point]) -> Table:
@@ -142,68 +147,50 @@ def goodput_table(configurations: Sequence[Configuration], points: Sequence[Poin
     rows = []
     for each in sorted(configurations, key=lambda each: -(each.goodput_rate or 0.0)):
         tried = [point for point in points if point.target == each.name]
-        best = next((point for point in tried if point.rate == each.goodput_rate), None)
-        cells = _swept(best) if best else [Cell(NONE)] * (1 + len(_SWEPT))
+        best = next((_swept(point) for point in tried if point.rate == each.goodput_rate), [NONE] * (1 + len(_SWEPT)))
         lowest = min((point.rate for point in tried), default=0.0)
-        found = f"{each.goodput_rate:g}" if each.goodput_rate else f"below {lowest:g}"
-        rows.append((words(each.name), Cell(found), *cells))
+        rows.append([each.name, f"{each.goodput_rate:g}" if each.goodput_rate else f"below {lowest:g}", *best])
     heads = ("configuration", "goodput (requests/s)", "attainment there", *_SWEPT)
-    return Table("goodput", "Goodput by configuration", heads, tuple(rows), frozenset({"configuration"}))
+    return table_of("goodput", "Goodput by configuration", heads, rows, heads[:1])
 
 
 def points_table(points: Sequence[Point]) -> Table:
     """Every rate of every configuration."""
-    rows = []
-    for point in points:
-        last = Cell(whole(point.num_failed)), Cell(number(point.middle("schedule_delay.p99_ms")))
-        rows.append((words(point.target), Cell(f"{point.rate:g}"), *_swept(point), *last))
+    rows = [
+        [
+            *(point.target, f"{point.rate:g}", *_swept(point)),
+            *(whole(point.num_failed), number(point.middle("schedule_delay.p99_ms"))),
+        ]
+        for point in points
+    ]
     heads = ("configuration", "requests/s", "attainment", *_SWEPT, "failures", "schedule delay p99 (ms)")
-    return Table("points", "Every rate that was tried", heads, tuple(rows), frozenset({"configuration"}))
+    return table_of("points", "Every rate that was tried", heads, rows, heads[:1])
 
 
-def _swept(point: Point) -> list[Cell]:
+def _swept(point: Point) -> list[Cell | str]:
     attained = [share for run in point.runs for share in run.row("attainments")]
     ends = (min(attained), max(attained)) if len(attained) > 1 else None
-    return [
-        Cell(percent(point.middle("slo_attainment")), span(ends, percent)),
-        *(Cell(number(point.middle(name))) for name in _SWEPT.values()),
-    ]
+    share = Cell(percent(point.middle("slo_attainment")), span(ends, percent))
+    return [share, *(number(point.middle(name)) for name in _SWEPT.values())]
 
 
 def limit_table(ratios: Sequence[LimitRatio]) -> Table:
     """A ratio whose yardstick was not steady is shown without its value."""
-    return table_of(
-        "ratios",
-        "How near Baton comes",
-        {
-            "ratio": lambda found: found.name,
-            "case": lambda found: found.case,
-            "found": lambda found: Cell("noisy", tone="muted") if found.noisy else _with_unit(found),
-            "range of pairs": lambda found: "" if found.noisy else span((found.low, found.high)),
-            "goal": lambda found: found.goal,
-            "note": lambda found: found.note,
-        },
-        ratios,
-        ("ratio", "case", "note"),
-        "Ratio of medians of values measured in turns. Noisy: the yardstick itself moved too much to say anything.",
-    )
+    rows: list[list[Cell | str]] = []
+    for each in ratios:
+        found = [Cell("noisy", tone="muted"), ""] if each.noisy else [_with_unit(each), span((each.low, each.high))]
+        rows.append([each.name, each.case, *found, each.goal, each.note])
+    heads = ("ratio", "case", "found", "range of pairs", "goal", "note")
+    note = "Ratio of medians of values measured in turns. Noisy: the yardstick itself moved too much to say anything."
+    return table_of("ratios", "How near Baton comes", heads, rows, ("ratio", "case", "note"), note)
 
 
 def ceiling_table(ceilings: Sequence[Ceiling]) -> Table:
     """What the machine could do in the same run."""
-    return table_of(
-        "ceilings",
-        "What the machine can do",
-        {
-            "ceiling": lambda found: found.name,
-            "found": _with_unit,
-            "spread": lambda found: percent(found.spread),
-            "note": lambda found: found.note,
-        },
-        ceilings,
-        ("ceiling", "note"),
-        "Spread: 10th to 90th percentile of the rounds over their median.",
-    )
+    rows = [(each.name, _with_unit(each), percent(each.spread), each.note) for each in ceilings]
+    note = "Spread: 10th to 90th percentile of the rounds over their median."
+    heads = ("ceiling", "found", "spread", "note")
+    return table_of("ceilings", "What the machine can do", heads, rows, heads[::3], note)
 
 
 def _with_unit(found: Ceiling | LimitRatio) -> str:

@@ -32,8 +32,6 @@ MAX_DOUBLINGS = 12
 """How far the search goes up from the first rate."""
 MAX_HALVINGS = 4
 """How far it goes down: half the rate takes twice the time, for an answer that nobody wants."""
-_DIGITS = 3
-_GROUP = "sweep options"
 _GROUP = "sweep options"
 _POINT_STEP = 1000
 _WARMUP_STEP = 500_000
@@ -66,7 +64,7 @@ def next_rate(settings: SweepSettings, points: Sequence[SweepPoint]) -> float | 
     if good is None:
         lower = min(tried) / 2
         return lower if lower >= settings.start_rate / 2**MAX_HALVINGS else None
-    middle = _rounded(math.sqrt(good * bad))
+    middle = float(f"{math.sqrt(good * bad):.3g}")
     return middle if bad > good * (1 + settings.precision) and good < middle < bad else None
 
 
@@ -82,22 +80,19 @@ def _bounds(settings: SweepSettings, points: Sequence[SweepPoint]) -> tuple[floa
     return max(below, default=None), bad
 
 
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.{_DIGITS}g}")
-
-
 def check(settings: SweepSettings, goals: Mapping[str, float]) -> None:
     """Raise `InvalidSetting` for what cannot be used. `goals` are those of `--goodput`."""
     check_targets(settings, parse_rates(settings.rates))
-    if not goals:
-        raise InvalidSetting("--goodput is needed: what a good request is, like ttft:500 tpot:50")
-    if not 0 < settings.attainment <= 1:
-        raise InvalidSetting(f"--attainment {settings.attainment} is not above 0 and at most 1")
-    if not 0.01 <= settings.precision <= 1:
-        raise InvalidSetting(f"--precision {settings.precision} is not from 0.01 to 1")
-    if not 0 < settings.start_rate < math.inf:
-        raise InvalidSetting(f"--start-rate {settings.start_rate} is not above 0")
     require_at_least(settings, repeat=1, warmup_runs=0)
+    attainment, precision, start_rate = settings.attainment, settings.precision, settings.start_rate
+    for is_usable, mistake in (
+        (goals, "--goodput is needed: what a good request is, like ttft:500 tpot:50"),
+        (0 < attainment <= 1, f"--attainment {attainment} is not above 0 and at most 1"),
+        (0.01 <= precision <= 1, f"--precision {precision} is not from 0.01 to 1"),
+        (0 < start_rate < math.inf, f"--start-rate {start_rate} is not above 0"),
+    ):
+        if not is_usable:
+            raise InvalidSetting(mistake)
 
 
 def carry_out(document: SweepDocument, session: Session[SweepSettings], line_up: LineUp, measure: Measure) -> None:
@@ -124,9 +119,7 @@ def carry_out(document: SweepDocument, session: Session[SweepSettings], line_up:
             point = _point(rate, [load(name, rate, first + number) for number in range(settings.repeat)])
             say(f"{name}: {point.attainment:.1%} met the goals at {rate:g} requests/s")
             found.points.append(point)
-            for described in line_up.describe():
-                if described.name == name:
-                    found.pinning = described.pinning
+            found.pinning = next(each.pinning for each in line_up.describe() if each.name == name)
             conclude(document, settings)
             session.save(document)
 
@@ -136,7 +129,7 @@ def open_searches(document: SweepDocument, settings: SweepSettings) -> list[tupl
 
     One at a time it is the first of them alone.
     """
-    wanted = [(each, next_rate(settings, each.points)) for each in document.configurations]
+    wanted = ((each, next_rate(settings, each.points)) for each in document.configurations)
     found = [(each, rate) for each, rate in wanted if rate is not None]
     if settings.one_at_a_time or not found:
         return found[:1]
@@ -168,7 +161,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     settings, goals = session.settings, parse_slo(session.serve.goodput)
     check(settings, goals)
-    line_up = session.line_up()
+    line_up = LineUp(session.targets, session.settings, session.say)
     configurations = [Configuration(**asdict(target), points=[]) for target in line_up.describe()]
     document = session.begun(
         SweepDocument(facts=session.facts, slo=goals, attainment=settings.attainment, configurations=configurations)

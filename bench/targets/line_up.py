@@ -95,22 +95,20 @@ class LineUp:
     def __init__(self, targets: Sequence[Target], settings: TargetSettings, say: Callable[[str], None]) -> None:
         self._targets = {target.name: target for target in targets}
         self._halted = names_to_halt(targets, settings.pause)
-        self._is_one_at_a_time = settings.one_at_a_time
-        self._ready_timeout_s = settings.start_timeout_s
+        self._settings = settings
         self._say = say
         self._stack = contextlib.ExitStack()
         self._running: dict[str, RunningTarget] = {}
         self._pinning: dict[str, list[str]] = {}
 
     def __enter__(self) -> LineUp:
-        try:
-            for name in () if self._is_one_at_a_time else self._targets:
-                self._start(name)
+        with contextlib.ExitStack() as started:  # those that run already must not stay, not even after Ctrl-C
+            started.callback(self._stack.close)
+            for name in () if self._settings.one_at_a_time else self._targets:
+                running = self._start(name)
                 if name in self._halted:
-                    self._running[name].pause()
-        except BaseException:  # also Ctrl-C: those that run already would stay
-            self._stack.close()
-            raise
+                    running.pause()
+            started.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,17 +116,14 @@ class LineUp:
 
     def take_turn(self, name: str) -> RunningTarget:
         """The target, ready to be measured, with the others at rest. Raises `BatonError`."""
-        if self._is_one_at_a_time:
-            if name not in self._running:
-                self._running.clear()
-                self._stack.close()
-                return self._start(name)
-        else:
-            for other in self._halted - {name}:
-                self._running[other].pause()
-        chosen = self._running[name]
-        chosen.resume()
-        return chosen
+        if name not in self._running:  # one at a time
+            self._running.clear()
+            self._stack.close()
+            return self._start(name)
+        for other in self._halted & self._running.keys() - {name}:
+            self._running[other].pause()
+        self._running[name].resume()
+        return self._running[name]
 
     def cpu_seconds(self) -> dict[str, float]:
         """By name, of the targets that were started here and run now."""
@@ -141,9 +136,10 @@ class LineUp:
         return [MeasuredTarget(**target.describe(), pinning=self._pinning.get(name, [])) for name, target in targets]
 
     def _start(self, name: str) -> RunningTarget:
-        running = self._stack.enter_context(RunningTarget(self._targets[name], self._ready_timeout_s, self._say))
-        self._running[name], self._pinning[name] = running, running.pinning()
-        return running
+        starting = RunningTarget(self._targets[name], self._settings.start_timeout_s, self._say)
+        self._running[name] = self._stack.enter_context(starting)
+        self._pinning[name] = starting.pinning()
+        return starting
 
 
 def names_to_halt(targets: Sequence[Target], asked: Sequence[str] | None) -> frozenset[str]:

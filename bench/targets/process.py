@@ -13,8 +13,10 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import socket
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -22,10 +24,10 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.child import ROOT, Child
+from bench.child import ROOT
 from bench.targets import process_tree
 from bench.targets.spec import Target
-from bench.targets.warden_process import KILL_S
+from program.child import KILL_S, PIPE, Child
 from wire.errors import InvalidSetting, RequestFailed
 
 _REQUEST = {"prompt": "Hello", "max_tokens": 2, "temperature": 0}
@@ -41,6 +43,7 @@ PATIENCE_S = 20.0
 _HALT_S = 10.0
 _CONTINUE_S = 60.0
 _TAIL_LINES = 15
+_MAX_OUTPUT_BYTES = 64 * 1024
 
 
 def why_not_ready(url: str, timeout_s: float) -> str:
@@ -73,10 +76,9 @@ def why_not_ready(url: str, timeout_s: float) -> str:
 
 def node_counts(url: str, timeout_s: float) -> Any:
     """What a Baton router says of its nodes; None where nothing is said."""
-    try:
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
         return json.loads(_ask(f"{url}/health", timeout_s)[1])["nodes"]
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
-        return None
+    return None
 
 
 def _ask(url: str, timeout_s: float, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
@@ -109,6 +111,8 @@ class RunningTarget:
         self._nodes: Any = None
         self._patience_s = patience_s
         self._warden: Child | None = None
+        # without a name: nothing is left of it whatever happens
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  `close` closes it
         try:
             if target.is_started:
                 _refuse_taken(target)
@@ -130,9 +134,8 @@ class RunningTarget:
     @property
     def pids(self) -> tuple[int, ...]:
         """Its processes, parents first; () for one that is not ours."""
-        if self._warden is None:
-            return ()
-        return tuple(process.pid for process in process_tree.descendants(self._warden.pid))
+        below = process_tree.descendants(self._warden.pid) if self._warden else ()
+        return tuple(process.pid for process in below)
 
     def cpu_seconds(self) -> float | None:
         """CPU time of its processes so far; None for one that is not ours."""
@@ -160,31 +163,26 @@ class RunningTarget:
     def close(self) -> None:
         """End it: SIGTERM, and SIGKILL when that takes too long."""
         if self._warden is not None:
-            with contextlib.suppress(RequestFailed):  # a warden that is gone has taken its server with it
-                self._warden.ask("end")
-            # after Ctrl-C that answer may have been one to an earlier question, and the server is still draining
-            process_tree.until(lambda: not self.pids, self._patience_s + KILL_S)
-            self._warden.close()
+            self._warden.stdin.close()
+            self._warden.wait(self._patience_s + 2 * KILL_S)
+            self._warden.end()
+        self._output.close()
 
     def _start(self) -> Child:
-        target = self.target
-        words = list(target.command)
+        words = list(self.target.command)
         environment = dict(os.environ)
-        if target.is_baton:
+        if self.target.is_baton:
             words = [sys.executable, "-P", "-m", "baton", "serve", *words[2:]]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
-        if not target.url:
+        if not self.target.url:
             words.append(f"--port={self.url.rpartition(':')[2]}")
-        spec = {"command": words, "environment": environment, "patience_s": self._patience_s}
-        warden = Child(_WARDEN, spec)
-        try:
-            warden.hear()
-        except BaseException as error:
-            warden.close()
-            if isinstance(error, RequestFailed):
-                raise InvalidSetting(f"target {target.name} cannot be started: {error}") from None
-            raise
-        return warden
+        if shutil.which(words[0]) is None:
+            raise InvalidSetting(f"target {self.target.name} cannot be started: {words[0]}: No such file")
+        output = self._output.fileno()
+        spec = (str(self._patience_s), *words)
+        return Child(
+            _WARDEN, *spec, environment=environment, stdin=PIPE, stdout=output, stderr=output, outlives_parent=True
+        )
 
     def _wait_until_ready(self, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
@@ -209,7 +207,7 @@ class RunningTarget:
         if self._warden is None:
             time.sleep(_LOOK_AGAIN_S)
             return False
-        return self._warden.ask("wait", timeout_s=_LOOK_AGAIN_S) is not None and not self.pids
+        return self._warden.wait(_LOOK_AGAIN_S) is not None
 
     def _last_words(self) -> str:
         """The end of its output, beginning with a new line."""
@@ -217,7 +215,9 @@ class RunningTarget:
         return "".join(f"\n  {line}" for line in [": the last it said", *lines]) if lines else ""
 
     def _last_output(self) -> str:
-        return "" if self._warden is None else str(self._warden.ask("output"))
+        """Read beside the file's place, which the server writes at."""
+        begin = max(0, os.fstat(self._output.fileno()).st_size - _MAX_OUTPUT_BYTES)
+        return os.pread(self._output.fileno(), _MAX_OUTPUT_BYTES, begin).decode(errors="replace")
 
 
 def _refuse_taken(target: Target) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
@@ -41,11 +41,21 @@ def cpu_seconds(root: int) -> float:
 
 
 def pinning(root: int) -> list[str]:
-    """Every process below `root` with the cores that its working threads may run on: "name on 0,1"."""
+    """Every process below `root` with the cores that its working threads may run on: "name on 0,1".
+
+    The name is the first words of its command line, without flags, numbers and folders. An engine's threads are often
+    bound one by one, while idle ones of libraries roam: those do not count.
+    """
     found = []
     for process in descendants(root):
         with contextlib.suppress(psutil.Error, OSError):
-            found.append(f"{_label(process)} on {','.join(map(str, _cores(process)))}")
+            spent_s = {thread.id: thread.user_time + thread.system_time for thread in process.threads()}
+            least_s = _MIN_WORK_SHARE * max(spent_s.values())
+            working = [os.sched_getaffinity(thread) for thread, used_s in spent_s.items() if used_s >= least_s]
+            words = " ".join(process.cmdline()).split()
+            names = [Path(word).name for word in words if not word.startswith("-") and not word.isdigit()]
+            cores = ",".join(map(str, sorted(set().union(*working))))
+            found.append(f"{' '.join(names[:_MAX_LABEL_WORDS])} on {cores}")
     return found
 
 
@@ -74,7 +84,7 @@ def continue_tree(root: int) -> None:
 
 
 def end_tree(root: int, leader: int, patience_s: float, kill_s: float) -> bool:
-    """End all below `root`; whether SIGTERM was enough. Raises `RequestFailed` when SIGKILL does not help either.
+    """End all below `root`; whether SIGTERM was enough.
 
     `leader` is asked first and may end the others in its own order; what is left without it is asked next. When
     `patience_s` is over the rest is killed.
@@ -86,15 +96,7 @@ def end_tree(root: int, leader: int, patience_s: float, kill_s: float) -> bool:
     _signal(descendants(root), signal.SIGTERM)
     if until(lambda: not descendants(root), deadline_s - time.monotonic()):
         return True
-
-    def is_gone() -> bool:
-        left = descendants(root)
-        _signal(left, signal.SIGKILL)
-        return not left
-
-    if not until(is_gone, kill_s):
-        left = ", ".join(str(process.pid) for process in descendants(root))
-        raise RequestFailed(f"processes that cannot be killed: {left}")
+    until(lambda: not _signal(descendants(root), signal.SIGKILL), kill_s)
     return False
 
 
@@ -122,22 +124,9 @@ def _status(process: psutil.Process) -> str:
         return psutil.STATUS_DEAD
 
 
-def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+def _signal(processes: Collection[psutil.Process], number: signal.Signals) -> int:
+    """The number of processes that there were to signal."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
-
-
-def _cores(process: psutil.Process) -> list[int]:
-    """Of the threads that work: an engine's are often bound one by one, while idle ones of libraries roam."""
-    spent_s = {thread.id: thread.user_time + thread.system_time for thread in process.threads()}
-    least_s = _MIN_WORK_SHARE * max(spent_s.values())
-    working = [os.sched_getaffinity(thread) for thread, used_s in spent_s.items() if used_s >= least_s]
-    return sorted(set[int]().union(*working))
-
-
-def _label(process: psutil.Process) -> str:
-    """The first words of its command line, without flags, numbers and folders."""
-    words = " ".join(process.cmdline()).split()
-    told = [Path(word).name for word in words if not word.startswith("-") and not word.isdigit()]
-    return " ".join(told[:_MAX_LABEL_WORDS])
+    return len(processes)

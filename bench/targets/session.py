@@ -20,7 +20,7 @@ from bench.serve.command import PACKAGES, run_serve_benchmark, say
 from bench.serve.result import as_json
 from bench.serve.settings import LoadSettings, ServeBenchSettings, without_secrets
 from bench.serve.settings import check as check_serve
-from bench.targets.line_up import LineUp, TargetSettings
+from bench.targets.line_up import TargetSettings
 from bench.targets.spec import Target, parse_targets
 from bench.workload.dataset_settings import DatasetSettings
 from program.settings import as_flags
@@ -69,10 +69,6 @@ class Session(Generic[_SettingsT]):
     def save(self, document: CompareDocument | SweepDocument) -> None:
         """Write the file. Raises `InvalidSetting`."""
         save(self.path, document)
-
-    def line_up(self) -> LineUp:
-        """The targets, not started yet. Raises `InvalidSetting`."""
-        return LineUp(self.targets, self.settings, self.say)
 
     def measure(self, load: Load) -> dict[str, Any]:
         """Carry out a load with `baton bench serve`; the run's result as it is in a result file."""

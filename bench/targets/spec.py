@@ -46,19 +46,24 @@ class Target:
 def parse_target(text: str) -> Target:
     """One target. Raises `InvalidSetting`."""
     name, equals, rest = text.partition("=")
-    if not equals or not _NAME.fullmatch(name):
-        raise InvalidSetting(f"--target {text!r:.200}: expected NAME=URL or NAME=COMMAND, like pd='baton serve'")
-    if re.match(r"https?://", rest.strip()):
-        return Target(name, _url(text, rest))
     written, at, url = rest.rpartition(" @ ")
-    command = _words(text, written if at else rest)
-    if command[:2] == _BATON and not at:
+    try:
+        if not equals or not _NAME.fullmatch(name):
+            raise InvalidSetting("expected NAME=URL or NAME=COMMAND, like pd='baton serve'")
+        if re.match(r"https?://", rest.strip()):
+            return Target(name, checked_base_url(rest.strip()))
+        command = tuple(shlex.split(written if at else rest))
+        if not command:
+            raise InvalidSetting("there is no command")
+        if at:
+            return Target(name, checked_base_url(url.strip()), command)
+        if command[:2] != _BATON:
+            raise InvalidSetting("` @ URL` must say where the command answers")
         if any(word == "--port" or word.startswith("--port=") for word in command):
-            raise InvalidSetting(f"--target {text!r:.200}: a Baton with --port needs ` @ http://HOST:PORT` after it")
-        return Target(name, "", command)
-    if not at:
-        raise InvalidSetting(f"--target {text!r:.200}: ` @ URL` must say where the command answers")
-    return Target(name, _url(text, url), command)
+            raise InvalidSetting("a Baton with --port needs ` @ http://HOST:PORT` after it")
+    except (InvalidSetting, ValueError) as error:
+        raise InvalidSetting(f"--target {text!r:.200}: {error}") from None
+    return Target(name, "", command)
 
 
 def parse_targets(texts: Sequence[str]) -> tuple[Target, ...]:
@@ -69,21 +74,3 @@ def parse_targets(texts: Sequence[str]) -> tuple[Target, ...]:
         if names.count(name) > 1:
             raise InvalidSetting(f"--target {name}: two targets have this name")
     return targets
-
-
-def _url(text: str, url: str) -> str:
-    """Without the slash at its end."""
-    try:
-        return checked_base_url(url.strip())
-    except InvalidSetting as error:
-        raise InvalidSetting(f"--target {text!r:.200}: {error}") from None
-
-
-def _words(text: str, command: str) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as error:
-        raise InvalidSetting(f"--target {text!r:.200}: {error}") from None
-    if not words:
-        raise InvalidSetting(f"--target {text!r:.200}: there is no command")
-    return words

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from bench.command import BENCHMARKS, main
+from bench.command import BENCHMARKS, main, module_of
 
 
 def test_alone_it_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,4 +21,4 @@ def test_an_unknown_benchmark_is_an_error(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_in_the_list_is_there(name: str) -> None:
-    assert importlib.util.find_spec(BENCHMARKS[name].module) is not None
+    assert importlib.util.find_spec(module_of(name)) is not None

@@ -8,8 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from bench.plots import requests
-from bench.plots.lines import draw_attainment, draw_gaps, draw_latency, has_attainment, has_gaps, has_rates
-from bench.plots.requests import draw_stack, draw_timeline, has_breakdown
+from bench.plots.lines import Plot, attainment, gaps, latency
+from bench.plots.requests import draw_stack, draw_timeline
 from bench.plots.style import as_png
 from bench.plots.transfer import Handoffs
 from bench.plots.transfer import draw as draw_transfer
@@ -33,6 +33,11 @@ def axes_of(figure: Figure) -> list[Any]:
     return list(figure.axes)
 
 
+def drawn(plot: Plot | None) -> Figure:
+    assert plot is not None
+    return plot.draw()
+
+
 def lines_of(axes: Any) -> dict[str, Any]:
     return {line.get_label(): line for line in axes.get_lines()}
 
@@ -47,7 +52,7 @@ def point(target: str, rate: float) -> Point:
 
 
 def test_attainment_has_a_line_for_each_target_and_the_goal() -> None:
-    figure = draw_attainment(POINTS, SLO)
+    figure = drawn(attainment(POINTS, SLO))
     (axes,) = axes_of(figure)
     lines = lines_of(axes)
     for target in TARGETS:
@@ -61,22 +66,21 @@ def test_attainment_has_a_line_for_each_target_and_the_goal() -> None:
 
 def test_attainment_without_an_slo_cannot_be_drawn() -> None:
     bare = points_of([Run("a", 1, rate, run_result(PD, rate, 1, num=2) | {"slo_attainment": None}) for rate in RATES])
-    assert not has_attainment(bare)
-    assert has_attainment(POINTS)
+    assert attainment(bare, {}) is None
 
 
 def test_latency_shows_every_target_in_every_panel_from_zero() -> None:
-    figure = draw_latency(POINTS, SLO)
+    figure = drawn(latency(POINTS, SLO))
     assert len(figure.axes) == 4
     for axes, name in zip(axes_of(figure), LATENCIES, strict=True):
         assert axes.get_ylim()[0] == 0
-        drawn = [list(bars.lines[0].get_ydata()) for bars in axes.containers]
-        assert drawn == [[point(target, rate).middle(name) for rate in RATES] for target in TARGETS]
-    assert not has_rates([point("Baton P/D", 1.0)])
+        shown = [list(bars.lines[0].get_ydata()) for bars in axes.containers]
+        assert shown == [[point(target, rate).middle(name) for rate in RATES] for target in TARGETS]
+    assert latency([point("Baton P/D", 1.0)], SLO) is None
 
 
 def test_gaps_are_shown_by_how_many_nines_are_shorter() -> None:
-    figure = draw_gaps(POINTS, 60.0)
+    figure = drawn(gaps(POINTS, 60.0))
     assert [axes.get_title(loc="left") for axes in axes_of(figure)] == ["1 request/s", "4 requests/s"]
     lines = lines_of(axes_of(figure)[1])
     own = [gap * 1e3 for run in point("Baton P/D", 4.0).runs for request in run.row("itls") for gap in request]
@@ -86,7 +90,7 @@ def test_gaps_are_shown_by_how_many_nines_are_shorter() -> None:
 
 
 def test_gaps_need_details() -> None:
-    assert not has_gaps(points_of([Run("a", 0, 1.0, run_result(PD, 1.0, 1, detailed=False))]))
+    assert gaps(points_of([Run("a", 0, 1.0, run_result(PD, 1.0, 1, detailed=False))]), None) is None
 
 
 def test_stacked_parts_add_up_and_stand_in_the_order_of_time() -> None:
@@ -108,7 +112,7 @@ def test_stacked_parts_add_up_and_stand_in_the_order_of_time() -> None:
 
 
 def test_a_target_without_breakdown_has_no_bar() -> None:
-    assert not has_breakdown([point("vLLM P/D", 1.0)])
+    assert requests.parts_of(point("vLLM P/D", 1.0), "ttft") == {}
 
 
 def test_a_timeline_has_a_row_for_each_request_and_a_piece_for_each_gap() -> None:
@@ -116,7 +120,7 @@ def test_a_timeline_has_a_row_for_each_request_and_a_piece_for_each_gap() -> Non
     figure = draw_timeline(runs, 60.0)
     for axes, run in zip(axes_of(figure), runs, strict=False):
         segments = axes.collections[0].get_segments()
-        assert len(segments) == sum(1 + len(gaps) for gaps in run.row("itls"))
+        assert len(segments) == sum(1 + len(every) for every in run.row("itls"))
         assert sorted({segment[0][1] for segment in segments}) == list(range(1, 21))
         assert max(segment[1][0] for segment in segments) <= axes.get_xlim()[1]
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
@@ -161,7 +165,7 @@ def test_a_transfer_has_a_line_for_each_transport_and_kind() -> None:
 @pytest.mark.parametrize("rate", [0.25, math.inf])
 def test_one_run_alone_can_be_drawn(rate: float) -> None:
     run = Run("a", 0, rate, run_result(PEER, rate, 1, num=3))
-    for figure in (draw_gaps(points_of([run]), None), draw_timeline([run], None)):
+    for figure in (drawn(gaps(points_of([run]), None)), draw_timeline([run], None)):
         assert as_png(figure).startswith(b"\x89PNG")
 
 
@@ -169,7 +173,7 @@ def test_labels_do_not_leave_the_picture() -> None:
     long = {"a target with a rather long name": PD, "another target, longer than it should be": COLOCATED}
     runs = [Run(name, 0, rate, run_result(model, rate, 1, num=10)) for name, model in long.items() for rate in RATES]
     points = points_of(runs)
-    for figure in (draw_attainment(points, SLO), draw_latency(points, SLO), draw_stack(points)):
+    for figure in (drawn(attainment(points, SLO)), drawn(latency(points, SLO)), draw_stack(points)):
         figure.draw_without_rendering()
         width, height = figure.bbox.size
         for legend in figure.legends:

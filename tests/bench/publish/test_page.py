@@ -50,3 +50,4 @@ def test_templates_are_part_of_the_package() -> None:
     listed = (ROOT / "pyproject.toml").read_text()
     assert '"report/*.j2"' in listed
     assert '"publish/*.j2"' in listed
+    assert '"plots/*.mplstyle"' in listed
