@@ -11,12 +11,12 @@ from bench.client import stream
 from bench.client.endpoint import Endpoint, History, RequestOptions
 from bench.client.outcome import Failure, Outcome
 from bench.client.stream import send
-from bench.mock_server.schedule import Answer, Fault, FaultKind, Script
-from bench.mock_server.server import mock_server
 from bench.stats import median
 from bench.workload.turns import Conversation
 from tests.bench.client.raw_server import raw_server
 from tests.bench.client.rig import PATIENCE_S, Announcing, endpoint, turn
+from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script
+from tests.bench.mock_server.server import mock_server
 
 GAPS_S = (0.011, 0.003, 0.017, 0.006, 0.009, 0.021, 0.004, 0.013)
 TTFTS_S = (0.160, 0.120, 0.200, 0.140, 0.180)

@@ -14,8 +14,8 @@ from bench.limits.served import (
     gaps_ms,
     isolation_ratio,
 )
-from bench.mock_server.schedule import Answer, Fault, FaultKind, Script, Steady
-from bench.mock_server.server import MockServer, mock_server
+from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script, Steady
+from tests.bench.mock_server.server import MockServer, mock_server
 from wire.errors import RequestFailed
 
 NUM_PROMPT_TOKENS = 40

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from bench.mock_server.__main__ import MockServerSettings, main, schedule_of
-from bench.mock_server.schedule import Fault, FaultKind, Steady
+from tests.bench.mock_server.__main__ import MockServerSettings, main, schedule_of
+from tests.bench.mock_server.schedule import Fault, FaultKind, Steady
 from wire.errors import InvalidSetting
 
 PATIENCE_S = 30.0
 
 
 def test_it_serves_until_it_is_told_to_stop() -> None:
-    command = [sys.executable, "-m", "bench.mock_server", "--port=0", "--ttft-ms=0", "--itl-ms=0", "--text=x"]
+    command = [sys.executable, "-m", "tests.bench.mock_server", "--port=0", "--ttft-ms=0", "--itl-ms=0", "--text=x"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

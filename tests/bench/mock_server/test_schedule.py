@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.mock_server.schedule import Answer, Fault, FaultKind, Script, Steady
+from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script, Steady
 
 
 def test_a_gap_of_nothing_joins_writes() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from bench.mock_server.schedule import Answer, Fault, FaultKind, Script, Steady
-from bench.mock_server.server import MockServer, mock_server
+from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script, Steady
+from tests.bench.mock_server.server import MockServer, mock_server
 
 TIMEOUT_S = 50.0
 ROOT = Path(__file__).resolve().parents[3]

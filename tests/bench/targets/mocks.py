@@ -14,5 +14,5 @@ def mock_target(name: str, **settings: float) -> str:
     """`NAME=COMMAND @ URL`; settings as `ttft_ms=5`."""
     port = free_port()
     flags = [f"--{key.replace('_', '-')}={value:g}" for key, value in settings.items()]
-    command = shlex.join([sys.executable, "-m", "bench.mock_server", f"--port={port}", *flags])
+    command = shlex.join([sys.executable, "-m", "tests.bench.mock_server", f"--port={port}", *flags])
     return f"{name}={command} @ http://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""`python -m bench.mock_server`: the mock server for people, until Ctrl-C or SIGTERM."""
+"""`python -m tests.bench.mock_server`: the mock server for people, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from bench.arguments import parse_alone, require_at_least
 from bench.client.asking import client_runner
-from bench.mock_server.schedule import Fault, FaultKind, Steady
-from bench.mock_server.server import MockOptions, mock_server
 from program.settings import setting
+from tests.bench.mock_server.schedule import Fault, FaultKind, Steady
+from tests.bench.mock_server.server import MockOptions, mock_server
 from wire.errors import BatonError, InvalidSetting
 
 NO_FAULT = "none"
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     """Serve until told to stop; the exit status."""
     description = "An OpenAI-compatible server that has no model and answers at known times."
     try:
-        settings = parse_alone("python -m bench.mock_server", description, arguments, MockServerSettings)
+        settings = parse_alone("python -m tests.bench.mock_server", description, arguments, MockServerSettings)
         with client_runner() as runner:
             runner.run(_serve(settings))
     except BatonError as error:

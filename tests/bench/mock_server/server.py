@@ -26,8 +26,8 @@ from pydantic import Field
 
 from bench.arguments import checked
 from bench.client.clock import sleep_until
-from bench.mock_server.schedule import BREAKS, Answer, Fault, FaultKind, Schedule
 from program.clock import host_clock
+from tests.bench.mock_server.schedule import BREAKS, Answer, Fault, FaultKind, Schedule
 from wire.errors import InvalidSetting
 
 _CLOSE_TIMEOUT_S = 0.1
