@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Tests run on all cores at once (`make test`). With a pool of compute threads in each process as well, they would wait
@@ -13,3 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # How long an example takes depends on how busy the machine is.
 settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("baton")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole relays come first: they take longest, and no core should wait for the other at the end."""
+    items.sort(key=lambda item: "/tests/system/" not in item.path.as_posix())
