@@ -11,13 +11,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from bench.arguments import parse_alone
+from bench.arguments import parse_alone, require_folder, write_text
+from bench.documents import KvDocument, ResultFile
 from bench.facts import collect_facts
 from bench.kv.measure import KvBenchSettings, measure, plan
 from bench.kv.report import as_json, save_plot
-from bench.output_file import require_folder, write_text
 from bench.report.document import as_text
-from bench.report.load import KvDocument, ResultFile
 from bench.report.sections import section_of
 
 _DESCRIPTION = "Measure handoffs of KV blocks between two processes, in turns with a plain copy."

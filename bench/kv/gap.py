@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bench.arguments import parse_alone
-from bench.client.asking import TIMEOUT_S, Prompts, ask, client_runner
+from bench.client.driver import TIMEOUT_S, Prompts, ask, client_runner
 from bench.client.endpoint import probe
 from bench.client.outcome import Outcome
 from bench.stats import median, percentile

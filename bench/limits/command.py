@@ -16,18 +16,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.arguments import parse_alone
+from bench.arguments import parse_alone, require_folder, write_text
 from bench.child import Child
+from bench.documents import LimitsDocument, ResultFile
 from bench.facts import Facts, collect_facts
 from bench.kv.measure import Case, Cores, KvBenchSettings, core_limits, plan, round_trips, session
 from bench.kv.report import figures
-from bench.limits.result import MEANINGS, Ceiling, Found, Ratio, ceiling_of, difference_of
+from bench.limits.result import (
+    CEILING_NAMES,
+    ENGINE_NAMES,
+    HANDOFF_NAMES,
+    KV_NAMES,
+    MEANINGS,
+    Ceiling,
+    Found,
+    LimitsSettings,
+    Ratio,
+    ceiling_of,
+    difference_of,
+)
 from bench.limits.router_hop import RouterPlan, measure_router_hop, router_ratios
 from bench.limits.served import handoff_ratios, isolation_ratio, measure_handoffs, measure_isolation
-from bench.limits.settings import CEILING_NAMES, ENGINE_NAMES, HANDOFF_NAMES, KV_NAMES, LimitsSettings
-from bench.output_file import require_folder, write_text
 from bench.report.document import as_text
-from bench.report.load import LimitsDocument, ResultFile
 from bench.report.sections import section_of
 from bench.stats import median, percentile
 from engine.models.identity import model_name

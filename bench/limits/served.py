@@ -22,12 +22,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from bench.child import Child
-from bench.client.asking import OPTIONS, TIMEOUT_S, Prompts, ask, client_runner, require_answer
-from bench.client.driver import LoadPlan, run_load
+from bench.client.driver import OPTIONS, TIMEOUT_S, LoadPlan, Prompts, ask, client_runner, require_answer, run_load
 from bench.client.endpoint import Endpoint, probe
 from bench.client.outcome import Outcome
-from bench.limits.result import Ratio, range_of, ratio_of
-from bench.limits.settings import LimitsSettings
+from bench.limits.result import LimitsSettings, Ratio, range_of, ratio_of
 from bench.stats import median, percentile
 from bench.targets.process import PATIENCE_S, RunningTarget
 from bench.targets.spec import Target

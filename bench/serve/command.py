@@ -21,8 +21,7 @@ from tqdm import tqdm
 
 from bench.arguments import parse_settings
 from bench.breakdown import summarise_breakdowns
-from bench.client.asking import client_runner
-from bench.client.driver import LoadPlan, LoadRun, run_load
+from bench.client.driver import LoadPlan, LoadRun, client_runner, run_load
 from bench.client.endpoint import PromptForm, RequestOptions
 from bench.facts import collect_facts
 from bench.runs import rate_as_json

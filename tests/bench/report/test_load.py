@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.documents import CompareDocument, SweepDocument
-from bench.report.load import KvDocument, LimitsDocument, ServeDocument, load_result
+from bench.documents import CompareDocument, KvDocument, LimitsDocument, ServeDocument, SweepDocument, load_result
 from bench.runs import Run, points_of
 from tests.bench.report.samples import FACTS, PD, compare_result, limits_result, run_result, sweep_result
 from wire.errors import InvalidSetting
