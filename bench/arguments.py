@@ -62,7 +62,6 @@ def _flag(name: str) -> str:
 
 
 def _items(text: str) -> tuple[str, ...]:
-    """What stands between the commas."""
     return tuple(filter(None, (item.strip() for item in text.split(","))))
 
 

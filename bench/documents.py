@@ -154,8 +154,6 @@ class ServeDocument:
 
 @dataclass(frozen=True, slots=True)
 class LimitsDocument:
-    """A result of `baton bench limits`."""
-
     facts: Facts
     ceilings: list[Ceiling]
     ratios: list[LimitRatio]

@@ -26,7 +26,7 @@ import numpy as np
 from bench.client.endpoint import Endpoint, History, RequestOptions, check_requests
 from bench.client.outcome import Outcome
 from bench.client.stream import send
-from bench.workload.turns import Conversation, Turn
+from bench.workload.dataset_settings import Conversation, Turn
 from wire.errors import RequestFailed
 
 LATE_S = 0.010
@@ -146,8 +146,6 @@ def _connections(options: RequestOptions) -> aiohttp.ClientSession:
 
 
 class _Load:
-    """One run."""
-
     def __init__(
         self,
         session: aiohttp.ClientSession,
@@ -227,6 +225,5 @@ async def ask(endpoint: Endpoint, conversation: Conversation) -> Outcome:
 
 
 def require_answer(outcome: Outcome) -> None:
-    """Raise `RequestFailed` when a request failed."""
     if outcome.failure is not None:
         raise RequestFailed(f"a request failed: {outcome.failure}: {outcome.message}")

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.arguments import names_in, parse_alone, require_folder, write_text
-from bench.child import ROOT
-from bench.facts import collect_facts
+from bench.facts import ROOT, collect_facts
 from bench.gpu_check.rows import CORRECTNESS, Row, exit_status, failed_row, missing_row, render
 from program.child import PIPE, Child
 from program.settings import setting
@@ -51,8 +50,6 @@ _SMI_FIELDS = ("name", "driver_version", *_CLOCKS, "power.limit", "temperature.g
 
 @dataclass(frozen=True, slots=True)
 class GpuCheckSettings:
-    """Settings of `python -m bench.gpu_check`."""
-
     only: str = setting("", "run only these groups, for example attention,graphs; empty: all")
     device: str = setting(
         "cuda", "what to check; cpu: the same code with tiny sizes, speeds mean nothing", choices=("cuda", "cpu")

@@ -16,7 +16,7 @@ from bench.arguments import parse_alone
 from bench.client.driver import TIMEOUT_S, Prompts, ask, client_runner
 from bench.client.endpoint import probe
 from bench.client.outcome import Outcome
-from bench.stats import median, percentile
+from bench.numbers import median, percentile
 from program.settings import setting
 from wire.errors import RequestFailed
 
@@ -25,8 +25,6 @@ _PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class GapSettings:
-    """Settings of `baton bench gap`."""
-
     url: str = setting("http://127.0.0.1:8000", "endpoint to ask")
     model: str = setting("", "name of the model; empty: the first that the endpoint lists")
     prompt_tokens: int = setting(512, "length of each prompt")

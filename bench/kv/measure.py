@@ -42,8 +42,6 @@ _NUM_HOPS, _HOP_BYTES, _HOP_PAUSE_S = 20, 300, 0.003
 
 @dataclass(frozen=True, slots=True)
 class KvBenchSettings:
-    """Settings of `baton bench kv`."""
-
     transports: str = setting(_ALL, "transports to measure: all, or some of shm,zmq,nixl,nccl")
     blocks: str = setting("1,8,64,512", "sizes of handoffs in blocks")
     block_bytes: int = setting(2**20, "bytes of a block, a multiple of 64")

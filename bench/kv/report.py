@@ -11,11 +11,10 @@ from typing import Any
 from bench.arguments import write_file
 from bench.facts import Facts
 from bench.kv.measure import Case, Results
-from bench.numbers import size
+from bench.numbers import NOISY_SPREAD, PairedRatio, median, paired_ratio, percentile, size, spread
 from bench.plots.lines import Handoffs, draw_transfer
 from bench.plots.style import as_png
 from bench.report.document import Table, table_of
-from bench.stats import NOISY_SPREAD, PairedRatio, median, paired_ratio, percentile, spread
 
 
 @dataclass(frozen=True, slots=True)

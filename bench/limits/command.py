@@ -37,9 +37,9 @@ from bench.limits.result import (
 )
 from bench.limits.router_hop import RouterPlan, measure_router_hop, router_ratios
 from bench.limits.served import handoff_ratios, isolation_ratio, measure_handoffs, measure_isolation
+from bench.numbers import median, percentile
 from bench.report.document import as_text
 from bench.report.sections import section_of
-from bench.stats import median, percentile
 from engine.models.identity import model_name
 from kvtransfer.integrity import XXH3
 from kvtransfer.transports.registry import SHM

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.arguments import cores_in, names_in, numbers_in, require_at_least
-from bench.stats import NOISY_SPREAD, median, paired_ratio, percentile, spread
+from bench.numbers import NOISY_SPREAD, median, paired_ratio, percentile, spread
 from program.settings import setting
 from wire.errors import InvalidSetting
 
@@ -153,7 +153,6 @@ class LimitsSettings:
 
     @property
     def core_ids(self) -> tuple[int, ...]:
-        """The cores to use, each once."""
         return tuple(dict.fromkeys(cores_in(self.cores)))
 
     @property
@@ -166,7 +165,6 @@ class LimitsSettings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is to be measured."""
         every = (*ENGINE_NAMES, *SYSTEM_NAMES)
         chosen = names_in(self.only, "--only", every)
         return tuple(name for name in every if not chosen or name in chosen)

@@ -26,10 +26,10 @@ from bench.client.driver import OPTIONS, TIMEOUT_S, LoadPlan, Prompts, ask, clie
 from bench.client.endpoint import Endpoint, probe
 from bench.client.outcome import Outcome
 from bench.limits.result import LimitsSettings, Ratio, range_of, ratio_of
-from bench.stats import median, percentile
+from bench.numbers import median, percentile
 from bench.targets.process import PATIENCE_S, RunningTarget
 from bench.targets.spec import Target
-from bench.workload.turns import Conversation
+from bench.workload.dataset_settings import Conversation
 from engine.models.config import load_config
 from engine.models.identity import find_checkpoint
 from program.clock import host_clock

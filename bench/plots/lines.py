@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bench.numbers import size
 from bench.plots.style import HEIGHT, INK, PALETTE, REFERENCE, SOFT, Look, looks_of, new_figure, styled
 from bench.runs import Point
 
@@ -272,7 +273,7 @@ class Handoffs:
 def draw_transfer(handoffs: Sequence[Handoffs], caption: str = "") -> Figure:
     """Every line has copies of its own: the band is between the slowest and the fastest of them."""
     ordered = sorted(handoffs, key=lambda each: each.num_bytes)
-    sizes: dict[float, str] = {each.num_bytes: size_in_words(each.num_bytes) for each in ordered}
+    sizes: dict[float, str] = {each.num_bytes: size(each.num_bytes) for each in ordered}
     lines = []
     for transport, is_checked in dict.fromkeys((each.transport, each.is_checked) for each in handoffs):
         own = [each for each in ordered if (each.transport, each.is_checked) == (transport, is_checked)]
@@ -297,8 +298,3 @@ def draw_transfer(handoffs: Sequence[Handoffs], caption: str = "") -> Figure:
         x_log=2,
     )
     return Plot("Rate of KV handoffs between two processes", [panel]).draw()
-
-
-def size_in_words(num_bytes: int) -> str:
-    """`64 MiB`."""
-    return f"{num_bytes / 2**20:g} MiB" if num_bytes >= 2**20 else f"{num_bytes / 2**10:g} KiB"

@@ -47,7 +47,6 @@ _ON_CARDS = (
 
 
 def section_of(file: ResultFile) -> Section:
-    """Everything a file has to say."""
     match file.document:
         case CompareDocument() as document:
             return _compare(file.name, document)

@@ -175,5 +175,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def say(text: str) -> None:
-    """Tell people what happens next."""
     print(text, file=sys.stderr, flush=True)

@@ -18,10 +18,10 @@ from typing import Any
 
 from bench.arguments import require_at_least
 from bench.documents import Configuration, ResultFile, SweepDocument, SweepPoint
+from bench.numbers import median
 from bench.report.document import as_text
 from bench.report.sections import section_of
 from bench.serve.settings import parse_slo
-from bench.stats import median
 from bench.targets.line_up import (
     SESSION_STEP,
     LineUp,

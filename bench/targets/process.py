@@ -2,9 +2,9 @@
 
 Owns the warden of a started server, the walk over all below it and the signals to them, and the port of a started
 Baton. psutil reads the system, and signals nobody who has got another's id. Does not know what is measured. A target
-that was given as a URL only has to answer: nothing of it is ours to start, halt or end. Ready is what answers a request:
-a proxy listens long before its engines do, and a router before its nodes, so two tokens are asked for, and whoever makes
-token 1 and whoever makes the later ones have to be there.
+that was given as a URL only has to answer: nothing of it is ours to start, halt or end. Ready is what answers a
+request: a proxy listens long before its engines do, and a router before its nodes, so two tokens are asked for, and
+whoever makes token 1 and whoever makes the later ones have to be there.
 Invariants: when a `RunningTarget` is closed, nothing that it started is left; when `halt_tree` returns nothing of the
 tree runs, not even a process that was forked meanwhile.
 """
@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from bench.child import ROOT
+from bench.facts import ROOT
 from bench.targets.spec import Target
 from program.child import KILL_S, PIPE, Child
 from wire.errors import InvalidSetting, RequestFailed

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from bench.documents import load_result
-from bench.numbers import number
+from bench.numbers import median, number
 from bench.report.document import Section, Table
 from bench.report.sections import section_of
-from bench.stats import median
 from tests.bench.report.samples import PD, compare_result, limits_result, run_result, sweep_result
 
 
