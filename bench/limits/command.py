@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     found = Found()
     for name, part in (("engine", engine_limits), ("system", system_limits)):
         try:
-            part(settings, found, _say)
+            part(settings, found, lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
         except BatonError as error:  # one half that fails leaves the other
             found.failures.append(f"{name} limits: {error}")
     setup = {"model": model_name(settings.model, ""), "cores": list(settings.core_ids), "threads": settings.num_threads}
@@ -176,7 +176,3 @@ def _confined_to(cores: tuple[int, ...]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _say(text: str) -> None:
-    print(f"measuring: {text}", file=sys.stderr, flush=True)

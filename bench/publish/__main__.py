@@ -164,11 +164,7 @@ def _prose(folder: Path, name: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Write, or check: 1 when the page differs or a file beside it is missing. Raises `InvalidSetting`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.publish",
-        description=_DESCRIPTION,
-        allow_abbrev=False,
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.publish", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when the page is not right")
     parser.add_argument("--results", default=ROOT / "bench/results", type=Path, help="folder with contents.yaml")
     parser.add_argument("--docs", default=ROOT / "docs", type=Path, help="folder of the page")

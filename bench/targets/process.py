@@ -36,7 +36,6 @@ from program.child import KILL_S, PIPE, Child
 from wire.errors import InvalidSetting, RequestFailed
 
 _REQUEST = {"prompt": "Hello", "max_tokens": 2, "temperature": 0}
-_MAX_LOOK_S = 5.0
 _MAX_SHOWN = 200
 _WARDEN = "bench.targets.warden_process"
 _LOOPBACK = "127.0.0.1"
@@ -63,7 +62,7 @@ def why_not_ready(url: str, timeout_s: float) -> str:
     A server that knows no health route is asked for its models. One that refuses the request as the client's mistake
     (a key is needed, only chat is served) is ready too: what it makes of the benchmark's own requests is seen there.
     """
-    look_s = min(timeout_s, _MAX_LOOK_S)
+    look_s = min(timeout_s, _LOOK_S)
     try:
         health, _ = _ask(f"{url}/health", look_s)
         if health not in (200, 404, 405):

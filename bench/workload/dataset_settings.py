@@ -31,8 +31,6 @@ MAX_TOKENS = 2**24
 
 @dataclass(frozen=True, slots=True)
 class DatasetSettings:
-    """Which prompts are sent."""
-
     dataset_name: str = setting(RANDOM, "what prompts are made of", choices=DATASET_NAMES, group=_GENERAL)
     dataset_path: str = setting(
         "",
