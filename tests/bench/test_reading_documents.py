@@ -13,7 +13,7 @@ from bench.runs import Run, points_of
 from tests.bench.report.samples import FACTS, PD, compare_result, limits_result, run_result, sweep_result
 from wire.errors import InvalidSetting
 
-RESULTS = Path(__file__).parents[3] / "bench/results"
+RESULTS = Path(__file__).parents[2] / "bench/results"
 
 
 def written(folder: Path, document: Any) -> Path:
