@@ -1,4 +1,4 @@
-"""What people hand in: the settings of a benchmark from flags and from the file of `--config`, and JSON of any type.
+"""What people hand in: settings from flags and the file of `--config`, JSON of any type; and the files they ask for.
 
 Settings do not come from the environment: the command that stands beside a result has to say it all. What does not fit
 is an `InvalidSetting` that says where it is.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -60,6 +61,35 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def _items(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (item.strip() for item in text.split(","))))
+
+
+def numbers_in(text: str, flag: str, lowest: int = 1) -> tuple[int, ...]:
+    """At least one number, none below `lowest`. Raises `InvalidSetting`."""
+    found = _items(text)
+    if not found or not all(item.isdecimal() and int(item) >= lowest for item in found):
+        raise InvalidSetting(f"{flag}: {text!r:.40} is not a list of numbers from {lowest} on")
+    return tuple(map(int, found))
+
+
+def names_in(text: str, flag: str, choices: Sequence[str]) -> tuple[str, ...]:
+    """Some of `choices`, each once, in the order of `text`; () for none. Raises `InvalidSetting`."""
+    for name in _items(text):
+        if name not in choices:
+            raise InvalidSetting(f"{flag} {name!r:.40} is not one of {', '.join(choices)}")
+    return tuple(dict.fromkeys(_items(text)))
+
+
+def cores_in(text: str, flag: str = "--cores") -> tuple[int, ...]:
+    """Cores of this process; "" stands for all of them. Raises `InvalidSetting`."""
+    available = sorted(os.sched_getaffinity(0))
+    given = numbers_in(text, flag, lowest=0) if text else tuple(available)
+    if not set(given) <= set(available):
+        raise InvalidSetting(f"{flag} {text} are not some of {', '.join(map(str, available))}")
+    return given
+
+
 def checked(kind: type[_T], value: Any, where: str) -> _T:
     """`value` as a `kind` (a dataclass, or any other type); members that it does not know are dropped.
 
@@ -89,6 +119,28 @@ def parse_json(text: str, where: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidSetting(f"{where}: it is not JSON: {error}") from None
+
+
+def require_folder(path: str | Path, flag: str = "--json") -> None:
+    """Raise `InvalidSetting` when there is no folder for the file that `flag` names; "" names none."""
+    if path != "" and not Path(path).absolute().parent.is_dir():
+        raise InvalidSetting(f"{flag} {path}: there is no such folder")
+
+
+def write_text(path: str, text: str, flag: str = "--json") -> None:
+    """Write the file that `flag` names. Raises `InvalidSetting` when that does not work."""
+    write_file(Path(path), text, f"{flag} ")
+
+
+def write_file(path: Path, content: str | bytes, origin: str = "", *, makes_folder: bool = False) -> Path:
+    """Write `path`; `origin` stands before it in an error. Raises `InvalidSetting` when that does not work."""
+    try:
+        if makes_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise InvalidSetting(f"{origin}{path}: {error.strerror}") from None
+    return path
 
 
 @functools.cache

@@ -35,7 +35,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.client.outcome import Outcome
-from bench.stats import median, percentile
+from bench.numbers import median, percentile
 from program.clock import host_clock
 
 TOLERANCE_MS = 0.2

@@ -13,13 +13,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 from program import child
 from wire.errors import BatonError, ChildFailed, RequestFailed
 
-ROOT = Path(__file__).resolve().parents[1]
 _ANSWER_S = 120.0
 _LEAVE_S = 10.0
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -24,9 +24,9 @@ BENCHMARKS = {
 """Each with its line in the list."""
 
 
-def module_of(name: str) -> str:
-    """The module whose `main(arguments) -> int` runs a benchmark."""
-    return "bench.kv.gap" if name == "gap" else f"bench.{name.replace('-', '_')}.command"
+def entry_of(name: str) -> tuple[str, str]:
+    """The module and its function `(arguments) -> int` that run a benchmark."""
+    return ("bench.kv.command", "main_of_gap") if name == "gap" else (f"bench.{name.replace('-', '_')}.command", "main")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,5 +48,6 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     # a job in the background of a script starts with the signal ignored, and a load would then run to its end
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    run = cast("Callable[[Sequence[str]], int]", importlib.import_module(module_of(parsed.name)).main)
+    module, function = entry_of(parsed.name)
+    run = cast("Callable[[Sequence[str]], int]", getattr(importlib.import_module(module), function))
     return run(parsed.arguments)

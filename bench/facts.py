@@ -30,7 +30,6 @@ class Facts:
     versions: dict[str, str]
 
     def describe(self) -> list[str]:
-        """Lines for people."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return [
             f"{self.time}, commit {self.commit or 'unknown'}",

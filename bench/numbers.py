@@ -1,10 +1,19 @@
-"""Numbers as people read them: three digits that matter, thousands apart. "-" where there is none."""
+"""Percentiles and ratios of values that were measured in turns, and numbers as people read them.
+
+On a machine that others use too, absolute values move; two things measured in turns move together, so their ratio is
+what can be compared with another run. People read three digits that matter, thousands apart; "-" where there is none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 NONE = "-"
+NOISY_SPREAD = 0.15
+"""Above this spread of the yardstick a run is called noisy."""
 
 
 def number(value: float | None) -> str:
@@ -49,3 +58,34 @@ def size(num_bytes: float) -> str:
 def rate(value: float | None) -> str:
     """A ratio: 0.46, 1.82, 19.3, 120."""
     return NONE if value is None else f"{value:.3g}" if value >= 9.995 else f"{value:.2f}"
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linear between the two nearest. Raises `ValueError` without values."""
+    if not values:
+        raise ValueError("a percentile needs values")
+    return float(np.percentile(values, percent))
+
+
+def median(values: Sequence[float]) -> float:
+    return percentile(values, 50)
+
+
+def spread(values: Sequence[float]) -> float:
+    """How far apart the 10th and the 90th percentile are, over the median."""
+    return (percentile(values, 90) - percentile(values, 10)) / median(values)
+
+
+@dataclass(frozen=True, slots=True)
+class PairedRatio:
+    """A ratio of medians, and the lowest and highest ratio of any pair."""
+
+    of_medians: float
+    low: float
+    high: float
+
+
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> PairedRatio:
+    """Of values measured in turns, pair by pair. Raises `ValueError` for different numbers of them."""
+    pairs = [numerator / denominator for numerator, denominator in zip(numerators, denominators, strict=True)]
+    return PairedRatio(median(numerators) / median(denominators), min(pairs), max(pairs))

@@ -1,4 +1,4 @@
-"""Sends a workload: each conversation at its arrival (open loop), or so many at a time (closed loop).
+"""Sends a workload: each conversation at its arrival (open loop), so many at a time (closed loop), or one alone.
 
 Owns the tasks and the connections of a run, and says whether the client itself was the bottleneck: its processor time,
 how late its event loop runs, how late it sends. Open loop means that nobody waits for anybody: a slow answer delays the
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -22,14 +23,18 @@ from itertools import accumulate
 import aiohttp
 import numpy as np
 
-from bench.client.clock import sleep_until
 from bench.client.endpoint import Endpoint, History, RequestOptions, check_requests
 from bench.client.outcome import Outcome
 from bench.client.stream import send
-from bench.workload.turns import Conversation
+from bench.workload.dataset_settings import Conversation, Turn
+from wire.errors import RequestFailed
 
 LATE_S = 0.010
+TIMEOUT_S = 120.0
+OPTIONS = RequestOptions(ignore_eos=True, temperature=0.0, with_timings=True)
+_FIRST_ID = 10  # special tokens mostly come first
 _PERIOD_S = 0.020
+_TIMER_STEP_S = 0.001
 _KEEPALIVE_S = 4.0
 """Below the 5 s after which common servers close an idle connection: a request must not meet its end."""
 
@@ -46,6 +51,16 @@ class ClientFigures:
     loop_lag_max_ms: float
     num_late: int
     max_in_flight: int
+
+
+async def sleep_until(due_s: float) -> None:
+    """Return at `due_s` or up to a timer step after it, never before. Other tasks get a turn even when it is past."""
+    await asyncio.sleep(0)
+    left_s = due_s - time.monotonic()
+    while left_s > 0:
+        # loops round a delay to their timers' step, some of them down: there may be a rest that is less than a step
+        await asyncio.sleep(max(left_s, _TIMER_STEP_S))
+        left_s = due_s - time.monotonic()
 
 
 class SelfCheck:
@@ -131,8 +146,6 @@ def _connections(options: RequestOptions) -> aiohttp.ClientSession:
 
 
 class _Load:
-    """One run."""
-
     def __init__(
         self,
         session: aiohttp.ClientSession,
@@ -181,3 +194,36 @@ class _Load:
             history.add_answer(outcome)
             scheduled_s = outcome.closed_s
             turn += 1
+
+
+class Prompts:
+    """Draws prompts of random ids: no prefix cache knows any of them."""
+
+    def __init__(self, vocab_size: int, seed: int) -> None:
+        self._ids = range(_FIRST_ID, vocab_size)
+        self._chance = random.Random(seed)
+
+    def conversation(self, num_tokens: int, num_output_tokens: int) -> Conversation:
+        return Conversation((Turn(tuple(self._chance.choices(self._ids, k=num_tokens)), "", num_output_tokens),))
+
+
+def client_runner() -> asyncio.Runner:
+    """The event loop that every benchmark's client runs on: uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+async def ask(endpoint: Endpoint, conversation: Conversation) -> Outcome:
+    """One request, alone. Raises `RequestFailed` when it is not answered as it should be."""
+    plan = LoadPlan((conversation,), None, 1, TIMEOUT_S)
+    outcome = (await run_load([endpoint], plan, OPTIONS, lambda _: None)).outcomes[0]
+    require_answer(outcome)
+    return outcome
+
+
+def require_answer(outcome: Outcome) -> None:
+    if outcome.failure is not None:
+        raise RequestFailed(f"a request failed: {outcome.failure}: {outcome.message}")

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from bench.client.outcome import Outcome
-from bench.workload.turns import Conversation, Turn
+from bench.workload.dataset_settings import Conversation, Turn
 from wire.errors import InvalidSetting, RequestFailed
 
 Kind: TypeAlias = Literal["completions", "chat"]

@@ -16,13 +16,21 @@ from dataclasses import dataclass
 
 from bench.arguments import require_at_least
 from bench.compare.verdict import RULE, medians_of, ratios_of
-from bench.documents import CompareDocument
+from bench.documents import CompareDocument, ResultFile
 from bench.report.document import as_text
-from bench.report.load import ResultFile
 from bench.report.sections import section_of
 from bench.runs import Run
-from bench.targets.line_up import LineUp, TargetSettings, check_targets, parse_rates
-from bench.targets.session import SESSION_STEP, Load, Measure, Session, read_session
+from bench.targets.line_up import (
+    SESSION_STEP,
+    LineUp,
+    Load,
+    Measure,
+    Session,
+    TargetSettings,
+    check_targets,
+    parse_rates,
+    read_session,
+)
 from program.settings import setting
 
 _ROUND_STEP = 1000

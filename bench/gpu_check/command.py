@@ -25,12 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import lists
-from bench.arguments import parse_alone
-from bench.child import ROOT
-from bench.facts import collect_facts
+from bench.arguments import names_in, parse_alone, require_folder, write_text
+from bench.facts import ROOT, collect_facts
 from bench.gpu_check.rows import CORRECTNESS, Row, exit_status, failed_row, missing_row, render
-from bench.output_file import require_folder, write_text
 from program.child import PIPE, Child
 from program.settings import setting
 from wire.errors import ChildFailed, InvalidSetting
@@ -43,7 +40,7 @@ TRANSPORTS = ("shm", "zmq", "nixl", "nccl")
 MODELS = ("8B", "0.6B")
 _PATIENCE_WITH_CPU = 3
 """Times the limit, where nothing is as fast as on a GPU."""
-_PYTEST_FLAGS = ("-p", "bench.gpu_check.pytest_rows", "-p", "no:cacheprovider", "-q", "-s", "--tb=short")
+_PYTEST_FLAGS = ("-p", "tests.gpu.rows_plugin", "-p", "no:cacheprovider", "-q", "-s", "--tb=short")
 _DESCRIPTION = "Check and measure the GPU path of Baton on this machine."
 _PACKAGES = ("baton-serve", "torch", "triton", "transformers", "flashinfer-python", "nixl", "numpy", "pyzmq")
 _START_S, _SMI_S = 60.0, 10.0
@@ -53,8 +50,6 @@ _SMI_FIELDS = ("name", "driver_version", *_CLOCKS, "power.limit", "temperature.g
 
 @dataclass(frozen=True, slots=True)
 class GpuCheckSettings:
-    """Settings of `python -m bench.gpu_check`."""
-
     only: str = setting("", "run only these groups, for example attention,graphs; empty: all")
     device: str = setting(
         "cuda", "what to check; cpu: the same code with tiny sizes, speeds mean nothing", choices=("cuda", "cpu")
@@ -95,7 +90,7 @@ def all_groups(*, quick: bool) -> tuple[Group, ...]:
 def chosen_groups(only: str, *, quick: bool) -> tuple[Group, ...]:
     """Those that `only` names ("a,b"); "" names all. Raises `InvalidSetting`."""
     groups = all_groups(quick=quick)
-    names = lists.names(only, "--only", [group.name for group in groups])
+    names = names_in(only, "--only", [group.name for group in groups])
     return tuple(group for group in groups if not names or group.name in names)
 
 

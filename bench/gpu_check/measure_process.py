@@ -21,7 +21,7 @@ from bench.gpu_check.relay_process import exposed_rows, transfer_rows
 from bench.gpu_check.rows import Row, failed_row, missing_row, say, say_row, speed_row
 from bench.gpu_check.setup_process import Setup, block_bytes, config_of, gb_per_s, model_shapes
 from bench.limits.engine_process import ONE_BY_ONE, EngineSteps
-from bench.stats import median, percentile
+from bench.numbers import median, percentile
 from engine.models.config import ModelConfig, parse_config
 from engine.models.ops.base import DecoderOps
 from engine.models.ops.choose import choose_ops

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bench.limits.engine_process import EngineSteps
 from bench.limits.model_shapes import ModelShapes, Product, shapes_of
-from bench.stats import median
+from bench.numbers import median
 from device.choose import open_device
 from engine.models.config import parse_config
 from engine.settings import EngineSettings
@@ -186,7 +186,6 @@ class Setup:
         return sum(product.flop for product in products) / total_ms / 1e9
 
     def normal(self, *shape: int) -> Tensor:
-        """Random bfloat16 on the device."""
         return torch.randn(shape, device=self.torch_device, dtype=torch.bfloat16)
 
     def rotated(self, make: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
-from bench import lists
-from bench.arguments import require_at_least
+from bench.arguments import cores_in, names_in, numbers_in, require_at_least
 from bench.child import Child
 from kvtransfer.integrity import CHECKSUMS
 from kvtransfer.transports.registry import NCCL, NIXL, SHM, ZMQ
@@ -43,8 +42,6 @@ _NUM_HOPS, _HOP_BYTES, _HOP_PAUSE_S = 20, 300, 0.003
 
 @dataclass(frozen=True, slots=True)
 class KvBenchSettings:
-    """Settings of `baton bench kv`."""
-
     transports: str = setting(_ALL, "transports to measure: all, or some of shm,zmq,nixl,nccl")
     blocks: str = setting("1,8,64,512", "sizes of handoffs in blocks")
     block_bytes: int = setting(2**20, "bytes of a block, a multiple of 64")
@@ -87,20 +84,20 @@ def plan(settings: KvBenchSettings) -> Plan:
         if importlib.util.find_spec(package) is None
     }
     asked_for_all = settings.transports == _ALL
-    chosen = TRANSPORTS if asked_for_all else lists.names(settings.transports, "--transports", TRANSPORTS)
+    chosen = TRANSPORTS if asked_for_all else names_in(settings.transports, "--transports", TRANSPORTS)
     transports = tuple(name for name in chosen if name not in missing)
     if not asked_for_all and transports != chosen:
         name = next(name for name in chosen if name in missing)
         raise InvalidSetting(f"--transports {name}: {missing[name]}")
-    checksums = lists.names(settings.checksum, "--checksum", CHECKSUMS)
+    checksums = names_in(settings.checksum, "--checksum", CHECKSUMS)
     for flag, names in (("--transports", transports), ("--checksum", checksums)):
         if not names:
             raise InvalidSetting(f"{flag} names nothing")
-    cores = lists.cores(settings.cores)
+    cores = cores_in(settings.cores)
     if settings.cores and len(cores) != 2:
         raise InvalidSetting(f"--cores {settings.cores}: one of the prefill and one of the decode process are needed")
     pinned: Cores = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
-    blocks = lists.numbers(settings.blocks, "--blocks")
+    blocks = numbers_in(settings.blocks, "--blocks")
     return Plan(settings, transports, missing if asked_for_all else {}, blocks, checksums, pinned)
 
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import write_file
 from bench.facts import Facts
 from bench.kv.measure import Case, Results
-from bench.numbers import size
-from bench.output_file import write_file
+from bench.numbers import NOISY_SPREAD, PairedRatio, median, paired_ratio, percentile, size, spread
+from bench.plots.lines import Handoffs, draw_transfer
 from bench.plots.style import as_png
-from bench.plots.transfer import Handoffs, draw
 from bench.report.document import Table, table_of
-from bench.stats import NOISY_SPREAD, PairedRatio, median, paired_ratio, percentile, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ def handoffs_of(case: Case) -> Handoffs:
 
 def save_plot(cases: Sequence[Case], path: str, caption: str) -> None:
     """Write a PNG. Raises `InvalidSetting` when that cannot be."""
-    write_file(Path(path), as_png(draw([handoffs_of(case) for case in cases], caption)), "--plot ")
+    write_file(Path(path), as_png(draw_transfer([handoffs_of(case) for case in cases], caption)), "--plot ")
 
 
 def _range(ratio: PairedRatio) -> str:

@@ -16,20 +16,30 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.arguments import parse_alone
+from bench.arguments import parse_alone, require_folder, write_text
 from bench.child import Child
+from bench.documents import LimitsDocument, ResultFile
 from bench.facts import Facts, collect_facts
 from bench.kv.measure import Case, Cores, KvBenchSettings, core_limits, plan, round_trips, session
 from bench.kv.report import figures
-from bench.limits.result import MEANINGS, Ceiling, Found, Ratio, ceiling_of, difference_of
+from bench.limits.result import (
+    CEILING_NAMES,
+    ENGINE_NAMES,
+    HANDOFF_NAMES,
+    KV_NAMES,
+    MEANINGS,
+    Ceiling,
+    Found,
+    LimitsSettings,
+    Ratio,
+    ceiling_of,
+    difference_of,
+)
 from bench.limits.router_hop import RouterPlan, measure_router_hop, router_ratios
 from bench.limits.served import handoff_ratios, isolation_ratio, measure_handoffs, measure_isolation
-from bench.limits.settings import CEILING_NAMES, ENGINE_NAMES, HANDOFF_NAMES, KV_NAMES, LimitsSettings
-from bench.output_file import require_folder, write_text
+from bench.numbers import median, percentile
 from bench.report.document import as_text
-from bench.report.load import LimitsDocument, ResultFile
 from bench.report.sections import section_of
-from bench.stats import median, percentile
 from engine.models.identity import model_name
 from kvtransfer.integrity import XXH3
 from kvtransfer.transports.registry import SHM
@@ -53,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     found = Found()
     for name, part in (("engine", engine_limits), ("system", system_limits)):
         try:
-            part(settings, found, _say)
+            part(settings, found, lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
         except BatonError as error:  # one half that fails leaves the other
             found.failures.append(f"{name} limits: {error}")
     setup = {"model": model_name(settings.model, ""), "cores": list(settings.core_ids), "threads": settings.num_threads}
@@ -166,7 +176,3 @@ def _confined_to(cores: tuple[int, ...]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _say(text: str) -> None:
-    print(f"measuring: {text}", file=sys.stderr, flush=True)

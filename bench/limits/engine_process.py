@@ -27,9 +27,8 @@ from torch import Tensor
 
 from bench.child import Worker, serve_parent
 from bench.limits.model_shapes import Product, shapes_of
-from bench.limits.result import ceiling_of, in_turns, ratio_of
-from bench.limits.settings import TIMES_CACHE, LimitsSettings, last_cache_bytes
-from bench.stats import median
+from bench.limits.result import TIMES_CACHE, LimitsSettings, ceiling_of, in_turns, last_cache_bytes, ratio_of
+from bench.numbers import median
 from device.host import HostStaging
 from engine.attention.base import SequenceShare
 from engine.attention.torch_backend import TorchAttention

@@ -27,7 +27,7 @@ import zmq
 
 from bench.child import Child as Commanded
 from bench.limits.result import Ratio, difference_of, range_of
-from bench.stats import median, percentile
+from bench.numbers import median, percentile
 from demo.location import DEMO_MODEL_NAME, checkpoint_path
 from engine.models.config import load_config
 from engine.models.identity import model_fingerprint

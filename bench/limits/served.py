@@ -22,16 +22,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from bench.child import Child
-from bench.client.asking import OPTIONS, TIMEOUT_S, Prompts, ask, client_runner, require_answer
-from bench.client.driver import LoadPlan, run_load
+from bench.client.driver import OPTIONS, TIMEOUT_S, LoadPlan, Prompts, ask, client_runner, require_answer, run_load
 from bench.client.endpoint import Endpoint, probe
 from bench.client.outcome import Outcome
-from bench.limits.result import Ratio, range_of, ratio_of
-from bench.limits.settings import LimitsSettings
-from bench.stats import median, percentile
+from bench.limits.result import LimitsSettings, Ratio, range_of, ratio_of
+from bench.numbers import median, percentile
 from bench.targets.process import PATIENCE_S, RunningTarget
 from bench.targets.spec import Target
-from bench.workload.turns import Conversation
+from bench.workload.dataset_settings import Conversation
 from engine.models.config import load_config
 from engine.models.identity import find_checkpoint
 from program.clock import host_clock

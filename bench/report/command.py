@@ -13,10 +13,10 @@ from pathlib import Path
 
 import jinja2
 
-from bench.output_file import write_file
+from bench.arguments import write_file
+from bench.documents import load_result
 from bench.plots.style import PALETTE, as_png, as_svg
 from bench.report.document import Section
-from bench.report.load import load_result
 from bench.report.sections import section_of
 
 

@@ -10,17 +10,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from bench.documents import CompareDocument, MeasuredTarget, SweepDocument
+from bench.documents import (
+    CompareDocument,
+    KvDocument,
+    LimitsDocument,
+    MeasuredTarget,
+    ResultFile,
+    ServeDocument,
+    SweepDocument,
+)
 from bench.facts import Facts
 from bench.kv.report import handoffs_of
 from bench.kv.report import tables as kv_tables
 from bench.numbers import number, percent, size, whole
 from bench.plots import lines
-from bench.plots.lines import GOAL, slo_in_words
+from bench.plots.lines import GOAL, draw_transfer, slo_in_words
 from bench.plots.requests import draw_stack, draw_timeline, has_times
-from bench.plots.transfer import draw as draw_transfer
 from bench.report.document import Card, Picture, Section, Table
-from bench.report.load import KvDocument, LimitsDocument, ResultFile, ServeDocument
 from bench.report.tables import (
     breakdown_table,
     ceiling_table,
@@ -41,7 +47,6 @@ _ON_CARDS = (
 
 
 def section_of(file: ResultFile) -> Section:
-    """Everything a file has to say."""
     match file.document:
         case CompareDocument() as document:
             return _compare(file.name, document)

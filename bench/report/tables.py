@@ -155,7 +155,6 @@ def goodput_table(configurations: Sequence[Configuration], points: Sequence[Poin
 
 
 def points_table(points: Sequence[Point]) -> Table:
-    """Every rate of every configuration."""
     rows = [
         [
             *(point.target, f"{point.rate:g}", *_swept(point)),

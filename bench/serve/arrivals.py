@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.serve.settings import CONSTANT, POISSON, TRACE, ServeBenchSettings
-from bench.workload.dataset_settings import AZURE, MOONCAKE, DatasetSettings
+from bench.workload.dataset_settings import AZURE, MOONCAKE, Conversation, DatasetSettings
 from bench.workload.passages import generator
-from bench.workload.turns import Conversation
 from wire.errors import InvalidSetting
 
 RampStrategy = Literal["linear", "exponential"]

@@ -21,8 +21,7 @@ from tqdm import tqdm
 
 from bench.arguments import parse_settings
 from bench.breakdown import summarise_breakdowns
-from bench.client.asking import client_runner
-from bench.client.driver import LoadPlan, LoadRun, run_load
+from bench.client.driver import LoadPlan, LoadRun, client_runner, run_load
 from bench.client.endpoint import PromptForm, RequestOptions
 from bench.facts import collect_facts
 from bench.runs import rate_as_json
@@ -176,5 +175,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def say(text: str) -> None:
-    """Tell people what happens next."""
     print(text, file=sys.stderr, flush=True)

@@ -16,10 +16,9 @@ from statistics import fmean
 from bench.client.driver import LoadPlan, run_load
 from bench.client.endpoint import Endpoint, Kind, RequestOptions, probe
 from bench.serve.settings import CHAT, ServeBenchSettings, headers
-from bench.workload.dataset_settings import RANDOM, DatasetSettings
+from bench.workload.dataset_settings import RANDOM, Conversation, DatasetSettings
 from bench.workload.passages import Vocabulary, bare_vocabulary, vocabulary_of
 from bench.workload.registry import make_workload
-from bench.workload.turns import Conversation
 from demo.location import DEMO_MODEL_NAME, checkpoint_path
 from engine.models.checkpoint import resolve_checkpoint
 from wire.errors import InvalidSetting, RequestFailed

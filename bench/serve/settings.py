@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from bench import lists
-from bench.arguments import parse_json, require_above_zero, require_at_least
+from bench.arguments import names_in, parse_json, require_above_zero, require_at_least
 from bench.client.endpoint import checked_base_url
 from bench.runs import FAMILIES
 from program.settings import setting
@@ -202,7 +201,7 @@ def shown_percentiles(settings: ServeBenchSettings) -> tuple[float, ...]:
 
 def shown_families(settings: ServeBenchSettings) -> tuple[str, ...]:
     """Members of `FAMILIES` to print. Raises `InvalidSetting`."""
-    return lists.names(settings.percentile_metrics, "--percentile-metrics", FAMILIES)
+    return names_in(settings.percentile_metrics, "--percentile-metrics", FAMILIES)
 
 
 def _check_ramp(settings: ServeBenchSettings) -> None:

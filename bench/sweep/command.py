@@ -17,14 +17,22 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.arguments import require_at_least
-from bench.documents import Configuration, SweepDocument, SweepPoint
+from bench.documents import Configuration, ResultFile, SweepDocument, SweepPoint
+from bench.numbers import median
 from bench.report.document import as_text
-from bench.report.load import ResultFile
 from bench.report.sections import section_of
 from bench.serve.settings import parse_slo
-from bench.stats import median
-from bench.targets.line_up import LineUp, TargetSettings, check_targets, parse_rates
-from bench.targets.session import SESSION_STEP, Load, Measure, Session, read_session
+from bench.targets.line_up import (
+    SESSION_STEP,
+    LineUp,
+    Load,
+    Measure,
+    Session,
+    TargetSettings,
+    check_targets,
+    parse_rates,
+    read_session,
+)
 from program.settings import setting
 from wire.errors import InvalidSetting
 

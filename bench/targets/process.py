@@ -1,10 +1,12 @@
 """One target while it is measured: started if it is ours, ready, halted and continued, ended.
 
-Owns the warden of a started server and the port of a started Baton. Does not know what is measured. A target that was
-given as a URL only has to answer: nothing of it is ours to start, halt or end. Ready is what answers a request: a proxy
-listens long before its engines do, and a router before its nodes, so two tokens are asked for, and whoever makes token
-1 and whoever makes the later ones have to be there.
-Invariant: when a `RunningTarget` is closed, nothing that it started is left.
+Owns the warden of a started server, the walk over all below it and the signals to them, and the port of a started
+Baton. psutil reads the system, and signals nobody who has got another's id. Does not know what is measured. A target
+that was given as a URL only has to answer: nothing of it is ours to start, halt or end. Ready is what answers a
+request: a proxy listens long before its engines do, and a router before its nodes, so two tokens are asked for, and
+whoever makes token 1 and whoever makes the later ones have to be there.
+Invariants: when a `RunningTarget` is closed, nothing that it started is left; when `halt_tree` returns nothing of the
+tree runs, not even a process that was forked meanwhile.
 """
 
 from __future__ import annotations
@@ -14,24 +16,26 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.child import ROOT
-from bench.targets import process_tree
+import psutil
+
+from bench.facts import ROOT
 from bench.targets.spec import Target
 from program.child import KILL_S, PIPE, Child
 from wire.errors import InvalidSetting, RequestFailed
 
 _REQUEST = {"prompt": "Hello", "max_tokens": 2, "temperature": 0}
-_MAX_LOOK_S = 5.0
 _MAX_SHOWN = 200
 _WARDEN = "bench.targets.warden_process"
 _LOOPBACK = "127.0.0.1"
@@ -44,6 +48,12 @@ _HALT_S = 10.0
 _CONTINUE_S = 60.0
 _TAIL_LINES = 15
 _MAX_OUTPUT_BYTES = 64 * 1024
+_STEP_S = 0.01  # nobody is told that a process halted or went
+_NUM_CLEAN_LOOKS = 2
+_MAX_LABEL_WORDS = 3
+_MIN_WORK_SHARE = 0.05
+"""Of the busiest thread's CPU time: what used less is not where a process computes."""
+_GONE = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def why_not_ready(url: str, timeout_s: float) -> str:
@@ -52,7 +62,7 @@ def why_not_ready(url: str, timeout_s: float) -> str:
     A server that knows no health route is asked for its models. One that refuses the request as the client's mistake
     (a key is needed, only chat is served) is ready too: what it makes of the benchmark's own requests is seen there.
     """
-    look_s = min(timeout_s, _MAX_LOOK_S)
+    look_s = min(timeout_s, _LOOK_S)
     try:
         health, _ = _ask(f"{url}/health", look_s)
         if health not in (200, 404, 405):
@@ -134,16 +144,16 @@ class RunningTarget:
     @property
     def pids(self) -> tuple[int, ...]:
         """Its processes, parents first; () for one that is not ours."""
-        below = process_tree.descendants(self._warden.pid) if self._warden else ()
+        below = descendants(self._warden.pid) if self._warden else ()
         return tuple(process.pid for process in below)
 
     def cpu_seconds(self) -> float | None:
         """CPU time of its processes so far; None for one that is not ours."""
-        return None if self._warden is None else process_tree.cpu_seconds(self._warden.pid)
+        return None if self._warden is None else cpu_seconds(self._warden.pid)
 
     def pinning(self) -> list[str]:
         """Its processes with the cores they may run on, "name on 0,1"; [] for one that is not ours."""
-        return [] if self._warden is None else process_tree.pinning(self._warden.pid)
+        return [] if self._warden is None else pinning(self._warden.pid)
 
     def pause(self) -> None:
         """Halt all its processes. Raises `InvalidSetting` for a target that is not ours, and `RequestFailed`."""
@@ -151,12 +161,12 @@ class RunningTarget:
             raise InvalidSetting(f"target {self.target.name} was not started here, so it cannot be halted")
         if not self.is_halted:
             self.is_halted = True
-            process_tree.halt_tree(self._warden.pid, _HALT_S)
+            halt_tree(self._warden.pid, _HALT_S)
 
     def resume(self) -> None:
         """Continue where it is halted, and wait until it answers, at once if all is well. Raises `RequestFailed`."""
         if self._warden is not None and self.is_halted:
-            process_tree.continue_tree(self._warden.pid)
+            continue_tree(self._warden.pid)
             self.is_halted = False
         self._wait_until_ready(_CONTINUE_S)
 
@@ -234,3 +244,109 @@ def _free_port() -> int:
     with socket.socket() as found:
         found.bind((_LOOPBACK, 0))
         return int(found.getsockname()[1])
+
+
+def descendants(root: int) -> list[psutil.Process]:
+    """The living processes below `root`, parents first."""
+    return [process for process in _walk(root) if _status(process) not in _GONE]
+
+
+def cpu_seconds(root: int) -> float:
+    """CPU time of all that is below `root`, user and system. What dies unseen by its parent is not counted."""
+    found = 0.0
+    for process in _walk(root):
+        with contextlib.suppress(psutil.Error):
+            found += sum(process.cpu_times()[:4])  # user, system, and both of the children that it has waited for
+    return found
+
+
+def pinning(root: int) -> list[str]:
+    """Every process below `root` with the cores that its working threads may run on: "name on 0,1".
+
+    The name is the first words of its command line, without flags, numbers and folders. An engine's threads are often
+    bound one by one, while idle ones of libraries roam: those do not count.
+    """
+    found = []
+    for process in descendants(root):
+        with contextlib.suppress(psutil.Error, OSError):
+            spent_s = {thread.id: thread.user_time + thread.system_time for thread in process.threads()}
+            least_s = _MIN_WORK_SHARE * max(spent_s.values())
+            working = [os.sched_getaffinity(thread) for thread, used_s in spent_s.items() if used_s >= least_s]
+            words = " ".join(process.cmdline()).split()
+            names = [Path(word).name for word in words if not word.startswith("-") and not word.isdigit()]
+            cores = ",".join(map(str, sorted(set().union(*working))))
+            found.append(f"{' '.join(names[:_MAX_LABEL_WORDS])} on {cores}")
+    return found
+
+
+def halt_tree(root: int, timeout_s: float) -> None:
+    """SIGSTOP to all below `root`, until none runs. Raises `RequestFailed`.
+
+    A walk is not one moment: a process may fork after the folder was listed and halt before it is read. Its child is in
+    the next listing, so the tree has to be found at rest twice in a row.
+    """
+    num_clean = 0
+
+    def at_rest() -> bool:
+        nonlocal num_clean
+        running = [process for process in descendants(root) if _status(process) != psutil.STATUS_STOPPED]
+        _signal(running, signal.SIGSTOP)
+        num_clean = 0 if running else num_clean + 1
+        return num_clean == _NUM_CLEAN_LOOKS
+
+    if not until(at_rest, timeout_s):
+        raise RequestFailed(f"the processes below {root} could not be halted within {timeout_s:g} s")
+
+
+def continue_tree(root: int) -> None:
+    """SIGCONT to all below `root`: what is halted cannot fork, so one walk finds them."""
+    _signal(descendants(root), signal.SIGCONT)
+
+
+def end_tree(root: int, leader: int, patience_s: float, kill_s: float) -> bool:
+    """End all below `root`; whether SIGTERM was enough.
+
+    `leader` is asked first and may end the others in its own order; what is left without it is asked next. When
+    `patience_s` is over the rest is killed.
+    """
+    deadline_s = time.monotonic() + patience_s
+    continue_tree(root)
+    _signal([process for process in descendants(root) if process.pid == leader], signal.SIGTERM)
+    until(lambda: all(process.pid != leader for process in descendants(root)), patience_s)
+    _signal(descendants(root), signal.SIGTERM)
+    if until(lambda: not descendants(root), deadline_s - time.monotonic()):
+        return True
+    until(lambda: not _signal(descendants(root), signal.SIGKILL), kill_s)
+    return False
+
+
+def until(is_true: Callable[[], bool], timeout_s: float) -> bool:
+    """Look again and again; False when the time is over. Looks once at least."""
+    deadline_s = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(_STEP_S)
+    return True
+
+
+def _walk(root: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(root).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return process.status()
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_DEAD
+
+
+def _signal(processes: Collection[psutil.Process], number: signal.Signals) -> int:
+    """The number of processes that there were to signal."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+    return len(processes)

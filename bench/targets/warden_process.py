@@ -15,7 +15,7 @@ import select
 import subprocess
 import sys
 
-from bench.targets.process_tree import descendants, end_tree
+from bench.targets.process import descendants, end_tree
 from program.child import KILL_S
 from program.tether import die_with
 

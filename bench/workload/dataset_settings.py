@@ -1,12 +1,14 @@
-"""Settings of the datasets. Flags that `vllm bench serve` has are named and mean as there; the others are ours.
+"""Settings of the datasets, and what datasets make: conversations of one or more turns, before anybody knows an answer.
 
-Owns the flags and the limits that several datasets share. A dataset checks its own flags when it is made.
+Flags that `vllm bench serve` has are named and mean as there; the others are ours. Owns the flags, the limits that
+several datasets share and the shape that the client sends. A dataset checks its own flags when it is made.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from bench.arguments import require_at_least
 from program.settings import setting
@@ -29,8 +31,6 @@ MAX_TOKENS = 2**24
 
 @dataclass(frozen=True, slots=True)
 class DatasetSettings:
-    """Which prompts are sent."""
-
     dataset_name: str = setting(RANDOM, "what prompts are made of", choices=DATASET_NAMES, group=_GENERAL)
     dataset_path: str = setting(
         "",
@@ -95,3 +95,38 @@ def check_ratio(settings: DatasetSettings, name: str) -> None:
     """Raise `InvalidSetting` for a range ratio outside [0, 1)."""
     if not 0 <= (value := getattr(settings, name)) < 1:
         raise InvalidSetting(f"--{name.replace('_', '-')} {value} is not in [0, 1)")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one request adds to its conversation, and how long its answer shall be.
+
+    `token_ids` are sent where prompts are token ids, `text` where they are text or messages. A dataset fills both when
+    it has a tokenizer; `text` is "" without one.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns that follow each other: turn k + 1 is sent when turn k is answered, and its prompt holds all before it.
+
+    `arrival_s`: when a trace says that it came, from the beginning of the trace; None where an arrival process decides.
+    """
+
+    turns: tuple[Turn, ...]
+    arrival_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a dataset makes: `conversations` to send, and `facts` that stand beside a result, as JSON has them.
+
+    Lengths in the facts are of what each request adds, not of the history before it.
+    """
+
+    conversations: tuple[Conversation, ...]
+    facts: dict[str, Any]

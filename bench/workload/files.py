@@ -29,7 +29,15 @@ import numpy as np
 from pydantic import Field
 
 from bench.arguments import checked, parse_json
-from bench.workload.dataset_settings import MAX_TOKENS, OUTPUT_LEN_OF_FILE, DatasetSettings, check_counts
+from bench.workload.dataset_settings import (
+    MAX_TOKENS,
+    OUTPUT_LEN_OF_FILE,
+    Conversation,
+    DatasetSettings,
+    Turn,
+    Workload,
+    check_counts,
+)
 from bench.workload.passages import (
     Passage,
     Vocabulary,
@@ -41,7 +49,6 @@ from bench.workload.passages import (
     generator,
     num_after_opening,
 )
-from bench.workload.turns import Conversation, Turn, Workload
 from wire.errors import InvalidRequest, InvalidSetting
 
 _T = TypeVar("_T")

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.workload.dataset_settings import DatasetSettings
-from bench.workload.turns import Conversation, Turn, Workload
+from bench.workload.dataset_settings import Conversation, DatasetSettings, Turn, Workload
 from engine.text.tokenizer import Tokenizer
 from wire.errors import InvalidSetting
 
@@ -47,7 +46,6 @@ class Vocabulary:
 
     @property
     def has_text(self) -> bool:
-        """Whether ids have a text."""
         return self.tokenizer is not None
 
     def text_of(self, ids: Sequence[int]) -> str:

@@ -22,7 +22,10 @@ from bench.workload.dataset_settings import (
     PREFIX_REPETITION,
     RANDOM,
     SHAREGPT,
+    Conversation,
     DatasetSettings,
+    Turn,
+    Workload,
     check_counts,
     check_ratio,
 )
@@ -39,7 +42,6 @@ from bench.workload.passages import (
     lengths_around,
     num_after_opening,
 )
-from bench.workload.turns import Conversation, Turn, Workload
 from wire.errors import InvalidSetting
 
 _OUTPUT_LENGTHS = ("random", "prefix_repetition", "multi_turn", "sharegpt", "custom")

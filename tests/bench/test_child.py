@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.child import ROOT, Child
+from bench.child import Child
+from bench.facts import ROOT
 from wire.errors import RequestFailed
 
 ECHO = "tests.bench.echo_worker"

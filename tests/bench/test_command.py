@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import importlib.util
+import importlib
 
 import pytest
 
-from bench.command import BENCHMARKS, main, module_of
+from bench.command import BENCHMARKS, entry_of, main
 
 
 def test_alone_it_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,4 +21,5 @@ def test_an_unknown_benchmark_is_an_error(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_in_the_list_is_there(name: str) -> None:
-    assert importlib.util.find_spec(module_of(name)) is not None
+    module, function = entry_of(name)
+    assert callable(getattr(importlib.import_module(module), function))

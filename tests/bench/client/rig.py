@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from bench.client.driver import LoadPlan, LoadRun, run_load
 from bench.client.endpoint import PATHS, Endpoint, Kind, RequestOptions
 from bench.client.outcome import Outcome
-from bench.workload.turns import Conversation, Turn
+from bench.workload.dataset_settings import Conversation, Turn
 from tests.bench.mock_server.schedule import Answer, Script
 
 PATIENCE_S = 20.0

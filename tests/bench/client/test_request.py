@@ -4,7 +4,7 @@ import pytest
 
 from bench.client.endpoint import Endpoint, History, PromptForm, RequestOptions, check_requests
 from bench.client.outcome import Outcome
-from bench.workload.turns import Conversation, Turn
+from bench.workload.dataset_settings import Conversation, Turn
 from tests.bench.client.rig import endpoint
 from wire.errors import InvalidSetting
 

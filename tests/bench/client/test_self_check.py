@@ -3,8 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from bench.client.clock import sleep_until
-from bench.client.driver import SelfCheck
+from bench.client.driver import SelfCheck, sleep_until
 from bench.client.outcome import Outcome
 
 

@@ -11,8 +11,8 @@ from bench.client import stream
 from bench.client.endpoint import Endpoint, History, RequestOptions
 from bench.client.outcome import Failure, Outcome
 from bench.client.stream import send
-from bench.stats import median
-from bench.workload.turns import Conversation
+from bench.numbers import median
+from bench.workload.dataset_settings import Conversation
 from tests.bench.client.raw_server import raw_server
 from tests.bench.client.rig import PATIENCE_S, Announcing, endpoint, turn
 from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.compare.command import main
-from bench.report.load import load_result
+from bench.documents import load_result
 from tests.bench.targets.mocks import LOAD, mock_target
 from wire.errors import InvalidSetting
 

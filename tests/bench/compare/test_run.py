@@ -7,7 +7,7 @@ import pytest
 
 from bench.compare.command import CompareSettings, carry_out, keep_whole_groups, schedule_of
 from bench.documents import CompareDocument, MeasuredTarget
-from bench.targets.session import Load
+from bench.targets.line_up import Load
 from tests.bench.targets.fakes import FakeLineUp, FakeMeasure, fake_session
 
 INF = float("inf")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.client.outcome import Outcome
-from bench.kv.gap import describe, main
+from bench.kv.command import describe_gaps, main_of_gap
 from wire.errors import InvalidSetting, RequestFailed
 
 
@@ -16,7 +16,7 @@ def stream(first_gap_s: float, gap_s: float, exposed_ms: float | None = None) ->
 
 
 def test_the_first_gap_is_held_against_the_others() -> None:
-    shown = describe([stream(0.015, 0.010, 2.5), stream(0.018, 0.012, 3.5), stream(0.030, 0.011, 3.0)])
+    shown = describe_gaps([stream(0.015, 0.010, 2.5), stream(0.018, 0.012, 3.5), stream(0.030, 0.011, 3.0)])
     assert "median   200.00 ms" in shown
     assert "token 1 to 2  median    18.00 ms" in shown
     assert "later gaps             median    11.00 ms" in shown
@@ -25,12 +25,12 @@ def test_the_first_gap_is_held_against_the_others() -> None:
 
 
 def test_an_endpoint_that_says_nothing_of_transfers_is_fine() -> None:
-    assert "exposed" not in describe([stream(0.015, 0.010)])
+    assert "exposed" not in describe_gaps([stream(0.015, 0.010)])
 
 
 def test_answers_without_gaps_are_no_measurement() -> None:
     with pytest.raises(RequestFailed, match="fewer than three"):
-        describe([Outcome(0, 0, "", 0.0, chunk_s=[1.0, 2.0])])
+        describe_gaps([Outcome(0, 0, "", 0.0, chunk_s=[1.0, 2.0])])
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,11 @@ def test_answers_without_gaps_are_no_measurement() -> None:
 )
 def test_an_endpoint_that_is_not_there_is_said(url: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        main(["--url", url])
+        main_of_gap(["--url", url])
 
 
 def test_a_key_of_a_settings_file_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "gap.yaml"
     file.write_text("promt-tokens: 12\n")
     with pytest.raises(InvalidSetting, match="promt_tokens"):
-        main(["--config", str(file)])
+        main_of_gap(["--config", str(file)])

@@ -7,8 +7,7 @@ import pytest
 
 from bench.limits import command
 from bench.limits.command import main
-from bench.limits.result import Ceiling, Found, Ratio
-from bench.limits.settings import LimitsSettings
+from bench.limits.result import Ceiling, Found, LimitsSettings, Ratio
 from wire.errors import InvalidSetting, RequestFailed
 
 

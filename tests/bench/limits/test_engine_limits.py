@@ -10,9 +10,8 @@ import pytest
 
 from bench.limits.command import engine_limits
 from bench.limits.engine_process import EngineLimits
-from bench.limits.result import Found
-from bench.limits.settings import ENGINE_NAMES, SYSTEM_NAMES, LimitsSettings
-from bench.targets.process_tree import descendants
+from bench.limits.result import ENGINE_NAMES, SYSTEM_NAMES, Found, LimitsSettings
+from bench.targets.process import descendants
 from wire.errors import ContextLengthExceeded, RequestFailed
 
 CORE = min(os.sched_getaffinity(0))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bench.client.asking import Prompts
+from bench.client.driver import Prompts
 from bench.client.endpoint import Endpoint, probe
 from bench.client.outcome import Outcome
 from bench.limits.served import (

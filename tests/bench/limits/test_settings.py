@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.limits.settings import ENGINE_NAMES, SYSTEM_NAMES, LimitsSettings, last_cache_bytes
+from bench.limits.result import ENGINE_NAMES, SYSTEM_NAMES, LimitsSettings, last_cache_bytes
 from wire.errors import InvalidSetting
 
 DEFAULT = LimitsSettings()

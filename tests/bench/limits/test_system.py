@@ -10,9 +10,8 @@ import pytest
 
 from bench.kv.measure import Case
 from bench.limits.command import kv_ratios, system_limits
-from bench.limits.result import Found
-from bench.limits.settings import LimitsSettings
-from bench.targets.process_tree import descendants
+from bench.limits.result import Found, LimitsSettings
+from bench.targets.process import descendants
 from wire.errors import RequestFailed
 
 

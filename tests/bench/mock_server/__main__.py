@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.arguments import parse_alone, require_at_least
-from bench.client.asking import client_runner
+from bench.client.driver import client_runner
 from program.settings import setting
 from tests.bench.mock_server.schedule import Fault, FaultKind, Steady
 from tests.bench.mock_server.server import MockOptions, mock_server

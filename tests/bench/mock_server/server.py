@@ -25,7 +25,7 @@ from aiohttp import web
 from pydantic import Field
 
 from bench.arguments import checked
-from bench.client.clock import sleep_until
+from bench.client.driver import sleep_until
 from program.clock import host_clock
 from tests.bench.mock_server.schedule import BREAKS, Answer, Fault, FaultKind, Schedule
 from wire.errors import InvalidSetting

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from bench.numbers import percentile
 from bench.plots import requests
-from bench.plots.lines import Plot, attainment, gaps, latency
+from bench.plots.lines import Handoffs, Plot, attainment, draw_transfer, gaps, latency
 from bench.plots.requests import draw_stack, draw_timeline
 from bench.plots.style import as_png
-from bench.plots.transfer import Handoffs
-from bench.plots.transfer import draw as draw_transfer
 from bench.runs import Point, Run, points_of
-from bench.stats import percentile
 from tests.bench.report.samples import COLOCATED, MODELS, PD, PEER, SLO, run_result
 
 RATES = (1.0, 4.0)

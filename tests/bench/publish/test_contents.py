@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.publish.page import Contents, Entry, read_contents
+from bench.publish.__main__ import Contents, Entry, read_contents
 from wire.errors import InvalidSetting
 
 

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from bench.facts import ROOT
-from bench.publish.page import Entry, Page, Part, command_lines, escaped, text_of
+from bench.publish.__main__ import Entry, Page, Part, command_lines, escaped, text_of
 from bench.report.document import Cell, Table, words
 
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from bench.numbers import number
+from bench.documents import load_result
+from bench.numbers import median, number
 from bench.report.document import Section, Table
-from bench.report.load import load_result
 from bench.report.sections import section_of
-from bench.stats import median
 from tests.bench.report.samples import PD, compare_result, limits_result, run_result, sweep_result
 
 

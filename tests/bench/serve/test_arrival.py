@@ -6,8 +6,7 @@ import pytest
 
 from bench.serve.arrivals import arrivals_of, process_of
 from bench.serve.settings import ServeBenchSettings
-from bench.workload.dataset_settings import DatasetSettings
-from bench.workload.turns import Conversation, Turn
+from bench.workload.dataset_settings import Conversation, DatasetSettings, Turn
 from wire.errors import InvalidSetting
 
 TURN = Turn((1, 2), "", 4)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench.child import ROOT
-from bench.report.load import load_result
+from bench.documents import load_result
+from bench.facts import ROOT
 from bench.sweep.command import main
 from tests.bench.targets.mocks import LOAD, mock_target
 from tests.bench.targets.processes import wait_for

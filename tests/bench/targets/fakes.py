@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from bench.documents import CompareDocument, MeasuredTarget, SweepDocument
-from bench.targets.line_up import LineUp, TargetSettings
+from bench.targets.line_up import LineUp, Load, Session, TargetSettings, read_session
 from bench.targets.process import RunningTarget
-from bench.targets.session import Load, Session, read_session
 from tests.bench.compare.results import result
 
 _SettingsT = TypeVar("_SettingsT", bound=TargetSettings)

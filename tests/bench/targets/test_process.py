@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from bench.child import ROOT
+from bench.facts import ROOT
 from bench.targets.process import why_not_ready
 from bench.targets.spec import Target
 from tests.bench.targets.processes import STUB, is_running, start, state_of, stub_target, wait_for

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from bench.serve.arrivals import RampStrategy, from_trace, poisson_or_gamma, ramp
-from bench.workload.turns import Conversation, Turn
+from bench.workload.dataset_settings import Conversation, Turn
 from tests.bench.workload.kolmogorov_smirnov import critical_distance, gamma_cdf, largest_distance
 from wire.errors import InvalidSetting
 

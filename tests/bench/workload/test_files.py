@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench.workload.dataset_settings import DatasetSettings
+from bench.workload.dataset_settings import DatasetSettings, Workload
 from bench.workload.passages import Vocabulary
 from bench.workload.registry import make_workload
-from bench.workload.turns import Workload
 from wire.errors import InvalidSetting
 
 WORD = " dog"

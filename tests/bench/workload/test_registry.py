@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench.workload.dataset_settings import DATASET_NAMES, DatasetSettings
+from bench.workload.dataset_settings import DATASET_NAMES, DatasetSettings, Workload
 from bench.workload.passages import Vocabulary, bare_vocabulary
 from bench.workload.registry import make_workload
-from bench.workload.turns import Workload
 from wire.errors import InvalidSetting
 
 SENTENCE = "once there was a dog and it ran to the old house by the river"

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench.workload.dataset_settings import DatasetSettings
+from bench.workload.dataset_settings import Conversation, DatasetSettings, Turn
 from bench.workload.passages import Vocabulary, bare_vocabulary
 from bench.workload.registry import make_multi_turn, make_prefix_repetition, make_random
-from bench.workload.turns import Conversation, Turn
 from wire.errors import InvalidSetting
 
 

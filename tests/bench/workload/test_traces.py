@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from bench.serve.arrivals import from_trace
-from bench.workload.dataset_settings import DatasetSettings
+from bench.workload.dataset_settings import DatasetSettings, Workload
 from bench.workload.files import AZURE_SAMPLE, MOONCAKE_SAMPLE, TRACES, reuse_share, runs_of_blocks
 from bench.workload.passages import Vocabulary, bare_vocabulary
 from bench.workload.registry import make_workload
-from bench.workload.turns import Workload
 from wire.errors import InvalidSetting
 
 BARE = bare_vocabulary(8000)

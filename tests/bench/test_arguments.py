@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.output_file import require_folder, write_text
+from bench.arguments import require_folder, write_text
 from wire.errors import InvalidSetting
 
 

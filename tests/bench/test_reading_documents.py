@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from bench.documents import CompareDocument, SweepDocument
-from bench.report.load import KvDocument, LimitsDocument, ServeDocument, load_result
+from bench.documents import CompareDocument, KvDocument, LimitsDocument, ServeDocument, SweepDocument, load_result
 from bench.runs import Run, points_of
 from tests.bench.report.samples import FACTS, PD, compare_result, limits_result, run_result, sweep_result
 from wire.errors import InvalidSetting
 
-RESULTS = Path(__file__).parents[3] / "bench/results"
+RESULTS = Path(__file__).parents[2] / "bench/results"
 
 
 def written(folder: Path, document: Any) -> Path:
