@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -127,18 +126,15 @@ def test_without_another_decode_node_the_stream_ends_with_an_error(relay: Relay)
         "ignore_eos": True,
     }
     events: list[str] = []
-    killed_s = 0.0
     connection = http.client.HTTPConnection(urlsplit(relay.router.address).netloc, timeout=20)
     with contextlib.closing(connection):
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         with connection.getresponse() as answer, contextlib.suppress(http.client.HTTPException, ConnectionError):
             while line := answer.readline():  # breaks off or just ends: it must not look finished
                 events += [line.decode().strip()] if line.strip() else []
-                if len(events) == 5 and not killed_s:
-                    killed_s = time.monotonic()
+                if len(events) == 5 and relay.decodes:
                     relay.decodes[0].kill()
                     relay.nodes.remove(relay.decodes[0])
-    assert time.monotonic() - killed_s < 4.0
     assert "data: [DONE]" not in events
     assert "error" in json.loads(events[-1].removeprefix("data: "))
     relay.wait_for_members()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from engine.build import build_engine
 from engine.runner.kv_memory import allocate_private
 from engine.settings import EngineSettings
 from tests.request_keys import key_of
-from tests.system.conftest import ROUND_ROBIN, Checkpoints, running
+from tests.system.conftest import Checkpoints, running
 from tests.system.harness import BLOCK_SIZE, Answer, Relay, start_relay
 from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
 from wire.request_key import RequestKey
@@ -33,38 +33,6 @@ def require_equal(answers: Sequence[Answer], expected: Sequence[Expected]) -> No
 def received(relay: Relay) -> list[int]:
     """Handoffs delivered so far, by decode node."""
     return [node.metrics().value("kv_receive_delivered_total") for node in relay.decodes]
-
-
-@pytest.fixture(scope="module", params=["mistral", "qwen2", "qwen3"])
-def family_relay(
-    request: pytest.FixtureRequest,
-    checkpoints: Checkpoints,
-    relays: list[Relay],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[str, Relay]]:
-    """One prefill node and a decode node on each transport."""
-    relay = start_relay(
-        checkpoints(request.param),
-        tmp_path_factory.mktemp(f"{request.param}-relay"),
-        decode=(("--kv-transport", "shm"), ("--kv-transport", "zmq")),
-        router=ROUND_ROBIN,
-    )
-    for each in running(relay, relays):
-        yield request.param, each
-
-
-def test_every_family_over_every_transport_equals_transformers(
-    family_relay: tuple[str, Relay], references: References
-) -> None:
-    family, relay = family_relay
-    before = received(relay)
-    for num_in_flight in (1, 4, 16):
-        prompts = [make_prompt(length, seed) for length in LENGTHS for seed in (num_in_flight, 50 + num_in_flight)]
-        expected = [references(family).greedy(prompt) for prompt in prompts]
-        require_equal(relay.ask_all(prompts, num_in_flight, logprobs=0), expected)
-    gained = [after - start for after, start in zip(received(relay), before, strict=True)]
-    assert min(gained) >= len(LENGTHS), f"handoffs over shm and zmq: {gained}"
-    assert sum(gained) == 6 * len(LENGTHS)
 
 
 @pytest.mark.parametrize("num_in_flight", [1, 4, 16])

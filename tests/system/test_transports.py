@@ -1,4 +1,8 @@
-"""`baton serve --kv-transport X`, for every X: real processes, real client, tokens equal to those of transformers."""
+"""`baton serve --kv-transport X`, for every X: real processes, real client, tokens equal to those of transformers.
+
+A transport moves bytes of a `KvLayout` and knows no model, so the families are spread over transports and devices: each
+family runs on both devices and over two transports.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +20,49 @@ import psutil
 import pytest
 
 from tests.system.conftest import Checkpoints
-from tests.system.harness import REQUEST_TIMEOUT_S, START_TIMEOUT_S, wait_until
-from tests.system.reference import Reference, make_prompt
+from tests.system.harness import BLOCK_SIZE, REQUEST_TIMEOUT_S, START_TIMEOUT_S, wait_until
+from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
 from tests.system.serve import Serve, serving
 
-_LENGTHS = (1, 16, 33, 90)
+_LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 10)
 _NUM_TOKENS = 16
 _AGENT = "kvtransfer.transports.nixl.agent"
-
-
+_RELAYS = (
+    ("shm", "cpu", "llama"),
+    ("shm", "emulated", "qwen2"),
+    ("zmq", "cpu", "mistral"),
+    ("zmq", "emulated", "llama"),
+    ("nixl", "cpu", "qwen3"),
+    ("nixl", "emulated", "mistral"),
+    ("nccl", "cpu", "qwen2"),
+    ("nccl", "emulated", "qwen3"),
+)
 _FLAGS = ("--served-model-name", "tiny", "--local-prefill-tokens", "0", "--max-num-batched-tokens", "40")
 
 
-def ask(client: openai.OpenAI, prompt: tuple[int, ...]) -> tuple[tuple[int, ...], dict[str, float] | None]:
+def ask(client: openai.OpenAI, prompt: tuple[int, ...]) -> tuple[Expected, dict[str, float] | None]:
     """The greedy tokens after `prompt`, and what the usage says of the transfer."""
     answer = client.completions.create(
         model="tiny",
         prompt=list(prompt),
         max_tokens=_NUM_TOKENS,
         temperature=0.0,
+        logprobs=0,
         timeout=REQUEST_TIMEOUT_S,
         extra_body={"return_token_ids": True, "ignore_eos": True},
     )
-    choice = answer.choices[0].model_extra or {}
+    choice = answer.choices[0]
+    assert choice.logprobs is not None
+    token_ids = (choice.model_extra or {})["token_ids"]
     usage = answer.usage.model_extra if answer.usage is not None else None
-    return tuple(choice["token_ids"]), (usage or {}).get("kv_transfer")
+    logprobs = [logprob or 0.0 for logprob in choice.logprobs.token_logprobs or ()]
+    return Expected(tuple(token_ids), tuple(logprobs)), (usage or {}).get("kv_transfer")
+
+
+def require_equal(answer: Expected, expected: Expected) -> None:
+    """The same tokens exactly, log probabilities within the tolerance."""
+    assert answer.token_ids == expected.token_ids
+    assert answer.logprobs == pytest.approx(expected.logprobs, abs=LOGPROB_TOLERANCE)
 
 
 def client_of(program: Serve) -> openai.OpenAI:
@@ -56,30 +78,36 @@ def end(program: Serve) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("device", ["cpu", "emulated"])
-@pytest.mark.parametrize("transport", ["shm", "zmq", "nixl", "nccl"])
+@pytest.mark.parametrize(("transport", "device", "family"), _RELAYS)
 def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does(
-    transport: str, device: str, checkpoints: Checkpoints, references: Callable[[str], Reference], tmp_path: Path
+    transport: str,
+    device: str,
+    family: str,
+    checkpoints: Checkpoints,
+    references: Callable[[str], Reference],
+    tmp_path: Path,
 ) -> None:
-    reference = references("llama")
+    reference = references(family)
     prompts = [make_prompt(length, 7) for length in _LENGTHS]
     with serving(
-        tmp_path, str(checkpoints("llama")), "--kv-transport", transport, "--device", device, *_FLAGS
+        tmp_path, str(checkpoints(family)), "--kv-transport", transport, "--device", device, *_FLAGS
     ) as program:
         with client_of(program) as client:
             for prompt in prompts:
-                token_ids, transfer = ask(client, prompt)
-                assert token_ids == reference.greedy(prompt, _NUM_TOKENS).token_ids
+                answer, transfer = ask(client, prompt)
+                require_equal(answer, reference.greedy(prompt, _NUM_TOKENS))
                 assert transfer is not None
-                assert transfer["blocks"] == -(-len(prompt) // 16)
+                assert transfer["blocks"] == -(-len(prompt) // BLOCK_SIZE)
                 assert transfer["exposed_ms"] > 0
                 assert transfer["transfer_ms"] > 0
-            # again, all at once: blocks that the decode node has cached do not travel a second time
-            with ThreadPoolExecutor(len(prompts)) as threads:
-                answers = threads.map(partial(ask, client), prompts)
-                for prompt, (token_ids, transfer) in zip(prompts, answers, strict=True):
-                    assert token_ids == reference.greedy(prompt, _NUM_TOKENS).token_ids
-                    assert (transfer or {"blocks": 0})["blocks"] == (len(prompt) % 16 > 0)
+            # again, with others beside them: blocks that the decode node has cached do not travel a second time
+            others = [make_prompt(length, seed) for length in _LENGTHS for seed in (8, 9)]
+            with ThreadPoolExecutor(len(prompts) + len(others)) as threads:
+                answers = list(threads.map(partial(ask, client), [*prompts, *others]))
+            for prompt, (answer, transfer) in zip([*prompts, *others], answers, strict=True):
+                require_equal(answer, reference.greedy(prompt, _NUM_TOKENS))
+                num_blocks = len(prompt) % BLOCK_SIZE > 0 if prompt in prompts else -(-len(prompt) // BLOCK_SIZE)
+                assert (transfer or {"blocks": 0})["blocks"] == num_blocks
         end(program)
 
 
@@ -102,7 +130,7 @@ def test_nodes_survive_the_death_of_their_nixl_agents(
         with client_of(program) as client:
             for seed in range(3):
                 prompt = make_prompt(50, 100 + seed)
-                assert ask(client, prompt)[0] == reference.greedy(prompt, _NUM_TOKENS).token_ids
+                require_equal(ask(client, prompt)[0], reference.greedy(prompt, _NUM_TOKENS))
                 nodes = [program.child(f"{role}_node").pid for role in ("prefill", "decode")]
                 agents = agents_of(program)
                 assert len(agents) == 2
@@ -110,7 +138,7 @@ def test_nodes_survive_the_death_of_their_nixl_agents(
                     os.kill(agent.pid, signal.SIGKILL)
                 # at once: whatever the attempts of this request run into, its client sees the right tokens
                 prompt = make_prompt(50, 200 + seed)
-                assert ask(client, prompt)[0] == reference.greedy(prompt, _NUM_TOKENS).token_ids
+                require_equal(ask(client, prompt)[0], reference.greedy(prompt, _NUM_TOKENS))
                 wait_until(lambda: len(agents_of(program)) == 2, "both agents are back", START_TIMEOUT_S)
                 assert nodes == [program.child(f"{role}_node").pid for role in ("prefill", "decode")]
 
