@@ -30,6 +30,7 @@ from router.openai.responses import (
     FinishedChoice,
     ReplyHead,
     ReplyStream,
+    TokensSoFar,
     Usage,
     chat_completion,
     json_bytes,
@@ -172,14 +173,20 @@ class Endpoints:
     ) -> None:
         """Write everything that came together in one write; the last write includes the end of the stream."""
         begun: set[int] = set()
+        with_usage = request.include_continuous_usage
         while pieces := await answer.take():
             events: list[bytes] = []
-            for choice, delta, _ in pieces:
+            for choice, delta, num_tokens in pieces:
+                so_far = None
+                if with_usage:
+                    so_far = TokensSoFar(len(choice.request.prompt_ids), num_tokens)
                 if choice.index not in begun:
                     begun.add(choice.index)
                     prompt_ids = choice.request.prompt_ids if request.return_token_ids else ()
-                    events.append(stream.begin(choice.index, prompt_ids))
-                events.append(stream.chunk(choice.index, delta))
+                    events.append(
+                        stream.begin(choice.index, prompt_ids, so_far and so_far._replace(num_completion_tokens=0))
+                    )
+                events.append(stream.chunk(choice.index, delta, so_far))
             if pieces[0].num_tokens <= 2:
                 written_us = now_us()
                 for piece in pieces:

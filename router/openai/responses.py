@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from engine.text.choice_text import ScoredToken, TextDelta, TokenEntry
 from router.openai.errors import error_body
@@ -25,6 +25,7 @@ SSE_DONE = b"data: [DONE]\n\n"
 LOWEST_LOGPROB = -9999.0
 OWNER = "baton"
 
+_NO_MEMBERS = ',"logprobs":null,"finish_reason":null'
 _LINE_BREAKS = str.maketrans({"\u0085": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
@@ -50,6 +51,13 @@ class Usage:
     timings: Timings | None = None
 
 
+class TokensSoFar(NamedTuple):
+    """The tokens of one choice at one event of its stream."""
+
+    num_prompt_tokens: int
+    num_completion_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedChoice:
     """One finished choice. `prompt_ids` is None unless the request asked for token ids."""
@@ -60,13 +68,14 @@ class FinishedChoice:
 
 
 class ReplyStream(Protocol):
-    """Renders one streamed answer of either endpoint, event by event."""
+    """Renders one streamed answer of either endpoint, event by event. `so_far`: what the event's own `usage` says, for
+    a client that wants one in every event."""
 
-    def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
+    def begin(self, index: int, prompt_ids: Sequence[int] = (), so_far: TokensSoFar | None = None) -> bytes:
         """The event before the first text of choice `index`; may be empty."""
         ...
 
-    def chunk(self, index: int, delta: TextDelta) -> bytes:
+    def chunk(self, index: int, delta: TextDelta, so_far: TokensSoFar | None = None) -> bytes:
         """The next piece of choice `index`. The last one carries the finish reason."""
         ...
 
@@ -76,7 +85,7 @@ class ReplyStream(Protocol):
 
 
 class _StreamFrame:
-    """The constant beginning and end of every event with one choice."""
+    """The beginning and end of every event with one choice, which are constant unless an event has a usage."""
 
     def __init__(self, head: ReplyHead, kind: str, include_usage: bool) -> None:
         self._head = head
@@ -84,15 +93,17 @@ class _StreamFrame:
         opening = _dumps(_head_members(head, kind))[:-1]
         self._prefix = f'data: {opening},"choices":[{{"index":'
         self._suffix = '}],"usage":null}\n\n' if include_usage else "}]}\n\n"
-        self._plain_suffix = ',"logprobs":null,"finish_reason":null' + self._suffix
+        self._plain_suffix = _NO_MEMBERS + self._suffix
 
-    def plain_event(self, index: int, rendered: str) -> bytes:
+    def plain_event(self, index: int, rendered: str, so_far: TokensSoFar | None) -> bytes:
         """An event in the middle of a choice that carries text and nothing else."""
-        return f"{self._prefix}{index},{rendered}{self._plain_suffix}".encode()
+        suffix = self._plain_suffix if so_far is None else _NO_MEMBERS + _usage_suffix(so_far)
+        return f"{self._prefix}{index},{rendered}{suffix}".encode()
 
-    def event(self, index: int, rendered: str, members: dict[str, Any]) -> bytes:
+    def event(self, index: int, rendered: str, members: dict[str, Any], so_far: TokensSoFar | None) -> bytes:
         """An event with `members` beside the text."""
-        return f"{self._prefix}{index},{rendered},{_dumps(members)[1:-1]}{self._suffix}".encode()
+        suffix = self._suffix if so_far is None else _usage_suffix(so_far)
+        return f"{self._prefix}{index},{rendered},{_dumps(members)[1:-1]}{suffix}".encode()
 
     def usage(self, usage: Usage) -> bytes:
         return sse_event({**_head_members(self._head, self._kind), "choices": [], "usage": usage_object(usage)})
@@ -105,19 +116,19 @@ class ChatStream:
         self._frame = _StreamFrame(head, "chat.completion.chunk", include_usage)
         self._with_token_ids = with_token_ids
 
-    def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
+    def begin(self, index: int, prompt_ids: Sequence[int] = (), so_far: TokensSoFar | None = None) -> bytes:
         rendered = '"delta":{"role":"assistant","content":""}'
         if not self._with_token_ids:
-            return self._frame.plain_event(index, rendered)
+            return self._frame.plain_event(index, rendered, so_far)
         members = {"logprobs": None, "finish_reason": None, "prompt_token_ids": list(prompt_ids)}
-        return self._frame.event(index, rendered, members)
+        return self._frame.event(index, rendered, members, so_far)
 
-    def chunk(self, index: int, delta: TextDelta) -> bytes:
+    def chunk(self, index: int, delta: TextDelta, so_far: TokensSoFar | None = None) -> bytes:
         rendered = f'"delta":{{"content":{_quoted(delta.text)}}}' if delta.text else '"delta":{}'
         if _is_plain(delta, self._with_token_ids):
-            return self._frame.plain_event(index, rendered)
+            return self._frame.plain_event(index, rendered, so_far)
         members = {"logprobs": chat_logprobs(delta.entries), "finish_reason": delta.finish_reason}
-        return self._frame.event(index, rendered, members | _token_ids(delta, self._with_token_ids))
+        return self._frame.event(index, rendered, members | _token_ids(delta, self._with_token_ids), so_far)
 
     def usage(self, usage: Usage) -> bytes:
         return self._frame.usage(usage)
@@ -130,18 +141,18 @@ class CompletionStream:
         self._frame = _StreamFrame(head, "text_completion", include_usage)
         self._with_token_ids = with_token_ids
 
-    def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
+    def begin(self, index: int, prompt_ids: Sequence[int] = (), so_far: TokensSoFar | None = None) -> bytes:
         if not self._with_token_ids:
             return b""
         members = {"logprobs": None, "finish_reason": None, "prompt_token_ids": list(prompt_ids)}
-        return self._frame.event(index, '"text":""', members)
+        return self._frame.event(index, '"text":""', members, so_far)
 
-    def chunk(self, index: int, delta: TextDelta) -> bytes:
+    def chunk(self, index: int, delta: TextDelta, so_far: TokensSoFar | None = None) -> bytes:
         rendered = f'"text":{_quoted(delta.text)}'
         if _is_plain(delta, self._with_token_ids):
-            return self._frame.plain_event(index, rendered)
+            return self._frame.plain_event(index, rendered, so_far)
         members = {"logprobs": completion_logprobs(delta.entries), "finish_reason": delta.finish_reason}
-        return self._frame.event(index, rendered, members | _token_ids(delta, self._with_token_ids))
+        return self._frame.event(index, rendered, members | _token_ids(delta, self._with_token_ids), so_far)
 
     def usage(self, usage: Usage) -> bytes:
         return self._frame.usage(usage)
@@ -182,9 +193,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     node, and `timings`, there when asked for and known.
     """
     found: dict[str, Any] = {
-        "prompt_tokens": usage.num_prompt_tokens,
-        "completion_tokens": usage.num_completion_tokens,
-        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+        **_token_counts(usage),
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
     }
     if usage.handoffs:
@@ -252,6 +261,18 @@ def sse_error(error: Exception) -> bytes:
 def json_bytes(payload: dict[str, Any]) -> bytes:
     """`payload` as compact JSON in UTF-8."""
     return _dumps(payload).encode("utf-8", "replace")
+
+
+def _token_counts(usage: Usage | TokensSoFar) -> dict[str, int]:
+    return {
+        "prompt_tokens": usage.num_prompt_tokens,
+        "completion_tokens": usage.num_completion_tokens,
+        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+    }
+
+
+def _usage_suffix(so_far: TokensSoFar) -> str:
+    return f'}}],"usage":{_dumps(_token_counts(so_far))}}}\n\n'
 
 
 def _head_members(head: ReplyHead, kind: str) -> dict[str, Any]:

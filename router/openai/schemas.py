@@ -79,11 +79,13 @@ class _Strict(BaseModel):
 
 
 class StreamOptions(_Strict):
-    """`include_usage`: one more chunk before the end, with the usage and no choices."""
+    """`include_usage`: one more chunk before the end, with the usage and no choices. `continuous_usage_stats`: together
+    with it, every other chunk says how many tokens its choice has so far."""
 
     unsupported = STREAM_OPTIONS
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class Message(_Strict):
@@ -148,6 +150,11 @@ class _GenerationRequest(_Strict):
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def include_continuous_usage(self) -> bool:
+        """Whether every chunk of a stream says how many tokens its choice has so far."""
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def num_logprobs(self) -> int | None:

@@ -87,7 +87,6 @@ MESSAGE: Table = {
 """An answer's message may be sent back as it came, with all its empty members."""
 
 STREAM_OPTIONS: Table = {
-    "continuous_usage_stats": (False,),
     "include_obfuscation": (False,),
 }
 

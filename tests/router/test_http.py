@@ -94,6 +94,21 @@ async def test_a_chat_stream(server: Server, prompts: PromptMaker) -> None:
     await server.rig.settle()
 
 
+@pytest.mark.parametrize("post", [post_chat, post_completion])
+async def test_every_chunk_says_how_many_tokens_its_choice_has_so_far(
+    server: Server, prompts: PromptMaker, post: Callable[..., Any]
+) -> None:
+    await server.rig.pair(_saying(prompts, "abc", finish="length"))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = (await post(server, stream=True, stream_options=options, n=2, return_token_ids=True)).chunks
+    for index in (0, 1):
+        usages = [chunk["usage"] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert [usage["completion_tokens"] for usage in usages] == [0, 1, 2, 3]
+        assert {usage["prompt_tokens"] for usage in usages} == {last["usage"]["prompt_tokens"]}
+        assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 6)
+
+
 async def test_a_completion_and_its_stream_say_the_same(server: Server, prompts: PromptMaker) -> None:
     await server.rig.pair(_saying(prompts, finish="length"))
     answer = (await post_completion(server)).json()
