@@ -77,6 +77,7 @@ async def serve(settings: RouterSettings) -> None:
             model_name=model_name(settings.model, settings.served_model_name),
             started=int(time.time()),
             max_model_len=lambda: registry.max_request_tokens,
+            is_strict=settings.strict,
         )
         app = build_app(endpoints, registry, metrics, settings.max_body_bytes)
         address = await _listen(app, settings, stack)

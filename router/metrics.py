@@ -47,9 +47,17 @@ class RouterMetrics:
             "handover_seconds", "From sampling token 1 to writing it to the client's stream", _HANDOVER_BUCKETS
         )
         self.prompt_tokens = Counter("baton:prompt_tokens", "Prompt tokens", registry=self._registry)
+        self.ignored_fields = Counter(
+            "baton:ignored_fields", "Requests with a field that was ignored", ["field"], registry=self._registry
+        )
         self.successes = Counter(
             "baton:request_success", "Finished requests", ["finished_reason"], registry=self._registry
         )
+
+    def count_ignored(self, fields: Iterable[str]) -> None:
+        """Record that a request carried `fields`, which were ignored. The caller keeps their number small."""
+        for field in fields:
+            self.ignored_fields.labels(field).inc()
 
     def streamed(self, client: ClientTimes, relay: RelayTimes) -> None:
         """Record a stream that ended without an error."""

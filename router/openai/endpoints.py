@@ -22,6 +22,7 @@ from program.clock import now_us
 from router.metrics import RouterMetrics
 from router.openai.answer import Answer, make_choices
 from router.openai.event_writer import EventWriter
+from router.openai.ignored import IgnoredFields
 from router.openai.prompts import PromptMaker
 from router.openai.responses import (
     SSE_DONE,
@@ -52,7 +53,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Endpoints:
-    """The handlers of one router. `is_draining` is set once, at shutdown."""
+    """The handlers of one router. `is_draining` is set once, at shutdown. `is_strict`: fields that change nothing are
+    refused instead of ignored."""
 
     relay: Relay
     prompts: PromptMaker
@@ -61,16 +63,18 @@ class Endpoints:
     started: int
     max_model_len: Callable[[], int | None]
     is_draining: bool = False
+    is_strict: bool = False
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
         times = ClientTimes(received_us=now_us())
         body, content_type = await _read(http)
-        request = parse_body(body, content_type, ChatCompletionRequest)
+        notes = IgnoredFields(self.is_strict)
+        request = parse_body(body, content_type, ChatCompletionRequest, notes)
         self._check(request)
         prompt_ids = await self.prompts.chat_prompt(request)
         answer = self._answer(request, [prompt_ids], "messages")
-        head = self._head("chatcmpl")
+        head = self._head("chatcmpl", notes)
         if request.stream:
             stream = ChatStream(head, request.include_usage, request.return_token_ids)
             return await self._stream(http, answer, stream, request, times)
@@ -81,10 +85,11 @@ class Endpoints:
         """`POST /v1/completions`."""
         times = ClientTimes(received_us=now_us())
         body, content_type = await _read(http)
-        request = parse_body(body, content_type, CompletionRequest)
+        notes = IgnoredFields(self.is_strict)
+        request = parse_body(body, content_type, CompletionRequest, notes)
         self._check(request)
         answer = self._answer(request, await self.prompts.completion_prompts(request), "prompt")
-        head = self._head("cmpl")
+        head = self._head("cmpl", notes)
         if request.stream:
             stream = CompletionStream(head, request.include_usage, request.return_token_ids)
             return await self._stream(http, answer, stream, request, times)
@@ -103,8 +108,9 @@ class Endpoints:
     def _model(self) -> dict[str, object]:
         return model_object(self.model_name, self.started, self.max_model_len())
 
-    def _head(self, prefix: str) -> ReplyHead:
-        return ReplyHead(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), self.model_name)
+    def _head(self, prefix: str, notes: IgnoredFields) -> ReplyHead:
+        self.metrics.count_ignored(notes.labels)
+        return ReplyHead(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), self.model_name, notes.warnings)
 
     def _require_model(self, name: str) -> None:
         if name != self.model_name:

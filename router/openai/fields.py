@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from engine.text.chat_template import ALLOWED_VARIABLES
+from router.openai.ignored import STRICT, TEXT_PART, UNKNOWN, IgnoredFields
 from router.openai.strict_json import shown
 from wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 
@@ -30,6 +31,8 @@ FIELD_ERROR = "field_error"
 """pydantic's name for the errors made here: their text continues the name of the field."""
 
 UNSUPPORTED, TOO_LONG = "unsupported_parameter", "string_above_max_length"
+REFUSED = {UNKNOWN: "is not a parameter of this endpoint", STRICT: "changes nothing, and this router is strict"}
+"""How an error about a field continues, by its code, when `IgnoredFields` refuses the field."""
 
 # tools and documents are no text-only conversation, so their variables stay out of reach
 _TEMPLATE_VARIABLES = ALLOWED_VARIABLES - {
@@ -48,16 +51,22 @@ def field_error(sentence: str, path: tuple[str | int, ...] = (), code: str = "in
     return PydanticCustomError(FIELD_ERROR, "{sentence}", {"sentence": sentence, "path": path, "code": code})
 
 
-def read_content(value: Any) -> str:
+def ignored_fields_of(info: ValidationInfo) -> IgnoredFields:
+    """The notes of the request that is being validated: `context` of the validation, or else a new object."""
+    return info.context if isinstance(info.context, IgnoredFields) else IgnoredFields()
+
+
+def read_content(value: Any, info: ValidationInfo) -> str:
     """The text of a message: a string, or the texts of a list of text parts, joined with newlines."""
     if isinstance(value, str):
         return _checked_text(value)
     if not isinstance(value, list) or not value:
         raise field_error("must be a string or a non-empty list of text parts")
-    return _checked_text("\n".join(_part_text(part, index) for index, part in enumerate(value)))
+    notes = ignored_fields_of(info)
+    return _checked_text("\n".join(_part_text(part, index, notes) for index, part in enumerate(value)))
 
 
-def _part_text(part: Any, index: int) -> str:
+def _part_text(part: Any, index: int, notes: IgnoredFields) -> str:
     if not isinstance(part, dict):
         raise field_error("must be an object", (index,))
     kind, text = part.get("type"), part.get("text")
@@ -67,8 +76,10 @@ def _part_text(part: Any, index: int) -> str:
         raise field_error(f"{shown(kind)} is unsupported: content may hold text only", (index, "type"), UNSUPPORTED)
     if not isinstance(text, str):
         raise field_error("must be a string", (index, "text"))
-    for name in part.keys() - {"type", "text"}:
-        raise field_error("is not a member of a text part", (index, name), "unknown_parameter")
+    for name, member in part.items() if len(part) > 2 else ():
+        code = None if name in ("type", "text") else notes.ignore(name, member, TEXT_PART, "messages[].content[]")
+        if code is not None:
+            raise field_error(REFUSED[code], (index, name), code)
     return text
 
 

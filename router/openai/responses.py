@@ -31,11 +31,15 @@ _LINE_BREAKS = str.maketrans({"\u0085": "\\u0085", "\u2028": "\\u2028", "\u2029"
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """The members that all parts of one answer share. `created` is in seconds since 1970."""
+    """The members that all parts of one answer share. `created` is in seconds since 1970.
+
+    `warnings`: what is said once, in a member of a whole answer or of a stream's first event.
+    """
 
     reply_id: str
     created: int
     model: str
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class _StreamFrame:
     def __init__(self, head: ReplyHead, kind: str, include_usage: bool) -> None:
         self._head = head
         self._kind = kind
+        self._warnings = head.warnings
         opening = _dumps(_head_members(head, kind))[:-1]
         self._prefix = f'data: {opening},"choices":[{{"index":'
         self._suffix = '}],"usage":null}\n\n' if include_usage else "}]}\n\n"
@@ -108,6 +113,18 @@ class _StreamFrame:
     def usage(self, usage: Usage) -> bytes:
         return sse_event({**_head_members(self._head, self._kind), "choices": [], "usage": usage_object(usage)})
 
+    @property
+    def has_warnings(self) -> bool:
+        """Whether there are warnings that no event has carried."""
+        return bool(self._warnings)
+
+    def with_warnings(self, event: bytes) -> bytes:
+        """`event`, and in it the warnings that no event has carried."""
+        if not self._warnings:
+            return event
+        warnings, self._warnings = self._warnings, ()
+        return f'{event.decode()[:-3]},"warnings":{_dumps(warnings)}}}\n\n'.encode()
+
 
 class ChatStream:
     """`ReplyStream` of /v1/chat/completions."""
@@ -119,9 +136,9 @@ class ChatStream:
     def begin(self, index: int, prompt_ids: Sequence[int] = (), so_far: TokensSoFar | None = None) -> bytes:
         rendered = '"delta":{"role":"assistant","content":""}'
         if not self._with_token_ids:
-            return self._frame.plain_event(index, rendered, so_far)
+            return self._frame.with_warnings(self._frame.plain_event(index, rendered, so_far))
         members = {"logprobs": None, "finish_reason": None, "prompt_token_ids": list(prompt_ids)}
-        return self._frame.event(index, rendered, members, so_far)
+        return self._frame.with_warnings(self._frame.event(index, rendered, members, so_far))
 
     def chunk(self, index: int, delta: TextDelta, so_far: TokensSoFar | None = None) -> bytes:
         rendered = f'"delta":{{"content":{_quoted(delta.text)}}}' if delta.text else '"delta":{}'
@@ -142,10 +159,12 @@ class CompletionStream:
         self._with_token_ids = with_token_ids
 
     def begin(self, index: int, prompt_ids: Sequence[int] = (), so_far: TokensSoFar | None = None) -> bytes:
-        if not self._with_token_ids:
+        if not self._with_token_ids and not self._frame.has_warnings:
             return b""
-        members = {"logprobs": None, "finish_reason": None, "prompt_token_ids": list(prompt_ids)}
-        return self._frame.event(index, '"text":""', members, so_far)
+        members: dict[str, Any] = {"logprobs": None, "finish_reason": None}
+        if self._with_token_ids:
+            members["prompt_token_ids"] = list(prompt_ids)
+        return self._frame.with_warnings(self._frame.event(index, '"text":""', members, so_far))
 
     def chunk(self, index: int, delta: TextDelta, so_far: TokensSoFar | None = None) -> bytes:
         rendered = f'"text":{_quoted(delta.text)}'
@@ -170,7 +189,7 @@ def chat_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: U
         }
         for choice in choices
     ]
-    return {**_head_members(head, "chat.completion"), "choices": rendered, "usage": usage_object(usage)}
+    return _whole_answer(head, "chat.completion", rendered, usage)
 
 
 def text_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: Usage) -> dict[str, Any]:
@@ -185,7 +204,12 @@ def text_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: U
         }
         for choice in choices
     ]
-    return {**_head_members(head, "text_completion"), "choices": rendered, "usage": usage_object(usage)}
+    return _whole_answer(head, "text_completion", rendered, usage)
+
+
+def _whole_answer(head: ReplyHead, kind: str, choices: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+    answer = {**_head_members(head, kind), "choices": choices, "usage": usage_object(usage)}
+    return {**answer, "warnings": head.warnings} if head.warnings else answer
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -321,6 +345,6 @@ def _quoted(text: str) -> str:
     return quoted if quoted.isascii() else quoted.translate(_LINE_BREAKS)
 
 
-def _dumps(payload: dict[str, Any]) -> str:
+def _dumps(payload: object) -> str:
     text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
     return text if text.isascii() else text.translate(_LINE_BREAKS)

@@ -4,11 +4,10 @@ Owns names, types and defaults of the fields, and which combinations make no sen
 not repeated here: `decoding_params()` builds a `DecodingParams`, whose construction is the one validator. Does not know
 tokenizers, nodes or sockets.
 
-Rules for every field. Types are strict: "2", 1.0 and true are not the integer 1. null means the default. An unknown
-field is refused with code `unknown_parameter`; one that OpenAI or vLLM know and Baton does not support with code
-`unsupported_parameter`, unless its value is neutral (`tools: []`, `store: false`). Nothing is ignored that would change
-the answer. Every error is an `InvalidRequest` whose `param` is the client's spelling, with a path such as
-`messages[0].role`.
+Rules for every field. Types are strict: "2", 1.0 and true are not the integer 1. null means the default. A field that
+would change the answer and is not supported is refused with code `unsupported_parameter`, unless its value is neutral
+(`tools: []`); one that changes nothing is ignored and noted, see `ignored`. Every error is an `InvalidRequest` whose
+`param` is the client's spelling, with a path such as `messages[0].role`.
 """
 
 from __future__ import annotations
@@ -21,14 +20,17 @@ from pydantic import (
     FailFast,
     Field,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import ErrorDetails
 
 from engine.text.choice_text import TextOptions
+from router.openai import ignored
 from router.openai.fields import (
     FIELD_ERROR,
     MAX_TEXT_CHARS,
+    REFUSED,
     TOO_LONG,
     UNSUPPORTED,
     Content,
@@ -40,9 +42,10 @@ from router.openai.fields import (
     TokenIds,
     UserName,
     field_error,
+    ignored_fields_of,
 )
 from router.openai.strict_json import member_path, parse_object, shown
-from router.openai.unsupported import CHAT, COMMON, COMPLETION, MESSAGE, STREAM_OPTIONS, Table, is_harmless
+from router.openai.unsupported import CHAT, COMMON, COMPLETION, MESSAGE, REASONS, Table, is_harmless
 from wire.errors import InvalidRequest, UnsupportedMediaType
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams, check_stop_strings
 
@@ -55,34 +58,47 @@ _Request = TypeVar("_Request", bound=BaseModel)
 
 
 class _Strict(BaseModel):
-    """Common behaviour: strict types, null is the default, unknown and unsupported fields are told apart."""
+    """Common behaviour: strict types, null is the default, unsupported, ignored and unknown fields are told apart.
+
+    `place`: where such an object is in a request. `refuses_unknown`: an unknown field is refused by every router.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
 
     unsupported: ClassVar[Table] = {}
+    ignorable: ClassVar[ignored.IgnoredTable] = {}
+    place: ClassVar[str] = ""
+    refuses_unknown: ClassVar[bool] = False
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_neutral_fields(cls, members: Any) -> Any:
+    def _drop_what_changes_nothing(cls, members: Any, info: ValidationInfo) -> Any:
         if not isinstance(members, dict):
             raise field_error("must be an object")
-        fields = {}
-        for name, value in members.items():
-            if name not in cls.unsupported:
-                if name not in cls.model_fields:
-                    raise field_error("is not a parameter of this endpoint", (name,), "unknown_parameter")
-                if value is not None:
-                    fields[name] = value
-            elif not is_harmless(value, cls.unsupported[name]):
-                raise field_error("is not supported", (name,), UNSUPPORTED)
-        return fields
+        notes = ignored_fields_of(info)
+        return {name: value for name, value in members.items() if cls._is_used(name, value, notes)}
+
+    @classmethod
+    def _is_used(cls, name: str, value: Any, notes: ignored.IgnoredFields) -> bool:
+        is_field = name in cls.model_fields
+        if name in cls.unsupported:
+            if not is_harmless(value, cls.unsupported[name]):
+                raise field_error(REASONS.get(name, "is not supported"), (name,), UNSUPPORTED)
+        elif name in cls.ignorable or not is_field:
+            is_refused = cls.refuses_unknown and name not in cls.ignorable
+            code = ignored.UNKNOWN if is_refused else notes.ignore(name, value, cls.ignorable, cls.place)
+            if code is not None:
+                raise field_error(REFUSED[code], (name,), code)
+        return is_field and value is not None
 
 
 class StreamOptions(_Strict):
     """`include_usage`: one more chunk before the end, with the usage and no choices. `continuous_usage_stats`: together
     with it, every other chunk says how many tokens its choice has so far."""
 
-    unsupported = STREAM_OPTIONS
+    ignorable = ignored.STREAM_OPTIONS
+    place = "stream_options"
+    refuses_unknown = True
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -92,6 +108,8 @@ class Message(_Strict):
     """One turn of a conversation. Text parts are joined with newlines; `developer` is today's name for `system`."""
 
     unsupported = MESSAGE
+    ignorable = ignored.MESSAGE
+    place = "messages[]"
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
@@ -204,6 +222,7 @@ class ChatCompletionRequest(_GenerationRequest):
     """The body of `POST /v1/chat/completions`."""
 
     unsupported = {**COMMON, **CHAT}
+    ignorable = {**ignored.COMMON, **ignored.CHAT}
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
@@ -243,6 +262,7 @@ class CompletionRequest(_GenerationRequest):
     """The body of `POST /v1/completions`. `prompt` is always a tuple: of texts, or of tuples of token ids."""
 
     unsupported = {**COMMON, **COMPLETION}
+    ignorable = ignored.COMMON
 
     prompt: Prompts
     max_tokens: int | None = DEFAULT_COMPLETION_TOKENS
@@ -269,15 +289,17 @@ class CompletionRequest(_GenerationRequest):
                 )
 
 
-def parse_body(body: bytes, content_type: str | None, schema: type[_Request]) -> _Request:
-    """The request in an HTTP body.
+def parse_body(
+    body: bytes, content_type: str | None, schema: type[_Request], notes: ignored.IgnoredFields | None = None
+) -> _Request:
+    """The request in an HTTP body. What it carries that changes nothing is noted in `notes`.
 
     Raises `UnsupportedMediaType` for anything but JSON in UTF-8, `InvalidRequest` for whatever else is wrong, and no
     other error, whatever the bytes are. Ranges of sampling parameters are checked by `decoding_params()`.
     """
     _check_content_type(content_type)
     try:
-        return schema.model_validate(parse_object(body))
+        return schema.model_validate(parse_object(body), context=notes)
     except ValidationError as error:
         raise _invalid_request(error.errors(include_url=False, include_input=False)[0]) from None
 

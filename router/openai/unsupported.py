@@ -1,10 +1,8 @@
 """Fields that OpenAI or vLLM know and Baton does not support, each with its neutral values, which ask for nothing.
 
-Pure data. Silently ignoring such a field would answer another question than the one asked, so a request that sets it is
-refused by name; a client library that always sends its neutral value is not. null is neutral everywhere. A field in no
-table and no schema is unknown. Among these are all fields that other servers use between router and nodes
-(`kv_transfer_params`, `bootstrap_host`, `bootstrap_port`, `bootstrap_room`, `request_id`): no public request may set
-them.
+Pure data. Ignoring such a field would answer another question than the one asked, so a request that sets it is refused
+by name; a client library that always sends its neutral value is not. null is neutral everywhere. Fields that change
+nothing are in `ignored`.
 """
 
 from __future__ import annotations
@@ -15,9 +13,6 @@ Table = Mapping[str, tuple[object, ...]]
 
 COMMON: Table = {
     # OpenAI
-    "moderation": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
     "response_format": ({"type": "text"},),
     # vLLM
     "add_special_tokens": (),
@@ -33,15 +28,29 @@ COMMON: Table = {
     "guided_regex": (),
     "length_penalty": (1.0, 1),
     "logits_processors": ([],),
+    "logprob_token_ids": (),
     "mm_processor_kwargs": (),
     "priority": (0,),
+    "media_io_kwargs": (),
     "prompt_logprobs": (),
+    "repetition_detection": (),
     "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
+    "routed_experts_prompt_start": (0,),
     "structured_outputs": (),
+    "thinking_token_budget": (-1,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "vllm_xargs": (),
+    "watermarking": (False,),
+    # others
+    "ebnf": (),
+    "format": ("",),
+    "grammar": ("",),
+    "images": ([],),
+    "input_ids": (),
+    "json_schema": (),
+    "lora_path": (),
+    "regex": (),
 }
 
 CHAT: Table = {
@@ -50,14 +59,9 @@ CHAT: Table = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": ("in_memory",),
     "reasoning_effort": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "verbosity": (),
     "web_search_options": (),
     # vLLM
     "best_of": (1,),
@@ -66,18 +70,22 @@ CHAT: Table = {
     "documents": ([],),
     "echo": (False,),
     "include_reasoning": (True,),
+    "prompt": (),
+    "return_prompt_text": (False,),
 }
 
 COMPLETION: Table = {
+    "messages": (),
     "echo": (False,),
     "prompt_embeds": (),
     "suffix": ("",),
 }
 
 MESSAGE: Table = {
-    "annotations": ([],),
     "audio": (),
     "function_call": (),
+    "partial": (False,),
+    "prefix": (False,),
     "reasoning": ("",),
     "reasoning_content": ("",),
     "refusal": (),
@@ -86,9 +94,17 @@ MESSAGE: Table = {
 }
 """An answer's message may be sent back as it came, with all its empty members."""
 
-STREAM_OPTIONS: Table = {
-    "include_obfuscation": (False,),
+_BEAMS = "is not supported: there is no beam search; send n for several answers"
+REASONS: Mapping[str, str] = {
+    "early_stopping": _BEAMS,
+    "length_penalty": _BEAMS,
+    "messages": "belongs to /v1/chat/completions",
+    "partial": "is not supported: send continue_final_message",
+    "prefix": "is not supported: send continue_final_message",
+    "prompt": "belongs to /v1/completions",
+    "use_beam_search": _BEAMS,
 }
+"""What an error says of a field when there is more to say than that it is not supported."""
 
 
 def is_harmless(value: object, neutral: tuple[object, ...]) -> bool:

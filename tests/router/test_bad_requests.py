@@ -58,7 +58,7 @@ FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
     ("34", CHAT, {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
     ("36", CHAT, {"messages": [{"role": "user", "content": "x" * (2**20 + 1)}]}, "messages[0].content"),
     ("38", COMPLETIONS, {"prompt": [320]}, "prompt"),
-    ("40", CHAT, {"unheard_of": 1}, "unheard_of"),
+    ("67", CHAT, {"kv_transfer_params": {"remote_host": "10.0.0.1"}}, "kv_transfer_params"),
     ("41", CHAT, {"tools": [{"type": "function"}]}, "tools"),
     ("42", CHAT, {"stream": "true"}, "stream"),
     ("44", CHAT, {"temperature": 2.1}, "temperature"),
@@ -78,6 +78,7 @@ FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
 
 ACCEPTED: list[tuple[str, str, dict[str, Any]]] = [
     ("13", CHAT, {"messages": [{"role": "user", "content": "a\x00b\x1b"}]}),
+    ("40", CHAT, {"unheard_of": 1}),
     ("50", COMPLETIONS, {"n": 128}),
     ("56", COMPLETIONS, {"prompt": [5] * 255, "max_tokens": 1}),
 ]

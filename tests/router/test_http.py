@@ -109,6 +109,27 @@ async def test_every_chunk_says_how_many_tokens_its_choice_has_so_far(
     assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 6)
 
 
+@pytest.mark.parametrize("post", [post_chat, post_completion])
+async def test_an_ignored_field_is_named_once_in_the_answer_and_counted(
+    server: Server, prompts: PromptMaker, post: Callable[..., Any]
+) -> None:
+    await server.rig.pair(_saying(prompts, "abc", finish="length"))
+    warnings = ["store is ignored: Baton stores no answers", "colour is ignored: this endpoint knows no such field"]
+    members = {"store": True, "colour": "\u2028"}
+    assert (await post(server, **members)).json()["warnings"] == warnings
+    first, *others = (await post(server, **members, stream=True, n=2)).chunks
+    assert first["warnings"] == warnings
+    assert _content([first, *others]) == "abc"
+    assert not any("warnings" in chunk for chunk in others)
+    assert "warnings" not in (await post(server)).json()
+    counts = (await fetch(server, "GET", "/metrics")).body.decode()
+    assert 'baton:ignored_fields_total{field="store"} 2.0' in counts
+    assert 'baton:ignored_fields_total{field="other"} 2.0' in counts
+    server.endpoints.is_strict = True
+    reply = await post(server, store=True)
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "unsupported_parameter", "store")
+
+
 async def test_a_completion_and_its_stream_say_the_same(server: Server, prompts: PromptMaker) -> None:
     await server.rig.pair(_saying(prompts, finish="length"))
     answer = (await post_completion(server)).json()
