@@ -172,7 +172,9 @@ class Flight:
         request, journal, context = self._request, self._journal, self._context
         token_ids = (*request.prompt_ids, *journal.token_ids)
         allows_handoff = self._num_transfer_failures < _MAX_TRANSFER_FAILURES
-        route = context.routing.choose(token_ids, request.cache_salt, self._avoided, allows_handoff=allows_handoff)
+        route = context.routing.choose(
+            request.model, token_ids, request.cache_salt, self._avoided, allows_handoff=allows_handoff
+        )
         nodes = [route.decode] if route.prefill is None else [route.prefill, route.decode]
         journal.times.legs_sent(now_us(), *(node.hello.clock for node in nodes))
         self._legs = Legs(context.sender, route, Attempt(self.handoff_id, journal.attempt, request, token_ids))

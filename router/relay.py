@@ -61,9 +61,10 @@ class Relay:
         """Requests that have not been closed."""
         return len(self._flights)
 
-    def check_size(self, num_prompt_tokens: int, max_tokens: int | None, param: str) -> None:
-        """Raise `ContextLengthExceeded` when prompt and requested output can never fit, `NoNode` without nodes."""
-        limit = self._registry.max_request_tokens
+    def check_size(self, model: str, num_prompt_tokens: int, max_tokens: int | None, param: str) -> None:
+        """Raise `ContextLengthExceeded` when prompt and requested output can never fit a node of `model`, `NoNode`
+        without nodes."""
+        limit = self._registry.max_request_tokens(model)
         if limit is None:
             raise NoNode("no node has joined yet", retry_after_s=1)
         wanted = num_prompt_tokens + (max_tokens or 1)

@@ -19,6 +19,9 @@ class RouterSettings:
     port: int = setting(8000, "port of the HTTP endpoint")
     control_host: str = setting("127.0.0.1", "address that nodes dial; beyond loopback a cluster key is needed")
     control_port: int = setting(8001, "port that nodes dial; 0: chosen by the system")
+    more_models: tuple[str, ...] = setting(
+        (), "further models that clients may name; their nodes are started apart", metavar="NAME=CHECKPOINT"
+    )
     served_model_name: str = setting("", "name of the model in requests; empty: the model as given")
     prefill_policy: str = setting("prefix", "how the prefill node of a request is chosen", choices=_POLICY_NAMES)
     decode_policy: str = setting("prefix", "how the decode node of a request is chosen", choices=_POLICY_NAMES)

@@ -133,6 +133,7 @@ class Answer:
 
 
 def make_choices(
+    model: str,
     prompts: Sequence[Sequence[int]],
     num_choices: int,
     params: DecodingParams,
@@ -149,7 +150,7 @@ def make_choices(
         choices = [
             Choice(
                 index=number * num_choices + position,
-                request=RelayRequest(tuple(prompt_ids), replace(params, seed=seed, choice=position)),
+                request=RelayRequest(model, tuple(prompt_ids), replace(params, seed=seed, choice=position)),
                 text=ChoiceText(tokenizer, options, prompt_ids),
             )
             for position in range(num_choices)

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aiohttp import web
@@ -23,7 +23,6 @@ from router.metrics import RouterMetrics
 from router.openai.answer import Answer, make_choices
 from router.openai.event_writer import EventWriter
 from router.openai.ignored import IgnoredFields
-from router.openai.prompts import PromptMaker
 from router.openai.responses import (
     SSE_DONE,
     ChatStream,
@@ -42,6 +41,7 @@ from router.openai.responses import (
 )
 from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse_body
 from router.relay import Relay
+from router.served_model import ServedModel
 from router.timings import ClientTimes, timings_of
 from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded, UnsupportedMediaType
 
@@ -57,11 +57,9 @@ class Endpoints:
     refused instead of ignored."""
 
     relay: Relay
-    prompts: PromptMaker
+    served: Mapping[str, ServedModel]
     metrics: RouterMetrics
-    model_name: str
-    started: int
-    max_model_len: Callable[[], int | None]
+    max_model_len: Callable[[str], int | None]
     is_draining: bool = False
     is_strict: bool = False
 
@@ -71,10 +69,10 @@ class Endpoints:
         body, content_type = await _read(http)
         notes = IgnoredFields(self.is_strict)
         request = parse_body(body, content_type, ChatCompletionRequest, notes)
-        self._check(request)
-        prompt_ids = await self.prompts.chat_prompt(request)
-        answer = self._answer(request, [prompt_ids], "messages")
-        head = self._head("chatcmpl", notes)
+        model = self._model_for(request)
+        prompt_ids = await model.prompts.chat_prompt(request)
+        answer = self._answer(model, request, [prompt_ids], "messages")
+        head = self._head("chatcmpl", model, notes)
         if request.stream:
             stream = ChatStream(head, request.include_usage, request.return_token_ids)
             return await self._stream(http, answer, stream, request, times)
@@ -87,9 +85,9 @@ class Endpoints:
         body, content_type = await _read(http)
         notes = IgnoredFields(self.is_strict)
         request = parse_body(body, content_type, CompletionRequest, notes)
-        self._check(request)
-        answer = self._answer(request, await self.prompts.completion_prompts(request), "prompt")
-        head = self._head("cmpl", notes)
+        model = self._model_for(request)
+        answer = self._answer(model, request, await model.prompts.completion_prompts(request), "prompt")
+        head = self._head("cmpl", model, notes)
         if request.stream:
             stream = CompletionStream(head, request.include_usage, request.return_token_ids)
             return await self._stream(http, answer, stream, request, times)
@@ -98,39 +96,43 @@ class Endpoints:
 
     async def models(self, http: web.Request) -> web.Response:
         """`GET /v1/models`."""
-        return _json(model_list([self._model()]))
+        return _json(model_list(map(self._model_object, self.served.values())))
 
     async def model(self, http: web.Request) -> web.Response:
         """`GET /v1/models/{name}`; names may hold slashes."""
-        self._require_model(http.match_info["name"])
-        return _json(self._model())
+        return _json(self._model_object(self._model_named(http.match_info["name"])))
 
-    def _model(self) -> dict[str, object]:
-        return model_object(self.model_name, self.started, self.max_model_len())
+    def _model_object(self, model: ServedModel) -> dict[str, object]:
+        return model_object(model.name, model.started, self.max_model_len(model.name))
 
-    def _head(self, prefix: str, notes: IgnoredFields) -> ReplyHead:
+    def _head(self, prefix: str, model: ServedModel, notes: IgnoredFields) -> ReplyHead:
         self.metrics.count_ignored(notes.labels)
-        return ReplyHead(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), self.model_name, notes.warnings)
+        return ReplyHead(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model.name, notes.warnings)
 
-    def _require_model(self, name: str) -> None:
-        if name != self.model_name:
-            raise ModelNotFound(f"this endpoint serves {self.model_name!r}, not {name!r:.200}", "model")
+    def _model_named(self, name: str) -> ServedModel:
+        if name not in self.served:
+            served = ", ".join(map(repr, self.served))
+            raise ModelNotFound(f"this endpoint serves {served}, not {name!r:.200}", "model")
+        return self.served[name]
 
-    def _check(self, request: GenerationRequest) -> None:
+    def _model_for(self, request: GenerationRequest) -> ServedModel:
         if self.is_draining:
             raise Overloaded("the router is shutting down", retry_after_s=5)
-        self._require_model(request.model)
+        return self._model_named(request.model)
 
-    def _answer(self, request: GenerationRequest, prompts: Sequence[Sequence[int]], param: str) -> Answer:
+    def _answer(
+        self, model: ServedModel, request: GenerationRequest, prompts: Sequence[Sequence[int]], param: str
+    ) -> Answer:
         """Make the answer, after the checks that need token ids. Nothing has been allocated before them."""
         params = request.decoding_params()
-        params.check_vocabulary(self.prompts.tokenizer.vocab_size)
+        params.check_vocabulary(model.prompts.tokenizer.vocab_size)
         if len(prompts) * request.n > MAX_CHOICES:
             raise InvalidRequest(f"{len(prompts)} prompts x {request.n} choices is more than {MAX_CHOICES}", "n")
         for prompt_ids in prompts:
-            self.relay.check_size(len(prompt_ids), params.max_tokens, param)
+            self.relay.check_size(model.name, len(prompt_ids), params.max_tokens, param)
         self.relay.check_room(len(prompts) * request.n)
-        choices = make_choices(prompts, request.n, params, request.text_options(), self.prompts.tokenizer)
+        tokenizer, options = model.prompts.tokenizer, request.text_options()
+        choices = make_choices(model.name, prompts, request.n, params, options, tokenizer)
         return Answer(choices, self.relay, self.metrics)
 
     async def _collect(self, answer: Answer, *, with_prompt_ids: bool) -> list[FinishedChoice]:

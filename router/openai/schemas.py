@@ -57,7 +57,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 _Request = TypeVar("_Request", bound=BaseModel)
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     """Common behaviour: strict types, null is the default, unsupported, ignored and unknown fields are told apart.
 
     `place`: where such an object is in a request. `refuses_unknown`: an unknown field is refused by every router.
@@ -81,7 +81,7 @@ class _Strict(BaseModel):
     @classmethod
     def _is_used(cls, name: str, value: Any, notes: ignored.IgnoredFields) -> bool:
         is_field = name in cls.model_fields
-        if name in cls.unsupported:
+        if name in cls.unsupported and not is_field:
             if not is_harmless(value, cls.unsupported[name]):
                 raise field_error(REASONS.get(name, "is not supported"), (name,), UNSUPPORTED)
         elif name in cls.ignorable or not is_field:
@@ -92,7 +92,7 @@ class _Strict(BaseModel):
         return is_field and value is not None
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """`include_usage`: one more chunk before the end, with the usage and no choices. `continuous_usage_stats`: together
     with it, every other chunk says how many tokens its choice has so far."""
 
@@ -104,7 +104,7 @@ class StreamOptions(_Strict):
     continuous_usage_stats: bool = False
 
 
-class Message(_Strict):
+class Message(Strict):
     """One turn of a conversation. Text parts are joined with newlines; `developer` is today's name for `system`."""
 
     unsupported = MESSAGE
@@ -129,7 +129,7 @@ class Message(_Strict):
         return {"role": role, "content": self.content, **named}
 
 
-class _GenerationRequest(_Strict):
+class _GenerationRequest(Strict):
     """The fields that both endpoints share."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME)]

@@ -265,7 +265,8 @@ async def test_health_follows_the_decode_nodes(server: Server) -> None:
     assert (await fetch(server, "GET", "/health")).status == 503
     await server.rig.pair()
     reply = await fetch(server, "GET", "/health")
-    assert (reply.status, reply.json()) == (200, {"status": "ok", "nodes": {"prefill": 1, "decode": 1}})
+    counts = {"prefill": 1, "decode": 1}
+    assert (reply.status, reply.json()) == (200, {"status": "ok", "nodes": counts, "models": {MODEL: counts}})
     server.endpoints.is_draining = True
     assert (await fetch(server, "GET", "/health")).status == 503
 
