@@ -23,7 +23,6 @@ from router.legs import RelayRequest
 from router.metrics import RequestTimer, RouterMetrics
 from router.openai.responses import Usage
 from router.relay import Relay
-from wire.sampling import DecodingParams
 
 
 @dataclass(slots=True)
@@ -133,25 +132,21 @@ class Answer:
 
 
 def make_choices(
-    model: str,
-    prompts: Sequence[Sequence[int]],
-    num_choices: int,
-    params: DecodingParams,
-    options: TextOptions,
-    tokenizer: Tokenizer,
+    requests: Sequence[RelayRequest], num_choices: int, options: TextOptions, tokenizer: Tokenizer
 ) -> list[list[Choice]]:
-    """The choices of each prompt. Choice c of prompt p has index p * num_choices + c.
+    """The choices of each request, which has one prompt. Choice c of request r has index r * num_choices + c.
 
-    A request without a seed gets a random one here, so that every attempt samples with the same noise.
+    Requests without a seed get a random one here, so that every attempt samples with the same noise.
     """
-    seed = secrets.randbits(62) if params.seed is None else params.seed
+    random_seed = secrets.randbits(62)
     found: list[list[Choice]] = []
-    for number, prompt_ids in enumerate(prompts):
+    for number, request in enumerate(requests):
+        seed = random_seed if request.params.seed is None else request.params.seed
         choices = [
             Choice(
                 index=number * num_choices + position,
-                request=RelayRequest(model, tuple(prompt_ids), replace(params, seed=seed, choice=position)),
-                text=ChoiceText(tokenizer, options, prompt_ids),
+                request=replace(request, params=replace(request.params, seed=seed, choice=position)),
+                text=ChoiceText(tokenizer, options, request.prompt_ids),
             )
             for position in range(num_choices)
         ]

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from engine.text.choice_text import TextDelta, join_deltas
 from program.clock import now_us
+from router.legs import RelayRequest
 from router.metrics import RouterMetrics
 from router.openai.answer import Answer, make_choices
 from router.openai.event_writer import EventWriter
@@ -128,11 +129,12 @@ class Endpoints:
         params.check_vocabulary(model.prompts.tokenizer.vocab_size)
         if len(prompts) * request.n > MAX_CHOICES:
             raise InvalidRequest(f"{len(prompts)} prompts x {request.n} choices is more than {MAX_CHOICES}", "n")
+        requests: list[RelayRequest] = []
         for prompt_ids in prompts:
-            self.relay.check_size(model.name, len(prompt_ids), params.max_tokens, param)
+            max_tokens = self.relay.check_size(model.name, len(prompt_ids), params.max_tokens, param)
+            requests.append(RelayRequest(model.name, tuple(prompt_ids), params.with_at_most(max_tokens)))
         self.relay.check_room(len(prompts) * request.n)
-        tokenizer, options = model.prompts.tokenizer, request.text_options()
-        choices = make_choices(model.name, prompts, request.n, params, options, tokenizer)
+        choices = make_choices(requests, request.n, request.text_options(), model.prompts.tokenizer)
         return Answer(choices, self.relay, self.metrics)
 
     async def _collect(self, answer: Answer, *, with_prompt_ids: bool) -> list[FinishedChoice]:

@@ -65,10 +65,10 @@ FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
     ("45", CHAT, {"top_p": 0}, "top_p"),
     ("50", CHAT, {"n": UNBOUNDED}, "n"),
     ("50", COMPLETIONS, {"prompt": ["x", "y"], "n": 65}, "n"),
-    ("52", COMPLETIONS, {"max_tokens": 10_000}, "prompt"),
+    ("52", COMPLETIONS, {"prompt": [5] * 250, "max_tokens": 10_000, "min_tokens": 7}, "min_tokens"),
     ("54", COMPLETIONS, {"prompt": [5] * 300}, "prompt"),
     ("54", CHAT, {"messages": [{"role": "user", "content": "words " * 300}]}, "messages"),
-    ("55", COMPLETIONS, {"prompt": [5] * 250, "max_tokens": 7}, "prompt"),
+    ("55", COMPLETIONS, {"prompt": [[5], [5] * 256], "max_tokens": 7}, "prompt"),
     ("56", COMPLETIONS, {"prompt": [5] * 256, "max_tokens": None}, "prompt"),
     ("60", CHAT, {"logit_bias": {"320": 1}}, "logit_bias"),
     ("60", CHAT, {"logit_bias": {str(key): 1 for key in range(100_000)}}, "logit_bias"),
@@ -80,6 +80,8 @@ ACCEPTED: list[tuple[str, str, dict[str, Any]]] = [
     ("13", CHAT, {"messages": [{"role": "user", "content": "a\x00b\x1b"}]}),
     ("40", CHAT, {"unheard_of": 1}),
     ("50", COMPLETIONS, {"n": 128}),
+    ("52", COMPLETIONS, {"max_tokens": 10_000}),
+    ("55", COMPLETIONS, {"prompt": [5] * 250, "max_tokens": 7}),
     ("56", COMPLETIONS, {"prompt": [5] * 255, "max_tokens": 1}),
 ]
 

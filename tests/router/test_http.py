@@ -130,6 +130,18 @@ async def test_an_ignored_field_is_named_once_in_the_answer_and_counted(
     assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "unsupported_parameter", "store")
 
 
+async def test_what_does_not_fit_behind_each_prompt_is_not_asked_for(server: Server) -> None:
+    asked: list[tuple[int, int | None]] = []
+
+    def script(node: FakeNode, leg: LegMessage) -> None:
+        asked.append((leg.num_prompt_tokens, leg.params.max_tokens))
+        node.emit(leg, [5], finish="length")
+
+    await server.rig.join(DECODE, script)
+    assert (await post_completion(server, prompt=[[5] * 255, [5] * 250, [5]])).status == 200
+    assert sorted(asked) == [(1, 16), (250, 6), (255, 1)]
+
+
 async def test_a_completion_and_its_stream_say_the_same(server: Server, prompts: PromptMaker) -> None:
     await server.rig.pair(_saying(prompts, finish="length"))
     answer = (await post_completion(server)).json()

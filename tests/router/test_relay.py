@@ -413,17 +413,17 @@ async def test_requests_do_not_touch_each_other() -> None:
         assert rig.relay.counters.num_finished == 30
 
 
-@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens", "fits"), [
-    (255, None, True), (256, None, False), (250, 6, True), (250, 7, False), (1, 10**18, False),
+@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens", "expected"), [
+    (255, None, None), (250, 6, 6), (250, 7, 6), (255, 16, 1), (1, 10**18, 255), (256, None, 0), (256, 1, 0),
 ])  # fmt: skip
-async def test_sizes_are_checked_against_the_smallest_node(
-    num_prompt_tokens: int, max_tokens: int | None, fits: bool
+async def test_the_output_is_clipped_to_the_room_on_the_smallest_node(
+    num_prompt_tokens: int, max_tokens: int | None, expected: int | None
 ) -> None:
     async with relaying() as rig:
         await rig.join(DECODE)
         await rig.join(PREFILL, max_request_tokens=1000)
-        if fits:
-            rig.relay.check_size(MODEL, num_prompt_tokens, max_tokens, "prompt")
+        if expected != 0:
+            assert rig.relay.check_size(MODEL, num_prompt_tokens, max_tokens, "prompt") == expected
             return
         with pytest.raises(ContextLengthExceeded, match="256 tokens") as caught:
             rig.relay.check_size(MODEL, num_prompt_tokens, max_tokens, "prompt")
