@@ -25,6 +25,7 @@ SSE_DONE = b"data: [DONE]\n\n"
 LOWEST_LOGPROB = -9999.0
 OWNER = "baton"
 
+_REPLACEMENT = "\ufffd"
 _NO_MEMBERS = ',"logprobs":null,"finish_reason":null'
 _LINE_BREAKS = str.maketrans({"\u0085": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
@@ -245,7 +246,8 @@ def chat_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
 def completion_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
     """The `logprobs` member of a completions choice: parallel lists, one item per token; None when not asked for.
 
-    A token that is no whole character is written `bytes:\\xe2`, so that different tokens stay different keys.
+    A token that is no whole character is written `bytes:\\xe2`. Where the most likely tokens have one text several
+    times, the chosen token has it as its key, or else the likeliest; the others have `token_id:` and their id.
     """
     reported = [(entry.text_offset, entry.chosen, entry.top) for entry in entries if entry.chosen is not None]
     if not reported:
@@ -253,10 +255,7 @@ def completion_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
     return {
         "tokens": [_completion_token(chosen) for _, chosen, _ in reported],
         "token_logprobs": [_finite(chosen.logprob) for _, chosen, _ in reported],
-        "top_logprobs": [
-            {_completion_token(token): _finite(token.logprob) for token in (*top, chosen)}
-            for _, chosen, top in reported
-        ],
+        "top_logprobs": [_top_logprobs(chosen, top) for _, chosen, top in reported],
         "text_offset": [offset for offset, _, _ in reported],
     }
 
@@ -329,7 +328,20 @@ def _logprob_object(token: ScoredToken) -> dict[str, Any]:
     return {"token": token.text, "bytes": list(token.data), "logprob": _finite(token.logprob)}
 
 
+def _top_logprobs(chosen: ScoredToken, top: Sequence[ScoredToken]) -> dict[str, float]:
+    names = {_completion_token(chosen): chosen.token_id}
+    found: dict[str, float] = {}
+    for token in (*top, chosen):
+        name = _completion_token(token)
+        if names.setdefault(name, token.token_id) != token.token_id:
+            name = f"token_id:{token.token_id}"
+        found[name] = _finite(token.logprob)
+    return found
+
+
 def _completion_token(token: ScoredToken) -> str:
+    if _REPLACEMENT not in token.text:
+        return token.text
     try:
         return token.data.decode()
     except UnicodeDecodeError:
