@@ -78,7 +78,7 @@ async def serve(settings: RouterSettings) -> None:
             started=int(time.time()),
             max_model_len=lambda: registry.max_request_tokens,
         )
-        app = build_app(endpoints, registry, metrics, settings.max_body_bytes)
+        app = build_app(endpoints, registry, metrics, settings)
         address = await _listen(app, settings, stack)
         control.start(relay)
         freeze_startup_objects()

@@ -29,4 +29,8 @@ class RouterSettings:
     max_body_bytes: int = setting(8 * 2**20, "largest request body")
     cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
+    allowed_origins: tuple[str, ...] = setting((), "origins whose scripts may use the router in a browser; *: all")
+    allowed_methods: tuple[str, ...] = setting(("*",), "methods that such scripts may use")
+    allowed_headers: tuple[str, ...] = setting(("*",), "headers that such scripts may send")
+    allow_credentials: bool = setting(False, "let such scripts send cookies and client certificates")
     log_level: str = setting("info", "how much is logged", choices=("debug", "info", "warning", "error"))

@@ -64,7 +64,7 @@ class Endpoints:
     async def chat(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
         times = ClientTimes(received_us=now_us())
-        body, content_type = await _read(http)
+        body, content_type = await read_body(http)
         request = parse_body(body, content_type, ChatCompletionRequest)
         self._check(request)
         prompt_ids = await self.prompts.chat_prompt(request)
@@ -79,7 +79,7 @@ class Endpoints:
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
         times = ClientTimes(received_us=now_us())
-        body, content_type = await _read(http)
+        body, content_type = await read_body(http)
         request = parse_body(body, content_type, CompletionRequest)
         self._check(request)
         answer = self._answer(request, await self.prompts.completion_prompts(request), "prompt")
@@ -96,7 +96,7 @@ class Endpoints:
 
     async def model(self, http: web.Request) -> web.Response:
         """`GET /v1/models/{name}`; names may hold slashes."""
-        self._require_model(http.match_info["name"])
+        self._require_model(http.match_info["name"].removesuffix("/"))
         return _json(self._model())
 
     def _model(self) -> dict[str, object]:
@@ -194,7 +194,8 @@ class Endpoints:
                 self.metrics.streamed(times, answer.choices[0].figures.times)
 
 
-async def _read(http: web.Request) -> tuple[bytes, str | None]:
+async def read_body(http: web.Request) -> tuple[bytes, str | None]:
+    """The body and its content type. Raises `InvalidRequest`, `UnsupportedMediaType`, or the 408 of a slow body."""
     encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in _BODY_ENCODINGS:
         raise UnsupportedMediaType(f"content encoding {encoding!r:.100} is not supported: send the body as it is")

@@ -54,7 +54,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 _Request = TypeVar("_Request", bound=BaseModel)
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     """Common behaviour: strict types, null is the default, unknown and unsupported fields are told apart."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -78,7 +78,7 @@ class _Strict(BaseModel):
         return fields
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """`include_usage`: one more chunk before the end, with the usage and no choices."""
 
     unsupported = STREAM_OPTIONS
@@ -86,7 +86,7 @@ class StreamOptions(_Strict):
     include_usage: bool = False
 
 
-class Message(_Strict):
+class Message(Strict):
     """One turn of a conversation. Text parts are joined with newlines; `developer` is today's name for `system`."""
 
     unsupported = MESSAGE
@@ -109,7 +109,7 @@ class Message(_Strict):
         return {"role": role, "content": self.content, **named}
 
 
-class _GenerationRequest(_Strict):
+class _GenerationRequest(Strict):
     """The fields that both endpoints share."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME)]

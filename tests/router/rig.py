@@ -7,7 +7,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import zmq
@@ -23,6 +23,7 @@ from router.openai.endpoints import Endpoints
 from router.openai.prompts import PromptMaker
 from router.policies import Policy, RoundRobin
 from router.relay import Relay, RelaySettings
+from router.settings import RouterSettings
 from tests.router.fake_node import Context, FakeNode, Script, make_hello
 from wire import links
 from wire.messages import DECODE, PREFILL
@@ -31,6 +32,7 @@ from wire.sampling import DecodingParams
 PROMPT = tuple(range(10, 30))
 MODEL = "org/tiny"
 SEND_BUFFER_BYTES = 16_384  # small, so that a client that does not read is noticed after few tokens
+ROUTER_SETTINGS = RouterSettings()
 DEFAULTS = RelaySettings(local_prefill_tokens=4, max_concurrent_requests=64, max_attempts=3, request_timeout_s=20.0)
 
 
@@ -176,7 +178,10 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    prompts: PromptMaker, settings: RelaySettings = DEFAULTS, max_body_bytes: int = 8 * 2**20
+    prompts: PromptMaker,
+    settings: RelaySettings = DEFAULTS,
+    max_body_bytes: int = 8 * 2**20,
+    router_settings: RouterSettings = ROUTER_SETTINGS,
 ) -> AsyncIterator[Server]:
     """A router on a loopback port, set up as `python -m router` does, without nodes."""
     async with relaying(settings) as rig:
@@ -190,7 +195,7 @@ async def serving(
             started=1_700_000_000,
             max_model_len=lambda: rig.registry.max_request_tokens,
         )
-        app = build_app(endpoints, rig.registry, metrics, max_body_bytes)
+        app = build_app(endpoints, rig.registry, metrics, replace(router_settings, max_body_bytes=max_body_bytes))
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
         await runner.setup()
         try:
