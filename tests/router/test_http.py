@@ -455,7 +455,7 @@ async def test_every_answer_has_a_request_id_of_its_own(server: Server, prompts:
         await post_chat(server),
         await post_chat(server, temperature=9),
         await fetch(server, "GET", "/health"),
-        await fetch(server, "GET", "/metrics", headers={"x-request-id": "mine"}),
+        await fetch(server, "GET", "/metrics", headers={"x-request-id": "not sane"}),
         await fetch(server, "GET", "/nowhere"),
         await fetch(server, "PUT", "/v1/completions"),
     ]
