@@ -45,7 +45,7 @@ _CLOSE_TIMEOUT_S = 2.0
 
 async def serve(settings: RouterSettings) -> None:
     """Serve until told to stop. Raises `BatonError` when the router cannot start."""
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
     folder = find_checkpoint(settings.model, weights=False)
     registry = NodeRegistry(_own_fingerprint(folder))

@@ -14,6 +14,7 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from router.cors import CorsPolicy
+from router.debug_endpoints import DebugEndpoints
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
@@ -22,6 +23,7 @@ from router.openai.responses import json_bytes
 from router.openai.tokenizing import Tokenizing
 from router.operations import Operations
 from router.request_ids import REQUEST_ID, choose_request_id
+from router.request_log import DEFAULT_NUM_KEPT, RequestLog, log_request
 from router.settings import RouterSettings
 from router.trailing_slashes import serve_trailing_slashes
 from wire.errors import BatonError
@@ -35,7 +37,11 @@ def build_app(
     endpoints: Endpoints, nodes: NodeRegistry, metrics: RouterMetrics, settings: RouterSettings
 ) -> web.Application:
     """The application of one router. Raises `InvalidSetting` when the settings of cross-origin requests do not fit."""
-    app = web.Application(middlewares=[_envelope], client_max_size=settings.max_body_bytes)
+    requests = RequestLog(
+        DEFAULT_NUM_KEPT if settings.enable_debug_endpoints else 0,
+        [log_request] if settings.enable_log_requests else [],
+    )
+    app = web.Application(middlewares=[_envelope, requests.middleware()], client_max_size=settings.max_body_bytes)
     app.on_response_prepare.append(_add_request_id)
 
     async def health(http: web.Request) -> web.Response:
@@ -55,6 +61,8 @@ def build_app(
     app.router.add_get("/metrics", render_metrics)
     Operations(endpoints, nodes, settings).add_routes(app)
     Tokenizing(endpoints.prompts, endpoints.model_name, endpoints.max_model_len).add_routes(app)
+    if settings.enable_debug_endpoints:
+        DebugEndpoints(requests).add_routes(app)
     serve_trailing_slashes(app)
     CorsPolicy(
         settings.allowed_origins, settings.allowed_methods, settings.allowed_headers, settings.allow_credentials

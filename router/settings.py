@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from program.process import LOG_FORMATS
 from program.settings import setting
 from router.policies import POLICIES
 
@@ -34,3 +35,6 @@ class RouterSettings:
     allowed_headers: tuple[str, ...] = setting(("*",), "headers that such scripts may send")
     allow_credentials: bool = setting(False, "let such scripts send cookies and client certificates")
     log_level: str = setting("info", "how much is logged", choices=("debug", "info", "warning", "error"))
+    log_format: str = setting("text", "lines for people, or one JSON object per line", choices=LOG_FORMATS)
+    enable_log_requests: bool = setting(False, "log one line per request when it ends, without its text")
+    enable_debug_endpoints: bool = setting(False, "serve /debug/requests: ids, nodes and times of recent requests")

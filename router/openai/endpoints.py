@@ -40,6 +40,7 @@ from router.openai.responses import (
 )
 from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse_body
 from router.relay import Relay
+from router.request_trace import note_model
 from router.timings import ClientTimes, timings_of
 from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded, UnsupportedMediaType
 
@@ -116,6 +117,7 @@ class Endpoints:
 
     def _answer(self, request: GenerationRequest, prompts: Sequence[Sequence[int]], param: str) -> Answer:
         """Make the answer, after the checks that need token ids. Nothing has been allocated before them."""
+        note_model(self.model_name)
         params = request.decoding_params()
         params.check_vocabulary(self.prompts.tokenizer.vocab_size)
         if len(prompts) * request.n > MAX_CHOICES:
