@@ -46,7 +46,7 @@ class PromptMaker:
             # templates write their own special tokens
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return _not_empty(await _off_loop(make, size), "messages")
+        return _not_empty(await off_loop(make, size), "messages")
 
     async def completion_prompts(self, request: CompletionRequest) -> list[list[int]]:
         """Token ids of each prompt. Raises `InvalidRequest` for ids outside the vocabulary."""
@@ -58,10 +58,10 @@ class PromptMaker:
                 self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in request.prompt
             ]
 
-        return [_not_empty(ids, "prompt") for ids in await _off_loop(make, size)]
+        return [_not_empty(ids, "prompt") for ids in await off_loop(make, size)]
 
 
-async def _off_loop(make: Callable[[], ResultT], size: int) -> ResultT:
+async def off_loop(make: Callable[[], ResultT], size: int) -> ResultT:
     """Run `make`: on the event loop for short texts, in a thread for long ones, which would delay all other streams."""
     if size <= _MAX_INLINE_CHARS:
         return make()
