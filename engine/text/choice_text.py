@@ -152,7 +152,7 @@ class ChoiceText:
     ) -> TextDelta:
         self._num_completion_tokens += len(token_ids)
         self._finish_reason = node_finish_reason or None
-        scores = logprobs or [None] * len(token_ids)
+        scores: Sequence[TokenLogprobs | None] = logprobs or [None] * len(token_ids)
         return TextDelta("", tuple(map(self._entry, token_ids, scores)), self._finish_reason)
 
     def _finish(self, pieces: list[str], node_finish_reason: str) -> TextDelta:
