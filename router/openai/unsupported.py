@@ -83,15 +83,44 @@ MESSAGE: Table = {
 }
 """An answer's message may be sent back as it came, with all its empty members."""
 
+_STRUCTURE = "is not supported: answers of a given structure are not served"
+_TOOLS = "is not supported: tools are not served"
+_TEXT = "is not supported: only text is served"
 _BEAMS = "is not supported: there is no beam search; send n for several answers"
 REASONS: Mapping[str, str] = {
+    "audio": _TEXT,
     "early_stopping": _BEAMS,
+    "ebnf": _STRUCTURE,
+    "format": _STRUCTURE,
+    "function_call": _TOOLS,
+    "functions": _TOOLS,
+    "grammar": _STRUCTURE,
+    "guided_choice": _STRUCTURE,
+    "guided_decoding_backend": _STRUCTURE,
+    "guided_grammar": _STRUCTURE,
+    "guided_json": _STRUCTURE,
+    "guided_regex": _STRUCTURE,
+    "images": _TEXT,
+    "include_reasoning": "is not supported: reasoning is part of the text",
+    "input_ids": "is not supported: send token ids as the prompt of /v1/completions",
+    "json_schema": _STRUCTURE,
     "length_penalty": _BEAMS,
+    "media_io_kwargs": _TEXT,
     "messages": "belongs to /v1/chat/completions",
+    "mm_processor_kwargs": _TEXT,
+    "modalities": _TEXT,
     "partial": "is not supported: send continue_final_message",
     "prefix": "is not supported: send continue_final_message",
     "prompt": "belongs to /v1/completions",
+    "regex": _STRUCTURE,
+    "response_format": _STRUCTURE,
+    "structured_outputs": _STRUCTURE,
+    "tool_call_id": _TOOLS,
+    "tool_calls": _TOOLS,
+    "tool_choice": _TOOLS,
+    "tools": _TOOLS,
     "use_beam_search": _BEAMS,
+    "web_search_options": _TOOLS,
 }
 """What an error says of a field when there is more to say than that it is not supported."""
 
