@@ -197,7 +197,24 @@ async def test_a_completion_and_its_stream_say_the_same(server: Server, prompts:
 
 async def test_a_short_prompt_is_told_how_much_was_cached(server: Server, prompts: PromptMaker) -> None:
     await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [5], finish="stop", cached=7))
-    assert (await post_completion(server)).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 7}
+    assert (await post_completion(server)).json()["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 7,
+        "cached_tokens_by_node": {"decode": 7},
+    }
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+async def test_each_node_says_how_much_of_the_prompt_it_had(server: Server, num_tokens: int) -> None:
+    def script(node: FakeNode, leg: LegMessage) -> None:
+        for index in range(1 if isinstance(leg, Prefill) else num_tokens):
+            # a decode node repeats the prefill node's first token with all that belongs to it
+            finish = "length" if index == num_tokens - 1 else ""
+            node.emit(leg, [5], index, finish, cached=4 if index == 0 else 16)
+
+    await server.rig.pair(script)
+    details = (await post_completion(server, prompt=[[5] * 40, [6] * 40])).json()["usage"]["prompt_tokens_details"]
+    by_node = {"prefill": 8} if num_tokens == 1 else {"prefill": 8, "decode": 32}
+    assert details == {"cached_tokens": 8, "cached_tokens_by_node": by_node}
 
 
 async def test_the_first_token_is_streamed_before_the_decode_node_has_said_anything(
