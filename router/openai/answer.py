@@ -10,6 +10,7 @@ it has its first token.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -94,11 +95,15 @@ class Answer:
     def usage(self) -> Usage:
         """Tokens of an answer that has ended: each prompt counted once."""
         figures = [choice.figures for choice in self.choices if choice.figures is not None]
+        cached_by_role: Counter[str] = Counter()
+        for first in self._firsts:
+            cached_by_role.update(first.figures.cached_by_role if first.figures else {})
         return Usage(
             num_prompt_tokens=sum(len(choice.request.prompt_ids) for choice in self._firsts),
             num_completion_tokens=sum(choice.text.num_completion_tokens for choice in self.choices),
             num_cached_tokens=sum(first.figures.num_cached_tokens for first in self._firsts if first.figures),
             handoffs=[each.handoff for each in figures if each.handoff is not None],
+            cached_by_role=cached_by_role,
         )
 
     def _advance(self, choice: Choice, delivery: Delivery) -> TextDelta:

@@ -24,6 +24,7 @@ from router.metrics import RouterMetrics
 from router.openai.answer import Answer, make_choices
 from router.openai.event_writer import EventWriter
 from router.openai.ignored import IgnoredFields
+from router.openai.prompts import cache_salt_of, truncated
 from router.openai.responses import (
     SSE_DONE,
     ChatStream,
@@ -76,9 +77,9 @@ class Endpoints:
         answer = self._answer(model, request, [prompt_ids], "messages")
         head = self._head("chatcmpl", model, notes)
         if request.stream:
-            stream = ChatStream(head, request.include_usage, request.return_token_ids)
+            stream = ChatStream(head, request.include_usage, request.with_token_ids)
             return await self._stream(http, answer, stream, request, times)
-        choices = await self._collect(answer, with_prompt_ids=request.return_token_ids)
+        choices = await self._collect(answer, with_prompt_ids=request.with_token_ids)
         return _json(chat_completion(head, choices, _usage(answer, request, times)))
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
@@ -91,9 +92,9 @@ class Endpoints:
         answer = self._answer(model, request, await model.prompts.completion_prompts(request), "prompt")
         head = self._head("cmpl", model, notes)
         if request.stream:
-            stream = CompletionStream(head, request.include_usage, request.return_token_ids)
+            stream = CompletionStream(head, request.include_usage, request.with_token_ids)
             return await self._stream(http, answer, stream, request, times)
-        choices = await self._collect(answer, with_prompt_ids=request.return_token_ids)
+        choices = await self._collect(answer, with_prompt_ids=request.with_token_ids)
         return _json(text_completion(head, choices, _usage(answer, request, times)))
 
     async def models(self, http: web.Request) -> web.Response:
@@ -133,9 +134,11 @@ class Endpoints:
         if len(prompts) * request.n > MAX_CHOICES:
             raise InvalidRequest(f"{len(prompts)} prompts x {request.n} choices is more than {MAX_CHOICES}", "n")
         requests: list[RelayRequest] = []
-        for prompt_ids in prompts:
+        for whole_prompt in prompts:
+            prompt_ids = truncated(request, whole_prompt, self.max_model_len(model.name))
             max_tokens = self.relay.check_size(model.name, len(prompt_ids), params.max_tokens, param)
-            requests.append(RelayRequest(model.name, tuple(prompt_ids), params.with_at_most(max_tokens)))
+            fitted, salt = params.with_at_most(max_tokens), cache_salt_of(request.cache_salt)
+            requests.append(RelayRequest(model.name, tuple(prompt_ids), fitted, salt))
         self.relay.check_room(len(prompts) * request.n)
         choices = make_choices(requests, request.n, request.text_options(), model.prompts.tokenizer)
         return Answer(choices, self.relay, self.metrics)
@@ -195,7 +198,7 @@ class Endpoints:
                     so_far = TokensSoFar(len(choice.request.prompt_ids), num_tokens)
                 if choice.index not in begun:
                     begun.add(choice.index)
-                    prompt_ids = choice.request.prompt_ids if request.return_token_ids else ()
+                    prompt_ids = choice.request.prompt_ids if request.with_token_ids else ()
                     events.append(
                         stream.begin(choice.index, prompt_ids, so_far and so_far._replace(num_completion_tokens=0))
                     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -24,6 +24,7 @@ MAX_PROMPTS = 128
 MAX_PROMPT_TOKENS = 2**20
 MAX_TOKEN_ID = 2**32 - 1
 MAX_USER_CHARS = 512
+MAX_DOCUMENTS = 1024
 MAX_METADATA_ITEMS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 MAX_TEMPLATE_VALUE_CHARS = 1024
 
@@ -169,6 +170,17 @@ def _read_template_variables(value: Any) -> Mapping[str, Any]:
     return value
 
 
+def _read_documents(value: Any) -> tuple[Mapping[str, str], ...]:
+    if not isinstance(value, list) or len(value) > MAX_DOCUMENTS:
+        raise field_error(f"must be a list of at most {MAX_DOCUMENTS} documents")
+    for index, document in enumerate(value):
+        if not isinstance(document, dict) or not all(isinstance(text, str) for text in document.values()):
+            raise field_error("must be an object whose members are strings", (index,))
+    if sum(len(text) for document in value for text in document.values()) > MAX_TEXT_CHARS:
+        raise field_error(f"hold more than {MAX_TEXT_CHARS} characters together", (), TOO_LONG)
+    return tuple(value)
+
+
 Content = Annotated[str, BeforeValidator(read_content)]
 """A message's text; text parts are joined."""
 
@@ -181,6 +193,12 @@ TokenIds = Annotated[tuple[int, ...], PlainValidator(_read_token_ids)]
 LogitBias = Annotated[tuple[tuple[int, float], ...], PlainValidator(_read_logit_bias)]
 """(token id, bias) pairs. An id is written as a plain decimal number, so two keys are never one id."""
 
+Documents = Annotated[tuple[Mapping[str, str], ...], PlainValidator(_read_documents)]
+"""Documents for a chat template that knows how to show them."""
+
+CacheSalt = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 UserName = Annotated[str, Field(max_length=MAX_USER_CHARS)]
 Metadata = Annotated[Mapping[str, str], PlainValidator(_read_metadata)]
 

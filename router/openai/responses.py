@@ -11,8 +11,8 @@ as OpenAI does.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple, Protocol
 
@@ -45,8 +45,9 @@ class ReplyHead:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one answer: those of all its prompts, those of all its choices, and prompt tokens found in a prefix
-    cache; the measurements of its handoffs; and, for a client that asked for them, its timings.
+    """Tokens of one answer: those of all its prompts, those of all its choices, and prompt tokens found in the prefix
+    cache where they would have been computed, or by role in that of each node; the measurements of its handoffs; and,
+    for a client that asked for them, its timings.
     """
 
     num_prompt_tokens: int
@@ -54,6 +55,7 @@ class Usage:
     num_cached_tokens: int = 0
     handoffs: Sequence[HandoffFigures] = ()
     timings: Timings | None = None
+    cached_by_role: Mapping[str, int] = field(default_factory=dict)
 
 
 class TokensSoFar(NamedTuple):
@@ -214,12 +216,15 @@ def _whole_answer(head: ReplyHead, kind: str, choices: list[dict[str, Any]], usa
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """The `usage` member of an answer. Two members are Baton's own: `kv_transfer`, there when KV came from a prefill
-    node, and `timings`, there when asked for and known.
+    """The `usage` member of an answer. Three members are Baton's own: `kv_transfer`, there when KV came from a prefill
+    node, `timings`, there when asked for and known, and `cached_tokens_by_node`.
     """
+    details: dict[str, Any] = {"cached_tokens": usage.num_cached_tokens}
+    if usage.cached_by_role:
+        details["cached_tokens_by_node"] = dict(usage.cached_by_role)
     found: dict[str, Any] = {
         **_token_counts(usage),
-        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+        "prompt_tokens_details": details,
     }
     if usage.handoffs:
         found["kv_transfer"] = {

@@ -33,12 +33,16 @@ from router.openai.fields import (
     REFUSED,
     TOO_LONG,
     UNSUPPORTED,
+    CacheSalt,
     Content,
+    Documents,
     LogitBias,
     Metadata,
     Prompts,
+    ReasoningEffort,
     Stops,
     TemplateVariables,
+    Text,
     TokenIds,
     UserName,
     field_error,
@@ -114,6 +118,8 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     name: UserName | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -125,8 +131,13 @@ class Message(Strict):
     def for_template(self) -> dict[str, object]:
         """The message as a chat template expects it; templates know `system`, hardly any knows `developer`."""
         role = "system" if self.role == "developer" else self.role
-        named: dict[str, object] = {} if self.name is None else {"name": self.name}
-        return {"role": role, "content": self.content, **named}
+        optional = {"name": self.name, "reasoning_content": self.reasoning or self.reasoning_content}
+        return {"role": role, "content": self.content, **{name: text for name, text in optional.items() if text}}
+
+    @property
+    def num_chars(self) -> int:
+        """Characters that the chat template gets."""
+        return len(self.content) + len(self.reasoning or self.reasoning_content or "")
 
 
 class _GenerationRequest(Strict):
@@ -155,14 +166,29 @@ class _GenerationRequest(Strict):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     return_timings: bool = False
+    detokenize: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] = "left"
+    cache_salt: CacheSalt | None = None
+    priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise field_error("is allowed only when stream is true", ("stream_options",))
         check_stop_strings(self.stop)
+        if self.stop and not self.detokenize:
+            raise field_error("needs text to look for: it is not allowed when detokenize is false", ("stop",))
+        if self.truncate_prompt_tokens == 0:
+            raise field_error("must be -1, or at least 1", ("truncate_prompt_tokens",))
         return self
+
+    @property
+    def with_token_ids(self) -> bool:
+        """Whether the answer has token ids: without text they are all there is."""
+        return self.return_token_ids or not self.detokenize
 
     @property
     def include_usage(self) -> bool:
@@ -215,7 +241,14 @@ class _GenerationRequest(Strict):
 
     def text_options(self) -> TextOptions:
         """The options that concern the text of a choice."""
-        return TextOptions(self.stop, self.include_stop_str_in_output, self.skip_special_tokens, self.min_tokens)
+        return TextOptions(
+            self.stop,
+            self.include_stop_str_in_output,
+            self.skip_special_tokens,
+            self.min_tokens,
+            self.detokenize,
+            self.return_tokens_as_token_ids,
+        )
 
 
 class ChatCompletionRequest(_GenerationRequest):
@@ -229,6 +262,10 @@ class ChatCompletionRequest(_GenerationRequest):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    documents: Documents = ()
+    reasoning_effort: ReasoningEffort | None = None
     safety_identifier: UserName | None = None
     prompt_cache_key: UserName | None = None
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
@@ -239,9 +276,18 @@ class ChatCompletionRequest(_GenerationRequest):
             raise field_error("is allowed only when logprobs is true", ("top_logprobs",))
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise field_error("differs from max_tokens; send one of them", ("max_completion_tokens",))
-        if sum(len(message.content) for message in self.messages) > MAX_TEXT_CHARS:
+        if sum(message.num_chars for message in self.messages) > MAX_TEXT_CHARS:
             raise field_error(f"hold more than {MAX_TEXT_CHARS} characters together", ("messages",), TOO_LONG)
+        adds_prompt = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and adds_prompt:
+            raise field_error("contradicts add_generation_prompt; send one of them", ("continue_final_message",))
         return self
+
+    @property
+    def num_chars(self) -> int:
+        """Characters that the chat template gets."""
+        documents = sum(len(text) for document in self.documents for text in document.values())
+        return documents + sum(message.num_chars for message in self.messages)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -257,6 +303,15 @@ class ChatCompletionRequest(_GenerationRequest):
         """The conversation as `ChatTemplate.render` takes it."""
         return [message.for_template() for message in self.messages]
 
+    def template_variables(self) -> dict[str, object]:
+        """The variables that the request sets for the chat template."""
+        variables: dict[str, object] = {}
+        if self.reasoning_effort is not None:
+            variables = {"reasoning_effort": self.reasoning_effort, "enable_thinking": self.reasoning_effort != "none"}
+        if self.documents:
+            variables["documents"] = self.documents
+        return variables | dict(self.chat_template_kwargs)
+
 
 class CompletionRequest(_GenerationRequest):
     """The body of `POST /v1/completions`. `prompt` is always a tuple: of texts, or of tuples of token ids."""
@@ -265,6 +320,7 @@ class CompletionRequest(_GenerationRequest):
     ignorable = ignored.COMMON
 
     prompt: Prompts
+    add_special_tokens: bool = True
     max_tokens: int | None = DEFAULT_COMPLETION_TOKENS
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: int | None = None

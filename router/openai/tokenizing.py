@@ -37,25 +37,23 @@ class TokenizeRequest(ChatCompletionRequest):
     """The body of `POST /tokenize`: a `prompt`, or `messages` with the other members of a chat request that change its
     prompt. `model` may be left out."""
 
-    unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
-        name: neutral for name, neutral in ChatCompletionRequest.unsupported.items() if name != _ADDS_SPECIAL
-    }
-
     refuses_unknown: ClassVar[bool] = True
 
     model: _ModelName = ""
     prompt: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] | None = None
     messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_MESSAGES)] = Field(default_factory=list)
-    add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         if (self.prompt is None) == (not self.messages):
             raise field_error("is required, or messages instead of it, and not both", ("prompt",))
-        if self.messages and self.add_special_tokens:
-            raise field_error("is unsupported with messages: chat templates write their own", (_ADDS_SPECIAL,))
         return self
+
+    @property
+    def adds_special(self) -> bool:
+        """Whether the tokenizer adds special tokens. Templates write their own, so messages have to ask for them."""
+        return self.add_special_tokens if _ADDS_SPECIAL in self.model_fields_set else self.prompt is not None
 
 
 class DetokenizeRequest(Strict):
@@ -85,7 +83,7 @@ class Tokenizing:
         text, chat_ids = request.prompt, None
         if text is None:
             chat_ids = await model.prompts.chat_prompt(request)
-        adds_special = request.add_special_tokens is not False
+        adds_special = request.adds_special
         limit, tokenizer = self.endpoints.max_model_len(model.name), model.prompts.tokenizer
 
         def make() -> bytes:

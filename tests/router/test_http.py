@@ -142,6 +142,49 @@ async def test_what_does_not_fit_behind_each_prompt_is_not_asked_for(server: Ser
     assert sorted(asked) == [(1, 16), (250, 6), (255, 1)]
 
 
+@pytest.mark.parametrize(
+    ("members", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, [7, 8, 9]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [0, 1, 2]),
+        ({"truncate_prompt_tokens": 50}, [*range(10)]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 250}, [4, 5, 6, 7, 8, 9]),
+    ],
+)
+async def test_a_prompt_is_cut_as_asked(server: Server, members: dict[str, Any], kept: list[int]) -> None:
+    decode = await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [5], finish="length"))
+    assert (await post_completion(server, prompt=[*range(10)], **members)).json()["usage"]["prompt_tokens"] == len(kept)
+    assert list((await decode.expect(Decode)).token_ids) == kept
+
+
+async def test_equal_salts_are_equal_for_the_nodes_and_others_are_not(server: Server) -> None:
+    decode = await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [5], finish="length"))
+    salts = []
+    for members in ({}, {"cache_salt": "a"}, {"cache_salt": "a"}, {"cache_salt": "b"}):
+        await post_completion(server, **members)
+        salts.append((await decode.expect(Decode)).cache_salt)
+    assert [len(salt) for salt in salts] == [0, 32, 32, 32]
+    assert (salts[1] == salts[2], len(set(salts))) == (True, 3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_without_text_has_token_ids(server: Server, prompts: PromptMaker, stream: bool) -> None:
+    await server.rig.pair(_saying(prompts, "abc", finish="length"))
+    reply = await post_completion(server, stream=stream, detokenize=False)
+    choices = [chunk["choices"][0] for chunk in reply.chunks] if stream else reply.json()["choices"]
+    assert {choice["text"] for choice in choices} == {""}
+    token_ids = [token_id for choice in choices for token_id in choice.get("token_ids", [])]
+    assert token_ids == prompts.tokenizer.encode("abc")
+
+
+async def test_a_final_message_is_continued(server: Server, prompts: PromptMaker) -> None:
+    _, decode = await server.rig.pair(_saying(prompts))
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
+    await post_chat(server, messages=messages, continue_final_message=True)
+    prompt = prompts.tokenizer.decode((await decode.expect(Decode)).token_ids, skip_special_tokens=False)
+    assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nWell, "
+
+
 async def test_a_completion_and_its_stream_say_the_same(server: Server, prompts: PromptMaker) -> None:
     await server.rig.pair(_saying(prompts, finish="length"))
     answer = (await post_completion(server)).json()
@@ -154,7 +197,24 @@ async def test_a_completion_and_its_stream_say_the_same(server: Server, prompts:
 
 async def test_a_short_prompt_is_told_how_much_was_cached(server: Server, prompts: PromptMaker) -> None:
     await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [5], finish="stop", cached=7))
-    assert (await post_completion(server)).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 7}
+    assert (await post_completion(server)).json()["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 7,
+        "cached_tokens_by_node": {"decode": 7},
+    }
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+async def test_each_node_says_how_much_of_the_prompt_it_had(server: Server, num_tokens: int) -> None:
+    def script(node: FakeNode, leg: LegMessage) -> None:
+        for index in range(1 if isinstance(leg, Prefill) else num_tokens):
+            # a decode node repeats the prefill node's first token with all that belongs to it
+            finish = "length" if index == num_tokens - 1 else ""
+            node.emit(leg, [5], index, finish, cached=4 if index == 0 else 16)
+
+    await server.rig.pair(script)
+    details = (await post_completion(server, prompt=[[5] * 40, [6] * 40])).json()["usage"]["prompt_tokens_details"]
+    by_node = {"prefill": 8} if num_tokens == 1 else {"prefill": 8, "decode": 32}
+    assert details == {"cached_tokens": 8, "cached_tokens_by_node": by_node}
 
 
 async def test_the_first_token_is_streamed_before_the_decode_node_has_said_anything(

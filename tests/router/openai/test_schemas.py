@@ -73,7 +73,15 @@ BOTH = [
     ({"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", UNSUPPORTED),
     ({"guided_regex": "(a+)+$"}, "guided_regex", UNSUPPORTED),
-    ({"cache_salt": "../"}, "cache_salt", UNSUPPORTED),
+    ({"use_beam_search": True}, "use_beam_search", UNSUPPORTED),
+    ({"length_penalty": 0.5}, "length_penalty", UNSUPPORTED),
+    # 65: cache_salt
+    *(({"cache_salt": salt}, "cache_salt", INVALID) for salt in ("", "s" * 129, "../", "😀", "s\n")),
+    ({"priority": 2**63}, "priority", INVALID),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", INVALID),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", INVALID),
+    ({"truncation_side": "middle"}, "truncation_side", INVALID),
+    ({"detokenize": False, "stop": "x"}, "stop", INVALID),
     ({"prompt_logprobs": 1}, "prompt_logprobs", UNSUPPORTED),
     # 42: strict types
     ({"stream": "true"}, "stream", INVALID),
@@ -181,7 +189,11 @@ CHAT = [
     ({"functions": [{}]}, "functions", UNSUPPORTED),
     ({"audio": {}}, "audio", UNSUPPORTED),
     ({"modalities": ["text", "audio"]}, "modalities", UNSUPPORTED),
-    ({"reasoning_effort": "high"}, "reasoning_effort", UNSUPPORTED),
+    ({"reasoning_effort": "heroic"}, "reasoning_effort", INVALID),
+    ({"documents": [{"text": 5}]}, "documents[0]", INVALID),
+    ({"documents": [{}] * 1025}, "documents", INVALID),
+    ({"documents": [{"text": "x" * MAX_TEXT_CHARS}, {"text": "x"}]}, "documents", "string_above_max_length"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", INVALID),
     ({"chat_template": "{{ x }}"}, "chat_template", UNSUPPORTED),
     ({"prompt": "x"}, "prompt", UNSUPPORTED),
     # 53, 59
@@ -323,6 +335,20 @@ def test_text_options_hold_what_nodes_do_not_see() -> None:
     assert request.text_options() == TextOptions(
         stop=("a",), include_stop=True, skip_special_tokens=False, min_tokens=3
     )
+    request = chat(detokenize=False, return_tokens_as_token_ids=True)
+    assert request.text_options() == TextOptions(detokenize=False, tokens_as_ids=True)
+    assert request.with_token_ids
+
+
+def test_variables_for_the_template() -> None:
+    assert chat(reasoning_effort="none").template_variables() == {"reasoning_effort": "none", "enable_thinking": False}
+    own: dict[str, Any] = {"enable_thinking": False}
+    request = chat(reasoning_effort="low", chat_template_kwargs=own, documents=[{"title": "t", "text": "x"}])
+    assert request.template_variables() == {
+        "reasoning_effort": "low",
+        "enable_thinking": False,
+        "documents": ({"title": "t", "text": "x"},),
+    }
 
 
 @pytest.mark.parametrize(
@@ -341,11 +367,13 @@ def test_max_completion_tokens_is_the_limit() -> None:
 def test_messages_for_the_template_are_plain_text_with_known_roles() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     answer: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None, "tool_calls": None}
-    request = chat(messages=[{"role": "developer", "content": parts}, {**USER, "name": "Ada"}, answer])
+    thought = {**answer, "reasoning_content": "so", "reasoning": None}
+    request = chat(messages=[{"role": "developer", "content": parts}, {**USER, "name": "Ada"}, answer, thought])
     assert request.template_messages() == [
         {"role": "system", "content": "a\nb"},
         {"role": "user", "content": "hi", "name": "Ada"},
         {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "", "reasoning_content": "so"},
     ]
 
 
