@@ -7,7 +7,6 @@ ends it at once.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -24,6 +23,7 @@ from aiohttp import web
 from engine.models.config import load_config
 from engine.models.identity import find_checkpoint, model_fingerprint, model_name
 from engine.models.weight_files import weight_files
+from program.command_line import CommandParser
 from program.events import Ready, emit
 from program.process import configure_logging, freeze_startup_objects, report_errors, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve
@@ -147,9 +147,9 @@ async def _until_stopped(endpoints: Endpoints, relay: Relay, timeout_s: float) -
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a router until it is told to stop; the exit status."""
-    parser = argparse.ArgumentParser("baton router", description="Run the router.")
+    parser = CommandParser(prog="baton router", description="Run the router. It loads no weights of the model.")
     add_flags(parser, RouterSettings)
-    flags = parser.parse_args(argv)
+    flags = parser.parse(argv)
 
     def run() -> None:
         if flags.config:
