@@ -44,6 +44,7 @@ def build_app(
 
     app.router.add_post("/v1/chat/completions", endpoints.chat)
     app.router.add_post("/v1/completions", endpoints.completions)
+    app.router.add_post("/v1/responses", endpoints.responses)
     app.router.add_get("/v1/models", endpoints.models)
     app.router.add_get("/v1/models/{name:.+}", endpoints.model)
     app.router.add_get("/health", health)

@@ -24,7 +24,6 @@ from router.openai.answer import Answer, make_choices
 from router.openai.event_writer import EventWriter
 from router.openai.prompts import PromptMaker
 from router.openai.responses import (
-    SSE_DONE,
     ChatStream,
     CompletionStream,
     FinishedChoice,
@@ -35,9 +34,10 @@ from router.openai.responses import (
     json_bytes,
     model_list,
     model_object,
-    sse_error,
     text_completion,
 )
+from router.openai.responses_api import ResponseObject, ResponseStream
+from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse_body
 from router.relay import Relay
 from router.timings import ClientTimes, timings_of
@@ -45,7 +45,7 @@ from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded, U
 
 BODY_TIMEOUT_S = 30.0
 _BODY_ENCODINGS = ("identity", "gzip", "deflate")
-GenerationRequest = ChatCompletionRequest | CompletionRequest
+GenerationRequest = ChatCompletionRequest | CompletionRequest | ResponsesRequest
 _log = logging.getLogger(__name__)
 
 
@@ -89,6 +89,19 @@ class Endpoints:
             return await self._stream(http, answer, stream, request, times)
         choices = await self._collect(answer, with_prompt_ids=request.return_token_ids)
         return _json(text_completion(head, choices, _usage(answer, request, times)))
+
+    async def responses(self, http: web.Request) -> web.StreamResponse:
+        """`POST /v1/responses`."""
+        times = ClientTimes(received_us=now_us())
+        body, content_type = await _read(http)
+        request = parse_body(body, content_type, ResponsesRequest)
+        self._check(request)
+        answer = self._answer(request, [await self.prompts.chat_prompt(request.as_chat())], "input")
+        response = ResponseObject(self._head("resp"), request)
+        if request.stream:
+            return await self._stream(http, answer, ResponseStream(response), request, times)
+        (choice,) = await self._collect(answer, with_prompt_ids=False)
+        return _json(response.ended(choice.whole, answer.usage()))
 
     async def models(self, http: web.Request) -> web.Response:
         """`GET /v1/models`."""
@@ -159,7 +172,7 @@ class Endpoints:
                 if not isinstance(error, BatonError):
                     _log.exception("a stream failed")
                 with contextlib.suppress(ConnectionError):
-                    await writer.break_off(sse_error(error))
+                    await writer.break_off(stream.error(error))
         return writer.response
 
     async def _write_events(
@@ -189,7 +202,7 @@ class Endpoints:
                 continue
             if request.include_usage:
                 events.append(stream.usage(_usage(answer, request, times)))
-            await writer.finish(b"".join((*events, SSE_DONE)))
+            await writer.finish(b"".join((*events, stream.end)))
             if len(answer.choices) == 1 and answer.choices[0].figures is not None:
                 self.metrics.streamed(times, answer.choices[0].figures.times)
 

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from engine.text.choice_text import ScoredToken, TextDelta, TokenEntry
 from router.openai.errors import error_body
@@ -60,7 +60,10 @@ class FinishedChoice:
 
 
 class ReplyStream(Protocol):
-    """Renders one streamed answer of either endpoint, event by event."""
+    """Renders one streamed answer of any endpoint, event by event."""
+
+    end: ClassVar[bytes]
+    """What follows the last event of an answer that ended well."""
 
     def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
         """The event before the first text of choice `index`; may be empty."""
@@ -71,7 +74,11 @@ class ReplyStream(Protocol):
         ...
 
     def usage(self, usage: Usage) -> bytes:
-        """The event with the usage and no choices, which is the last before `SSE_DONE`."""
+        """The event with the usage and no choices, which is the last before `end`."""
+        ...
+
+    def error(self, error: Exception) -> bytes:
+        """The event that ends an answer which failed after its headers were sent. `end` may not follow it."""
         ...
 
 
@@ -98,7 +105,16 @@ class _StreamFrame:
         return sse_event({**_head_members(self._head, self._kind), "choices": [], "usage": usage_object(usage)})
 
 
-class ChatStream:
+class _ChunkStream:
+    """How streams of chunks end."""
+
+    end: ClassVar[bytes] = SSE_DONE
+
+    def error(self, error: Exception) -> bytes:
+        return sse_error(error)
+
+
+class ChatStream(_ChunkStream):
     """`ReplyStream` of /v1/chat/completions."""
 
     def __init__(self, head: ReplyHead, include_usage: bool = False, with_token_ids: bool = False) -> None:
@@ -123,7 +139,7 @@ class ChatStream:
         return self._frame.usage(usage)
 
 
-class CompletionStream:
+class CompletionStream(_ChunkStream):
     """`ReplyStream` of /v1/completions."""
 
     def __init__(self, head: ReplyHead, include_usage: bool = False, with_token_ids: bool = False) -> None:
