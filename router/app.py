@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from router.docs.serving import add_docs
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
@@ -49,6 +50,7 @@ def build_app(
     app.router.add_get("/v1/models/{name:.+}", endpoints.model)
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", render_metrics)
+    add_docs(app)
     return app
 
 

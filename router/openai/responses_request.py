@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from router.openai.fields import MAX_TEXT_CHARS, TOO_LONG, UNSUPPORTED, UserName, field_error
 from router.openai.schemas import MAX_MESSAGES, ChatCompletionRequest, Message, _GenerationRequest
@@ -142,20 +142,56 @@ def _read_truncation(value: Any) -> str:
     return "disabled"
 
 
+_TEXT = {"type": "string", "maxLength": MAX_TEXT_CHARS}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"enum": [*TEXT_PARTS]}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_ITEM = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "message"},
+        "role": {"enum": [*INPUT_ROLES]},
+        "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART, "minItems": 1}]},
+    },
+    "required": ["role", "content"],
+}
+_INPUT = {"anyOf": [_TEXT, {"type": "array", "items": _ITEM, "minItems": 1, "maxItems": MAX_MESSAGES}]}
+_TEXT_CONFIG = {
+    "type": "object",
+    "properties": {name: {"enum": [value, None]} for name, value in _TEXT_SETTINGS.items()},
+    "additionalProperties": False,
+}
+_REASONING = {
+    "type": "object",
+    "properties": {"effort": {"enum": ["none", None]}},
+    "additionalProperties": {"type": "null"},
+}
+
+
+_TextConfig = Annotated[Mapping[str, Any], PlainValidator(_read_text_config), WithJsonSchema(_TEXT_CONFIG)]
+_Reasoning = Annotated[Mapping[str, Any], PlainValidator(_read_reasoning), WithJsonSchema(_REASONING)]
+
+
 class ResponsesRequest(_GenerationRequest):
     """The body of `POST /v1/responses`. `input` is a conversation, whatever form it came in."""
 
     unsupported = RESPONSES
 
-    input: Annotated[tuple[Message, ...], PlainValidator(_read_input)]
+    input: Annotated[tuple[Message, ...], PlainValidator(_read_input), WithJsonSchema(_INPUT)]
     instructions: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] | None = None
     max_output_tokens: int | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    include: Annotated[tuple[str, ...], PlainValidator(_read_include)] = ()
+    include: Annotated[
+        tuple[str, ...],
+        PlainValidator(_read_include),
+        WithJsonSchema({"type": "array", "items": {"enum": [*_INCLUDABLE]}}),
+    ] = ()
     store: bool | None = None
-    text: Annotated[Mapping[str, Any], PlainValidator(_read_text_config)] = Field(default_factory=dict)
-    reasoning: Annotated[Mapping[str, Any], PlainValidator(_read_reasoning)] = Field(default_factory=dict)
-    truncation: Annotated[str, PlainValidator(_read_truncation)] = "disabled"
+    text: _TextConfig = Field(default_factory=dict)
+    reasoning: _Reasoning = Field(default_factory=dict)
+    truncation: Annotated[str, PlainValidator(_read_truncation), WithJsonSchema({"enum": ["disabled"]})] = "disabled"
     safety_identifier: UserName | None = None
     prompt_cache_key: UserName | None = None
 
