@@ -82,6 +82,7 @@ class Endpoints:
         body, content_type = await _read(http)
         request = parse_body(body, content_type, CompletionRequest)
         self._check(request)
+        request = self.prompts.with_end_of_middle(request)
         answer = self._answer(request, await self.prompts.completion_prompts(request), "prompt")
         head = self._head("cmpl")
         if request.stream:

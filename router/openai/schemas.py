@@ -241,11 +241,16 @@ class CompletionRequest(_GenerationRequest):
     max_tokens: int | None = DEFAULT_COMPLETION_TOKENS
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: int | None = None
+    suffix: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] | None = None
 
     @model_validator(mode="after")
     def _check_completion(self) -> Self:
         if self.best_of is not None and self.best_of != self.n:
             raise field_error("is supported only when it equals n", ("best_of",), UNSUPPORTED)
+        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
+            raise field_error("needs a prompt of text", ("suffix",))
+        if len(self.suffix or "") * len(self.prompt) > MAX_TEXT_CHARS:
+            raise field_error(f"is longer than {MAX_TEXT_CHARS} characters over all prompts", ("suffix",), TOO_LONG)
         return self
 
     @property

@@ -71,7 +71,6 @@ CHAT: Table = {
 COMPLETION: Table = {
     "echo": (False,),
     "prompt_embeds": (),
-    "suffix": ("",),
 }
 
 MESSAGE: Table = {
