@@ -7,7 +7,6 @@ ends it at once.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 import zmq
 from aiohttp import web
 
+from program.command_line import CommandParser
 from program.events import Ready, emit
 from program.process import configure_logging, freeze_startup_objects, report_errors, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve
@@ -134,9 +134,9 @@ async def _until_stopped(endpoints: Endpoints, relay: Relay, timeout_s: float) -
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a router until it is told to stop; the exit status."""
-    parser = argparse.ArgumentParser("baton router", description="Run the router.")
+    parser = CommandParser(prog="baton router", description="Run the router. It loads no weights of the model.")
     add_flags(parser, RouterSettings)
-    flags = parser.parse_args(argv)
+    flags = parser.parse(argv)
 
     def run() -> None:
         if flags.config:

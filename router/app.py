@@ -15,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from router.cors import CorsPolicy
 from router.debug_endpoints import DebugEndpoints
+from router.docs.serving import add_docs
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
@@ -58,6 +59,7 @@ def build_app(
 
     app.router.add_post("/v1/chat/completions", endpoints.chat)
     app.router.add_post("/v1/completions", endpoints.completions)
+    app.router.add_post("/v1/responses", endpoints.responses)
     app.router.add_get("/v1/models", endpoints.models)
     app.router.add_get("/v1/models/{name:.+}", endpoints.model)
     app.router.add_get("/health", health)
@@ -66,6 +68,7 @@ def build_app(
     Tokenizing(endpoints).add_routes(app)
     if settings.enable_debug_endpoints:
         DebugEndpoints(requests).add_routes(app)
+    add_docs(app)
     serve_trailing_slashes(app)
     CorsPolicy(
         settings.allowed_origins, settings.allowed_methods, settings.allowed_headers, settings.allow_credentials

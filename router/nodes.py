@@ -126,7 +126,9 @@ class NodeRegistry:
         node = self._nodes.get(epoch)
         if node is not None and not node.is_leaving:
             node.is_leaving = True
-            _log.info("%s node %s is leaving", node.role, node.node_id)
+            # an idle node that leaves is a stop as planned: worth a line only to who looks for it
+            level = logging.INFO if node.load else logging.DEBUG
+            _log.log(level, "%s node %s is leaving: %d requests to finish", node.role, node.node_id, node.load)
 
     def remove(self, epoch: int) -> Node | None:
         """Forget a node that is gone."""

@@ -15,7 +15,7 @@ _POLICY_NAMES = tuple(POLICIES)
 class RouterSettings:
     """The addresses at which clients and nodes reach the router, its policies and its limits."""
 
-    model: str = setting("", "checkpoint folder or hub id, for its tokenizer; empty: the demo model", positional=True)
+    model: str = setting("", "checkpoint folder or hub id; empty: the built-in demo model", positional=True)
     host: str = setting("127.0.0.1", "address of the HTTP endpoint")
     port: int = setting(8000, "port of the HTTP endpoint")
     control_host: str = setting("127.0.0.1", "address that nodes dial; beyond loopback a cluster key is needed")

@@ -26,7 +26,6 @@ from router.openai.event_writer import EventWriter
 from router.openai.ignored import IgnoredFields
 from router.openai.prompts import cache_salt_of, truncated
 from router.openai.responses import (
-    SSE_DONE,
     ChatStream,
     CompletionStream,
     FinishedChoice,
@@ -38,9 +37,10 @@ from router.openai.responses import (
     json_bytes,
     model_list,
     model_object,
-    sse_error,
     text_completion,
 )
+from router.openai.responses_api import ResponseObject, ResponseStream
+from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse_body
 from router.relay import Relay
 from router.request_trace import note_model
@@ -50,7 +50,7 @@ from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded, U
 
 BODY_TIMEOUT_S = 30.0
 _BODY_ENCODINGS = ("identity", "gzip", "deflate")
-GenerationRequest = ChatCompletionRequest | CompletionRequest
+GenerationRequest = ChatCompletionRequest | CompletionRequest | ResponsesRequest
 _log = logging.getLogger(__name__)
 
 
@@ -89,6 +89,7 @@ class Endpoints:
         notes = IgnoredFields(self.is_strict)
         request = parse_body(body, content_type, CompletionRequest, notes)
         model = self._model_for(request)
+        request = model.prompts.with_end_of_middle(request)
         answer = self._answer(model, request, await model.prompts.completion_prompts(request), "prompt")
         head = self._head("cmpl", model, notes)
         if request.stream:
@@ -96,6 +97,20 @@ class Endpoints:
             return await self._stream(http, answer, stream, request, times)
         choices = await self._collect(answer, with_prompt_ids=request.with_token_ids)
         return _json(text_completion(head, choices, _usage(answer, request, times)))
+
+    async def responses(self, http: web.Request) -> web.StreamResponse:
+        """`POST /v1/responses`."""
+        times = ClientTimes(received_us=now_us())
+        body, content_type = await read_body(http)
+        notes = IgnoredFields(self.is_strict)
+        request = parse_body(body, content_type, ResponsesRequest, notes)
+        model = self._model_for(request)
+        answer = self._answer(model, request, [await model.prompts.chat_prompt(request.as_chat())], "input")
+        response = ResponseObject(self._head("resp", model, notes), request)
+        if request.stream:
+            return await self._stream(http, answer, ResponseStream(response), request, times)
+        (choice,) = await self._collect(answer, with_prompt_ids=False)
+        return _json(response.ended(choice.whole, answer.usage()))
 
     async def models(self, http: web.Request) -> web.Response:
         """`GET /v1/models`."""
@@ -176,7 +191,7 @@ class Endpoints:
                 if not isinstance(error, BatonError):
                     _log.exception("a stream failed")
                 with contextlib.suppress(ConnectionError):
-                    await writer.break_off(sse_error(error))
+                    await writer.break_off(stream.error(error))
         return writer.response
 
     async def _write_events(
@@ -212,7 +227,7 @@ class Endpoints:
                 continue
             if request.include_usage:
                 events.append(stream.usage(_usage(answer, request, times)))
-            await writer.finish(b"".join((*events, SSE_DONE)))
+            await writer.finish(b"".join((*events, stream.end)))
             if len(answer.choices) == 1 and answer.choices[0].figures is not None:
                 self.metrics.streamed(times, answer.choices[0].figures.times)
 

@@ -49,6 +49,8 @@ REQUEST: Mapping[str, str] = {
     "stop_token_ids": "Tokens that end the output.",
     "stream": "Server-sent events instead of one answer.",
     "stream_options": "See below.",
+    "suffix": "The answer is what fits between the prompt and this text, where the tokenizer has fill-in-the-middle "
+    "tokens; refused elsewhere.",
     "temperature": "0 to 2; 0: always the likeliest token.",
     "top_k": "Only so many of the likeliest tokens are sampled; 0 or -1: all.",
     "top_logprobs": "How many likely tokens to report beside each token, at most 20.",

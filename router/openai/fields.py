@@ -11,13 +11,19 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from engine.text.chat_template import ALLOWED_VARIABLES
 from router.openai.ignored import STRICT, TEXT_PART, UNKNOWN, IgnoredFields
 from router.openai.strict_json import shown
-from wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from wire.sampling import (
+    MAX_ABS_LOGIT_BIAS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 
 MAX_TEXT_CHARS = 1_048_576
 MAX_PROMPTS = 128
@@ -181,26 +187,123 @@ def _read_documents(value: Any) -> tuple[Mapping[str, str], ...]:
     return tuple(value)
 
 
-Content = Annotated[str, BeforeValidator(read_content)]
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_TEXT = {"type": "string", "maxLength": MAX_TEXT_CHARS}
+_PROMPT_IDS = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID},
+    "minItems": 1,
+    "maxItems": MAX_PROMPT_TOKENS,
+}
+_PROMPT = {**_TEXT, "minLength": 1}
+
+Content = Annotated[
+    str,
+    BeforeValidator(read_content),
+    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT_PART, "minItems": 1}]}),
+]
 """A message's text; text parts are joined."""
 
-Prompts = Annotated[tuple[str | tuple[int, ...], ...], PlainValidator(_read_prompts)]
+Prompts = Annotated[
+    tuple[str | tuple[int, ...], ...],
+    PlainValidator(_read_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _PROMPT,
+                _PROMPT_IDS,
+                {"type": "array", "items": _PROMPT, "minItems": 1, "maxItems": MAX_PROMPTS},
+                {"type": "array", "items": _PROMPT_IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
+            ]
+        }
+    ),
+]
 """One or more prompts, each a text or token ids."""
 
-Stops = Annotated[tuple[str, ...], PlainValidator(_read_stops)]
-TokenIds = Annotated[tuple[int, ...], PlainValidator(_read_token_ids)]
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
+Stops = Annotated[
+    tuple[str, ...],
+    PlainValidator(_read_stops),
+    WithJsonSchema({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}]}),
+]
+TokenIds = Annotated[
+    tuple[int, ...],
+    PlainValidator(_read_token_ids),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID},
+            "maxItems": MAX_STOP_TOKEN_IDS,
+        }
+    ),
+]
 
-LogitBias = Annotated[tuple[tuple[int, float], ...], PlainValidator(_read_logit_bias)]
+LogitBias = Annotated[
+    tuple[tuple[int, float], ...],
+    PlainValidator(_read_logit_bias),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
+            "additionalProperties": {
+                "type": "number",
+                "minimum": -MAX_ABS_LOGIT_BIAS,
+                "maximum": MAX_ABS_LOGIT_BIAS,
+            },
+            "maxProperties": MAX_LOGIT_BIAS,
+        }
+    ),
+]
 """(token id, bias) pairs. An id is written as a plain decimal number, so two keys are never one id."""
 
-Documents = Annotated[tuple[Mapping[str, str], ...], PlainValidator(_read_documents)]
+Documents = Annotated[
+    tuple[Mapping[str, str], ...],
+    PlainValidator(_read_documents),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {"type": "object", "additionalProperties": {"type": "string"}},
+            "maxItems": MAX_DOCUMENTS,
+        }
+    ),
+]
 """Documents for a chat template that knows how to show them."""
 
 CacheSalt = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 UserName = Annotated[str, Field(max_length=MAX_USER_CHARS)]
-Metadata = Annotated[Mapping[str, str], PlainValidator(_read_metadata)]
+Metadata = Annotated[
+    Mapping[str, str],
+    PlainValidator(_read_metadata),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"maxLength": MAX_METADATA_KEY},
+            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE},
+            "maxProperties": MAX_METADATA_ITEMS,
+        }
+    ),
+]
 
-TemplateVariables = Annotated[Mapping[str, Any], PlainValidator(_read_template_variables)]
+TemplateVariables = Annotated[
+    Mapping[str, Any],
+    PlainValidator(_read_template_variables),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"enum": sorted(_TEMPLATE_VARIABLES)},
+            "additionalProperties": {
+                "anyOf": [
+                    {"type": ["number", "boolean", "null"]},
+                    {"type": "string", "maxLength": MAX_TEMPLATE_VALUE_CHARS},
+                ]
+            },
+        }
+    ),
+]
 """Scalars for the variables of the chat template that a request may set."""

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.text.chat_template import ChatTemplate
+from engine.text.fill_in_middle import FillInMiddle
 from engine.text.tokenizer import Tokenizer
+from router.openai.fields import UNSUPPORTED
+from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest
 from wire.errors import InvalidRequest
 
@@ -51,19 +54,39 @@ class PromptMaker:
     async def completion_prompts(self, request: CompletionRequest) -> list[list[int]]:
         """Token ids of each prompt. Raises `InvalidRequest` for ids outside the vocabulary."""
         request.check_vocabulary(self.tokenizer.vocab_size)
-        size = sum(len(prompt) for prompt in request.prompt)
+        suffix = request.suffix or ""
+        middle = self._fill_in_middle() if suffix else None
+        size = sum(len(prompt) + len(suffix) for prompt in request.prompt)
+
+        def encode(text: str) -> list[int]:
+            if middle is not None:
+                return middle.prompt(self.tokenizer, text, suffix)
+            return self.tokenizer.encode(text, request.add_special_tokens)
 
         def make() -> list[list[int]]:
-            return [
-                self.tokenizer.encode(prompt, request.add_special_tokens) if isinstance(prompt, str) else list(prompt)
-                for prompt in request.prompt
-            ]
+            return [encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in request.prompt]
 
         return [_not_empty(ids, "prompt") for ids in await off_loop(make, size)]
 
+    def with_end_of_middle(self, request: CompletionRequest) -> CompletionRequest:
+        """The request, ended also by the token with which the model ends a text before a suffix, if it has one."""
+        middle = FillInMiddle.find(self.tokenizer) if request.suffix else None
+        if middle is None or not middle.stop_ids:
+            return request
+        return request.model_copy(update={"stop_token_ids": (*request.stop_token_ids, *middle.stop_ids)})
+
+    def _fill_in_middle(self) -> FillInMiddle:
+        found = FillInMiddle.find(self.tokenizer)
+        if found is None:
+            message = "suffix is not supported: this model's tokenizer has no fill-in-the-middle tokens"
+            raise InvalidRequest(message, "suffix", UNSUPPORTED)
+        return found
+
 
 def truncated(
-    request: ChatCompletionRequest | CompletionRequest, prompt_ids: Sequence[int], max_model_len: int | None
+    request: ChatCompletionRequest | CompletionRequest | ResponsesRequest,
+    prompt_ids: Sequence[int],
+    max_model_len: int | None,
 ) -> Sequence[int]:
     """The part of a prompt that `truncate_prompt_tokens` asks for; -1: as much as leaves room for the output."""
     num_kept = request.truncate_prompt_tokens

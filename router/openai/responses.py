@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from engine.text.choice_text import ScoredToken, TextDelta, TokenEntry
 from router.openai.errors import error_body
@@ -75,8 +75,11 @@ class FinishedChoice:
 
 
 class ReplyStream(Protocol):
-    """Renders one streamed answer of either endpoint, event by event. `so_far`: what the event's own `usage` says, for
-    a client that wants one in every event."""
+    """Renders one streamed answer of any endpoint, event by event. `so_far`: what the event's own `usage` says, for a
+    client that wants one in every event."""
+
+    end: ClassVar[bytes]
+    """What follows the last event of an answer that ended well."""
 
     def begin(self, index: int, prompt_ids: Sequence[int] = (), so_far: TokensSoFar | None = None) -> bytes:
         """The event before the first text of choice `index`; may be empty."""
@@ -87,7 +90,11 @@ class ReplyStream(Protocol):
         ...
 
     def usage(self, usage: Usage) -> bytes:
-        """The event with the usage and no choices, which is the last before `SSE_DONE`."""
+        """The event with the usage and no choices, which is the last before `end`."""
+        ...
+
+    def error(self, error: Exception) -> bytes:
+        """The event that ends an answer which failed after its headers were sent. `end` may not follow it."""
         ...
 
 
@@ -129,7 +136,16 @@ class _StreamFrame:
         return f'{event.decode()[:-3]},"warnings":{_dumps(warnings)}}}\n\n'.encode()
 
 
-class ChatStream:
+class _ChunkStream:
+    """How streams of chunks end."""
+
+    end: ClassVar[bytes] = SSE_DONE
+
+    def error(self, error: Exception) -> bytes:
+        return sse_error(error)
+
+
+class ChatStream(_ChunkStream):
     """`ReplyStream` of /v1/chat/completions."""
 
     def __init__(self, head: ReplyHead, include_usage: bool = False, with_token_ids: bool = False) -> None:
@@ -154,7 +170,7 @@ class ChatStream:
         return self._frame.usage(usage)
 
 
-class CompletionStream:
+class CompletionStream(_ChunkStream):
     """`ReplyStream` of /v1/completions."""
 
     def __init__(self, head: ReplyHead, include_usage: bool = False, with_token_ids: bool = False) -> None:

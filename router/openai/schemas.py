@@ -85,10 +85,11 @@ class Strict(BaseModel):
     @classmethod
     def _is_used(cls, name: str, value: Any, notes: ignored.IgnoredFields) -> bool:
         is_field = name in cls.model_fields
-        if name in cls.unsupported and not is_field:
+        if name in cls.unsupported:
             if not is_harmless(value, cls.unsupported[name]):
                 raise field_error(REASONS.get(name, "is not supported"), (name,), UNSUPPORTED)
-        elif name in cls.ignorable or not is_field:
+            return False
+        if name in cls.ignorable or not is_field:
             is_refused = cls.refuses_unknown and name not in cls.ignorable
             code = ignored.UNKNOWN if is_refused else notes.ignore(name, value, cls.ignorable, cls.place)
             if code is not None:
@@ -324,11 +325,16 @@ class CompletionRequest(_GenerationRequest):
     max_tokens: int | None = DEFAULT_COMPLETION_TOKENS
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: int | None = None
+    suffix: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] | None = None
 
     @model_validator(mode="after")
     def _check_completion(self) -> Self:
         if self.best_of is not None and self.best_of != self.n:
             raise field_error("is supported only when it equals n", ("best_of",), UNSUPPORTED)
+        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
+            raise field_error("needs a prompt of text", ("suffix",))
+        if len(self.suffix or "") * len(self.prompt) > MAX_TEXT_CHARS:
+            raise field_error(f"is longer than {MAX_TEXT_CHARS} characters over all prompts", ("suffix",), TOO_LONG)
         return self
 
     @property

@@ -37,6 +37,9 @@ class TokenizeRequest(ChatCompletionRequest):
     """The body of `POST /tokenize`: a `prompt`, or `messages` with the other members of a chat request that change its
     prompt. `model` may be left out."""
 
+    unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
+        name: neutral for name, neutral in ChatCompletionRequest.unsupported.items() if name != "prompt"
+    }
     refuses_unknown: ClassVar[bool] = True
 
     model: _ModelName = ""

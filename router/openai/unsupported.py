@@ -69,7 +69,6 @@ COMPLETION: Table = {
     "messages": (),
     "echo": (False,),
     "prompt_embeds": (),
-    "suffix": ("",),
 }
 
 MESSAGE: Table = {

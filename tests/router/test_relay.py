@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 
@@ -339,6 +340,20 @@ async def test_a_leaving_node_finishes_its_work_and_gets_no_more() -> None:
         await rig.loses(DECODE)
         assert isinstance(await _failure(rig.call()), NoNode)
         assert await _finish(rig, call, decode, leg, 1) == [1]
+
+
+async def test_a_node_that_left_with_nothing_to_finish_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with relaying() as rig:
+        for is_leaving in (True, False):
+            decode = await rig.join(DECODE)
+            if is_leaving:
+                decode.leave()
+                await rig.loses(DECODE)
+            decode.die()
+            async with asyncio.timeout(5):
+                while len(rig.registry):  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+            assert any("is lost" in record.message for record in caplog.records) is not is_leaving
 
 
 async def test_a_request_has_a_deadline() -> None:

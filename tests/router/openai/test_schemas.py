@@ -243,7 +243,6 @@ COMPLETION = [
     ({"logprobs": -1}, "logprobs", INVALID),
     ({"logprobs": True}, "logprobs", INVALID),
     ({"echo": True, "max_tokens": 0, "logprobs": 1}, "echo", UNSUPPORTED),
-    ({"suffix": "x"}, "suffix", UNSUPPORTED),
     ({"messages": [USER]}, "messages", UNSUPPORTED),
     ({"min_tokens": 17}, "min_tokens", INVALID),
 ]
