@@ -43,7 +43,7 @@ _CLOSE_TIMEOUT_S = 2.0
 
 async def serve(settings: RouterSettings) -> None:
     """Serve until told to stop. Raises `BatonError` when the router cannot start."""
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
     templates = RequestTemplates() if settings.trust_request_chat_template else None
     models = load_served_models(
@@ -78,7 +78,7 @@ async def serve(settings: RouterSettings) -> None:
             max_model_len=registry.max_request_tokens,
             is_strict=settings.strict,
         )
-        app = build_app(endpoints, registry, metrics, settings.max_body_bytes)
+        app = build_app(endpoints, registry, metrics, settings)
         address = await _listen(app, settings, stack)
         control.start(relay)
         freeze_startup_objects()

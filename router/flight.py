@@ -23,6 +23,7 @@ from router.inbox import Inbox
 from router.journal import Journal
 from router.legs import Attempt, ControlSender, Legs, RelayRequest
 from router.nodes import Node
+from router.request_trace import begin_flight
 from router.routing import Routing
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, Overloaded, RequestFailed, TransferFailed, remote_error
@@ -82,6 +83,7 @@ class Flight:
         self._index = index
         self._journal = Journal(times=RelayTimes(context.clock))
         self._cached = CachedTokens()
+        self.trace = begin_flight(self.handoff_id, index, len(request.prompt_ids), self._journal)
         self._legs: Legs | None = None
         self._avoided: set[int] = set()
         self._num_transfer_failures = 0
@@ -152,12 +154,14 @@ class Flight:
             return
         self._has_failed = True
         self._context.counters.num_failed += 1
+        self.trace.failed(error.code)
         self._stop()
         self._inbox.fail(error)
 
     def close(self) -> None:
         """The reader wants no more tokens: cancel the legs that still run. Must be called once."""
         self._context.counters.num_cancelled += not (self._has_failed or self._journal.has_finished)
+        self.trace.closed()
         self._stop()
 
     def _needs(self, epoch: int) -> bool:
@@ -174,7 +178,8 @@ class Flight:
         self._cancel_legs()
         self._context.counters.num_retries += 1
         self._journal.next_attempt()
-        _log.warning("a request is tried again, attempt %d: %s", self._journal.attempt, error)
+        self.trace.attempt_ended(error.code)
+        _log.warning("request %s is tried again, attempt %d: %s", self.trace.request_id, self._journal.attempt, error)
         try:
             self._start_attempt()
         except BatonError as final:
@@ -192,6 +197,7 @@ class Flight:
         journal.times.legs_sent(now_us(), *(node.hello.clock for node in nodes))
         self._cached.begin(journal.attempt, is_split=route.prefill is not None)
         self._legs = Legs(context.sender, route, Attempt(self.handoff_id, journal.attempt, request, token_ids))
+        self.trace.attempt_sent("" if route.prefill is None else route.prefill.node_id, route.decode.node_id)
         context.counters.num_split += route.prefill is not None
         context.counters.num_local += route.prefill is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from program.process import LOG_FORMATS
 from program.settings import setting
 from router.policies import POLICIES
 
@@ -34,4 +35,11 @@ class RouterSettings:
     trust_request_chat_template: bool = setting(False, "render chat templates that come with requests")
     cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
+    allowed_origins: tuple[str, ...] = setting((), "origins whose scripts may use the router in a browser; *: all")
+    allowed_methods: tuple[str, ...] = setting(("*",), "methods that such scripts may use")
+    allowed_headers: tuple[str, ...] = setting(("*",), "headers that such scripts may send")
+    allow_credentials: bool = setting(False, "let such scripts send cookies and client certificates")
     log_level: str = setting("info", "how much is logged", choices=("debug", "info", "warning", "error"))
+    log_format: str = setting("text", "lines for people, or one JSON object per line", choices=LOG_FORMATS)
+    enable_log_requests: bool = setting(False, "log one line per request when it ends, without its text")
+    enable_debug_endpoints: bool = setting(False, "serve /debug/requests: ids, nodes and times of recent requests")

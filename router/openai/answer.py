@@ -119,6 +119,7 @@ class Answer:
     def _end(self, choice: Choice, finish_reason: str) -> None:
         if choice.flight is not None:
             choice.figures = choice.flight.figures
+            choice.flight.trace.finished(finish_reason, choice.text.num_completion_tokens)
             self._timers[choice.index].finished(finish_reason, choice.figures.times)
             self._to_close.append(choice.flight)
         self._num_ended += 1

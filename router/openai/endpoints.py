@@ -43,6 +43,7 @@ from router.openai.responses import (
 )
 from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse_body
 from router.relay import Relay
+from router.request_trace import note_model
 from router.served_model import ServedModel
 from router.timings import ClientTimes, timings_of
 from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded, UnsupportedMediaType
@@ -68,7 +69,7 @@ class Endpoints:
     async def chat(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
         times = ClientTimes(received_us=now_us())
-        body, content_type = await _read(http)
+        body, content_type = await read_body(http)
         notes = IgnoredFields(self.is_strict)
         request = parse_body(body, content_type, ChatCompletionRequest, notes)
         model = self._model_for(request)
@@ -84,7 +85,7 @@ class Endpoints:
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
         times = ClientTimes(received_us=now_us())
-        body, content_type = await _read(http)
+        body, content_type = await read_body(http)
         notes = IgnoredFields(self.is_strict)
         request = parse_body(body, content_type, CompletionRequest, notes)
         model = self._model_for(request)
@@ -102,7 +103,7 @@ class Endpoints:
 
     async def model(self, http: web.Request) -> web.Response:
         """`GET /v1/models/{name}`; names may hold slashes."""
-        return _json(self._model_object(self._model_named(http.match_info["name"])))
+        return _json(self._model_object(self.model_named(http.match_info["name"].removesuffix("/"))))
 
     def _model_object(self, model: ServedModel) -> dict[str, object]:
         return model_object(model.name, model.started, self.max_model_len(model.name))
@@ -111,7 +112,8 @@ class Endpoints:
         self.metrics.count_ignored(notes.labels)
         return ReplyHead(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model.name, notes.warnings)
 
-    def _model_named(self, name: str) -> ServedModel:
+    def model_named(self, name: str) -> ServedModel:
+        """The served model of that name. Raises `ModelNotFound`."""
         if name not in self.served:
             served = ", ".join(map(repr, self.served))
             raise ModelNotFound(f"this endpoint serves {served}, not {name!r:.200}", "model")
@@ -120,12 +122,13 @@ class Endpoints:
     def _model_for(self, request: GenerationRequest) -> ServedModel:
         if self.is_draining:
             raise Overloaded("the router is shutting down", retry_after_s=5)
-        return self._model_named(request.model)
+        return self.model_named(request.model)
 
     def _answer(
         self, model: ServedModel, request: GenerationRequest, prompts: Sequence[Sequence[int]], param: str
     ) -> Answer:
         """Make the answer, after the checks that need token ids. Nothing has been allocated before them."""
+        note_model(model.name)
         params = request.decoding_params()
         params.check_vocabulary(model.prompts.tokenizer.vocab_size)
         if len(prompts) * request.n > MAX_CHOICES:
@@ -214,7 +217,8 @@ class Endpoints:
                 self.metrics.streamed(times, answer.choices[0].figures.times)
 
 
-async def _read(http: web.Request) -> tuple[bytes, str | None]:
+async def read_body(http: web.Request) -> tuple[bytes, str | None]:
+    """The body and its content type. Raises `InvalidRequest`, `UnsupportedMediaType`, or the 408 of a slow body."""
     encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in _BODY_ENCODINGS:
         raise UnsupportedMediaType(f"content encoding {encoding!r:.100} is not supported: send the body as it is")

@@ -59,7 +59,7 @@ class PromptMaker:
             text = self.template.render(**arguments) if rendered is None else rendered
             return self.tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
 
-        return _not_empty(await _off_loop(make, max(request.num_chars, len(rendered or ""))), "messages")
+        return _not_empty(await off_loop(make, max(request.num_chars, len(rendered or ""))), "messages")
 
     async def completion_prompts(self, request: CompletionRequest) -> list[list[int]]:
         """Token ids of each prompt. Raises `InvalidRequest` for ids outside the vocabulary."""
@@ -72,7 +72,7 @@ class PromptMaker:
                 for prompt in request.prompt
             ]
 
-        return [_not_empty(ids, "prompt") for ids in await _off_loop(make, size)]
+        return [_not_empty(ids, "prompt") for ids in await off_loop(make, size)]
 
 
 def truncated(
@@ -92,7 +92,7 @@ def cache_salt_of(client_salt: str | None) -> bytes:
     return b"" if client_salt is None else hashlib.sha256(b"client\0" + client_salt.encode()).digest()
 
 
-async def _off_loop(make: Callable[[], ResultT], size: int) -> ResultT:
+async def off_loop(make: Callable[[], ResultT], size: int) -> ResultT:
     """Run `make`: on the event loop for short texts, in a thread for long ones, which would delay all other streams."""
     if size <= _MAX_INLINE_CHARS:
         return make()

@@ -86,7 +86,7 @@ ACCEPTED: list[tuple[str, str, dict[str, Any]]] = [
     ("56", COMPLETIONS, {"prompt": [5] * 255, "max_tokens": 1}),
 ]
 
-UNKNOWN_PATHS = ("//v1", "/v1/../v1x", "/v1/%2e%2e/secret", "/v1", "/%00", "/v1/chat/completions/", "/V1/models")
+UNKNOWN_PATHS = ("//v1", "/v1/../v1x", "/v1/%2e%2e/secret", "/v1", "/%00", "/v1/chat/completions//", "/V1/models")
 
 
 async def _beside_a_stream(prompts: PromptMaker, request: Any) -> Reply:

@@ -17,7 +17,7 @@ import zmq
 import router.nodes
 from router.control import ControlLink
 from router.nodes import NodeRegistry
-from tests.router.fake_node import STATUS, FakeNode, answering, make_hello
+from tests.router.fake_node import PATIENCE_S, STATUS, FakeNode, answering, make_hello
 from tests.router.rig import MODEL, relaying
 from wire import links
 from wire.codec import PROTOCOL_VERSION
@@ -39,7 +39,7 @@ from wire.messages import (
 OTHER_LAYOUT = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=2, head_dim=99)] * 2)
 
 
-async def _until(holds: Callable[[], bool], within_s: float = 2.0) -> None:
+async def _until(holds: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
