@@ -319,7 +319,7 @@ class CompletionRequest(_GenerationRequest):
     """The body of `POST /v1/completions`. `prompt` is always a tuple: of texts, or of tuples of token ids."""
 
     unsupported = {**COMMON, **COMPLETION}
-    ignorable = ignored.COMMON
+    ignorable = {**ignored.COMMON, **ignored.COMPLETION}
 
     prompt: Prompts
     add_special_tokens: bool = True
