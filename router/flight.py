@@ -82,8 +82,8 @@ class Flight:
         self._inbox = inbox
         self._index = index
         self._journal = Journal(times=RelayTimes(context.clock))
-        self._cached = CachedTokens()
         self.trace = begin_flight(self.handoff_id, index, len(request.prompt_ids), self._journal)
+        self._cached = CachedTokens()
         self._legs: Legs | None = None
         self._avoided: set[int] = set()
         self._num_transfer_failures = 0

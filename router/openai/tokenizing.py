@@ -21,6 +21,7 @@ from router.openai.schemas import MAX_MESSAGES, MAX_MODEL_NAME, ChatCompletionRe
 from router.served_model import ServedModel
 from wire.errors import InvalidRequest
 
+_ADDS_SPECIAL = "add_special_tokens"
 _ModelName = Annotated[str, Field(max_length=MAX_MODEL_NAME)]
 
 
@@ -48,6 +49,11 @@ class TokenizeRequest(ChatCompletionRequest):
         if (self.prompt is None) == (not self.messages):
             raise field_error("is required, or messages instead of it, and not both", ("prompt",))
         return self
+
+    @property
+    def adds_special(self) -> bool:
+        """Whether the tokenizer adds special tokens. Templates write their own, so messages have to ask for them."""
+        return self.add_special_tokens if _ADDS_SPECIAL in self.model_fields_set else self.prompt is not None
 
 
 class DetokenizeRequest(Strict):
@@ -77,8 +83,7 @@ class Tokenizing:
         text, chat_ids = request.prompt, None
         if text is None:
             chat_ids = await model.prompts.chat_prompt(request)
-        # of a text the default is to add them, of a conversation it is not: its template writes them
-        adds_special = request.add_special_tokens or "add_special_tokens" not in request.model_fields_set
+        adds_special = request.adds_special
         limit, tokenizer = self.endpoints.max_model_len(model.name), model.prompts.tokenizer
 
         def make() -> bytes:
