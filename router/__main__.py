@@ -29,6 +29,7 @@ from router.control import ControlLink
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
+from router.openai.request_templates import RequestTemplates
 from router.policies import make_policy
 from router.relay import Relay, RelaySettings
 from router.served_model import load_served_models
@@ -44,7 +45,10 @@ async def serve(settings: RouterSettings) -> None:
     """Serve until told to stop. Raises `BatonError` when the router cannot start."""
     configure_logging(settings.log_level, settings.log_format)
     key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
-    models = load_served_models(settings.model, settings.served_model_name, settings.more_models, int(time.time()))
+    templates = RequestTemplates() if settings.trust_request_chat_template else None
+    models = load_served_models(
+        settings.model, settings.served_model_name, settings.more_models, int(time.time()), templates
+    )
     registry = NodeRegistry({model.name: model.fingerprint for model in models})
     async with contextlib.AsyncExitStack() as stack:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

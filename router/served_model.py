@@ -13,6 +13,7 @@ from engine.models.config import load_config
 from engine.models.identity import find_checkpoint, model_fingerprint, model_name
 from engine.models.weight_files import weight_files
 from router.openai.prompts import PromptMaker
+from router.openai.request_templates import RequestTemplates
 from wire.errors import InvalidSetting, ModelLoadError
 
 
@@ -27,24 +28,31 @@ class ServedModel:
     started: int
 
 
-def load_served_models(model: str, served_name: str, more_models: Sequence[str], started: int) -> list[ServedModel]:
-    """The model of the `model` setting and those of `more_models`, each written NAME=CHECKPOINT.
+def load_served_models(
+    model: str,
+    served_name: str,
+    more_models: Sequence[str],
+    started: int,
+    request_templates: RequestTemplates | None = None,
+) -> list[ServedModel]:
+    """The model of the `model` setting and those of `more_models`, each written NAME=CHECKPOINT. `request_templates` is
+    as in `PromptMaker`.
 
     Raises `InvalidSetting`, and `ModelLoadError` for a checkpoint without a usable tokenizer.
     """
-    found = [_load(model_name(model, served_name), model, started)]
+    found = [_load(model_name(model, served_name), model, started, request_templates)]
     for item in more_models:
         name, _, checkpoint = item.partition("=")
         if not name or not checkpoint:
             raise InvalidSetting(f"--more-models: {item!r:.200} is not NAME=CHECKPOINT")
-        found.append(_load(name, checkpoint, started))
+        found.append(_load(name, checkpoint, started, request_templates))
     _require_distinct(found)
     return found
 
 
-def _load(name: str, checkpoint: str, started: int) -> ServedModel:
+def _load(name: str, checkpoint: str, started: int, request_templates: RequestTemplates | None) -> ServedModel:
     folder = find_checkpoint(checkpoint, weights=False)
-    return ServedModel(name, PromptMaker.from_folder(folder), _fingerprint(folder), started)
+    return ServedModel(name, PromptMaker.from_folder(folder, request_templates), _fingerprint(folder), started)
 
 
 def _fingerprint(folder: Path) -> str | None:

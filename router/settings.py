@@ -32,6 +32,7 @@ class RouterSettings:
     request_timeout_s: float = setting(600.0, "seconds a request may take in all")
     max_body_bytes: int = setting(8 * 2**20, "largest request body")
     strict: bool = setting(False, "refuse request fields that change nothing; default: ignore them with a warning")
+    trust_request_chat_template: bool = setting(False, "render chat templates that come with requests")
     cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
     allowed_origins: tuple[str, ...] = setting((), "origins whose scripts may use the router in a browser; *: all")

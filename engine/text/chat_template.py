@@ -1,9 +1,9 @@
 """Renders a conversation with the chat template of the checkpoint, the way transformers does.
 
 The template is code from the checkpoint's publisher: it runs in jinja2's immutable sandbox, sees plain JSON
-values only, and comes from the model's folder, never from a request. A request may set the variables in
-`ALLOWED_VARIABLES` and no others. Rendering is plain computation of unknown length, so a server does it off
-its event loop. Knows nothing of tokens.
+values only, and comes from the model's folder; one from a request is rendered in a process of its own
+(`render_process`). A request may set the variables in `ALLOWED_VARIABLES` and no others. Rendering is plain
+computation of unknown length, so a server does it off its event loop. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -81,6 +81,11 @@ class ChatTemplate:
         if not sources:
             sources = _configured_templates(read_json(path / TOKENIZER_CONFIG).get("chat_template"))
         return cls(sources, SpecialTokens.from_folder(path).named)
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The variables for special tokens, by name."""
+        return self._special_tokens
 
     def render(
         self,

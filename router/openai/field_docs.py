@@ -13,6 +13,8 @@ REQUEST: Mapping[str, str] = {
     "beginning. Chat templates write such tokens themselves.",
     "best_of": "Allowed when it equals `n`.",
     "cache_salt": "Prefixes are shared by requests of the same salt only. Letters, digits, `_`, `-`; at most 128.",
+    "chat_template": "A jinja template in place of the model's, for a router with `--trust-request-chat-template`. It "
+    "is rendered in a process of its own, with limits of time and memory.",
     "chat_template_kwargs": "Numbers, booleans and short strings for variables of the chat template. An error "
     "message says which variables may be set.",
     "continue_final_message": "The answer continues the last message. Implies that no generation prompt is added.",

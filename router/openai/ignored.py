@@ -78,6 +78,10 @@ CHAT: IgnoredTable = {
     "verbosity": Ignored("models are told in the conversation how much to say"),
 }
 
+COMPLETION: IgnoredTable = {
+    "max_completion_tokens": Ignored("this endpoint takes max_tokens"),
+}
+
 MESSAGE: IgnoredTable = {
     "annotations": Ignored("only the text of a message reaches the model", ([],)),
     "cache_control": _CACHED,

@@ -10,12 +10,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from engine.text.chat_template import ChatTemplate
 from engine.text.fill_in_middle import FillInMiddle
 from engine.text.tokenizer import Tokenizer
 from router.openai.fields import UNSUPPORTED
+from router.openai.request_templates import RequestTemplates
 from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest
 from wire.errors import InvalidRequest
@@ -27,29 +28,40 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class PromptMaker:
-    """Turns requests into token ids with one checkpoint's tokenizer and chat template."""
+    """Turns requests into token ids with one checkpoint's tokenizer and chat template. `request_templates` renders the
+    templates that requests bring along; None refuses them."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
+    request_templates: RequestTemplates | None = None
 
     @classmethod
-    def from_folder(cls, folder: Path) -> PromptMaker:
+    def from_folder(cls, folder: Path, request_templates: RequestTemplates | None = None) -> PromptMaker:
         """Raises `ModelLoadError` when the checkpoint has no usable tokenizer."""
-        return cls(Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder))
+        return cls(Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder), request_templates)
 
     async def chat_prompt(self, request: ChatCompletionRequest) -> list[int]:
         """Token ids of the conversation. Raises `InvalidRequest` when the template refuses it."""
 
+        arguments: dict[str, Any] = {
+            "messages": request.template_messages(),
+            "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
+            "continue_final_message": request.continue_final_message,
+            **request.template_variables(),
+        }
+        rendered = None
+        if request.chat_template is not None:
+            if self.request_templates is None:
+                message = "chat_template is not allowed: the router runs without --trust-request-chat-template"
+                raise InvalidRequest(message, "chat_template", UNSUPPORTED)
+            special_tokens = self.template.special_tokens
+            rendered = await self.request_templates.render(request.chat_template, special_tokens, arguments)
+
         def make() -> list[int]:
-            text = self.template.render(
-                request.template_messages(),
-                add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
-                continue_final_message=request.continue_final_message,
-                **request.template_variables(),
-            )
+            text = self.template.render(**arguments) if rendered is None else rendered
             return self.tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
 
-        return _not_empty(await off_loop(make, request.num_chars), "messages")
+        return _not_empty(await off_loop(make, max(request.num_chars, len(rendered or ""))), "messages")
 
     async def completion_prompts(self, request: CompletionRequest) -> list[list[int]]:
         """Token ids of each prompt. Raises `InvalidRequest` for ids outside the vocabulary."""

@@ -56,6 +56,7 @@ from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams, check_stop_strings
 MAX_MODEL_NAME = 512
 MAX_MESSAGES = 2048
 MAX_CHOICES = 128
+MAX_TEMPLATE_CHARS = 2**17
 DEFAULT_COMPLETION_TOKENS = 16
 
 _Request = TypeVar("_Request", bound=BaseModel)
@@ -267,6 +268,7 @@ class ChatCompletionRequest(_GenerationRequest):
     add_special_tokens: bool = False
     documents: Documents = ()
     reasoning_effort: ReasoningEffort | None = None
+    chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
     safety_identifier: UserName | None = None
     prompt_cache_key: UserName | None = None
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
@@ -318,7 +320,7 @@ class CompletionRequest(_GenerationRequest):
     """The body of `POST /v1/completions`. `prompt` is always a tuple: of texts, or of tuples of token ids."""
 
     unsupported = {**COMMON, **COMPLETION}
-    ignorable = ignored.COMMON
+    ignorable = {**ignored.COMMON, **ignored.COMPLETION}
 
     prompt: Prompts
     add_special_tokens: bool = True

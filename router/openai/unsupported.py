@@ -58,7 +58,6 @@ CHAT: Table = {
     "web_search_options": (),
     # vLLM
     "best_of": (1,),
-    "chat_template": (),
     "echo": (False,),
     "include_reasoning": (True,),
     "prompt": (),

@@ -60,6 +60,7 @@ FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
     ("38", COMPLETIONS, {"prompt": [320]}, "prompt"),
     ("67", CHAT, {"kv_transfer_params": {"remote_host": "10.0.0.1"}}, "kv_transfer_params"),
     ("41", CHAT, {"tools": [{"type": "function"}]}, "tools"),
+    ("41", CHAT, {"chat_template": "{{ x }}"}, "chat_template"),
     ("42", CHAT, {"stream": "true"}, "stream"),
     ("44", CHAT, {"temperature": 2.1}, "temperature"),
     ("45", CHAT, {"top_p": 0}, "top_p"),

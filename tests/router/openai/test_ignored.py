@@ -74,6 +74,49 @@ def test_what_nobody_knows_is_ignored(members: dict[str, Any], path: str, param:
     assert (caught.value.code, caught.value.param) == ("unknown_parameter", param)
 
 
+CLIENTS: dict[str, dict[str, Any]] = {
+    "Open WebUI": {
+        "stream": True,
+        "messages": [{**USER, "id": "a", "timestamp": 1, "models": ["m"]}],
+        "chat_id": "c",
+        "session_id": "s",
+        "features": {"web_search": False},
+        "variables": {"{{USER_NAME}}": "Ada"},
+        "stream_options": {"include_usage": True},
+    },
+    "an editor": {
+        "stream": True,
+        "messages": [{**USER, "id": 1, "opts": {"visible": True}, "cycle": 1}],
+        "opts": {"temperature": 0},
+    },
+    "an agent": {
+        "messages": [
+            {"role": "system", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
+            {"role": "assistant", "content": "y", "reasoning_content": "z", "refusal": None, "annotations": []},
+            USER,
+        ],
+        "reasoning_effort": "medium",
+        "store": False,
+        "parallel_tool_calls": False,
+        "service_tier": None,
+    },
+    "guidellm": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "max_completion_tokens": 5,
+        "max_tokens": 5,
+        "stop": None,
+        "ignore_eos": True,
+    },
+}
+
+
+@pytest.mark.parametrize("members", CLIENTS.values(), ids=CLIENTS.keys())
+def test_what_clients_are_known_to_send_is_taken(members: dict[str, Any]) -> None:
+    _parse(IgnoredFields(), members).decoding_params()
+
+
 def test_values_that_ask_for_nothing_are_no_matter_of_warnings() -> None:
     members = {"store": False, "service_tier": "auto", "user": None, "tools": [], "parallel_tool_calls": True}
     for notes in (IgnoredFields(), IgnoredFields(is_strict=True)):

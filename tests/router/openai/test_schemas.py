@@ -194,7 +194,8 @@ CHAT = [
     ({"documents": [{}] * 1025}, "documents", INVALID),
     ({"documents": [{"text": "x" * MAX_TEXT_CHARS}, {"text": "x"}]}, "documents", "string_above_max_length"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", INVALID),
-    ({"chat_template": "{{ x }}"}, "chat_template", UNSUPPORTED),
+    ({"chat_template": ""}, "chat_template", INVALID),
+    ({"chat_template": "x" * (2**17 + 1)}, "chat_template", INVALID),
     ({"prompt": "x"}, "prompt", UNSUPPORTED),
     # 53, 59
     ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", INVALID),
