@@ -35,7 +35,9 @@ from router.openai.endpoints import Endpoints
 from router.openai.prompts import PromptMaker
 from router.policies import make_policy
 from router.relay import Relay, RelaySettings
+from router.request_log import Observer
 from router.settings import RouterSettings
+from router.tracing import open_tracing
 from wire import links
 from wire.errors import InvalidSetting, ModelLoadError, Overloaded
 
@@ -69,7 +71,7 @@ async def serve(settings: RouterSettings) -> None:
         stack.push_async_callback(control.close)
         relay = _relay(settings, registry, control)
         metrics = RouterMetrics()
-        metrics.watch(relay, registry)
+        metrics.watch(relay, registry, control)
         endpoints = Endpoints(
             relay=relay,
             prompts=PromptMaker.from_folder(folder),
@@ -78,7 +80,14 @@ async def serve(settings: RouterSettings) -> None:
             started=int(time.time()),
             max_model_len=lambda: registry.max_request_tokens,
         )
-        app = build_app(endpoints, registry, metrics, settings)
+        if settings.metrics_aliases == "vllm":
+            metrics.add_vllm_aliases(endpoints.model_name)
+        observers: list[Observer] = []
+        if settings.otlp_traces_endpoint:
+            tracing = open_tracing(settings.otlp_traces_endpoint)
+            stack.callback(tracing.close)
+            observers.append(tracing.observe)
+        app = build_app(endpoints, registry, metrics, settings, observers)
         address = await _listen(app, settings, stack)
         control.start(relay)
         freeze_startup_objects()
