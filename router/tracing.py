@@ -34,7 +34,7 @@ def request_span(trace: RequestTrace) -> SpanRecord:
     attributes: dict[str, str | int | float | None] = {
         "gen_ai.request.id": trace.request_id,
         "gen_ai.response.model": trace.model,
-        "gen_ai.usage.prompt_tokens": max((flight.num_prompt_tokens for flight in trace.flights), default=0),
+        "gen_ai.usage.prompt_tokens": trace.num_prompt_tokens,
         "gen_ai.usage.completion_tokens": sum(flight.num_output_tokens for flight in trace.flights),
         "gen_ai.latency.time_to_first_token": trace.after_us(trace.first_token_us),
         "gen_ai.latency.e2e": trace.after_us(trace.ended_us),

@@ -27,7 +27,7 @@ def _trace(clock: str = "c", traceparent: str = "") -> RequestTrace:
         AttemptTrace(AT_US + 50, "p2", "d1", AT_US + 950, FINISHED),
     ]
     return RequestTrace(
-        "job-7", "/v1/completions", traceparent, AT_US, AT_S, "m", AT_US + 310, AT_US + 1000, 200, [flight]
+        "job-7", "/v1/completions", traceparent, AT_US, AT_S, "m", 20, AT_US + 310, AT_US + 1000, 200, [flight]
     )
 
 
@@ -77,6 +77,10 @@ def test_the_sdk_gets_one_trace_below_that_of_the_caller() -> None:
     assert {span.parent.span_id for span in children} == {outer.context.span_id}
     assert [span.status.is_ok for span in children] == [False, True, True, True, True]
     assert outer.attributes["gen_ai.response.model"] == "m"
+    exporter.clear()
+    tracing.observe(_trace(traceparent="junk"))
+    *_, outer = exporter.get_finished_spans()
+    assert outer.parent is None
     tracing.close()
 
 
