@@ -21,9 +21,6 @@ from pathlib import Path
 import zmq
 from aiohttp import web
 
-from engine.models.config import load_config
-from engine.models.identity import find_checkpoint, model_fingerprint, model_name
-from engine.models.weight_files import weight_files
 from program.events import Ready, emit
 from program.process import configure_logging, freeze_startup_objects, report_errors, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve
@@ -32,14 +29,14 @@ from router.control import ControlLink
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
-from router.openai.prompts import PromptMaker
 from router.policies import make_policy
 from router.relay import Relay, RelaySettings
 from router.request_log import Observer
+from router.served_model import load_served_models
 from router.settings import RouterSettings
 from router.tracing import open_tracing
 from wire import links
-from wire.errors import InvalidSetting, ModelLoadError, Overloaded
+from wire.errors import InvalidSetting, Overloaded
 
 _KEEPALIVE_S = 75.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -49,8 +46,8 @@ async def serve(settings: RouterSettings) -> None:
     """Serve until told to stop. Raises `BatonError` when the router cannot start."""
     configure_logging(settings.log_level, settings.log_format)
     key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
-    folder = find_checkpoint(settings.model, weights=False)
-    registry = NodeRegistry(_own_fingerprint(folder))
+    models = load_served_models(settings.model, settings.served_model_name, settings.more_models, int(time.time()))
+    registry = NodeRegistry({model.name: model.fingerprint for model in models})
     async with contextlib.AsyncExitStack() as stack:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
@@ -74,14 +71,13 @@ async def serve(settings: RouterSettings) -> None:
         metrics.watch(relay, registry, control)
         endpoints = Endpoints(
             relay=relay,
-            prompts=PromptMaker.from_folder(folder),
+            served={model.name: model for model in models},
             metrics=metrics,
-            model_name=model_name(settings.model, settings.served_model_name),
-            started=int(time.time()),
-            max_model_len=lambda: registry.max_request_tokens,
+            max_model_len=registry.max_request_tokens,
+            is_strict=settings.strict,
         )
         if settings.metrics_aliases == "vllm":
-            metrics.add_vllm_aliases(endpoints.model_name)
+            metrics.add_vllm_aliases(",".join(endpoints.served))
         observers: list[Observer] = []
         if settings.otlp_traces_endpoint:
             tracing = open_tracing(settings.otlp_traces_endpoint)
@@ -103,15 +99,6 @@ def _relay(settings: RouterSettings, registry: NodeRegistry, control: ControlLin
         settings.request_timeout_s,
     )
     return Relay(registry, control, make_policy(settings.prefill_policy), make_policy(settings.decode_policy), limits)
-
-
-def _own_fingerprint(folder: Path) -> str | None:
-    """The model's fingerprint, or None when the checkpoint folder has a tokenizer but no weights."""
-    try:
-        weight_files(folder)
-    except ModelLoadError:
-        return None
-    return model_fingerprint(folder, load_config(folder))
 
 
 async def _listen(app: web.Application, settings: RouterSettings, stack: contextlib.AsyncExitStack) -> str:

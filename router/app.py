@@ -52,9 +52,12 @@ def build_app(
     app.on_response_prepare.append(_add_request_id)
 
     async def health(http: web.Request) -> web.Response:
-        counts = {role: len(nodes.available(role)) for role in (PREFILL, DECODE)}
-        is_ready = counts[DECODE] > 0 and not endpoints.is_draining
-        body = {"status": "ok" if is_ready else "not ready", "nodes": counts}
+        counts = {
+            model: {role: len(nodes.available(role, model)) for role in (PREFILL, DECODE)} for model in endpoints.served
+        }
+        is_ready = any(of_model[DECODE] for of_model in counts.values()) and not endpoints.is_draining
+        total = {role: sum(of_model[role] for of_model in counts.values()) for role in (PREFILL, DECODE)}
+        body = {"status": "ok" if is_ready else "not ready", "nodes": total, "models": counts}
         return web.Response(status=200 if is_ready else 503, body=json_bytes(body), content_type="application/json")
 
     async def render_metrics(http: web.Request) -> web.Response:
@@ -67,7 +70,7 @@ def build_app(
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", render_metrics)
     Operations(endpoints, nodes, settings).add_routes(app)
-    Tokenizing(endpoints.prompts, endpoints.model_name, endpoints.max_model_len).add_routes(app)
+    Tokenizing(endpoints).add_routes(app)
     if settings.enable_debug_endpoints:
         DebugEndpoints(requests).add_routes(app)
     serve_trailing_slashes(app)

@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from program.clock import now_us
+from router.cached_tokens import CachedTokens
 from router.inbox import Inbox
 from router.journal import Journal
 from router.legs import Attempt, ControlSender, Legs, RelayRequest
@@ -47,12 +49,14 @@ class RelayCounters:
 
 @dataclass(frozen=True, slots=True)
 class FlightFigures:
-    """The measurements of one request: `num_cached_tokens` of its prompt were cached, `num_attempts` counts from 1."""
+    """The measurements of one request: `num_cached_tokens` of its prompt were cached where it was computed,
+    `num_attempts` counts from 1, `cached_by_role` is as in `CachedTokens`."""
 
     num_cached_tokens: int
     handoff: HandoffFigures | None
     times: RelayTimes
     num_attempts: int
+    cached_by_role: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class Flight:
         self._index = index
         self._journal = Journal(times=RelayTimes(context.clock))
         self.trace = begin_flight(self.handoff_id, index, len(request.prompt_ids), self._journal)
+        self._cached = CachedTokens()
         self._legs: Legs | None = None
         self._avoided: set[int] = set()
         self._num_transfer_failures = 0
@@ -89,7 +94,13 @@ class Flight:
     def figures(self) -> FlightFigures:
         """The measurements so far."""
         journal = self._journal
-        return FlightFigures(journal.num_cached_tokens or 0, journal.handoff, replace(journal.times), journal.attempt)
+        return FlightFigures(
+            journal.num_cached_tokens or 0,
+            journal.handoff,
+            replace(journal.times),
+            journal.attempt,
+            dict(self._cached.by_role),
+        )
 
     def start(self) -> None:
         """Begin the first attempt. When no node is available, the flight fails with that error."""
@@ -105,6 +116,8 @@ class Flight:
         if legs is None or event.attempt != journal.attempt:
             return
         is_of_decode = epoch == legs.decode_epoch
+        if self._cached.awaits_more:
+            self._cached.note(event, is_of_decode=is_of_decode)
         if is_of_decode:
             legs.end_prefill()
         try:
@@ -177,9 +190,12 @@ class Flight:
         request, journal, context = self._request, self._journal, self._context
         token_ids = (*request.prompt_ids, *journal.token_ids)
         allows_handoff = self._num_transfer_failures < _MAX_TRANSFER_FAILURES
-        route = context.routing.choose(token_ids, request.cache_salt, self._avoided, allows_handoff=allows_handoff)
+        route = context.routing.choose(
+            request.model, token_ids, request.cache_salt, self._avoided, allows_handoff=allows_handoff
+        )
         nodes = [route.decode] if route.prefill is None else [route.prefill, route.decode]
         journal.times.legs_sent(now_us(), *(node.hello.clock for node in nodes))
+        self._cached.begin(journal.attempt, is_split=route.prefill is not None)
         self._legs = Legs(context.sender, route, Attempt(self.handoff_id, journal.attempt, request, token_ids))
         self.trace.attempt_sent("" if route.prefill is None else route.prefill.node_id, route.decode.node_id)
         context.counters.num_handoff_attempts += route.prefill is not None

@@ -77,7 +77,13 @@ class RouterMetrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens")
         self.prefix_cache_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in a prefix cache")
         self.prefix_cache_hits = self._counter("prefix_cache_hits", "Prompt tokens found in a prefix cache")
+        self.ignored_fields = self._counter("ignored_fields", "Requests with a field that was ignored", "field")
         self.successes = self._counter("request_success", "Finished requests", "finished_reason")
+
+    def count_ignored(self, fields: Iterable[str]) -> None:
+        """Record that a request carried `fields`, which were ignored. The caller keeps their number small."""
+        for field in fields:
+            self.ignored_fields.labels(field).inc()
 
     def streamed(self, client: ClientTimes, relay: RelayTimes) -> None:
         """Record a stream that ended without an error."""

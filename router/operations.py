@@ -122,6 +122,7 @@ def _node_info(node: Node) -> dict[str, object]:
     return {
         "id": node.node_id,
         "role": node.role,
+        "model": node.model,
         "is_leaving": node.is_leaving,
         "load": node.load,
         "num_running": status.num_running,

@@ -149,7 +149,8 @@ def begin_flight(handoff_id: bytes, index: int, num_prompt_tokens: int, journal:
 
 
 def note_request(model: str, num_prompt_tokens: int) -> None:
-    """The request that the running task answers is for this model and has so many tokens in all its prompts."""
+    """The request that the running task answers is for this model. `num_prompt_tokens`: of all its prompts, before any
+    truncation."""
     request = CURRENT_TRACE.get()
     if request is not None:
         request.model, request.num_prompt_tokens = model, num_prompt_tokens

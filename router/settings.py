@@ -20,6 +20,9 @@ class RouterSettings:
     port: int = setting(8000, "port of the HTTP endpoint")
     control_host: str = setting("127.0.0.1", "address that nodes dial; beyond loopback a cluster key is needed")
     control_port: int = setting(8001, "port that nodes dial; 0: chosen by the system")
+    more_models: tuple[str, ...] = setting(
+        (), "further models that clients may name; their nodes are started apart", metavar="NAME=CHECKPOINT"
+    )
     served_model_name: str = setting("", "name of the model in requests; empty: the model as given")
     prefill_policy: str = setting("prefix", "how the prefill node of a request is chosen", choices=_POLICY_NAMES)
     decode_policy: str = setting("prefix", "how the decode node of a request is chosen", choices=_POLICY_NAMES)
@@ -28,6 +31,7 @@ class RouterSettings:
     max_attempts: int = setting(3, "how often a request is tried when nodes fail")
     request_timeout_s: float = setting(600.0, "seconds a request may take in all")
     max_body_bytes: int = setting(8 * 2**20, "largest request body")
+    strict: bool = setting(False, "refuse request fields that change nothing; default: ignore them with a warning")
     cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
     allowed_origins: tuple[str, ...] = setting((), "origins whose scripts may use the router in a browser; *: all")

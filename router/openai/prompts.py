@@ -6,7 +6,8 @@ Owns the checkpoint's text side. Knows no nodes and no HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -35,18 +36,17 @@ class PromptMaker:
 
     async def chat_prompt(self, request: ChatCompletionRequest) -> list[int]:
         """Token ids of the conversation. Raises `InvalidRequest` when the template refuses it."""
-        size = sum(len(message.content) for message in request.messages)
 
         def make() -> list[int]:
             text = self.template.render(
                 request.template_messages(),
-                add_generation_prompt=request.add_generation_prompt,
-                **request.chat_template_kwargs,
+                add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
+                continue_final_message=request.continue_final_message,
+                **request.template_variables(),
             )
-            # templates write their own special tokens
-            return self.tokenizer.encode(text, add_special_tokens=False)
+            return self.tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
 
-        return _not_empty(await off_loop(make, size), "messages")
+        return _not_empty(await off_loop(make, request.num_chars), "messages")
 
     async def completion_prompts(self, request: CompletionRequest) -> list[list[int]]:
         """Token ids of each prompt. Raises `InvalidRequest` for ids outside the vocabulary."""
@@ -55,10 +55,28 @@ class PromptMaker:
 
         def make() -> list[list[int]]:
             return [
-                self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in request.prompt
+                self.tokenizer.encode(prompt, request.add_special_tokens) if isinstance(prompt, str) else list(prompt)
+                for prompt in request.prompt
             ]
 
         return [_not_empty(ids, "prompt") for ids in await off_loop(make, size)]
+
+
+def truncated(
+    request: ChatCompletionRequest | CompletionRequest, prompt_ids: Sequence[int], max_model_len: int | None
+) -> Sequence[int]:
+    """The part of a prompt that `truncate_prompt_tokens` asks for; -1: as much as leaves room for the output."""
+    num_kept = request.truncate_prompt_tokens
+    if num_kept is None or (num_kept < 0 and max_model_len is None):
+        return prompt_ids
+    if num_kept < 0 and max_model_len is not None:
+        num_kept = max(1, max_model_len - (request.output_limit[1] or 1))
+    return prompt_ids[-num_kept:] if request.truncation_side == "left" else prompt_ids[:num_kept]
+
+
+def cache_salt_of(client_salt: str | None) -> bytes:
+    """The salt (32 bytes, or none) for the hashes of a request's blocks: prefixes are shared by equal salts only."""
+    return b"" if client_salt is None else hashlib.sha256(b"client\0" + client_salt.encode()).digest()
 
 
 async def off_loop(make: Callable[[], ResultT], size: int) -> ResultT:

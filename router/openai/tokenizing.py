@@ -6,7 +6,6 @@ would cost. Long texts are handled in a thread, their answers included. Asks no 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
@@ -14,12 +13,13 @@ from aiohttp import web
 from pydantic import FailFast, Field, PlainValidator, model_validator
 
 from engine.text.tokenizer import Tokenizer
-from router.openai.endpoints import read_body
+from router.openai.endpoints import Endpoints, read_body
 from router.openai.fields import MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, field_error
-from router.openai.prompts import PromptMaker, off_loop
+from router.openai.prompts import off_loop
 from router.openai.responses import json_bytes
 from router.openai.schemas import MAX_MESSAGES, MAX_MODEL_NAME, ChatCompletionRequest, Message, Strict, parse_body
-from wire.errors import InvalidRequest, ModelNotFound
+from router.served_model import ServedModel
+from wire.errors import InvalidRequest
 
 _ADDS_SPECIAL = "add_special_tokens"
 _ModelName = Annotated[str, Field(max_length=MAX_MODEL_NAME)]
@@ -37,27 +37,29 @@ class TokenizeRequest(ChatCompletionRequest):
     """The body of `POST /tokenize`: a `prompt`, or `messages` with the other members of a chat request that change its
     prompt. `model` may be left out."""
 
-    unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
-        name: neutral for name, neutral in ChatCompletionRequest.unsupported.items() if name != _ADDS_SPECIAL
-    }
+    refuses_unknown: ClassVar[bool] = True
 
     model: _ModelName = ""
     prompt: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] | None = None
     messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_MESSAGES)] = Field(default_factory=list)
-    add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         if (self.prompt is None) == (not self.messages):
             raise field_error("is required, or messages instead of it, and not both", ("prompt",))
-        if self.messages and self.add_special_tokens:
-            raise field_error("is unsupported with messages: chat templates write their own", (_ADDS_SPECIAL,))
         return self
+
+    @property
+    def adds_special(self) -> bool:
+        """Whether the tokenizer adds special tokens. Templates write their own, so messages have to ask for them."""
+        return self.add_special_tokens if _ADDS_SPECIAL in self.model_fields_set else self.prompt is not None
 
 
 class DetokenizeRequest(Strict):
     """The body of `POST /detokenize`. `model` may be left out."""
+
+    refuses_unknown: ClassVar[bool] = True
 
     model: _ModelName = ""
     tokens: Annotated[tuple[int, ...], PlainValidator(_read_tokens)]
@@ -65,11 +67,9 @@ class DetokenizeRequest(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Tokenizing:
-    """The two handlers, for one model."""
+    """The two handlers. A request that names no model means the first one that is served."""
 
-    prompts: PromptMaker
-    model_name: str
-    max_model_len: Callable[[], int | None]
+    endpoints: Endpoints
 
     def add_routes(self, app: web.Application) -> None:
         """Add the routes to `app`."""
@@ -79,12 +79,12 @@ class Tokenizing:
     async def tokenize(self, http: web.Request) -> web.Response:
         """`POST /tokenize`: the token ids of a text or a conversation."""
         request = parse_body(*await read_body(http), TokenizeRequest)
-        self._require_model(request.model)
+        model = self._model(request.model)
         text, chat_ids = request.prompt, None
         if text is None:
-            chat_ids = await self.prompts.chat_prompt(request)
-        adds_special = request.add_special_tokens is not False
-        limit, tokenizer = self.max_model_len(), self.prompts.tokenizer
+            chat_ids = await model.prompts.chat_prompt(request)
+        adds_special = request.adds_special
+        limit, tokenizer = self.endpoints.max_model_len(model.name), model.prompts.tokenizer
 
         def make() -> bytes:
             ids = tokenizer.encode(text, adds_special) if text is not None else chat_ids or []
@@ -96,8 +96,7 @@ class Tokenizing:
     async def detokenize(self, http: web.Request) -> web.Response:
         """`POST /detokenize`: the text of token ids, special tokens included."""
         request = parse_body(*await read_body(http), DetokenizeRequest)
-        self._require_model(request.model)
-        tokenizer, ids = self.prompts.tokenizer, request.tokens
+        tokenizer, ids = self._model(request.model).prompts.tokenizer, request.tokens
         _check_vocabulary(ids, tokenizer)
 
         def make() -> bytes:
@@ -105,9 +104,8 @@ class Tokenizing:
 
         return _json(await off_loop(make, len(ids)))
 
-    def _require_model(self, name: str) -> None:
-        if name not in ("", self.model_name):
-            raise ModelNotFound(f"this endpoint serves {self.model_name!r}, not {name!r:.200}", "model")
+    def _model(self, name: str) -> ServedModel:
+        return self.endpoints.model_named(name) if name else next(iter(self.endpoints.served.values()))
 
 
 def _check_vocabulary(ids: tuple[int, ...], tokenizer: Tokenizer) -> None:

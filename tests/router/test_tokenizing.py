@@ -73,7 +73,7 @@ async def test_special_tokens_stay_in_the_text(server: Server, prompts: PromptMa
         ("/tokenize", {"prompt": "a", **chat_body()}, "prompt"),
         ("/tokenize", {"prompt": ["a"]}, "prompt"),
         ("/tokenize", {"prompt": "a", "surprise": 1}, "surprise"),
-        ("/tokenize", {"add_special_tokens": True, **chat_body()}, "add_special_tokens"),
+        ("/tokenize", {"add_special_tokens": 1, **chat_body()}, "add_special_tokens"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [2**40]}, "tokens"),
