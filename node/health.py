@@ -48,6 +48,10 @@ class HealthServer:
             return 200 if is_ready else 503, "application/json", json.dumps(body).encode()
         return 404, "application/json", b'{"error": {"message": "not found"}}'
 
+    def watch(self, collector: Collector) -> None:
+        """Show its metrics too."""
+        self._registry.register(collector)
+
     def close(self) -> None:
         """Stop listening."""
         self._server.shutdown()

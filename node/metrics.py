@@ -6,6 +6,7 @@ Owns the metrics that every node has and those of handoffs that it received. The
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -39,6 +40,24 @@ class NodeCollector(Collector):
         usage = status.num_held_blocks / total if total else 0.0
         yield GaugeMetricFamily("baton:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", usage)
         yield from self._leg_metrics()
+
+
+class CountsRejections(Protocol):
+    """A link that counts messages it could not understand."""
+
+    num_rejected_messages: int
+
+
+class LinkCollector(Collector):
+    """Figures of the connection to the router."""
+
+    def __init__(self, link: CountsRejections) -> None:
+        self._link = link
+
+    def collect(self) -> Iterable[Metric]:
+        """See `Collector`."""
+        doc = "Messages of the router that could not be understood"
+        yield CounterMetricFamily("baton:rejected_messages", doc, self._link.num_rejected_messages)
 
 
 class StepCounters:

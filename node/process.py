@@ -27,7 +27,7 @@ from engine.runner.kv_memory import ByteArray
 from node.health import HealthServer
 from node.heartbeat import HeartbeatThread
 from node.loop import EngineLoop, Leg
-from node.metrics import NodeCollector
+from node.metrics import LinkCollector, NodeCollector
 from node.router_link import RouterLink
 from node.settings import NodeSettings
 from node.stopper import Stopper
@@ -112,6 +112,7 @@ def _serve(
         hello = _hello(role.name, parts, settings.max_num_seqs, peer_address, health.address)
         router = RouterLink(context, router_address, link_settings, hello, core.status, time.monotonic())
         stack.callback(router.close)
+        health.watch(LinkCollector(router))
         router.send_cache_events(core.cached_hashes(), [], is_snapshot=True)
         heartbeat = HeartbeatThread(context, router_address, link_settings, parts.epoch, core.status())
         stack.callback(heartbeat.stop)

@@ -32,8 +32,10 @@ from router.openai.endpoints import Endpoints
 from router.openai.request_templates import RequestTemplates
 from router.policies import make_policy
 from router.relay import Relay, RelaySettings
+from router.request_log import Observer
 from router.served_model import load_served_models
 from router.settings import RouterSettings
+from router.tracing import open_tracing
 from wire import links
 from wire.errors import InvalidSetting, Overloaded
 
@@ -70,7 +72,7 @@ async def serve(settings: RouterSettings) -> None:
         stack.push_async_callback(control.close)
         relay = _relay(settings, registry, control)
         metrics = RouterMetrics()
-        metrics.watch(relay, registry)
+        metrics.watch(relay, registry, control)
         endpoints = Endpoints(
             relay=relay,
             served={model.name: model for model in models},
@@ -78,7 +80,14 @@ async def serve(settings: RouterSettings) -> None:
             max_model_len=registry.max_request_tokens,
             is_strict=settings.strict,
         )
-        app = build_app(endpoints, registry, metrics, settings)
+        if settings.metrics_aliases == "vllm":
+            metrics.add_vllm_aliases(",".join(endpoints.served))
+        observers: list[Observer] = []
+        if settings.otlp_traces_endpoint:
+            tracing = open_tracing(settings.otlp_traces_endpoint)
+            stack.callback(tracing.close)
+            observers.append(tracing.observe)
+        app = build_app(endpoints, registry, metrics, settings, observers)
         address = await _listen(app, settings, stack)
         control.start(relay)
         freeze_startup_objects()

@@ -8,7 +8,7 @@ with status 500 and without details.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -24,7 +24,7 @@ from router.openai.responses import json_bytes
 from router.openai.tokenizing import Tokenizing
 from router.operations import Operations
 from router.request_ids import REQUEST_ID, choose_request_id
-from router.request_log import DEFAULT_NUM_KEPT, RequestLog, log_request
+from router.request_log import DEFAULT_NUM_KEPT, Observer, RequestLog, log_request
 from router.settings import RouterSettings
 from router.trailing_slashes import serve_trailing_slashes
 from wire.errors import BatonError
@@ -35,12 +35,19 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def build_app(
-    endpoints: Endpoints, nodes: NodeRegistry, metrics: RouterMetrics, settings: RouterSettings
+    endpoints: Endpoints,
+    nodes: NodeRegistry,
+    metrics: RouterMetrics,
+    settings: RouterSettings,
+    observers: Sequence[Observer] = (),
 ) -> web.Application:
-    """The application of one router. Raises `InvalidSetting` when the settings of cross-origin requests do not fit."""
+    """The application of one router; `observers` are told of ended requests.
+
+    Raises `InvalidSetting` when the settings of cross-origin requests do not fit.
+    """
     requests = RequestLog(
         DEFAULT_NUM_KEPT if settings.enable_debug_endpoints else 0,
-        [log_request] if settings.enable_log_requests else [],
+        [*observers, log_request] if settings.enable_log_requests else observers,
     )
     app = web.Application(middlewares=[_envelope, requests.middleware()], client_max_size=settings.max_body_bytes)
     app.on_response_prepare.append(_add_request_id)

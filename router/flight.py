@@ -43,8 +43,8 @@ class RelayCounters:
     num_failed: int = 0
     num_cancelled: int = 0
     num_retries: int = 0
-    num_split: int = 0
-    num_local: int = 0
+    num_handoff_attempts: int = 0
+    num_decode_only_attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +198,8 @@ class Flight:
         self._cached.begin(journal.attempt, is_split=route.prefill is not None)
         self._legs = Legs(context.sender, route, Attempt(self.handoff_id, journal.attempt, request, token_ids))
         self.trace.attempt_sent("" if route.prefill is None else route.prefill.node_id, route.decode.node_id)
-        context.counters.num_split += route.prefill is not None
-        context.counters.num_local += route.prefill is None
+        context.counters.num_handoff_attempts += route.prefill is not None
+        context.counters.num_decode_only_attempts += route.prefill is None
 
     def _cancel_legs(self) -> None:
         if self._legs is not None:

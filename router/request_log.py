@@ -100,9 +100,8 @@ def log_request(trace: RequestTrace) -> None:
 
 
 def request_fields(trace: RequestTrace) -> dict[str, object]:
-    """The members of a line in the log: times in seconds, tokens of all choices together."""
+    """The members of a line in the log: times in seconds, each prompt counted once, tokens of all choices together."""
     flights = trace.flights
-    prompts = {flight.num_prompt_tokens for flight in flights}
     return {
         "request_id": trace.request_id,
         "path": trace.path,
@@ -111,7 +110,7 @@ def request_fields(trace: RequestTrace) -> dict[str, object]:
         "end": trace.end,
         "finish_reasons": ",".join(sorted({flight.finish_reason for flight in flights} - {""})),
         "num_choices": len(flights),
-        "num_prompt_tokens": max(prompts, default=0),
+        "num_prompt_tokens": trace.num_prompt_tokens,
         "num_output_tokens": sum(flight.num_output_tokens for flight in flights),
         "num_attempts": trace.num_attempts,
         "ttft_s": trace.after_us(trace.first_token_us),

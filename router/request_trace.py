@@ -106,6 +106,7 @@ class RequestTrace:
     received_us: int = field(default_factory=now_us)
     received_at_s: float = field(default_factory=time.time)
     model: str = ""
+    num_prompt_tokens: int = 0
     first_token_us: int | None = None
     ended_us: int | None = None
     status: int | None = None
@@ -147,8 +148,9 @@ def begin_flight(handoff_id: bytes, index: int, num_prompt_tokens: int, journal:
     return trace
 
 
-def note_model(name: str) -> None:
-    """The request that the running task answers is for this model."""
+def note_request(model: str, num_prompt_tokens: int) -> None:
+    """The request that the running task answers is for this model. `num_prompt_tokens`: of all its prompts, before any
+    truncation."""
     request = CURRENT_TRACE.get()
     if request is not None:
-        request.model = name
+        request.model, request.num_prompt_tokens = model, num_prompt_tokens

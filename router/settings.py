@@ -39,6 +39,8 @@ class RouterSettings:
     allowed_methods: tuple[str, ...] = setting(("*",), "methods that such scripts may use")
     allowed_headers: tuple[str, ...] = setting(("*",), "headers that such scripts may send")
     allow_credentials: bool = setting(False, "let such scripts send cookies and client certificates")
+    metrics_aliases: str = setting("none", "also show metrics under the names of this server", choices=("none", "vllm"))
+    otlp_traces_endpoint: str = setting("", "URL that takes OpenTelemetry traces as OTLP over HTTP; empty: no traces")
     log_level: str = setting("info", "how much is logged", choices=("debug", "info", "warning", "error"))
     log_format: str = setting("text", "lines for people, or one JSON object per line", choices=LOG_FORMATS)
     enable_log_requests: bool = setting(False, "log one line per request when it ends, without its text")

@@ -120,7 +120,7 @@ class Answer:
         if choice.flight is not None:
             choice.figures = choice.flight.figures
             choice.flight.trace.finished(finish_reason, choice.text.num_completion_tokens)
-            self._timers[choice.index].finished(finish_reason, choice.figures.times)
+            self._timers[choice.index].finished(finish_reason, choice.figures, choice.text.num_completion_tokens)
             self._to_close.append(choice.flight)
         self._num_ended += 1
 

@@ -43,7 +43,8 @@ from router.openai.responses_api import ResponseObject, ResponseStream
 from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse_body
 from router.relay import Relay
-from router.request_trace import note_model
+from router.request_ids import REQUEST_ID
+from router.request_trace import note_request
 from router.served_model import ServedModel
 from router.timings import ClientTimes, timings_of
 from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded, UnsupportedMediaType
@@ -143,7 +144,7 @@ class Endpoints:
         self, model: ServedModel, request: GenerationRequest, prompts: Sequence[Sequence[int]], param: str
     ) -> Answer:
         """Make the answer, after the checks that need token ids. Nothing has been allocated before them."""
-        note_model(model.name)
+        note_request(model.name, sum(map(len, prompts)))
         params = request.decoding_params()
         params.check_vocabulary(model.prompts.tokenizer.vocab_size)
         if len(prompts) * request.n > MAX_CHOICES:
@@ -189,7 +190,7 @@ class Endpoints:
                 if not writer.has_begun:
                     raise
                 if not isinstance(error, BatonError):
-                    _log.exception("a stream failed")
+                    _log.exception("the stream of request %s failed", http[REQUEST_ID])
                 with contextlib.suppress(ConnectionError):
                     await writer.break_off(stream.error(error))
         return writer.response

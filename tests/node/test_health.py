@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from node.health import HealthServer
-from node.metrics import NodeCollector
+from node.metrics import LinkCollector, NodeCollector
 from wire.errors import InvalidSetting
 from wire.messages import NodeStatus
 
@@ -18,6 +18,7 @@ from wire.messages import NodeStatus
 @dataclass
 class Node:
     status: NodeStatus = field(default_factory=lambda: NodeStatus(1, 2, 5, 3, 2, 0.0))
+    num_rejected_messages: int = 0
 
     def extra(self) -> Iterable[Metric]:
         yield CounterMetricFamily("baton:steps", "Steps", 7)
@@ -65,6 +66,9 @@ def test_metrics_show_the_status_at_the_time_of_asking(server: HealthServer, nod
         "baton:steps_total 7.0",
     ):
         assert line in body.splitlines()
+    server.watch(LinkCollector(node))
+    node.num_rejected_messages = 4
+    assert "baton:rejected_messages_total 4.0" in get(server, "/metrics")[1].splitlines()
     node.status = NodeStatus(9, 2, 0, 0, 0, 0.0)
     assert "baton:num_requests_running 9.0" in get(server, "/metrics")[1].splitlines()
 

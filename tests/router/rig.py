@@ -195,7 +195,7 @@ async def serving(
     """A router on a loopback port, set up as `python -m router` does, without nodes."""
     async with relaying(settings, models=models) as rig:
         metrics = RouterMetrics()
-        metrics.watch(rig.relay, rig.registry)
+        metrics.watch(rig.relay, rig.registry, rig.control)
         endpoints = Endpoints(
             relay=rig.relay,
             served={

@@ -1,14 +1,35 @@
-"""The metrics that are counted for each token read as those of prometheus_client do."""
+"""The metrics of a router: what they count, and that vLLM's names show the same."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.metric_aliases import VLLM_NAMES
 from router.metrics import RequestTimer, RouterMetrics, TokenMetrics
+from router.openai.prompts import PromptMaker
+from tests.router.fake_node import STATUS, answering
+from tests.router.http_client import fetch, post_completion
+from tests.router.rig import MODEL, Server, serving
+from wire.messages import DECODE, PREFILL
 
 NAME = "baton:inter_token_latency_seconds"
 GAPS_S = (0.001, 0.002, 0.0021, 0.4, 2.5, 9.0)
+
+
+@pytest.fixture
+async def server(prompts: PromptMaker) -> AsyncIterator[Server]:
+    async with serving(prompts) as running:
+        yield running
+
+
+async def _scraped(server: Server) -> dict[tuple[str, ...], float]:
+    return _samples((await fetch(server, "GET", "/metrics")).body)
 
 
 def _samples(text: bytes) -> dict[tuple[str, ...], float]:
@@ -43,3 +64,73 @@ def test_the_first_token_has_no_gap() -> None:
     assert samples["baton:prompt_tokens_total",] == 7
     assert samples["baton:time_to_first_token_seconds_count",] == 1
     assert samples[f"{NAME}_count",] == 1
+
+
+async def test_requests_are_measured_by_their_tokens_and_times(server: Server, prompts: PromptMaker) -> None:
+    await server.rig.pair(answering(prompts.tokenizer.encode("abc"), "length"))
+    usage = (await post_completion(server)).json()["usage"]
+    samples = await _scraped(server)
+    for name in ("request_decode_time_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds"):
+        assert samples[f"baton:{name}_count",] == 1
+    assert samples["baton:request_prompt_tokens_sum",] == usage["prompt_tokens"]
+    assert samples["baton:request_generation_tokens_sum",] == usage["completion_tokens"] == 3
+    assert samples["baton:relay_handoff_attempts_total",] == 1
+    assert samples["baton:relay_decode_only_attempts_total",] == 0
+
+
+async def test_an_answer_of_one_token_has_no_time_per_token(server: Server, prompts: PromptMaker) -> None:
+    await server.rig.pair(answering(prompts.tokenizer.encode("a")[:1], "length"))
+    await post_completion(server)
+    samples = await _scraped(server)
+    assert samples["baton:request_time_per_output_token_seconds_count",] == 0
+    assert samples["baton:request_decode_time_seconds_count",] == 1
+
+
+async def test_the_prefix_cache_counts_tokens_asked_for_and_found(server: Server) -> None:
+    await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [5], finish="length", cached=6))
+    usage = (await post_completion(server)).json()["usage"]
+    samples = await _scraped(server)
+    assert samples["baton:prefix_cache_queries_total",] == usage["prompt_tokens"] > 6
+    assert samples["baton:prefix_cache_hits_total",] == 6
+
+
+async def test_nodes_are_shown_as_they_last_reported(server: Server) -> None:
+    busy = replace(STATUS, num_waiting=3, num_free_blocks=16, num_cached_blocks=32, num_held_blocks=16)
+    decode = await server.rig.join(DECODE, status=busy)
+    await server.rig.join(PREFILL, status=replace(busy, num_waiting=2))
+    samples = await _scraped(server)
+    place = (decode.hello.node_id, "decode")  # labels by name
+    assert samples["baton:num_requests_waiting",] == 5
+    assert samples["baton:kv_cache_usage_perc", *place] == 0.25
+    assert [samples["baton:node_kv_blocks", *place, state] for state in ("free", "cached", "held")] == [16, 32, 16]
+    assert samples["baton:node_load", *place] == 0
+    assert (samples["baton:nodes", "decode"], samples["baton:nodes", "prefill"]) == (1, 1)
+
+
+async def test_messages_of_nodes_that_make_no_sense_are_counted(server: Server) -> None:
+    decode = await server.rig.join(DECODE)
+    decode.send_raw(b"nonsense")
+    await server.rig.has_heard(decode)
+    assert (await _scraped(server))["baton:rejected_messages_total",] == 1
+
+
+async def test_vllm_names_show_the_same_values_with_the_name_of_the_model(server: Server, prompts: PromptMaker) -> None:
+    prefill, decode = await server.rig.pair(answering(prompts.tokenizer.encode("abc"), "length"))
+    await post_completion(server)
+    assert not [key for key in await _scraped(server) if key[0].startswith("vllm:")]
+    server.metrics.add_vllm_aliases(MODEL)
+    text = (await fetch(server, "GET", "/metrics")).body.decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for name, aliases in VLLM_NAMES.items():
+        for alias in aliases:
+            assert families[alias].type == families[name].type
+            assert _values(families[alias]) == _values(families[name])
+            assert {sample.labels["model_name"] for sample in families[alias].samples} == {MODEL}
+    engines = {sample.labels["engine"] for sample in families["vllm:kv_cache_usage_perc"].samples}
+    assert engines == {prefill.hello.node_id, decode.hello.node_id}
+    reasons = {sample.labels.get("finished_reason") for sample in families["vllm:request_success"].samples}
+    assert reasons == {"length"}
+
+
+def _values(family: Metric) -> list[float]:
+    return [sample.value for sample in family.samples if not sample.name.endswith("_created")]

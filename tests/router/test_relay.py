@@ -79,7 +79,7 @@ async def test_token_1_does_not_wait_for_the_decode_node() -> None:
         assert await call.has_tokens(2) == [1, 2]
         assert await _finish(rig, call, decode, decode_leg, 3) == [1, 2, 3]
         assert call.finish_reason == "length"
-        assert (rig.relay.counters.num_split, rig.relay.counters.num_finished) == (1, 1)
+        assert (rig.relay.counters.num_handoff_attempts, rig.relay.counters.num_finished) == (1, 1)
 
 
 async def test_tokens_of_the_decode_node_may_come_first() -> None:
@@ -138,7 +138,7 @@ async def test_a_decode_leg_is_the_whole_request_without_prefill_nodes() -> None
         leg = await decode.expect(Decode)
         assert leg.prefill_peer is None
         await rig.settle()
-        assert (rig.relay.counters.num_local, rig.relay.counters.num_split) == (1, 0)
+        assert (rig.relay.counters.num_decode_only_attempts, rig.relay.counters.num_handoff_attempts) == (1, 0)
 
 
 @pytest.mark.parametrize(("num_tokens", "is_local"), [(4, True), (5, False)])

@@ -159,13 +159,14 @@ async def test_one_line_per_request_says_how_it_went(
 ) -> None:
     caplog.set_level(logging.INFO)
     await server.rig.pair(answering(prompts.tokenizer.encode("abc"), "length"))
-    await _post(server, "job-7", n=2)
+    body = json.dumps(completion_body(prompt=[SECRET, SECRET * 2], n=2)).encode()
+    await fetch(server, "POST", "/v1/completions", body, {"X-Request-Id": "job-7"})
     await fetch(server, "GET", "/v1/models")
     (record,) = [record for record in caplog.records if record.name == "router.request_log"]
     fields = vars(record)[FIELDS]
     assert (fields["request_id"], fields["model"], fields["status"]) == ("job-7", MODEL, 200)
-    assert (fields["num_choices"], fields["num_output_tokens"], fields["finish_reasons"]) == (2, 6, "length")
-    assert fields["num_prompt_tokens"] == len(prompts.tokenizer.encode(SECRET))
+    assert (fields["num_choices"], fields["num_output_tokens"], fields["finish_reasons"]) == (4, 12, "length")
+    assert fields["num_prompt_tokens"] == sum(len(prompts.tokenizer.encode(SECRET * times)) for times in (1, 2))
 
 
 def test_what_is_kept_is_bounded_in_requests_and_in_choices() -> None:

@@ -1,0 +1,56 @@
+"""The router's metrics under vLLM's names, so that dashboards and autoscalers made for vLLM work.
+
+Owns the table of names. Values are those of the metric that each alias stands for; docs/operations/metrics.md says
+where their meaning differs. Every sample has the labels `model_name` and `engine`: the node's id where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+VLLM_NAMES: Mapping[str, tuple[str, ...]] = {
+    "baton:num_requests_running": ("vllm:num_requests_running",),
+    "baton:num_requests_waiting": ("vllm:num_requests_waiting",),
+    "baton:kv_cache_usage_perc": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "baton:prompt_tokens": ("vllm:prompt_tokens",),
+    "baton:generation_tokens": ("vllm:generation_tokens",),
+    "baton:prefix_cache_queries": ("vllm:prefix_cache_queries",),
+    "baton:prefix_cache_hits": ("vllm:prefix_cache_hits",),
+    "baton:request_success": ("vllm:request_success",),
+    "baton:time_to_first_token_seconds": ("vllm:time_to_first_token_seconds",),
+    "baton:inter_token_latency_seconds": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+    "baton:request_time_per_output_token_seconds": ("vllm:request_time_per_output_token_seconds",),
+    "baton:e2e_request_latency_seconds": ("vllm:e2e_request_latency_seconds",),
+    "baton:request_queue_time_seconds": ("vllm:request_queue_time_seconds",),
+    "baton:request_prefill_time_seconds": ("vllm:request_prefill_time_seconds",),
+    "baton:request_decode_time_seconds": ("vllm:request_decode_time_seconds",),
+    "baton:request_prompt_tokens": ("vllm:request_prompt_tokens",),
+    "baton:request_generation_tokens": ("vllm:request_generation_tokens",),
+}
+"""Names without the `_total` of counters. The second name of a metric is vLLM's earlier one."""
+
+
+class VllmAliases(Collector):
+    """Reads `source` at each scrape, and shows what has an alias under it."""
+
+    def __init__(self, source: CollectorRegistry, model_name: str) -> None:
+        self._source = source
+        self._model_name = model_name
+
+    def collect(self) -> Iterable[Metric]:
+        """See `Collector`."""
+        for family in self._source.collect():
+            for alias in VLLM_NAMES.get(family.name, ()):
+                yield self._renamed(family, alias)
+
+    def _renamed(self, family: Metric, name: str) -> Metric:
+        renamed = Metric(name, family.documentation, family.type)
+        for sample in family.samples:
+            labels = {"model_name": self._model_name, "engine": sample.labels.get("node", "0"), **sample.labels}
+            suffix = sample.name.removeprefix(family.name)
+            renamed.add_sample(f"{name}{suffix}", labels, sample.value)
+        return renamed
