@@ -29,6 +29,8 @@ from program.process import configure_logging, freeze_startup_objects, report_er
 from program.settings import add_flags, check_file_keys, resolve
 from router.app import build_app
 from router.control import ControlLink
+from router.http.limits import HttpLimits
+from router.http.server import HttpServer
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
@@ -39,7 +41,6 @@ from router.settings import RouterSettings
 from wire import links
 from wire.errors import InvalidSetting, ModelLoadError, Overloaded
 
-_KEEPALIVE_S = 75.0
 _CLOSE_TIMEOUT_S = 2.0
 
 
@@ -78,7 +79,7 @@ async def serve(settings: RouterSettings) -> None:
             started=int(time.time()),
             max_model_len=lambda: registry.max_request_tokens,
         )
-        app = build_app(endpoints, registry, metrics, settings.max_body_bytes)
+        app = build_app(endpoints, registry, metrics, _http_limits(settings))
         address = await _listen(app, settings, stack)
         control.start(relay)
         freeze_startup_objects()
@@ -96,6 +97,14 @@ def _relay(settings: RouterSettings, registry: NodeRegistry, control: ControlLin
     return Relay(registry, control, make_policy(settings.prefill_policy), make_policy(settings.decode_policy), limits)
 
 
+def _http_limits(settings: RouterSettings) -> HttpLimits:
+    return HttpLimits(
+        max_body_bytes=settings.max_body_bytes,
+        max_connections=settings.max_connections,
+        max_connections_per_address=settings.max_connections_per_address,
+    )
+
+
 def _own_fingerprint(folder: Path) -> str | None:
     """The model's fingerprint, or None when the checkpoint folder has a tokenizer but no weights."""
     try:
@@ -106,24 +115,13 @@ def _own_fingerprint(folder: Path) -> str | None:
 
 
 async def _listen(app: web.Application, settings: RouterSettings, stack: contextlib.AsyncExitStack) -> str:
-    # without handler_cancellation a client that leaves would keep its request running on the nodes
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        keepalive_timeout=_KEEPALIVE_S,
-        shutdown_timeout=_CLOSE_TIMEOUT_S,
-    )
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, settings.host, settings.port)
+    server = await stack.enter_async_context(HttpServer(app, _CLOSE_TIMEOUT_S))
     try:
-        await site.start()
+        host, port = await server.listen(settings.host, settings.port)
     except OSError as error:
         # asyncio wraps the system's message in its own; errors of name resolution have negative numbers and only a text
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         raise InvalidSetting(f"--port: cannot listen on {settings.host}:{settings.port}: {reason}") from None
-    host, port = runner.addresses[0][:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from router.http.limits import HTTP_LIMITS, HttpLimits
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
@@ -26,11 +27,10 @@ _log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def build_app(
-    endpoints: Endpoints, nodes: NodeRegistry, metrics: RouterMetrics, max_body_bytes: int
-) -> web.Application:
+def build_app(endpoints: Endpoints, nodes: NodeRegistry, metrics: RouterMetrics, limits: HttpLimits) -> web.Application:
     """The application of one router."""
-    app = web.Application(middlewares=[_envelope], client_max_size=max_body_bytes)
+    app = web.Application(middlewares=[_envelope], client_max_size=limits.max_body_bytes)
+    app[HTTP_LIMITS] = limits
     app.on_response_prepare.append(_add_request_id)
 
     async def health(http: web.Request) -> web.Response:

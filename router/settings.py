@@ -27,6 +27,8 @@ class RouterSettings:
     max_attempts: int = setting(3, "how often a request is tried when nodes fail")
     request_timeout_s: float = setting(600.0, "seconds a request may take in all")
     max_body_bytes: int = setting(8 * 2**20, "largest request body")
+    max_connections: int = setting(8192, "open HTTP connections in all; more are closed at once")
+    max_connections_per_address: int = setting(1024, "open HTTP connections of one address; more are answered with 429")
     cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
     log_level: str = setting("info", "how much is logged", choices=("debug", "info", "warning", "error"))

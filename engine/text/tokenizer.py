@@ -65,6 +65,7 @@ class Tokenizer:
         self._token_stages = [stage for stage in stages if isinstance(stage, (Replace, Metaspace))]
         for stage in self._token_stages:
             stage.push([""])  # a token looked at alone is not the beginning of a text
+        self._known_tokens = lru_cache(maxsize=_MAX_KNOWN_PIECES)(self._make_token)
 
     @classmethod
     def from_folder(cls, path: Path, cache_folder: Path | None = None) -> Tokenizer:
@@ -137,6 +138,17 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token stands for within a text; empty for an id that no token has."""
+        return self._known_tokens(token_id)[0]
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` as text, with U+FFFD where the token alone is not a whole character."""
+        return self._known_tokens(token_id)[1]
+
+    def _make_token(self, token_id: int) -> tuple[bytes, str]:
+        data = self._make_bytes(token_id)
+        return data, data.decode(errors="replace")
+
+    def _make_bytes(self, token_id: int) -> bytes:
         piece = self.vocabulary_piece(token_id)
         if piece is None:
             return b""
@@ -149,10 +161,6 @@ class Tokenizer:
         for stage in self._token_stages:
             pieces = stage.push(pieces)
         return "".join(pieces).encode()
-
-    def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, with U+FFFD where the token alone is not a whole character."""
-        return self.token_bytes(token_id).decode(errors="replace")
 
     def vocabulary_piece(self, token_id: int, skip_special_tokens: bool = False) -> str | None:
         """The token as the vocabulary writes it; None when it has no text: unknown, or special and to be

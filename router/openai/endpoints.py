@@ -7,7 +7,6 @@ finished. A client that leaves cancels its request.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import secrets
@@ -17,10 +16,13 @@ from dataclasses import dataclass, replace
 
 from aiohttp import web
 
-from engine.text.choice_text import TextDelta, join_deltas
+from engine.text.choice_text import TextDelta, TokenEntry
 from program.clock import now_us
+from router.http.body import read_body
+from router.http.json_answer import json_answer
 from router.metrics import RouterMetrics
 from router.openai.answer import Answer, make_choices
+from router.openai.answer_size import bounded
 from router.openai.event_writer import EventWriter
 from router.openai.prompts import PromptMaker
 from router.openai.responses import (
@@ -41,10 +43,8 @@ from router.openai.responses import (
 from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse_body
 from router.relay import Relay
 from router.timings import ClientTimes, timings_of
-from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded, UnsupportedMediaType
+from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded
 
-BODY_TIMEOUT_S = 30.0
-_BODY_ENCODINGS = ("identity", "gzip", "deflate")
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Endpoints:
             stream = ChatStream(head, request.include_usage, request.return_token_ids)
             return await self._stream(http, answer, stream, request, times)
         choices = await self._collect(answer, with_prompt_ids=request.return_token_ids)
-        return _json(chat_completion(head, choices, _usage(answer, request, times)))
+        return await json_answer(http, chat_completion(head, choices, _usage(answer, request, times)))
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
@@ -88,7 +88,7 @@ class Endpoints:
             stream = CompletionStream(head, request.include_usage, request.return_token_ids)
             return await self._stream(http, answer, stream, request, times)
         choices = await self._collect(answer, with_prompt_ids=request.return_token_ids)
-        return _json(text_completion(head, choices, _usage(answer, request, times)))
+        return await json_answer(http, text_completion(head, choices, _usage(answer, request, times)))
 
     async def models(self, http: web.Request) -> web.Response:
         """`GET /v1/models`."""
@@ -122,19 +122,30 @@ class Endpoints:
             raise InvalidRequest(f"{len(prompts)} prompts x {request.n} choices is more than {MAX_CHOICES}", "n")
         for prompt_ids in prompts:
             self.relay.check_size(len(prompt_ids), params.max_tokens, param)
+        if not request.stream:
+            room = (self.max_model_len() or 0) - max(map(len, prompts))
+            params = bounded(params, len(prompts) * request.n, room, request.output_limit[0])
         self.relay.check_room(len(prompts) * request.n)
         choices = make_choices(prompts, request.n, params, request.text_options(), self.prompts.tokenizer)
         return Answer(choices, self.relay, self.metrics)
 
     async def _collect(self, answer: Answer, *, with_prompt_ids: bool) -> list[FinishedChoice]:
-        deltas: list[list[TextDelta]] = [[] for _ in answer.choices]
+        texts: list[list[str]] = [[] for _ in answer.choices]
+        entries: list[list[TokenEntry]] = [[] for _ in answer.choices]
+        reasons: list[str | None] = [None for _ in answer.choices]
+        keeps_entries = with_prompt_ids or answer.choices[0].request.params.logprobs is not None
         with answer:
             while pieces := await answer.take():
-                for piece in pieces:
-                    deltas[piece.choice.index].append(piece.delta)
+                for choice, delta, _ in pieces:
+                    texts[choice.index].append(delta.text)
+                    reasons[choice.index] = delta.finish_reason
+                    if keeps_entries:
+                        entries[choice.index] += delta.entries
         return [
             FinishedChoice(
-                choice.index, join_deltas(deltas[choice.index]), choice.request.prompt_ids if with_prompt_ids else None
+                choice.index,
+                TextDelta("".join(texts[choice.index]), entries[choice.index], reasons[choice.index]),
+                choice.request.prompt_ids if with_prompt_ids else None,
             )
             for choice in answer.choices
         ]
@@ -195,16 +206,7 @@ class Endpoints:
 
 
 async def _read(http: web.Request) -> tuple[bytes, str | None]:
-    encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in _BODY_ENCODINGS:
-        raise UnsupportedMediaType(f"content encoding {encoding!r:.100} is not supported: send the body as it is")
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await http.read(), http.headers.get("Content-Type")
-    except TimeoutError:
-        raise web.HTTPRequestTimeout from None
-    except web.RequestPayloadError:
-        raise InvalidRequest("the body is damaged: it cannot be read as its headers say") from None
+    return await read_body(http), http.headers.get("Content-Type")
 
 
 def _usage(answer: Answer, request: GenerationRequest, times: ClientTimes) -> Usage:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
-from aiohttp import web
 
 from router.app import build_app
 from router.control import ControlLink
+from router.http.limits import HttpLimits
+from router.http.server import HttpServer
 from router.inbox import Inbox
 from router.legs import RelayRequest
 from router.metrics import RouterMetrics
@@ -32,6 +33,7 @@ PROMPT = tuple(range(10, 30))
 MODEL = "org/tiny"
 SEND_BUFFER_BYTES = 16_384  # small, so that a client that does not read is noticed after few tokens
 DEFAULTS = RelaySettings(local_prefill_tokens=4, max_concurrent_requests=64, max_attempts=3, request_timeout_s=20.0)
+LIMITS = HttpLimits()
 
 
 @dataclass(slots=True)
@@ -165,6 +167,7 @@ class Server:
     rig: Rig
     endpoints: Endpoints
     metrics: RouterMetrics
+    http: HttpServer
     host: str
     port: int
 
@@ -176,7 +179,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    prompts: PromptMaker, settings: RelaySettings = DEFAULTS, max_body_bytes: int = 8 * 2**20
+    prompts: PromptMaker, settings: RelaySettings = DEFAULTS, limits: HttpLimits = LIMITS
 ) -> AsyncIterator[Server]:
     """A router on a loopback port, set up as `python -m router` does, without nodes."""
     async with relaying(settings) as rig:
@@ -190,15 +193,10 @@ async def serving(
             started=1_700_000_000,
             max_model_len=lambda: rig.registry.max_request_tokens,
         )
-        app = build_app(endpoints, rig.registry, metrics, max_body_bytes)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
-        await runner.setup()
-        try:
+        app = build_app(endpoints, rig.registry, metrics, limits)
+        async with HttpServer(app, close_s=0.2) as http:
             listener = socket.socket()
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             listener.bind(("127.0.0.1", 0))
-            await web.SockSite(runner, listener).start()
-            host, port = runner.addresses[0][:2]
-            yield Server(rig, endpoints, metrics, host, port)
-        finally:
-            await runner.cleanup()
+            host, port = await http.listen(sock=listener)
+            yield Server(rig, endpoints, metrics, http, host, port)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from router.http.limits import HttpLimits
 from router.openai.prompts import PromptMaker
 from tests.router.http_client import (
     Reply,
@@ -25,6 +26,7 @@ from wire.messages import DECODE, Decode
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MAX_BODY_BYTES = 2**21
+LIMITS = HttpLimits(max_body_bytes=MAX_BODY_BYTES)
 UNBOUNDED = 10**400
 
 
@@ -85,10 +87,10 @@ ACCEPTED: list[tuple[str, str, dict[str, Any]]] = [
 UNKNOWN_PATHS = ("//v1", "/v1/../v1x", "/v1/%2e%2e/secret", "/v1", "/%00", "/v1/chat/completions/", "/V1/models")
 
 
-async def _beside_a_stream(prompts: PromptMaker, request: Any) -> Reply:
+async def _beside_a_stream(prompts: PromptMaker, request: Any, limits: HttpLimits = LIMITS) -> Reply:
     """What `request(server)` is answered in the middle of a good stream, whose text is checked."""
     ids = prompts.tokenizer.encode("the good stream")
-    async with serving(prompts, replace(DEFAULTS, max_concurrent_requests=200), MAX_BODY_BYTES) as server:
+    async with serving(prompts, replace(DEFAULTS, max_concurrent_requests=200), limits) as server:
 
         def script(node: Any, leg: Any) -> None:
             if leg.params.seed == 4711:
@@ -178,15 +180,13 @@ async def test_a_chunked_body_over_the_limit_is_refused(prompts: PromptMaker) ->
     assert (reply.status, reply.error["code"]) == (413, "request_too_large")
 
 
-async def test_a_body_that_never_ends_times_out(prompts: PromptMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.openai.endpoints.BODY_TIMEOUT_S", 0.2)
-
+async def test_a_body_that_never_ends_times_out(prompts: PromptMaker) -> None:
     async def send(server: Server) -> Reply:
         async with connected(server) as connection:
             await connection.send(request_bytes("POST", CHAT, b"{", {"content-length": "100"}, is_last=False))
             return parse_reply(await connection.until(b"}}"))
 
-    reply = await _beside_a_stream(prompts, send)
+    reply = await _beside_a_stream(prompts, send, replace(LIMITS, body_stall_s=0.2))
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")
 
 
