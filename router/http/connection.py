@@ -1,7 +1,7 @@
 """One connection of a client: aiohttp's protocol with deadlines, a place in the count, and errors in the envelope.
 
 Owns when a connection ends that sends nothing, and what a client is told whose bytes are no HTTP. aiohttp owns parsing
-and the order of requests. One of its private members is read: the queue of parsed requests (`_messages`), because
+and the order of requests. Two of its private members are read: the queue of parsed requests and their count, because
 nothing else tells a failed parse, or a request that waits, from silence.
 
 A client that closes its sending side before its answer has begun still gets it. It cannot be told from one that is gone
@@ -18,9 +18,10 @@ from typing import Any
 from aiohttp import HttpVersion11, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
 from router.http.connections import ConnectionCounts, Verdict
-from router.http.errors import error_answer, parser_status, refusal
+from router.http.errors import error_answer, parser_status, raw_answer
 from router.http.limits import HttpLimits
 
 _REFUSED_S = 1.0
@@ -37,7 +38,9 @@ class Connection(web.RequestHandler):
         "_counts",
         "_has_eof",
         "_head_timer",
+        "_last_body",
         "_limits",
+        "_num_ended",
         "_request",
         "_timer",
         "_verdict",
@@ -64,6 +67,8 @@ class Connection(web.RequestHandler):
         self._address = ""
         self._verdict = Verdict.ADMITTED
         self._request: web.BaseRequest | None = None
+        self._last_body: StreamReader = EMPTY_PAYLOAD
+        self._num_ended = 0
         self._has_eof = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -94,14 +99,19 @@ class Connection(web.RequestHandler):
             return
         if self._request is None and self._head_timer is None:
             self._await_head()
-        super().data_received(data)
-        if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage):
-            self._parse_failed()
+        try:
+            super().data_received(data)
+        except ValueError as error:  # of the parser in Python: a length of more digits than Python reads
+            self._break_off(error)
+            return
+        if self._messages:
+            message, self._last_body = self._messages[-1]
+            if not isinstance(message, RawRequestMessage):
+                self._parse_failed()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """See `asyncio.Protocol`: True keeps the connection open for the answers that are due."""
-        payload: Any = self._messages[-1][1] if self._messages else self._request and self._request.content
-        if self._verdict is not Verdict.ADMITTED or payload is None or not payload.is_eof():
+        if self._verdict is not Verdict.ADMITTED or not self._num_due or not self._last_body.is_eof():
             return False
         if self.ssl_context is not None or (self._request is not None and self._request.writer.output_size > 0):
             return False  # TLS has no half-closed connections; a client that waits for an answer ends its part before
@@ -117,7 +127,8 @@ class Connection(web.RequestHandler):
     def end(self) -> None:
         """The request that was begun has been handled."""
         self._request = None
-        if self._has_eof and not self._messages:
+        self._num_ended += 1
+        if self._has_eof and not self._num_due:
             self.close()
 
     def handle_error(
@@ -149,7 +160,7 @@ class Connection(web.RequestHandler):
         if self._verdict is Verdict.DROPPED:
             transport.abort()
             return
-        transport.write(refusal("too many connections from this address: close some, or use them again"))
+        transport.write(raw_answer(429, "too many connections from this address: close some, or use them again"))
         # closing at once would throw the answer away at a client that is still sending
         self._timer = self._loop.call_later(_REFUSED_S, transport.abort)
 
@@ -160,6 +171,17 @@ class Connection(web.RequestHandler):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    @property
+    def _num_due(self) -> int:
+        """Requests that have been parsed and not been handled to their end."""
+        return self._request_count - self._num_ended
+
+    def _break_off(self, error: ValueError) -> None:
+        _log.debug("a request cannot be parsed: %s", type(error).__name__)
+        if self.transport is not None and self._request is None:
+            self.transport.write(raw_answer(400))
+        self.force_close()
 
     def _parse_failed(self) -> None:
         """Whoever reads a body that will not go on has to hear of it; the parser in C tells nobody."""

@@ -7,12 +7,13 @@ the connection: after a request that cannot be parsed nobody knows where the nex
 from __future__ import annotations
 
 import secrets
+from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMethod, ContentEncodingError, HttpProcessingError, LineTooLong
 
 from router.http.json_pieces import dumps
-from router.openai.errors import RATE_LIMITED, envelope, http_layer_body
+from router.openai.errors import http_layer_body
 
 REQUEST_ID_HEADER = "x-request-id"
 _METHODS = "GET, HEAD, POST"
@@ -27,20 +28,22 @@ def error_answer(status: int) -> web.Response:
     response.headers[REQUEST_ID_HEADER] = secrets.token_hex(16)
     if status == 405:
         response.headers["Allow"] = _METHODS
-    if status == 429:
-        response.headers["Retry-After"] = "1"
     response.force_close()
     return response
 
 
-def refusal(message: str) -> bytes:
-    """A whole answer with status 429, for a connection on which no request is read."""
-    body = dumps(envelope(message, RATE_LIMITED, None, "too_many_connections")).encode()
+def raw_answer(status: int, message: str = "") -> bytes:
+    """A whole answer as bytes, for a connection on which no request is read; `message` instead of the usual one."""
+    payload = http_layer_body(status)
+    if message:
+        payload["error"]["message"] = message
+    body = dumps(payload).encode()
     head = (
-        "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
-        f"{REQUEST_ID_HEADER}: {secrets.token_hex(16)}\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        f"{REQUEST_ID_HEADER}: {secrets.token_hex(16)}\r\nContent-Length: {len(body)}\r\n"
     )
-    return head.encode() + body
+    retry = "Retry-After: 1\r\n" if status == 429 else ""
+    return f"{head}{retry}\r\n".encode() + body
 
 
 def parser_status(error: BaseException | None, max_url_bytes: int) -> int:
