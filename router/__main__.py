@@ -83,6 +83,8 @@ async def serve(settings: RouterSettings) -> None:
         address = await _listen(app, settings, stack)
         control.start(relay)
         freeze_startup_objects()
+        metrics.loop_lag.start()
+        stack.callback(metrics.loop_lag.stop)
         emit(Ready("router", address, control.address))
         await _until_stopped(endpoints, relay, settings.shutdown_timeout_s)
 

@@ -39,6 +39,7 @@ from wire.messages import (
 
 PING_INTERVAL_S = 0.5
 _MAX_PER_TURN = 256
+_MAX_TURN_S = 0.01
 _log = logging.getLogger(__name__)
 
 
@@ -132,7 +133,10 @@ class ControlLink:
     def _read(self, handler: ControlHandler) -> None:
         if self._socket.closed:
             return
+        due_s = time.monotonic() + _MAX_TURN_S
         for _ in range(_MAX_PER_TURN):
+            if time.monotonic() > due_s:
+                break  # a message with log probabilities for many requests takes milliseconds
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

@@ -34,6 +34,7 @@ from engine.text.token_decoder import (
 from wire.errors import InvalidRequest, ModelLoadError
 
 _MAX_KNOWN_PIECES = 2**18
+_MAX_CHARS_UNDER_LOCK = 2**12
 
 
 class Tokenizer:
@@ -126,7 +127,11 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"the text has a lone surrogate at character {error.start}") from error
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) <= _MAX_CHARS_UNDER_LOCK:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # of the library's calls only those for batches let other threads run meanwhile
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; ids that no token has contribute nothing. Raises `InvalidRequest` outside [0,

@@ -40,7 +40,7 @@ from router.openai.responses import (
     sse_error,
     text_completion,
 )
-from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse_body
+from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse_body_aside
 from router.relay import Relay
 from router.timings import ClientTimes, timings_of
 from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded
@@ -65,7 +65,7 @@ class Endpoints:
         """`POST /v1/chat/completions`."""
         times = ClientTimes(received_us=now_us())
         body, content_type = await _read(http)
-        request = parse_body(body, content_type, ChatCompletionRequest)
+        request = await parse_body_aside(body, content_type, ChatCompletionRequest)
         self._check(request)
         prompt_ids = await self.prompts.chat_prompt(request)
         answer = self._answer(request, [prompt_ids], "messages")
@@ -80,7 +80,7 @@ class Endpoints:
         """`POST /v1/completions`."""
         times = ClientTimes(received_us=now_us())
         body, content_type = await _read(http)
-        request = parse_body(body, content_type, CompletionRequest)
+        request = await parse_body_aside(body, content_type, CompletionRequest)
         self._check(request)
         answer = self._answer(request, await self.prompts.completion_prompts(request), "prompt")
         head = self._head("cmpl")
