@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
 import secrets
 import signal
@@ -42,6 +43,8 @@ from wire import links
 from wire.errors import InvalidSetting, ModelLoadError, Overloaded
 
 _CLOSE_TIMEOUT_S = 2.0
+# a look through all objects found nothing and took 0.3 s with 5,000 connections: it comes ten times as rarely as usual
+_COLLECT_AFTER = (700, 10, 100)
 
 
 async def serve(settings: RouterSettings) -> None:
@@ -83,6 +86,7 @@ async def serve(settings: RouterSettings) -> None:
         address = await _listen(app, settings, stack)
         control.start(relay)
         freeze_startup_objects()
+        gc.set_threshold(*_COLLECT_AFTER)
         metrics.loop_lag.start()
         stack.callback(metrics.loop_lag.stop)
         emit(Ready("router", address, control.address))

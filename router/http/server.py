@@ -21,6 +21,7 @@ from router.http.connection import Connection
 from router.http.connections import ConnectionCounts
 from router.http.errors import error_answer
 from router.http.limits import HTTP_LIMITS, HttpLimits
+from router.http.turns import Turns
 
 _BACKLOG = 1024
 _OTHER_FILES = 128
@@ -78,12 +79,14 @@ class Gate:
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
+        self._turns = Turns()
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
         assert isinstance(connection, Connection)
         connection.begin(request)
         try:
+            await self._turns.take()
             response = await self._handle(request)
             if not response.prepared and (connection.is_broken or not request.content.is_eof()):
                 response.force_close()
