@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from router.openai.schemas import ChatCompletionRequest, CompletionRequest
 from wire.errors import InvalidRequest
 
 _MAX_INLINE_CHARS = 4096
+_MAX_SIDE_BY_SIDE_CHARS = 2**17
 _TIMEOUT_S = 10.0
 ResultT = TypeVar("ResultT")
 
@@ -27,6 +28,7 @@ class PromptMaker:
 
     tokenizer: Tokenizer
     template: ChatTemplate
+    one_at_a_time: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     @classmethod
     def from_folder(cls, folder: Path) -> PromptMaker:
@@ -46,7 +48,7 @@ class PromptMaker:
             # templates write their own special tokens
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return _not_empty(await _off_loop(make, size), "messages")
+        return _not_empty(await self._off_loop(make, size), "messages")
 
     async def completion_prompts(self, request: CompletionRequest) -> list[list[int]]:
         """Token ids of each prompt. Raises `InvalidRequest` for ids outside the vocabulary."""
@@ -58,18 +60,21 @@ class PromptMaker:
                 self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in request.prompt
             ]
 
-        return [_not_empty(ids, "prompt") for ids in await _off_loop(make, size)]
+        return [_not_empty(ids, "prompt") for ids in await self._off_loop(make, size)]
 
-
-async def _off_loop(make: Callable[[], ResultT], size: int) -> ResultT:
-    """Run `make`: on the event loop for short texts, in a thread for long ones, which would delay all other streams."""
-    if size <= _MAX_INLINE_CHARS:
-        return make()
-    try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            return await asyncio.to_thread(make)
-    except TimeoutError:
-        raise InvalidRequest(f"preparing the prompt took longer than {_TIMEOUT_S:g} s") from None
+    async def _off_loop(self, make: Callable[[], ResultT], size: int) -> ResultT:
+        """Run `make`: on the event loop for short texts, in a thread for long ones, which would delay all other
+        streams. Of very long ones one at a time, because each takes 150 times its size in memory."""
+        if size <= _MAX_INLINE_CHARS:
+            return make()
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                if size <= _MAX_SIDE_BY_SIDE_CHARS:
+                    return await asyncio.to_thread(make)
+                async with self.one_at_a_time:
+                    return await asyncio.to_thread(make)
+        except TimeoutError:
+            raise InvalidRequest(f"preparing the prompt took longer than {_TIMEOUT_S:g} s") from None
 
 
 def _not_empty(token_ids: list[int], param: str) -> list[int]:
