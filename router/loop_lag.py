@@ -1,12 +1,14 @@
 """How late the event loop runs what is due: the one measure of whether one request makes the others wait.
 
 Owns a timer that is due every `SAMPLE_S` and notes how much later it was run. What makes it late is work that does not
-give way, in this program or on the machine. Lives on one event loop.
+give way: that of the loop itself, which is the part that its thread's processor time covers, or other threads and
+programs. Lives on one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import accumulate
@@ -24,12 +26,15 @@ class LoopLag(Collector):
 
     def __init__(self) -> None:
         self.worst_s = 0.0
+        self.worst_own_s = 0.0
+        self._cpu_s = 0.0
         self._counts = [0] * (len(_BUCKETS) + 1)
         self._sum_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin to sample the running loop."""
+        self._cpu_s = time.thread_time()
         self._schedule(asyncio.get_running_loop())
 
     def stop(self) -> None:
@@ -44,6 +49,8 @@ class LoopLag(Collector):
         doc = "How late the event loop ran a timer"
         yield HistogramMetricFamily("baton:event_loop_lag_seconds", doc, buckets, self._sum_s)
         yield GaugeMetricFamily("baton:event_loop_lag_max_seconds", f"{doc}, at worst", self.worst_s)
+        own = f"{doc} because of the loop's own work, at worst"
+        yield GaugeMetricFamily("baton:event_loop_own_lag_max_seconds", own, self.worst_own_s)
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         due_s = loop.time() + SAMPLE_S
@@ -54,4 +61,7 @@ class LoopLag(Collector):
         self._counts[bisect_left(_BUCKETS, lag_s)] += 1
         self._sum_s += lag_s
         self.worst_s = max(self.worst_s, lag_s)
+        cpu_s = time.thread_time()
+        self.worst_own_s = max(self.worst_own_s, min(lag_s, cpu_s - self._cpu_s))
+        self._cpu_s = cpu_s
         self._schedule(loop)

@@ -26,3 +26,4 @@ async def test_work_that_does_not_give_way_is_lag() -> None:
     assert count is not None
     assert below is not None
     assert count > below
+    assert lag.worst_own_s < 0.2  # it slept: another program could have had the processor

@@ -54,7 +54,12 @@ def test_a_long_text_is_encoded_as_a_short_one(folder: Path) -> None:
 def test_other_threads_run_while_a_long_text_is_encoded(checkpoints: Mapping[str, Path]) -> None:
     tokenizer = Tokenizer.from_folder(checkpoints["byte_level"])
     is_done = threading.Event()
-    worker = threading.Thread(target=lambda: (tokenizer.encode("a word and another " * 20_000), is_done.set()))
+
+    def encode() -> None:
+        tokenizer.encode("a word and another " * 20_000)
+        is_done.set()
+
+    worker = threading.Thread(target=encode)
     worker.start()
     num_turns = 0
     while not is_done.wait(0.001):
