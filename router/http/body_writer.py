@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Mapping
 from typing import Self
 
@@ -24,10 +25,11 @@ class BodyWriter:
         self.response = web.StreamResponse(headers=headers)
         self.has_begun = False
         self._http = http
-        self._timeout_s = timeout_s
+        # clients that stopped reading together are not dropped together, which would hold the loop
+        self._timeout_s = timeout_s * random.uniform(1.0, 1.1)
         self._loop = asyncio.get_running_loop()
         self._writing_since_s: float | None = None
-        self._timer = self._loop.call_later(timeout_s, self._check)
+        self._timer = self._loop.call_later(self._timeout_s, self._check)
 
     def __enter__(self) -> Self:
         return self
