@@ -16,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from router.cors import CorsPolicy
 from router.debug_endpoints import DebugEndpoints
 from router.docs.serving import add_docs
+from router.http.limits import HTTP_LIMITS, HttpLimits
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
@@ -39,6 +40,7 @@ def build_app(
     nodes: NodeRegistry,
     metrics: RouterMetrics,
     settings: RouterSettings,
+    limits: HttpLimits,
     observers: Sequence[Observer] = (),
 ) -> web.Application:
     """The application of one router; `observers` are told of ended requests.
@@ -49,7 +51,8 @@ def build_app(
         DEFAULT_NUM_KEPT if settings.enable_debug_endpoints else 0,
         [*observers, log_request] if settings.enable_log_requests else observers,
     )
-    app = web.Application(middlewares=[_envelope, requests.middleware()], client_max_size=settings.max_body_bytes)
+    app = web.Application(middlewares=[_envelope, requests.middleware()], client_max_size=limits.max_body_bytes)
+    app[HTTP_LIMITS] = limits
     app.on_response_prepare.append(_add_request_id)
 
     async def health(http: web.Request) -> web.Response:

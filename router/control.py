@@ -132,13 +132,16 @@ class ControlLink:
     def _read(self, handler: ControlHandler) -> None:
         if self._socket.closed:
             return
+        num_events = 0
         for _ in range(_MAX_PER_TURN):
+            if num_events >= _MAX_PER_TURN:
+                break  # each event wakes the task of a stream; what else is due comes before the next of them
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             try:
-                self._dispatch(identity, b"".join(frames), handler)
+                num_events += self._dispatch(identity, b"".join(frames), handler)
             except BatonError as error:
                 self.num_rejected_messages += 1
                 _log.warning("message from a node rejected: %s", error)
@@ -146,7 +149,8 @@ class ControlLink:
                     self._send(identity, Refusal(str(error)[:1000]))
         self._read_soon()
 
-    def _dispatch(self, identity: bytes, frame: bytes, handler: ControlHandler) -> None:
+    def _dispatch(self, identity: bytes, frame: bytes, handler: ControlHandler) -> int:
+        """Handle one message; the number of its token events."""
         message = NODE_TO_ROUTER.decode(frame)
         if isinstance(message, Hello):
             self._on_hello(identity, message, handler)
@@ -155,6 +159,7 @@ class ControlLink:
                 self._send(control_identity(message.epoch), Introduce(self._epoch))
         else:
             self._on_work(identity, message, handler)
+        return len(message.events) if isinstance(message, Tokens) else 0
 
     def _on_work(self, identity: bytes, message: Any, handler: ControlHandler) -> None:
         epoch = epoch_of_identity(identity)

@@ -19,6 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from router.control import ControlLink
 from router.flight import FlightFigures
+from router.loop_lag import LoopLag
 from router.metric_aliases import VllmAliases
 from router.nodes import NodeRegistry
 from router.relay import Relay
@@ -52,6 +53,8 @@ class RouterMetrics:
         self.time_to_first_token = self._histogram("time_to_first_token_seconds", "Time to first token", _TTFT_BUCKETS)
         self.tokens = TokenMetrics()
         self._registry.register(self.tokens)
+        self.loop_lag = LoopLag()
+        self._registry.register(self.loop_lag)
         self.e2e_latency = self._histogram("e2e_request_latency_seconds", "Time to the last token", _E2E_BUCKETS)
         self.queue_time = self._histogram(
             "request_queue_time_seconds", "From sending the legs to the first step of the prompt", _TTFT_BUCKETS

@@ -33,6 +33,8 @@ class RouterSettings:
     max_body_bytes: int = setting(8 * 2**20, "largest request body")
     strict: bool = setting(False, "refuse request fields that change nothing; default: ignore them with a warning")
     trust_request_chat_template: bool = setting(False, "render chat templates that come with requests")
+    max_connections: int = setting(8192, "open HTTP connections in all; more are closed at once")
+    max_connections_per_address: int = setting(1024, "open HTTP connections of one address; more are answered with 429")
     cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
     allowed_origins: tuple[str, ...] = setting((), "origins whose scripts may use the router in a browser; *: all")

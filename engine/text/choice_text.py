@@ -11,9 +11,10 @@ text unless the stop is to be included. After `finish_reason` is set, whatever c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import repeat
+from typing import NamedTuple, overload
 
 from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.stop_strings import StopStringMatcher
@@ -38,14 +39,56 @@ class TextOptions:
     tokens_as_ids: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
+class ScoredToken(NamedTuple):
     """A token as text and bytes, and the natural logarithm of its probability."""
 
     text: str
     data: bytes
     logprob: float
     token_id: int
+
+
+class TopTokens(Sequence[ScoredToken]):
+    """The most likely tokens at one place, best first. Text and bytes are looked up when somebody reads them: an answer
+    may hold a million of these tokens for as long as it is generated.
+    """
+
+    __slots__ = ("_as_ids", "_logprobs", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, logprobs: TokenLogprobs, as_ids: bool = False) -> None:
+        """`as_ids`: see `TextOptions.tokens_as_ids`."""
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
+        self._as_ids = as_ids
+
+    def __len__(self) -> int:
+        return len(self._logprobs.top_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> ScoredToken: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ScoredToken, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> ScoredToken | tuple[ScoredToken, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        return score(self._tokenizer, self._logprobs.top_ids[index], self._logprobs.top_logprobs[index], self._as_ids)
+
+    def __iter__(self) -> Iterator[ScoredToken]:
+        logprobs = self._logprobs
+        return map(score, repeat(self._tokenizer), logprobs.top_ids, logprobs.top_logprobs, repeat(self._as_ids))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def score(tokenizer: Tokenizer, token_id: int, logprob: float, as_id: bool = False) -> ScoredToken:
+    """The token as text and bytes, with its log probability. `as_id`: its text is "token_id:" and its id."""
+    text = f"token_id:{token_id}" if as_id else tokenizer.token_text(token_id)
+    return ScoredToken(text, tokenizer.token_bytes(token_id), logprob, token_id)
 
 
 class TokenEntry(NamedTuple):
@@ -57,7 +100,7 @@ class TokenEntry(NamedTuple):
     token_id: int
     text_offset: int
     chosen: ScoredToken | None = None
-    top: tuple[ScoredToken, ...] = ()
+    top: Sequence[ScoredToken] = ()
 
 
 class TextDelta(NamedTuple):
@@ -67,7 +110,7 @@ class TextDelta(NamedTuple):
     """
 
     text: str
-    entries: tuple[TokenEntry, ...] = ()
+    entries: Sequence[TokenEntry] = ()
     finish_reason: str | None = None
 
     @property
@@ -202,10 +245,6 @@ class ChoiceText:
     def _entry(self, token_id: int, logprobs: TokenLogprobs | None) -> TokenEntry:
         if logprobs is None:
             return TokenEntry(token_id, self._num_decoded)
-        top = tuple(map(self._scored, logprobs.top_ids, logprobs.top_logprobs))
-        return TokenEntry(token_id, self._num_decoded, self._scored(token_id, logprobs.logprob), top)
-
-    def _scored(self, token_id: int, logprob: float) -> ScoredToken:
-        data = self._tokenizer.token_bytes(token_id)
-        text = f"token_id:{token_id}" if self._options.tokens_as_ids else data.decode(errors="replace")
-        return ScoredToken(text, data, logprob, token_id)
+        as_ids = self._options.tokens_as_ids
+        chosen = score(self._tokenizer, token_id, logprobs.logprob, as_ids)
+        return TokenEntry(token_id, self._num_decoded, chosen, TopTokens(self._tokenizer, logprobs, as_ids))

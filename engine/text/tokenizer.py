@@ -34,6 +34,7 @@ from engine.text.token_decoder import (
 from wire.errors import InvalidRequest, ModelLoadError
 
 _MAX_KNOWN_PIECES = 2**18
+_MAX_CHARS_UNDER_LOCK = 2**12
 
 
 class Tokenizer:
@@ -66,6 +67,7 @@ class Tokenizer:
         self._token_stages = [stage for stage in stages if isinstance(stage, (Replace, Metaspace))]
         for stage in self._token_stages:
             stage.push([""])  # a token looked at alone is not the beginning of a text
+        self._known_tokens = lru_cache(maxsize=_MAX_KNOWN_PIECES)(self._make_token)
 
     @classmethod
     def from_folder(cls, path: Path, cache_folder: Path | None = None) -> Tokenizer:
@@ -130,7 +132,11 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"the text has a lone surrogate at character {error.start}") from error
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) <= _MAX_CHARS_UNDER_LOCK:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # of the library's calls only those for batches let other threads run meanwhile
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; ids that no token has contribute nothing. Raises `InvalidRequest` outside [0,
@@ -142,6 +148,17 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token stands for within a text; empty for an id that no token has."""
+        return self._known_tokens(token_id)[0]
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` as text, with U+FFFD where the token alone is not a whole character."""
+        return self._known_tokens(token_id)[1]
+
+    def _make_token(self, token_id: int) -> tuple[bytes, str]:
+        data = self._make_bytes(token_id)
+        return data, data.decode(errors="replace")
+
+    def _make_bytes(self, token_id: int) -> bytes:
         piece = self.vocabulary_piece(token_id)
         if piece is None:
             return b""
@@ -154,10 +171,6 @@ class Tokenizer:
         for stage in self._token_stages:
             pieces = stage.push(pieces)
         return "".join(pieces).encode()
-
-    def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, with U+FFFD where the token alone is not a whole character."""
-        return self.token_bytes(token_id).decode(errors="replace")
 
     def vocabulary_piece(self, token_id: int, skip_special_tokens: bool = False) -> str | None:
         """The token as the vocabulary writes it; None when it has no text: unknown, or special and to be

@@ -7,21 +7,24 @@ finished. A client that leaves cancels its request.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from aiohttp import web
 
-from engine.text.choice_text import TextDelta, join_deltas
+from engine.text.choice_text import TextDelta, TokenEntry
 from program.clock import now_us
+from router.http.body import read_body
+from router.http.json_answer import json_answer
 from router.legs import RelayRequest
 from router.metrics import RouterMetrics
 from router.openai.answer import Answer, make_choices
+from router.openai.answer_size import bounded
 from router.openai.event_writer import EventWriter
 from router.openai.ignored import IgnoredFields
 from router.openai.prompts import cache_salt_of, truncated
@@ -41,17 +44,16 @@ from router.openai.responses import (
 )
 from router.openai.responses_api import ResponseObject, ResponseStream
 from router.openai.responses_request import ResponsesRequest
-from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse_body
+from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse_body_aside
 from router.relay import Relay
 from router.request_ids import REQUEST_ID
 from router.request_trace import note_request
 from router.served_model import ServedModel
 from router.timings import ClientTimes, timings_of
-from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded, UnsupportedMediaType
+from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded
 
-BODY_TIMEOUT_S = 30.0
-_BODY_ENCODINGS = ("identity", "gzip", "deflate")
 GenerationRequest = ChatCompletionRequest | CompletionRequest | ResponsesRequest
+RequestT = TypeVar("RequestT", ChatCompletionRequest, CompletionRequest, ResponsesRequest)
 _log = logging.getLogger(__name__)
 
 
@@ -70,9 +72,8 @@ class Endpoints:
     async def chat(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
         times = ClientTimes(received_us=now_us())
-        body, content_type = await read_body(http)
         notes = IgnoredFields(self.is_strict)
-        request = parse_body(body, content_type, ChatCompletionRequest, notes)
+        request = await _parse(http, ChatCompletionRequest, notes)
         model = self._model_for(request)
         prompt_ids = await model.prompts.chat_prompt(request)
         answer = self._answer(model, request, [prompt_ids], "messages")
@@ -81,14 +82,13 @@ class Endpoints:
             stream = ChatStream(head, request.include_usage, request.with_token_ids)
             return await self._stream(http, answer, stream, request, times)
         choices = await self._collect(answer, with_prompt_ids=request.with_token_ids)
-        return _json(chat_completion(head, choices, _usage(answer, request, times)))
+        return await json_answer(http, chat_completion(head, choices, _usage(answer, request, times)))
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
         times = ClientTimes(received_us=now_us())
-        body, content_type = await read_body(http)
         notes = IgnoredFields(self.is_strict)
-        request = parse_body(body, content_type, CompletionRequest, notes)
+        request = await _parse(http, CompletionRequest, notes)
         model = self._model_for(request)
         request = model.prompts.with_end_of_middle(request)
         answer = self._answer(model, request, await model.prompts.completion_prompts(request), "prompt")
@@ -97,21 +97,20 @@ class Endpoints:
             stream = CompletionStream(head, request.include_usage, request.with_token_ids)
             return await self._stream(http, answer, stream, request, times)
         choices = await self._collect(answer, with_prompt_ids=request.with_token_ids)
-        return _json(text_completion(head, choices, _usage(answer, request, times)))
+        return await json_answer(http, text_completion(head, choices, _usage(answer, request, times)))
 
     async def responses(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/responses`."""
         times = ClientTimes(received_us=now_us())
-        body, content_type = await read_body(http)
         notes = IgnoredFields(self.is_strict)
-        request = parse_body(body, content_type, ResponsesRequest, notes)
+        request = await _parse(http, ResponsesRequest, notes)
         model = self._model_for(request)
         answer = self._answer(model, request, [await model.prompts.chat_prompt(request.as_chat())], "input")
         response = ResponseObject(self._head("resp", model, notes), request)
         if request.stream:
             return await self._stream(http, answer, ResponseStream(response), request, times)
         (choice,) = await self._collect(answer, with_prompt_ids=False)
-        return _json(response.ended(choice.whole, answer.usage()))
+        return await json_answer(http, response.ended(choice.whole, answer.usage()))
 
     async def models(self, http: web.Request) -> web.Response:
         """`GET /v1/models`."""
@@ -149,9 +148,13 @@ class Endpoints:
         params.check_vocabulary(model.prompts.tokenizer.vocab_size)
         if len(prompts) * request.n > MAX_CHOICES:
             raise InvalidRequest(f"{len(prompts)} prompts x {request.n} choices is more than {MAX_CHOICES}", "n")
+        max_model_len = self.max_model_len(model.name)
+        prompts = [truncated(request, prompt_ids, max_model_len) for prompt_ids in prompts]
+        if not request.stream:
+            room = (max_model_len or 0) - max(map(len, prompts))
+            params = bounded(params, len(prompts) * request.n, room, request.output_limit[0])
         requests: list[RelayRequest] = []
-        for whole_prompt in prompts:
-            prompt_ids = truncated(request, whole_prompt, self.max_model_len(model.name))
+        for prompt_ids in prompts:
             max_tokens = self.relay.check_size(model.name, len(prompt_ids), params.max_tokens, param)
             fitted, salt = params.with_at_most(max_tokens), cache_salt_of(request.cache_salt)
             requests.append(RelayRequest(model.name, tuple(prompt_ids), fitted, salt))
@@ -160,14 +163,22 @@ class Endpoints:
         return Answer(choices, self.relay, self.metrics)
 
     async def _collect(self, answer: Answer, *, with_prompt_ids: bool) -> list[FinishedChoice]:
-        deltas: list[list[TextDelta]] = [[] for _ in answer.choices]
+        texts: list[list[str]] = [[] for _ in answer.choices]
+        entries: list[list[TokenEntry]] = [[] for _ in answer.choices]
+        reasons: list[str | None] = [None for _ in answer.choices]
+        keeps_entries = with_prompt_ids or answer.choices[0].request.params.logprobs is not None
         with answer:
             while pieces := await answer.take():
-                for piece in pieces:
-                    deltas[piece.choice.index].append(piece.delta)
+                for choice, delta, _ in pieces:
+                    texts[choice.index].append(delta.text)
+                    reasons[choice.index] = delta.finish_reason
+                    if keeps_entries:
+                        entries[choice.index] += delta.entries
         return [
             FinishedChoice(
-                choice.index, join_deltas(deltas[choice.index]), choice.request.prompt_ids if with_prompt_ids else None
+                choice.index,
+                TextDelta("".join(texts[choice.index]), entries[choice.index], reasons[choice.index]),
+                choice.request.prompt_ids if with_prompt_ids else None,
             )
             for choice in answer.choices
         ]
@@ -233,18 +244,8 @@ class Endpoints:
                 self.metrics.streamed(times, answer.choices[0].figures.times)
 
 
-async def read_body(http: web.Request) -> tuple[bytes, str | None]:
-    """The body and its content type. Raises `InvalidRequest`, `UnsupportedMediaType`, or the 408 of a slow body."""
-    encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in _BODY_ENCODINGS:
-        raise UnsupportedMediaType(f"content encoding {encoding!r:.100} is not supported: send the body as it is")
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await http.read(), http.headers.get("Content-Type")
-    except TimeoutError:
-        raise web.HTTPRequestTimeout from None
-    except web.RequestPayloadError:
-        raise InvalidRequest("the body is damaged: it cannot be read as its headers say") from None
+async def _parse(http: web.Request, schema: type[RequestT], notes: IgnoredFields) -> RequestT:
+    return await parse_body_aside(await read_body(http), http.headers.get("Content-Type"), schema, notes)
 
 
 def _usage(answer: Answer, request: GenerationRequest, times: ClientTimes) -> Usage:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from router.openai.schemas import ChatCompletionRequest, CompletionRequest
 from wire.errors import InvalidRequest
 
 _MAX_INLINE_CHARS = 4096
+_MAX_SIDE_BY_SIDE_CHARS = 2**17
 _TIMEOUT_S = 10.0
 ResultT = TypeVar("ResultT")
 
@@ -34,6 +36,7 @@ class PromptMaker:
     tokenizer: Tokenizer
     template: ChatTemplate
     request_templates: RequestTemplates | None = None
+    very_long: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "very long prompts"))
 
     @classmethod
     def from_folder(cls, folder: Path, request_templates: RequestTemplates | None = None) -> PromptMaker:
@@ -61,7 +64,7 @@ class PromptMaker:
             text = self.template.render(**arguments) if rendered is None else rendered
             return self.tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
 
-        return _not_empty(await off_loop(make, max(request.num_chars, len(rendered or ""))), "messages")
+        return _not_empty(await self.off_loop(make, max(request.num_chars, len(rendered or ""))), "messages")
 
     async def completion_prompts(self, request: CompletionRequest) -> list[list[int]]:
         """Token ids of each prompt. Raises `InvalidRequest` for ids outside the vocabulary."""
@@ -78,7 +81,7 @@ class PromptMaker:
         def make() -> list[list[int]]:
             return [encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in request.prompt]
 
-        return [_not_empty(ids, "prompt") for ids in await off_loop(make, size)]
+        return [_not_empty(ids, "prompt") for ids in await self.off_loop(make, size)]
 
     def with_end_of_middle(self, request: CompletionRequest) -> CompletionRequest:
         """The request, ended also by the token with which the model ends a text before a suffix, if it has one."""
@@ -86,6 +89,19 @@ class PromptMaker:
         if middle is None or not middle.stop_ids:
             return request
         return request.model_copy(update={"stop_token_ids": (*request.stop_token_ids, *middle.stop_ids)})
+
+    async def off_loop(self, make: Callable[[], ResultT], size: int) -> ResultT:
+        """Run `make`: on the event loop for short texts, in a thread for long ones, which would delay all other
+        streams. Very long ones have one thread: each takes a hundred times its size, and what a thread has freed stays
+        with that thread."""
+        if size <= _MAX_INLINE_CHARS:
+            return make()
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                executor = self.very_long if size > _MAX_SIDE_BY_SIDE_CHARS else None
+                return await asyncio.get_running_loop().run_in_executor(executor, make)
+        except TimeoutError:
+            raise InvalidRequest(f"preparing the prompt took longer than {_TIMEOUT_S:g} s") from None
 
     def _fill_in_middle(self) -> FillInMiddle:
         found = FillInMiddle.find(self.tokenizer)
@@ -112,17 +128,6 @@ def truncated(
 def cache_salt_of(client_salt: str | None) -> bytes:
     """The salt (32 bytes, or none) for the hashes of a request's blocks: prefixes are shared by equal salts only."""
     return b"" if client_salt is None else hashlib.sha256(b"client\0" + client_salt.encode()).digest()
-
-
-async def off_loop(make: Callable[[], ResultT], size: int) -> ResultT:
-    """Run `make`: on the event loop for short texts, in a thread for long ones, which would delay all other streams."""
-    if size <= _MAX_INLINE_CHARS:
-        return make()
-    try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            return await asyncio.to_thread(make)
-    except TimeoutError:
-        raise InvalidRequest(f"preparing the prompt took longer than {_TIMEOUT_S:g} s") from None
 
 
 def _not_empty(token_ids: list[int], param: str) -> list[int]:

@@ -12,6 +12,7 @@ would change the answer and is not supported is refused with code `unsupported_p
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -58,6 +59,7 @@ MAX_MESSAGES = 2048
 MAX_CHOICES = 128
 MAX_TEMPLATE_CHARS = 2**17
 DEFAULT_COMPLETION_TOKENS = 16
+_MAX_INLINE_BYTES = 2**17
 
 _Request = TypeVar("_Request", bound=BaseModel)
 
@@ -366,6 +368,15 @@ def parse_body(
         return schema.model_validate(parse_object(body), context=notes)
     except ValidationError as error:
         raise _invalid_request(error.errors(include_url=False, include_input=False)[0]) from None
+
+
+async def parse_body_aside(
+    body: bytes, content_type: str | None, schema: type[_Request], notes: ignored.IgnoredFields | None = None
+) -> _Request:
+    """`parse_body`, of a large body in a thread: a hostile one of megabytes takes seconds."""
+    if len(body) <= _MAX_INLINE_BYTES:
+        return parse_body(body, content_type, schema, notes)
+    return await asyncio.to_thread(parse_body, body, content_type, schema, notes)
 
 
 def _check_content_type(content_type: str | None) -> None:

@@ -13,9 +13,9 @@ from aiohttp import web
 from pydantic import FailFast, Field, PlainValidator, model_validator
 
 from engine.text.tokenizer import Tokenizer
-from router.openai.endpoints import Endpoints, read_body
+from router.http.body import read_body
+from router.openai.endpoints import Endpoints
 from router.openai.fields import MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, field_error
-from router.openai.prompts import off_loop
 from router.openai.responses import json_bytes
 from router.openai.schemas import MAX_MESSAGES, MAX_MODEL_NAME, ChatCompletionRequest, Message, Strict, parse_body
 from router.served_model import ServedModel
@@ -81,7 +81,7 @@ class Tokenizing:
 
     async def tokenize(self, http: web.Request) -> web.Response:
         """`POST /tokenize`: the token ids of a text or a conversation."""
-        request = parse_body(*await read_body(http), TokenizeRequest)
+        request = parse_body(await read_body(http), http.headers.get("Content-Type"), TokenizeRequest)
         model = self._model(request.model)
         text, chat_ids = request.prompt, None
         if text is None:
@@ -94,18 +94,18 @@ class Tokenizing:
             strs = [tokenizer.vocabulary_piece(i) or "" for i in ids] if request.return_token_strs else None
             return json_bytes({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strs})
 
-        return _json(await off_loop(make, len(chat_ids or text or "")))
+        return _json(await model.prompts.off_loop(make, len(chat_ids or text or "")))
 
     async def detokenize(self, http: web.Request) -> web.Response:
         """`POST /detokenize`: the text of token ids, special tokens included."""
-        request = parse_body(*await read_body(http), DetokenizeRequest)
+        request = parse_body(await read_body(http), http.headers.get("Content-Type"), DetokenizeRequest)
         tokenizer, ids = self._model(request.model).prompts.tokenizer, request.tokens
         _check_vocabulary(ids, tokenizer)
 
         def make() -> bytes:
             return json_bytes({"prompt": tokenizer.decode(ids, skip_special_tokens=False)})
 
-        return _json(await off_loop(make, len(ids)))
+        return _json(await self._model(request.model).prompts.off_loop(make, len(ids)))
 
     def _model(self, name: str) -> ServedModel:
         return self.endpoints.model_named(name) if name else next(iter(self.endpoints.served.values()))

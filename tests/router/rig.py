@@ -7,14 +7,15 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
-from aiohttp import web
 
 from router.app import build_app
 from router.control import ControlLink
+from router.http.limits import HttpLimits
+from router.http.server import HttpServer
 from router.inbox import Inbox
 from router.legs import RelayRequest
 from router.metrics import RouterMetrics
@@ -36,6 +37,7 @@ SEND_BUFFER_BYTES = 16_384  # small, so that a client that does not read is noti
 DEFAULT_MODELS: Mapping[str, str | None] = {MODEL: None}
 ROUTER_SETTINGS = RouterSettings()
 DEFAULTS = RelaySettings(local_prefill_tokens=4, max_concurrent_requests=64, max_attempts=3, request_timeout_s=20.0)
+LIMITS = HttpLimits()
 
 
 @dataclass(slots=True)
@@ -175,6 +177,7 @@ class Server:
     rig: Rig
     endpoints: Endpoints
     metrics: RouterMetrics
+    http: HttpServer
     host: str
     port: int
 
@@ -188,7 +191,7 @@ class Server:
 async def serving(
     prompts: PromptMaker,
     settings: RelaySettings = DEFAULTS,
-    max_body_bytes: int = 8 * 2**20,
+    limits: HttpLimits = LIMITS,
     models: Mapping[str, str | None] = DEFAULT_MODELS,
     router_settings: RouterSettings = ROUTER_SETTINGS,
 ) -> AsyncIterator[Server]:
@@ -204,15 +207,10 @@ async def serving(
             metrics=metrics,
             max_model_len=rig.registry.max_request_tokens,
         )
-        app = build_app(endpoints, rig.registry, metrics, replace(router_settings, max_body_bytes=max_body_bytes))
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
-        await runner.setup()
-        try:
+        app = build_app(endpoints, rig.registry, metrics, router_settings, limits)
+        async with HttpServer(app, close_s=0.2) as http:
             listener = socket.socket()
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             listener.bind(("127.0.0.1", 0))
-            await web.SockSite(runner, listener).start()
-            host, port = runner.addresses[0][:2]
-            yield Server(rig, endpoints, metrics, host, port)
-        finally:
-            await runner.cleanup()
+            host, port = await http.listen(sock=listener)
+            yield Server(rig, endpoints, metrics, http, host, port)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from router.http.limits import HttpLimits
 from router.openai.prompts import PromptMaker
 from tests.router.http_client import (
     Reply,
@@ -25,6 +26,7 @@ from wire.messages import DECODE, Decode
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MAX_BODY_BYTES = 2**21
+LIMITS = HttpLimits(max_body_bytes=MAX_BODY_BYTES)
 UNBOUNDED = 10**400
 
 
@@ -77,6 +79,58 @@ FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
     ("69", CHAT, {"stream": True, "stream_options": {"colour": 1}}, "stream_options.colour"),
 ]
 
+# The other cases, asked on one server all at once
+MORE_FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
+    ("31", CHAT, {"model": 7}, "model"),
+    ("31", CHAT, {"model": ""}, "model"),
+    ("31", CHAT, {"model": "x" * 2**20}, "model"),
+    ("32", CHAT, {"messages": ...}, "messages"),
+    ("32", COMPLETIONS, {"prompt": ...}, "prompt"),
+    ("33", CHAT, {"messages": []}, "messages"),
+    ("33", CHAT, {"messages": {}}, "messages"),
+    ("34", CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
+    ("34", CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ("35", CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+    ("37", COMPLETIONS, {"prompt": ""}, "prompt"),
+    ("37", COMPLETIONS, {"prompt": []}, "prompt"),
+    ("37", COMPLETIONS, {"prompt": [""]}, "prompt[0]"),
+    ("37", COMPLETIONS, {"prompt": [[]]}, "prompt[0]"),
+    ("38", COMPLETIONS, {"prompt": [-1]}, "prompt"),
+    ("38", COMPLETIONS, {"prompt": [1.5]}, "prompt"),
+    ("38", COMPLETIONS, {"prompt": [True]}, "prompt"),
+    ("38", COMPLETIONS, {"prompt": ["x", 5]}, "prompt"),
+    ("39", COMPLETIONS, {"prompt": ["x"] * 129}, "prompt"),
+    ("42", CHAT, {"n": "2"}, "n"),
+    ("42", CHAT, {"n": 1.0}, "n"),
+    ("42", CHAT, {"n": True}, "n"),
+    ("44", CHAT, {"temperature": -0.1}, "temperature"),
+    ("45", CHAT, {"top_p": 1.1}, "top_p"),
+    ("46", CHAT, {"top_k": -2}, "top_k"),
+    ("46", CHAT, {"top_k": 2**31}, "top_k"),
+    ("47", CHAT, {"min_p": 1.1}, "min_p"),
+    ("48", CHAT, {"presence_penalty": 2.1}, "presence_penalty"),
+    ("48", CHAT, {"frequency_penalty": -2.1}, "frequency_penalty"),
+    ("49", CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
+    *[("50", CHAT, {"n": count}, "n") for count in (0, -1, 129, 2**31, 10**18)],
+    *[("52", CHAT, {"max_tokens": count}, "max_tokens") for count in (-1, 2**63, UNBOUNDED)],
+    ("58", CHAT, {"seed": 2**63}, "seed"),
+    ("58", CHAT, {"seed": 1.5}, "seed"),
+    ("59", COMPLETIONS, {"logprobs": 6}, "logprobs"),
+    ("59", CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ("59", CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ("60", CHAT, {"logit_bias": {"5": 100.1}}, "logit_bias"),
+    ("60", CHAT, {"logit_bias": {"AI": 1}}, "logit_bias"),
+    ("61", CHAT, {"stop": ["x", None]}, "stop"),
+    ("61", CHAT, {"stop": [5]}, "stop"),
+    ("61", CHAT, {"stop": "x" * 2**20}, "stop"),
+    ("63", CHAT, {"min_tokens": -1}, "min_tokens"),
+    ("63", CHAT, {"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ("67", CHAT, {"kv_transfer_params": {"remote_host": "10.0.0.1"}}, "kv_transfer_params"),
+    ("67", CHAT, {"bootstrap_room": 1}, "bootstrap_room"),
+    ("68", CHAT, {"user": {}}, "user"),
+    ("69", CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+]
+
 ACCEPTED: list[tuple[str, str, dict[str, Any]]] = [
     ("13", CHAT, {"messages": [{"role": "user", "content": "a\x00b\x1b"}]}),
     ("40", CHAT, {"unheard_of": 1}),
@@ -89,10 +143,10 @@ ACCEPTED: list[tuple[str, str, dict[str, Any]]] = [
 UNKNOWN_PATHS = ("//v1", "/v1/../v1x", "/v1/%2e%2e/secret", "/v1", "/%00", "/v1/chat/completions//", "/V1/models")
 
 
-async def _beside_a_stream(prompts: PromptMaker, request: Any) -> Reply:
+async def _beside_a_stream(prompts: PromptMaker, request: Any, limits: HttpLimits = LIMITS) -> Reply:
     """What `request(server)` is answered in the middle of a good stream, whose text is checked."""
     ids = prompts.tokenizer.encode("the good stream")
-    async with serving(prompts, replace(DEFAULTS, max_concurrent_requests=200), MAX_BODY_BYTES) as server:
+    async with serving(prompts, replace(DEFAULTS, max_concurrent_requests=200), limits) as server:
 
         def script(node: Any, leg: Any) -> None:
             if leg.params.seed == 4711:
@@ -182,24 +236,28 @@ async def test_a_chunked_body_over_the_limit_is_refused(prompts: PromptMaker) ->
     assert (reply.status, reply.error["code"]) == (413, "request_too_large")
 
 
-async def test_a_body_that_never_ends_times_out(prompts: PromptMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.openai.endpoints.BODY_TIMEOUT_S", 0.2)
-
+async def test_a_body_that_never_ends_times_out(prompts: PromptMaker) -> None:
     async def send(server: Server) -> Reply:
         async with connected(server) as connection:
             await connection.send(request_bytes("POST", CHAT, b"{", {"content-length": "100"}, is_last=False))
             return parse_reply(await connection.until(b"}}"))
 
-    reply = await _beside_a_stream(prompts, send)
+    reply = await _beside_a_stream(prompts, send, replace(LIMITS, body_stall_s=0.2))
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")
 
 
 async def test_many_wrong_requests_at_once_affect_no_other_request(prompts: PromptMaker) -> None:
+    cases = [*FIELDS, *MORE_FIELDS]
+    replies: list[Reply] = []
+
     async def send(server: Server) -> Reply:
-        replies = await asyncio.gather(
-            *[fetch(server, "POST", path, _changed(path, members)) for _, path, members, _ in FIELDS]
-        )
-        assert {reply.status for reply in replies} == {400}
+        asked = [fetch(server, "POST", path, _changed(path, members)) for _, path, members, _ in cases]
+        replies.extend(await asyncio.gather(*asked))
         return replies[0]
 
     await _beside_a_stream(prompts, send)
+    for (case, _, _, param), reply in zip(cases, replies, strict=True):
+        error = reply.error
+        found = (case, reply.status, error["type"], error["param"])
+        assert found == (case, 400, "invalid_request_error", param)
+        assert len(reply.body) < 2000

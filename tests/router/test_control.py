@@ -7,6 +7,7 @@ import asyncio
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -32,6 +33,7 @@ from wire.messages import (
     Heartbeat,
     Introduce,
     Refusal,
+    TokenEvent,
     Tokens,
     Welcome,
 )
@@ -64,6 +66,29 @@ async def test_a_node_is_welcomed_and_pinged() -> None:
         node = rig.dial(DECODE)
         assert await node.expect(Welcome) == Welcome(42)
         await _until(lambda: node.num_pings >= 2)
+
+
+async def test_what_else_is_due_comes_between_the_tokens_of_many_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[int] = []
+    num_turns = 0
+
+    async def count() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    async with relaying() as rig:
+        monkeypatch.setattr(type(rig.relay), "on_tokens", lambda _, tokens: turns.append(num_turns))
+        node = await rig.join(DECODE)
+        other = asyncio.create_task(count())
+        for _ in range(8):
+            events = [TokenEvent(secrets.token_bytes(16), 1, 0, (5,), (), "", 0) for _ in range(256)]
+            node.send(Tokens(node.hello.epoch, tuple(events)))
+        time.sleep(0.3)  # noqa: ASYNC251  all of them have come before the loop looks
+        await _until(lambda: len(turns) == 8, within_s=10.0)
+        other.cancel()
+    assert len(set(turns)) == 8
 
 
 async def test_a_node_that_does_not_fit_is_told_why() -> None:

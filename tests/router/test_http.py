@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
-import router.openai.event_writer
+from router.http.limits import HttpLimits
 from router.openai.prompts import PromptMaker
 from router.openai.responses import CompletionStream
 from tests.router.fake_node import FakeNode, LegMessage, Script, answering
@@ -506,7 +506,7 @@ async def test_a_node_that_finds_the_request_wrong_is_a_400(server: Server) -> N
 
 async def _leave_a_stream_unread(prompts: PromptMaker) -> bool:
     """Whether the router still ends the request of a client that reads nothing, and breaks its answer off."""
-    async with serving(prompts) as server:
+    async with serving(prompts, limits=HttpLimits(write_s=0.3)) as server:
         decode = await server.rig.join(DECODE)
         async with connected(server, buffer_bytes=4096) as connection:
             body = json.dumps(completion_body(stream=True)).encode()
@@ -528,11 +528,9 @@ async def _leave_a_stream_unread(prompts: PromptMaker) -> bool:
 @pytest.mark.parametrize("loop_factory", [asyncio.SelectorEventLoop, uvloop.Loop])
 def test_a_client_that_reads_nothing_is_dropped_silently(
     prompts: PromptMaker,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     loop_factory: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    monkeypatch.setattr(router.openai.event_writer, "WRITE_TIMEOUT_S", 0.3)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         assert runner.run(_leave_a_stream_unread(prompts))
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []

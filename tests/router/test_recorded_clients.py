@@ -13,8 +13,8 @@ from tests.router.fake_node import answering
 from tests.router.http_client import fetch
 from tests.router.rig import MODEL, serving
 
-NOT_YET = {"Open WebUI with pipelines", "CodeCompanion", "guidellm", "guidellm, chat", "lm-eval, loglikelihood"}
-"""Their bodies hold what is refused so far: members of messages, `chat_id`, `continuous_usage_stats`, `echo`."""
+NOT_YET = {"lm-eval, loglikelihood"}
+"""Its body holds what is refused so far: `echo`."""
 
 
 @pytest.mark.parametrize(

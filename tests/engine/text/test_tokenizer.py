@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -41,6 +42,30 @@ def test_encodes_and_decodes_like_transformers(folder: Path, text: str, flag: bo
     ids = ours.encode(text, add_special_tokens=flag)
     assert ids == theirs.encode(text, add_special_tokens=flag)
     assert ours.decode(ids, skip_special_tokens=flag) == theirs.decode(ids, skip_special_tokens=flag)
+
+
+def test_a_long_text_is_encoded_as_a_short_one(folder: Path) -> None:
+    text = "  two spaces, <s>Größe, 你好\tand\r\nlines 😀 " * 150
+    ours, theirs = Tokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
+    for flag in (True, False):
+        assert ours.encode(text, add_special_tokens=flag) == theirs.encode(text, add_special_tokens=flag)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(checkpoints: Mapping[str, Path]) -> None:
+    tokenizer = Tokenizer.from_folder(checkpoints["byte_level"])
+    is_done = threading.Event()
+
+    def encode() -> None:
+        tokenizer.encode("a word and another " * 20_000)
+        is_done.set()
+
+    worker = threading.Thread(target=encode)
+    worker.start()
+    num_turns = 0
+    while not is_done.wait(0.001):
+        num_turns += 1
+    worker.join()
+    assert num_turns > 3
 
 
 def test_special_tokens_named_only_by_the_config_are_special(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_token_ids_come_when_asked_for() -> None:
 def test_a_whole_chat_answer() -> None:
     with_logprobs = TextDelta("Hello", WITH_LOGPROBS.entries, "length")
     choices = [FinishedChoice(0, TextDelta("Hi", (), "stop")), FinishedChoice(1, with_logprobs)]
-    answer = ChatCompletion.model_validate(chat_completion(HEAD, choices, USAGE), strict=False)
+    answer = ChatCompletion.model_validate_json(json_bytes(chat_completion(HEAD, choices, USAGE)), strict=False)
     assert [choice.message.content for choice in answer.choices] == ["Hi", "Hello"]
     assert [choice.finish_reason for choice in answer.choices] == ["stop", "length"]
     assert answer.choices[0].logprobs is None
@@ -131,7 +131,7 @@ def test_usage_says_what_the_kv_transfer_took_when_there_was_one() -> None:
 
 def test_a_whole_completion() -> None:
     choices = [FinishedChoice(0, TextDelta("Hello", WITH_LOGPROBS.entries, "stop"), prompt_ids=[7])]
-    rendered = text_completion(HEAD, choices, USAGE)
+    rendered = json.loads(json_bytes(text_completion(HEAD, choices, USAGE)))
     answer = Completion.model_validate(rendered, strict=False)
     assert (answer.choices[0].text, answer.object) == ("Hello", "text_completion")
     assert answer.choices[0].logprobs is not None
@@ -161,7 +161,7 @@ def test_completion_logprobs_name_the_chosen_token_among_the_top() -> None:
 
 def test_completion_logprobs_keep_tokens_of_one_text_apart() -> None:
     first, second = ScoredToken("a", b"a", -1.0, 7), ScoredToken("a", b"a", -2.0, 8)
-    halves = [replace(HALF, token_id=token_id, logprob=-float(token_id)) for token_id in (5, 6)]
+    halves = [HALF._replace(token_id=token_id, logprob=-float(token_id)) for token_id in (5, 6)]
     logprobs = completion_logprobs(
         [TokenEntry(8, 0, second, (first, second, *halves)), TokenEntry(1, 1, HELLO, (first, second))]
     )

@@ -1,0 +1,115 @@
+"""The HTTP server of a router: listens, makes a `Connection` of every client, and closes all of them at the end.
+
+Owns the listening socket and what is decided before any handler: a body that is declared too large is refused before
+it is read, and an error that HTTP itself raises is answered in the envelope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Self
+
+from aiohttp import web
+
+from router.http.connection import Connection
+from router.http.connections import ConnectionCounts
+from router.http.errors import error_answer
+from router.http.limits import HTTP_LIMITS, HttpLimits
+from router.http.turns import Turns
+
+_BACKLOG = 1024
+_OTHER_FILES = 128
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class HttpServer:
+    """Serves `app` with the limits it has under `HTTP_LIMITS`. Async context manager: leaving it ends all
+    connections, after `close_s` at the latest."""
+
+    def __init__(self, app: web.Application, close_s: float) -> None:
+        limits = app.get(HTTP_LIMITS, HttpLimits())
+        self._limits = replace(limits, max_connections=min(limits.max_connections, _files_for(limits.max_connections)))
+        # without handler_cancellation a client that leaves would keep its request running on the nodes
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=close_s)
+        self.connections = ConnectionCounts(self._limits.max_connections, self._limits.max_connections_per_address)
+        self._listener: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        server.request_handler = Gate(server.request_handler)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        await self._runner.cleanup()
+
+    async def listen(
+        self,
+        host: str | None = None,
+        port: int = 0,
+        sock: socket.socket | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> tuple[str, int]:
+        """Listen at `host` and `port`, or with `sock`; host and port that clients reach. Raises `OSError`."""
+        loop, server = asyncio.get_running_loop(), self._runner.server
+        assert server is not None
+
+        def make_connection() -> Connection:
+            return Connection(server, self._limits, self.connections, loop)
+
+        if sock is not None:
+            self._listener = await loop.create_server(make_connection, sock=sock, ssl=ssl_context, backlog=_BACKLOG)
+        else:
+            self._listener = await loop.create_server(make_connection, host, port, ssl=ssl_context, backlog=_BACKLOG)
+        found = self._listener.sockets[0].getsockname()
+        return str(found[0]), int(found[1])
+
+
+class Gate:
+    """What every request passes before aiohttp looks for its route, and every answer afterwards."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._turns = Turns()
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = request.protocol
+        assert isinstance(connection, Connection)
+        connection.begin(request)
+        try:
+            await self._turns.take()
+            response = await self._handle(request)
+            if not response.prepared and (connection.is_broken or not request.content.is_eof()):
+                response.force_close()
+            return response
+        finally:
+            connection.end()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if (request.content_length or 0) > request.client_max_size:
+            return error_answer(413)  # before `100 Continue`, which aiohttp sends when it has found the route
+        try:
+            return await self._handler(request)
+        except web.HTTPException as error:
+            return error_answer(error.status)
+
+
+def _files_for(wanted: int) -> int:
+    """Connections that the system lets this process have, once its limit of open files is raised to what it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else max(1, soft - _OTHER_FILES)
