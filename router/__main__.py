@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import hmac
 import os
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
@@ -27,6 +28,7 @@ from engine.models.weight_files import weight_files
 from program.events import Ready, emit
 from program.process import configure_logging, freeze_startup_objects, report_errors, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve
+from router.access.guard import KEY_VARIABLE, Guard, require_keys_beyond_loopback
 from router.app import build_app
 from router.control import ControlLink
 from router.metrics import RouterMetrics
@@ -47,6 +49,7 @@ async def serve(settings: RouterSettings) -> None:
     """Serve until told to stop. Raises `BatonError` when the router cannot start."""
     configure_logging(settings.log_level)
     key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
+    guard = _guard(settings, key)
     folder = find_checkpoint(settings.model, weights=False)
     registry = NodeRegistry(_own_fingerprint(folder))
     async with contextlib.AsyncExitStack() as stack:
@@ -79,6 +82,9 @@ async def serve(settings: RouterSettings) -> None:
             max_model_len=lambda: registry.max_request_tokens,
         )
         app = build_app(endpoints, registry, metrics, settings.max_body_bytes)
+        if guard is not None:
+            guard.protect(app)
+            _on_hangup(guard.reload)
         address = await _listen(app, settings, stack)
         control.start(relay)
         freeze_startup_objects()
@@ -94,6 +100,28 @@ def _relay(settings: RouterSettings, registry: NodeRegistry, control: ControlLin
         settings.request_timeout_s,
     )
     return Relay(registry, control, make_policy(settings.prefill_policy), make_policy(settings.decode_policy), limits)
+
+
+def _guard(settings: RouterSettings, cluster_key: links.ClusterKey | None) -> Guard | None:
+    """The guard of the HTTP endpoint, None without API keys. Raises `InvalidSetting` when keys are missing or bad."""
+    api_key = os.environ.get(KEY_VARIABLE, "")
+    has_keys = bool(settings.api_key_file or api_key)
+    require_keys_beyond_loopback(settings.host, has_keys, settings.allow_unauthenticated)
+    if not has_keys:
+        return None
+    # with a cluster key nodes find what they have cached again when the router restarts
+    secret = secrets.token_bytes(32) if cluster_key is None else hmac.digest(cluster_key.secret, b"cache", "sha256")
+    return Guard(Path(settings.api_key_file) if settings.api_key_file else None, api_key, secret)
+
+
+def _on_hangup(*reloads: Callable[[], None]) -> None:
+    """Call all `reloads` on SIGHUP."""
+
+    def on_signal() -> None:
+        for reload in reloads:
+            reload()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_signal)
 
 
 def _own_fingerprint(folder: Path) -> str | None:

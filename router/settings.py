@@ -28,5 +28,7 @@ class RouterSettings:
     request_timeout_s: float = setting(600.0, "seconds a request may take in all")
     max_body_bytes: int = setting(8 * 2**20, "largest request body")
     cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
+    api_key_file: str = setting("", "file with the clients' API keys, read again on SIGHUP (`baton keys new NAME`)")
+    allow_unauthenticated: bool = setting(False, "without API keys, listen beyond loopback and serve anyone")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
     log_level: str = setting("info", "how much is logged", choices=("debug", "info", "warning", "error"))

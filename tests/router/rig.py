@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 from aiohttp import web
 
+from router.access.guard import Guard
 from router.app import build_app
 from router.control import ControlLink
 from router.inbox import Inbox
@@ -167,6 +168,7 @@ class Server:
     metrics: RouterMetrics
     host: str
     port: int
+    app: web.Application | None = None
 
     @property
     def url(self) -> str:
@@ -176,7 +178,10 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    prompts: PromptMaker, settings: RelaySettings = DEFAULTS, max_body_bytes: int = 8 * 2**20
+    prompts: PromptMaker,
+    settings: RelaySettings = DEFAULTS,
+    max_body_bytes: int = 8 * 2**20,
+    guard: Guard | None = None,
 ) -> AsyncIterator[Server]:
     """A router on a loopback port, set up as `python -m router` does, without nodes."""
     async with relaying(settings) as rig:
@@ -191,6 +196,8 @@ async def serving(
             max_model_len=lambda: rig.registry.max_request_tokens,
         )
         app = build_app(endpoints, rig.registry, metrics, max_body_bytes)
+        if guard is not None:
+            guard.protect(app)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
         await runner.setup()
         try:
@@ -199,6 +206,6 @@ async def serving(
             listener.bind(("127.0.0.1", 0))
             await web.SockSite(runner, listener).start()
             host, port = runner.addresses[0][:2]
-            yield Server(rig, endpoints, metrics, host, port)
+            yield Server(rig, endpoints, metrics, host, port, app)
         finally:
             await runner.cleanup()

@@ -21,6 +21,7 @@ import zmq
 
 from engine.models.config import load_config
 from engine.models.identity import model_fingerprint
+from router.access.keys import digest_of
 from tests.router.fake_node import Context, FakeNode, make_hello
 from tests.router.http_client import Connection, Reply, parse_reply, request_bytes
 from wire.messages import DECODE, Cancel, Decode
@@ -53,6 +54,14 @@ class RouterProcess:
                 connection.break_off()
                 if status == 503:
                     return
+
+    async def models(self, api_key: str) -> int:
+        """The status of a request with that key."""
+        headers = {"authorization": f"Bearer {api_key}"}
+        connection = await self._send(request_bytes("GET", "/v1/models", headers=headers))
+        status = parse_reply(await connection.to_end()).status
+        connection.break_off()
+        return status
 
     async def _send(self, request: bytes) -> Connection:
         host, _, port = self.ready["address"].removeprefix("http://").rpartition(":")
@@ -136,7 +145,8 @@ def test_a_control_port_in_use_is_one_line(checkpoint: Path, taken_port: int) ->
 
 
 @pytest.mark.parametrize("arguments", [
-    ("./no/such/folder",), ("--prefill-policy=fastest",), ("--port=eighty",), ("--control-host=0.0.0.0",)
+    ("./no/such/folder",), ("--prefill-policy=fastest",), ("--port=eighty",), ("--control-host=0.0.0.0",),
+    ("--host=0.0.0.0",), ("--api-key-file=/no/such/file",),
 ])  # fmt: skip
 def test_settings_that_cannot_be_used_are_one_line(checkpoint: Path, arguments: tuple[str, ...]) -> None:
     model = () if not arguments[0].startswith("--") else (str(checkpoint),)
@@ -194,3 +204,17 @@ async def test_the_shutdown_deadline_breaks_streams_off(checkpoint: Path) -> Non
         assert not parse_reply(await connection.to_end()).is_whole
         connection.break_off()
         assert await router.ended(10.0) == 0
+
+
+async def test_sighup_reads_the_keys_again(checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    entries = [f'[{name}]\nsha256 = "{digest_of(name).hex()}"\n' for name in ("alice", "bob")]
+    path.write_text(entries[0])
+    async with _router(checkpoint, f"--api-key-file={path}") as router:
+        assert [await router.models(name) for name in ("alice", "bob", "")] == [200, 401, 401]
+        path.write_text(entries[1])
+        router.process.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(10):
+            while await router.models("bob") != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert await router.models("alice") == 401
