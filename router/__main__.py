@@ -29,6 +29,8 @@ from program.events import Ready, emit
 from program.process import configure_logging, freeze_startup_objects, report_errors, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve
 from router.access.guard import KEY_VARIABLE, Guard, require_keys_beyond_loopback
+from router.admission.admission import Admission, AdmissionSettings
+from router.admission.metrics import AccessMetrics
 from router.app import build_app
 from router.control import ControlLink
 from router.metrics import RouterMetrics
@@ -73,8 +75,11 @@ async def serve(settings: RouterSettings) -> None:
         relay = _relay(settings, registry, control)
         metrics = RouterMetrics()
         metrics.watch(relay, registry)
+        admission = _admission(settings, relay)
+        metrics.include(AccessMetrics(admission, guard))
         endpoints = Endpoints(
             relay=relay,
+            admission=admission,
             prompts=PromptMaker.from_folder(folder),
             metrics=metrics,
             model_name=model_name(settings.model, settings.served_model_name),
@@ -124,6 +129,16 @@ def _on_hangup(*reloads: Callable[[], None]) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_signal)
 
 
+def _admission(settings: RouterSettings, relay: Relay) -> Admission:
+    limits = AdmissionSettings(
+        settings.max_concurrent_requests,
+        settings.max_queued_requests,
+        settings.max_queued_tokens,
+        settings.max_queue_s,
+    )
+    return Admission(limits, lambda: relay.capacity)
+
+
 def _own_fingerprint(folder: Path) -> str | None:
     """The model's fingerprint, or None when the checkpoint folder has a tokenizer but no weights."""
     try:
@@ -166,6 +181,7 @@ async def _until_stopped(endpoints: Endpoints, relay: Relay, timeout_s: float) -
         loop.add_signal_handler(number, on_signal)
     await stop_asked.wait()
     endpoints.is_draining = True
+    endpoints.admission.close()
     deadline_s = time.monotonic() + timeout_s
     while relay.num_in_flight and not stop_now.is_set() and time.monotonic() < deadline_s:
         with contextlib.suppress(TimeoutError):

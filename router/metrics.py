@@ -40,6 +40,9 @@ class RouterMetrics:
         self.queue_time = self._histogram(
             "request_queue_time_seconds", "From sending the legs to the first step of the prompt", _TTFT_BUCKETS
         )
+        self.admission_wait = self._histogram(
+            "admission_wait_seconds", "Time in the router's queue, 0 for requests that found room", _TTFT_BUCKETS
+        )
         self.prefill_time = self._histogram(
             "request_prefill_time_seconds", "From the first step of the prompt to token 1", _TTFT_BUCKETS
         )
@@ -59,6 +62,10 @@ class RouterMetrics:
     def watch(self, relay: Relay, nodes: NodeRegistry) -> None:
         """Include the figures of the relay and the nodes."""
         self._registry.register(_RelayCollector(relay, nodes))
+
+    def include(self, collector: Collector) -> None:
+        """Include what another part of the router counts."""
+        self._registry.register(collector)
 
     def render(self) -> bytes:
         """The text that `/metrics` answers."""

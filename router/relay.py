@@ -18,7 +18,11 @@ from router.nodes import Node, NodeRegistry
 from router.policies import Policy
 from router.routing import Routing
 from wire.errors import BatonError, ContextLengthExceeded, NoNode, Overloaded
-from wire.messages import Cancel, Failed, Tokens
+from wire.messages import DECODE, Cancel, Failed, Tokens
+
+_ADMITTED_PER_SEQ = 4
+"""Requests in flight for each one that decode nodes can compute together: while some generate, the prompts of others
+are computed and moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,12 @@ class Relay:
     def num_in_flight(self) -> int:
         """Requests that have not been closed."""
         return len(self._flights)
+
+    @property
+    def capacity(self) -> int:
+        """For how many requests the nodes have use: more would only wait there, in no fair order."""
+        num_seqs = sum(node.hello.max_num_seqs for node in self._registry.available(DECODE))
+        return _ADMITTED_PER_SEQ * num_seqs or self._max_concurrent_requests
 
     def check_size(self, num_prompt_tokens: int, max_tokens: int | None, param: str) -> None:
         """Raise `ContextLengthExceeded` when prompt and requested output can never fit, `NoNode` without nodes."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from engine.text.choice_text import ChoiceText, TextDelta, TextOptions
 from engine.text.tokenizer import Tokenizer
+from router.admission.admission import Admission, Demand, Permit
 from router.flight import Flight, FlightFigures
 from router.inbox import Inbox
 from router.journal import Delivery
@@ -49,12 +50,22 @@ class Piece(NamedTuple):
 class Answer:
     """All choices of one request, in order of their index. Context manager: leaving it cancels what still runs."""
 
-    def __init__(self, prompts: Sequence[Sequence[Choice]], relay: Relay, metrics: RouterMetrics) -> None:
-        """`prompts`: the choices of each prompt. Nothing is asked of the relay before the first `take`."""
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[Choice]],
+        relay: Relay,
+        metrics: RouterMetrics,
+        admission: Admission,
+        demand: Demand,
+    ) -> None:
+        """`prompts`: the choices of each prompt. Nothing is asked of admission and relay before the first `take`."""
         self.choices = tuple(choice for choices in prompts for choice in choices)
         self._firsts = tuple(choices[0] for choices in prompts)
         self._relay = relay
         self._metrics = metrics
+        self._admission = admission
+        self._demand = demand
+        self._permit: Permit | None = None
         self._inbox = Inbox()
         self._timers: dict[int, RequestTimer] = {}
         # the next `take` handles both lists: what the last one returned is to be written first
@@ -69,6 +80,9 @@ class Answer:
         for choice in self.choices:
             if choice.flight is not None:
                 self._relay.close(choice.flight)
+        if self._permit is not None:
+            usage = self.usage()
+            self._permit.close(usage.num_prompt_tokens, usage.num_completion_tokens)
 
     @property
     def has_ended(self) -> bool:
@@ -78,8 +92,12 @@ class Answer:
     async def take(self) -> list[Piece]:
         """Return what has come since the last call: at least one piece, or none when all choices have ended.
 
-        Raises what the relay hands its readers.
+        The first call waits until the answer is admitted. Raises what the relay hands its readers, and what
+        `Admission.admit` raises.
         """
+        if self._permit is None:
+            self._permit = await self._admission.admit(self._demand)
+            self._metrics.admission_wait.observe(self._permit.waited_s)
         self._close_ended()
         pieces: list[Piece] = []
         while not pieces and not self.has_ended:
@@ -138,6 +156,7 @@ def make_choices(
     params: DecodingParams,
     options: TextOptions,
     tokenizer: Tokenizer,
+    cache_salt: bytes = b"",
 ) -> list[list[Choice]]:
     """The choices of each prompt. Choice c of prompt p has index p * num_choices + c.
 
@@ -149,7 +168,7 @@ def make_choices(
         choices = [
             Choice(
                 index=number * num_choices + position,
-                request=RelayRequest(tuple(prompt_ids), replace(params, seed=seed, choice=position)),
+                request=RelayRequest(tuple(prompt_ids), replace(params, seed=seed, choice=position), cache_salt),
                 text=ChoiceText(tokenizer, options, prompt_ids),
             )
             for position in range(num_choices)

@@ -19,6 +19,9 @@ from aiohttp import web
 
 from engine.text.choice_text import TextDelta, join_deltas
 from program.clock import now_us
+from router.access.cache_salt import cache_salt_of
+from router.access.guard import IDENTITY
+from router.admission.admission import Admission, Demand
 from router.metrics import RouterMetrics
 from router.openai.answer import Answer, make_choices
 from router.openai.event_writer import EventWriter
@@ -54,6 +57,7 @@ class Endpoints:
     """The handlers of one router. `is_draining` is set once, at shutdown."""
 
     relay: Relay
+    admission: Admission
     prompts: PromptMaker
     metrics: RouterMetrics
     model_name: str
@@ -68,7 +72,7 @@ class Endpoints:
         request = parse_body(body, content_type, ChatCompletionRequest)
         self._check(request)
         prompt_ids = await self.prompts.chat_prompt(request)
-        answer = self._answer(request, [prompt_ids], "messages")
+        answer = self._answer(http, request, [prompt_ids], "messages")
         head = self._head("chatcmpl")
         if request.stream:
             stream = ChatStream(head, request.include_usage, request.return_token_ids)
@@ -82,7 +86,8 @@ class Endpoints:
         body, content_type = await _read(http)
         request = parse_body(body, content_type, CompletionRequest)
         self._check(request)
-        answer = self._answer(request, await self.prompts.completion_prompts(request), "prompt")
+        prompts = await self.prompts.completion_prompts(request)
+        answer = self._answer(http, request, prompts, "prompt")
         head = self._head("cmpl")
         if request.stream:
             stream = CompletionStream(head, request.include_usage, request.return_token_ids)
@@ -114,7 +119,9 @@ class Endpoints:
             raise Overloaded("the router is shutting down", retry_after_s=5)
         self._require_model(request.model)
 
-    def _answer(self, request: GenerationRequest, prompts: Sequence[Sequence[int]], param: str) -> Answer:
+    def _answer(
+        self, http: web.Request, request: GenerationRequest, prompts: Sequence[Sequence[int]], param: str
+    ) -> Answer:
         """Make the answer, after the checks that need token ids. Nothing has been allocated before them."""
         params = request.decoding_params()
         params.check_vocabulary(self.prompts.tokenizer.vocab_size)
@@ -122,9 +129,12 @@ class Endpoints:
             raise InvalidRequest(f"{len(prompts)} prompts x {request.n} choices is more than {MAX_CHOICES}", "n")
         for prompt_ids in prompts:
             self.relay.check_size(len(prompt_ids), params.max_tokens, param)
-        self.relay.check_room(len(prompts) * request.n)
-        choices = make_choices(prompts, request.n, params, request.text_options(), self.prompts.tokenizer)
-        return Answer(choices, self.relay, self.metrics)
+        identity = http.get(IDENTITY)
+        salt = cache_salt_of(identity, getattr(request, "cache_salt", None))
+        choices = make_choices(prompts, request.n, params, request.text_options(), self.prompts.tokenizer, salt)
+        priority = getattr(request, "priority", 0)
+        demand = Demand.of_prompts(identity, map(len, prompts), request.n, params.max_tokens, priority)
+        return Answer(choices, self.relay, self.metrics, self.admission, demand)
 
     async def _collect(self, answer: Answer, *, with_prompt_ids: bool) -> list[FinishedChoice]:
         deltas: list[list[TextDelta]] = [[] for _ in answer.choices]

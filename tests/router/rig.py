@@ -14,6 +14,8 @@ import zmq
 from aiohttp import web
 
 from router.access.guard import Guard
+from router.admission.admission import Admission, AdmissionSettings
+from router.admission.metrics import AccessMetrics
 from router.app import build_app
 from router.control import ControlLink
 from router.inbox import Inbox
@@ -182,13 +184,18 @@ async def serving(
     settings: RelaySettings = DEFAULTS,
     max_body_bytes: int = 8 * 2**20,
     guard: Guard | None = None,
+    queue: AdmissionSettings | None = None,
 ) -> AsyncIterator[Server]:
-    """A router on a loopback port, set up as `python -m router` does, without nodes."""
+    """A router on a loopback port, set up as `python -m router` does, without nodes. Without `queue` no request waits
+    for room."""
     async with relaying(settings) as rig:
         metrics = RouterMetrics()
         metrics.watch(rig.relay, rig.registry)
+        admission = Admission(queue or AdmissionSettings(settings.max_concurrent_requests, 0, 0, 0.0), lambda: 10**6)
+        metrics.include(AccessMetrics(admission, guard))
         endpoints = Endpoints(
             relay=rig.relay,
+            admission=admission,
             prompts=prompts,
             metrics=metrics,
             model_name=MODEL,
