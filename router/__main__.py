@@ -28,7 +28,9 @@ from engine.models.weight_files import weight_files
 from program.events import Ready, emit
 from program.process import configure_logging, freeze_startup_objects, report_errors, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve
+from router.access.audit import AuditLog
 from router.access.guard import KEY_VARIABLE, Guard, require_keys_beyond_loopback
+from router.access.tls import ServerTls
 from router.admission.admission import Admission, AdmissionSettings
 from router.admission.metrics import AccessMetrics
 from router.app import build_app
@@ -76,6 +78,7 @@ async def serve(settings: RouterSettings) -> None:
         metrics = RouterMetrics()
         metrics.watch(relay, registry)
         admission = _admission(settings, relay)
+        relay.node_wait.listen(admission.fill)
         metrics.include(AccessMetrics(admission, guard))
         endpoints = Endpoints(
             relay=relay,
@@ -87,10 +90,15 @@ async def serve(settings: RouterSettings) -> None:
             max_model_len=lambda: registry.max_request_tokens,
         )
         app = build_app(endpoints, registry, metrics, settings.max_body_bytes)
+        tls = _tls(settings)
+        audit = AuditLog(settings.audit_log) if settings.audit_log else None
         if guard is not None:
             guard.protect(app)
-            _on_hangup(guard.reload)
-        address = await _listen(app, settings, stack)
+        if audit is not None:
+            stack.callback(audit.close)
+            audit.watch(app)
+        _on_hangup([part.reload for part in (guard, tls, audit) if part is not None])
+        address = await _listen(app, settings, stack, tls)
         control.start(relay)
         freeze_startup_objects()
         emit(Ready("router", address, control.address))
@@ -103,6 +111,7 @@ def _relay(settings: RouterSettings, registry: NodeRegistry, control: ControlLin
         settings.max_concurrent_requests,
         settings.max_attempts,
         settings.request_timeout_s,
+        settings.node_wait_s,
     )
     return Relay(registry, control, make_policy(settings.prefill_policy), make_policy(settings.decode_policy), limits)
 
@@ -119,14 +128,21 @@ def _guard(settings: RouterSettings, cluster_key: links.ClusterKey | None) -> Gu
     return Guard(Path(settings.api_key_file) if settings.api_key_file else None, api_key, secret)
 
 
-def _on_hangup(*reloads: Callable[[], None]) -> None:
-    """Call all `reloads` on SIGHUP."""
+def _tls(settings: RouterSettings) -> ServerTls | None:
+    if settings.ssl_keyfile and not settings.ssl_certfile:
+        raise InvalidSetting("--ssl-keyfile is of no use without --ssl-certfile")
+    return ServerTls(settings.ssl_certfile, settings.ssl_keyfile) if settings.ssl_certfile else None
+
+
+def _on_hangup(reloads: Sequence[Callable[[], None]]) -> None:
+    """Call all `reloads` on SIGHUP. Without any, SIGHUP ends the router as it ends other programs."""
 
     def on_signal() -> None:
         for reload in reloads:
             reload()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_signal)
+    if reloads:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_signal)
 
 
 def _admission(settings: RouterSettings, relay: Relay) -> Admission:
@@ -148,7 +164,9 @@ def _own_fingerprint(folder: Path) -> str | None:
     return model_fingerprint(folder, load_config(folder))
 
 
-async def _listen(app: web.Application, settings: RouterSettings, stack: contextlib.AsyncExitStack) -> str:
+async def _listen(
+    app: web.Application, settings: RouterSettings, stack: contextlib.AsyncExitStack, tls: ServerTls | None
+) -> str:
     # without handler_cancellation a client that leaves would keep its request running on the nodes
     runner = web.AppRunner(
         app,
@@ -159,7 +177,7 @@ async def _listen(app: web.Application, settings: RouterSettings, stack: context
     )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, settings.host, settings.port)
+    site = web.TCPSite(runner, settings.host, settings.port, ssl_context=None if tls is None else tls.context)
     try:
         await site.start()
     except OSError as error:
@@ -167,7 +185,8 @@ async def _listen(app: web.Application, settings: RouterSettings, stack: context
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         raise InvalidSetting(f"--port: cannot listen on {settings.host}:{settings.port}: {reason}") from None
     host, port = runner.addresses[0][:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def _until_stopped(endpoints: Endpoints, relay: Relay, timeout_s: float) -> None:
@@ -182,6 +201,7 @@ async def _until_stopped(endpoints: Endpoints, relay: Relay, timeout_s: float) -
     await stop_asked.wait()
     endpoints.is_draining = True
     endpoints.admission.close()
+    relay.stop_waiting()
     deadline_s = time.monotonic() + timeout_s
     while relay.num_in_flight and not stop_now.is_set() and time.monotonic() < deadline_s:
         with contextlib.suppress(TimeoutError):

@@ -14,6 +14,7 @@ from program.clock import host_clock
 from router.flight import Flight, FlightContext, RelayCounters
 from router.inbox import Inbox
 from router.legs import ControlSender, RelayRequest
+from router.node_wait import NodeWait
 from router.nodes import Node, NodeRegistry
 from router.policies import Policy
 from router.routing import Routing
@@ -33,6 +34,7 @@ class RelaySettings:
     max_concurrent_requests: int
     max_attempts: int
     request_timeout_s: float
+    node_wait_s: float = 0.0
 
 
 class Relay:
@@ -47,6 +49,9 @@ class Relay:
         settings: RelaySettings,
     ) -> None:
         self.counters = RelayCounters()
+        self.node_wait = NodeWait(
+            lambda: registry.max_request_tokens is not None, settings.node_wait_s, settings.max_concurrent_requests
+        )
         self._registry = registry
         self._sender = sender
         self._max_concurrent_requests = settings.max_concurrent_requests
@@ -56,6 +61,7 @@ class Relay:
             counters=self.counters,
             max_attempts=settings.max_attempts,
             timeout_s=settings.request_timeout_s,
+            node_wait=self.node_wait,
             clock=host_clock(),
         )
         self._flights: dict[bytes, Flight] = {}
@@ -126,6 +132,18 @@ class Relay:
         flight = self._flights.get(failed.handoff_id)
         if flight is not None:
             flight.on_failed(failed, epoch)
+
+    def stop_waiting(self) -> None:
+        """The router shuts down: no request waits for a node any more."""
+        self.node_wait.close()
+        for flight in self._flights.values():
+            flight.stop_waiting()
+
+    def on_node_joined(self) -> None:
+        """See `ControlHandler`."""
+        self.node_wait.on_node_joined()
+        for flight in self._flights.values():
+            flight.on_node_joined()
 
     def on_node_lost(self, node: Node, reason: str) -> None:
         """See `ControlHandler`."""

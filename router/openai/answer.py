@@ -81,13 +81,22 @@ class Answer:
             if choice.flight is not None:
                 self._relay.close(choice.flight)
         if self._permit is not None:
-            usage = self.usage()
-            self._permit.close(usage.num_prompt_tokens, usage.num_completion_tokens)
+            self._permit.close(self.num_prompt_tokens, self.num_completion_tokens)
 
     @property
     def has_ended(self) -> bool:
         """Whether every choice has its finish reason."""
         return self._num_ended == len(self.choices)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompts, each counted once."""
+        return sum(len(choice.request.prompt_ids) for choice in self._firsts)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Tokens generated so far, over all choices."""
+        return sum(choice.text.num_completion_tokens for choice in self.choices)
 
     async def take(self) -> list[Piece]:
         """Return what has come since the last call: at least one piece, or none when all choices have ended.
@@ -114,8 +123,8 @@ class Answer:
         """Tokens of an answer that has ended: each prompt counted once."""
         figures = [choice.figures for choice in self.choices if choice.figures is not None]
         return Usage(
-            num_prompt_tokens=sum(len(choice.request.prompt_ids) for choice in self._firsts),
-            num_completion_tokens=sum(choice.text.num_completion_tokens for choice in self.choices),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_completion_tokens=self.num_completion_tokens,
             num_cached_tokens=sum(first.figures.num_cached_tokens for first in self._firsts if first.figures),
             handoffs=[each.handoff for each in figures if each.handoff is not None],
         )

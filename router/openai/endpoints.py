@@ -19,6 +19,7 @@ from aiohttp import web
 
 from engine.text.choice_text import TextDelta, join_deltas
 from program.clock import now_us
+from router.access.audit import GENERATION, Generation
 from router.access.cache_salt import cache_salt_of
 from router.access.guard import IDENTITY
 from router.admission.admission import Admission, Demand
@@ -72,7 +73,7 @@ class Endpoints:
         request = parse_body(body, content_type, ChatCompletionRequest)
         self._check(request)
         prompt_ids = await self.prompts.chat_prompt(request)
-        answer = self._answer(http, request, [prompt_ids], "messages")
+        answer = await self._answer(http, request, [prompt_ids], "messages")
         head = self._head("chatcmpl")
         if request.stream:
             stream = ChatStream(head, request.include_usage, request.return_token_ids)
@@ -87,7 +88,7 @@ class Endpoints:
         request = parse_body(body, content_type, CompletionRequest)
         self._check(request)
         prompts = await self.prompts.completion_prompts(request)
-        answer = self._answer(http, request, prompts, "prompt")
+        answer = await self._answer(http, request, prompts, "prompt")
         head = self._head("cmpl")
         if request.stream:
             stream = CompletionStream(head, request.include_usage, request.return_token_ids)
@@ -119,7 +120,7 @@ class Endpoints:
             raise Overloaded("the router is shutting down", retry_after_s=5)
         self._require_model(request.model)
 
-    def _answer(
+    async def _answer(
         self, http: web.Request, request: GenerationRequest, prompts: Sequence[Sequence[int]], param: str
     ) -> Answer:
         """Make the answer, after the checks that need token ids. Nothing has been allocated before them."""
@@ -127,6 +128,7 @@ class Endpoints:
         params.check_vocabulary(self.prompts.tokenizer.vocab_size)
         if len(prompts) * request.n > MAX_CHOICES:
             raise InvalidRequest(f"{len(prompts)} prompts x {request.n} choices is more than {MAX_CHOICES}", "n")
+        await self.relay.node_wait.for_any_node()
         for prompt_ids in prompts:
             self.relay.check_size(len(prompt_ids), params.max_tokens, param)
         identity = http.get(IDENTITY)
@@ -134,7 +136,9 @@ class Endpoints:
         choices = make_choices(prompts, request.n, params, request.text_options(), self.prompts.tokenizer, salt)
         priority = getattr(request, "priority", 0)
         demand = Demand.of_prompts(identity, map(len, prompts), request.n, params.max_tokens, priority)
-        return Answer(choices, self.relay, self.metrics, self.admission, demand)
+        answer = Answer(choices, self.relay, self.metrics, self.admission, demand)
+        http[GENERATION] = Generation(self.model_name, answer)
+        return answer
 
     async def _collect(self, answer: Answer, *, with_prompt_ids: bool) -> list[FinishedChoice]:
         deltas: list[list[TextDelta]] = [[] for _ in answer.choices]

@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 from aiohttp import web
 
+from router.access.audit import AuditLog
 from router.access.guard import Guard
 from router.admission.admission import Admission, AdmissionSettings
 from router.admission.metrics import AccessMetrics
@@ -83,6 +84,18 @@ class Rig:
         """Wait until there is no node of `role` that could be given a leg."""
         async with asyncio.timeout(within_s):
             while self.registry.available(role):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def waits_for_a_node(self, number: int, within_s: float = 5.0) -> None:
+        """Wait until so many requests wait for the first node."""
+        async with asyncio.timeout(within_s):
+            while self.relay.node_wait.num_waiting != number:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def has_in_flight(self, number: int, within_s: float = 5.0) -> None:
+        """Wait until so many requests are in flight."""
+        async with asyncio.timeout(within_s):
+            while self.relay.num_in_flight != number:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
     async def has_heard(self, node: FakeNode, within_s: float = 5.0) -> None:
@@ -185,6 +198,7 @@ async def serving(
     max_body_bytes: int = 8 * 2**20,
     guard: Guard | None = None,
     queue: AdmissionSettings | None = None,
+    audit: AuditLog | None = None,
 ) -> AsyncIterator[Server]:
     """A router on a loopback port, set up as `python -m router` does, without nodes. Without `queue` no request waits
     for room."""
@@ -205,6 +219,8 @@ async def serving(
         app = build_app(endpoints, rig.registry, metrics, max_body_bytes)
         if guard is not None:
             guard.protect(app)
+        if audit is not None:
+            audit.watch(app)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
         await runner.setup()
         try:

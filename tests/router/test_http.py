@@ -302,6 +302,7 @@ async def test_a_bug_is_a_500_without_details(server: Server, monkeypatch: pytes
     def fail(*_: object) -> None:
         raise RuntimeError("secret detail")
 
+    await server.rig.join(DECODE)
     monkeypatch.setattr(type(server.rig.relay), "check_size", fail)
     reply = await post_chat(server)
     assert (reply.status, reply.error["code"]) == (500, "internal_error")

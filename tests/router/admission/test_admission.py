@@ -157,9 +157,11 @@ async def test_a_client_that_leaves_at_the_moment_of_its_turn_takes_no_room(leav
     desk = Desk(max_concurrent_requests=1)
     running = desk.at_once(_demand())
     leaving, staying = await desk.waiting(_demand()), await desk.waiting(_demand())
-    actions = [leaving.cancel, lambda: running.close(1, 1)]
-    for action in actions if leaves_first else reversed(actions):
-        action()
+    if leaves_first:
+        leaving.cancel()
+    running.close(1, 1)
+    if not leaves_first:
+        leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     assert leaving.cancelled()
     (await _result(staying)).close(1, 1)

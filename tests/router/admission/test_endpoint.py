@@ -15,7 +15,7 @@ from router.access.guard import Guard
 from router.access.keys import digest_of
 from router.admission.admission import AdmissionSettings
 from router.openai.prompts import PromptMaker
-from tests.router.fake_node import answering
+from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.http_client import Reply, completion_body, connected, fetch, parse_reply, request_bytes
 from tests.router.rig import DEFAULTS, Server, serving
 from wire.messages import DECODE, Decode
@@ -145,12 +145,12 @@ async def test_a_key_gets_nothing_from_the_cache_of_another(prompts: PromptMaker
     async with serving(prompts, guard=guard) as server:
         cached: dict[tuple[bytes, tuple[int, ...]], int] = {}
 
-        def script(node: object, leg: Decode) -> None:
+        def script(node: FakeNode, leg: LegMessage) -> None:
             known = cached.get((leg.cache_salt, leg.token_ids), 0)
             cached[leg.cache_salt, leg.token_ids] = len(leg.token_ids)
-            decode.emit(leg, [5], finish="length", cached=known)
+            node.emit(leg, [5], finish="length", cached=known)
 
-        decode = await server.rig.join(DECODE, script)
+        await server.rig.join(DECODE, script)
 
         async def num_cached(name: str) -> int:
             reply = await _post(server, name, prompt=[7, 8, 9])
