@@ -29,7 +29,8 @@ from program.events import Ready, emit
 from program.process import configure_logging, freeze_startup_objects, report_errors, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve
 from router.access.audit import AuditLog
-from router.access.guard import KEY_VARIABLE, Guard, require_keys_beyond_loopback
+from router.access.guard import Guard, require_keys_beyond_loopback
+from router.access.keys import KEY_VARIABLE
 from router.access.tls import ServerTls
 from router.admission.admission import Admission, AdmissionSettings
 from router.admission.metrics import AccessMetrics

@@ -21,13 +21,12 @@ from aiohttp import web
 from router.access.account import Account
 from router.access.cache_salt import cache_root_of
 from router.access.identity import Identity
-from router.access.keys import ApiKey, KeyTable, digest_of, read_key_file
+from router.access.keys import KEY_VARIABLE, ApiKey, KeyTable, digest_of, read_key_file
 from wire.errors import InvalidSetting, RateLimited
 from wire.links import is_loopback
 
 IDENTITY: Final = web.RequestKey("identity", Identity)
 OPEN_ROUTES = frozenset({"/health", "/live", "/ready"})
-KEY_VARIABLE = "BATON_API_KEY"
 NAME_OF_VARIABLE = "environment"
 INVALID_KEY = "invalid_api_key"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

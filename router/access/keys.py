@@ -26,6 +26,8 @@ import msgspec
 
 from wire.errors import InvalidSetting
 
+KEY_VARIABLE = "BATON_API_KEY"
+"""The environment variable with one key, for the router and for `baton chat`."""
 _NAME = r"^[A-Za-z0-9_-]{1,64}\Z"
 _Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=_NAME)]
 _Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
