@@ -82,8 +82,12 @@ class Rig:
 
     async def loses(self, role: str, within_s: float = 5.0) -> None:
         """Wait until there is no node of `role` that could be given a leg."""
+        await self.loses_all_but(role, 0, within_s)
+
+    async def loses_all_but(self, role: str, number: int, within_s: float = 5.0) -> None:
+        """Wait until only so many nodes of `role` could be given a leg."""
         async with asyncio.timeout(within_s):
-            while self.registry.available(role):  # noqa: ASYNC110
+            while len(self.registry.available(role)) > number:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
     async def waits_for_a_node(self, number: int, within_s: float = 5.0) -> None:

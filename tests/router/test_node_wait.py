@@ -112,3 +112,17 @@ async def test_a_shutdown_ends_every_wait(prompts: PromptMaker) -> None:
         rig.relay.stop_waiting()
         with pytest.raises(NoNode):
             await call.result()
+
+
+async def test_nodes_say_how_many_requests_they_have_use_for_and_admission_hears_of_new_ones() -> None:
+    async with relaying(PATIENT) as rig:
+        seen: list[int] = []
+        rig.relay.node_wait.listen(lambda: seen.append(rig.relay.capacity))
+        assert rig.relay.capacity == PATIENT.max_concurrent_requests
+        first = await rig.join(DECODE, max_num_seqs=3)
+        await rig.join(PREFILL, max_num_seqs=100)
+        await rig.join(DECODE, max_num_seqs=2)
+        assert seen == [12, 12, 20]
+        first.leave()
+        await rig.loses_all_but(DECODE, 1)
+        assert rig.relay.capacity == 8
