@@ -70,4 +70,4 @@ class NodeWait:
 
 
 def _no_node() -> NoNode:
-    return NoNode("no node has joined yet", _RETRY_S)
+    return NoNode("no node is available", _RETRY_S)
