@@ -181,10 +181,7 @@ class Flight:
         except NoNode as error:
             if self._node_deadline is None:
                 wait_s = self._context.node_wait.timeout_s
-                if wait_s <= 0:
-                    self.fail(error)
-                else:
-                    self._node_deadline = asyncio.get_running_loop().call_later(wait_s, self.fail, error)
+                self._node_deadline = asyncio.get_running_loop().call_later(wait_s, self.fail, error)
         except BatonError as error:
             self.fail(error)
         else:
