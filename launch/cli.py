@@ -38,6 +38,7 @@ COMMANDS = {
     "bench": Command("bench.command", "measure parts of Baton on this machine"),
     "chat": Command("launch.chat", "talk to a running router in the terminal"),
     "key": Command("launch.key", "write a cluster key"),
+    "keys": Command("launch.keys", "make an API key for clients of the router"),
     "version": Command("launch.version", "print the version"),
 }
 

@@ -26,6 +26,7 @@ from launch.supervised import ChildSpec
 from launch.supervisor import Supervisor
 from node.settings import NodeSettings
 from program.settings import as_flags
+from router.access.keys import KEY_VARIABLE
 from wire.errors import BatonError
 
 ROUTER_NAME = "router"
@@ -105,13 +106,15 @@ def announce(addresses: Mapping[str, str], deployment: Deployment) -> None:
     for name, child_address in addresses.items():
         print(f"metrics of {name}: {child_address}/metrics")
     data = shlex.quote(json.dumps(request))
-    print(f"curl -N {address}/v1/chat/completions -H 'Content-Type: application/json' -d {data}", flush=True)
+    has_keys = deployment.router.api_key_file or os.environ.get(KEY_VARIABLE)
+    key = f'-H "Authorization: Bearer ${KEY_VARIABLE}" ' if has_keys else ""
+    print(f"curl -N {address}/v1/chat/completions {key}-H 'Content-Type: application/json' -d {data}", flush=True)
 
 
 def _served_name(address: str, deployment: Deployment) -> str:
     try:
-        return ApiClient(address).models()[0]
-    except BatonError:  # an endpoint that wants an API key: the line is only an example
+        return ApiClient(address, os.environ.get(KEY_VARIABLE, "")).models()[0]
+    except BatonError:  # it wants an API key that is not at hand: the line is only an example
         return deployment.router.served_model_name or deployment.router.model or "MODEL"
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import hmac
 import os
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
@@ -25,6 +26,12 @@ from program.command_line import CommandParser
 from program.events import Ready, emit
 from program.process import configure_logging, freeze_startup_objects, report_errors, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve
+from router.access.audit import AuditLog
+from router.access.guard import Guard, require_keys_beyond_loopback
+from router.access.keys import KEY_VARIABLE
+from router.access.tls import ServerTls
+from router.admission.admission import Admission, AdmissionSettings
+from router.admission.metrics import AccessMetrics
 from router.app import build_app
 from router.control import ControlLink
 from router.http.limits import HttpLimits
@@ -51,6 +58,7 @@ async def serve(settings: RouterSettings) -> None:
     """Serve until told to stop. Raises `BatonError` when the router cannot start."""
     configure_logging(settings.log_level, settings.log_format)
     key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
+    guard = _guard(settings, key)
     templates = RequestTemplates() if settings.trust_request_chat_template else None
     models = load_served_models(
         settings.model, settings.served_model_name, settings.more_models, int(time.time()), templates
@@ -77,8 +85,12 @@ async def serve(settings: RouterSettings) -> None:
         relay = _relay(settings, registry, control)
         metrics = RouterMetrics()
         metrics.watch(relay, registry, control)
+        admission = _admission(settings, relay)
+        relay.node_wait.listen(admission.fill)
+        metrics.include(AccessMetrics(admission, guard))
         endpoints = Endpoints(
             relay=relay,
+            admission=admission,
             served={model.name: model for model in models},
             metrics=metrics,
             max_model_len=registry.max_request_tokens,
@@ -92,7 +104,15 @@ async def serve(settings: RouterSettings) -> None:
             stack.callback(tracing.close)
             observers.append(tracing.observe)
         app = build_app(endpoints, registry, metrics, settings, _http_limits(settings), observers)
-        address = await _listen(app, settings, stack)
+        tls = _tls(settings)
+        audit = AuditLog(settings.audit_log) if settings.audit_log else None
+        if guard is not None:
+            guard.protect(app)
+        if audit is not None:
+            stack.callback(audit.close)
+            audit.watch(app)
+        _on_hangup([part.reload for part in (guard, tls, audit) if part is not None])
+        address = await _listen(app, settings, stack, tls)
         control.start(relay)
         freeze_startup_objects()
         gc.set_threshold(*_COLLECT_AFTER)
@@ -108,6 +128,7 @@ def _relay(settings: RouterSettings, registry: NodeRegistry, control: ControlLin
         settings.max_concurrent_requests,
         settings.max_attempts,
         settings.request_timeout_s,
+        settings.node_wait_s,
     )
     return Relay(registry, control, make_policy(settings.prefill_policy), make_policy(settings.decode_policy), limits)
 
@@ -120,15 +141,57 @@ def _http_limits(settings: RouterSettings) -> HttpLimits:
     )
 
 
-async def _listen(app: web.Application, settings: RouterSettings, stack: contextlib.AsyncExitStack) -> str:
+def _guard(settings: RouterSettings, cluster_key: links.ClusterKey | None) -> Guard | None:
+    """The guard of the HTTP endpoint, None without API keys. Raises `InvalidSetting` when keys are missing or bad."""
+    api_key = os.environ.get(KEY_VARIABLE, "")
+    has_keys = bool(settings.api_key_file or api_key)
+    require_keys_beyond_loopback(settings.host, has_keys, settings.allow_unauthenticated)
+    if not has_keys:
+        return None
+    # with a cluster key nodes find what they have cached again when the router restarts
+    secret = secrets.token_bytes(32) if cluster_key is None else hmac.digest(cluster_key.secret, b"cache", "sha256")
+    return Guard(Path(settings.api_key_file) if settings.api_key_file else None, api_key, secret)
+
+
+def _tls(settings: RouterSettings) -> ServerTls | None:
+    if settings.ssl_keyfile and not settings.ssl_certfile:
+        raise InvalidSetting("--ssl-keyfile is of no use without --ssl-certfile")
+    return ServerTls(settings.ssl_certfile, settings.ssl_keyfile) if settings.ssl_certfile else None
+
+
+def _on_hangup(reloads: Sequence[Callable[[], None]]) -> None:
+    """Call all `reloads` on SIGHUP. Without any, SIGHUP ends the router as it ends other programs."""
+
+    def on_signal() -> None:
+        for reload in reloads:
+            reload()
+
+    if reloads:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_signal)
+
+
+def _admission(settings: RouterSettings, relay: Relay) -> Admission:
+    limits = AdmissionSettings(
+        settings.max_concurrent_requests,
+        settings.max_queued_requests,
+        settings.max_queued_tokens,
+        settings.max_queue_s,
+    )
+    return Admission(limits, lambda: relay.capacity)
+
+
+async def _listen(
+    app: web.Application, settings: RouterSettings, stack: contextlib.AsyncExitStack, tls: ServerTls | None
+) -> str:
     server = await stack.enter_async_context(HttpServer(app, _CLOSE_TIMEOUT_S))
     try:
-        host, port = await server.listen(settings.host, settings.port)
+        host, port = await server.listen(settings.host, settings.port, ssl_context=None if tls is None else tls.context)
     except OSError as error:
         # asyncio wraps the system's message in its own; errors of name resolution have negative numbers and only a text
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         raise InvalidSetting(f"--port: cannot listen on {settings.host}:{settings.port}: {reason}") from None
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def _until_stopped(endpoints: Endpoints, relay: Relay, timeout_s: float) -> None:
@@ -142,6 +205,8 @@ async def _until_stopped(endpoints: Endpoints, relay: Relay, timeout_s: float) -
         loop.add_signal_handler(number, on_signal)
     await stop_asked.wait()
     endpoints.is_draining = True
+    endpoints.admission.close()
+    relay.stop_waiting()
     deadline_s = time.monotonic() + timeout_s
     while relay.num_in_flight and not stop_now.is_set() and time.monotonic() < deadline_s:
         with contextlib.suppress(TimeoutError):

@@ -53,6 +53,10 @@ class ControlHandler(Protocol):
         """An attempt ended without finishing."""
         ...
 
+    def on_node_joined(self) -> None:
+        """A node can be given legs."""
+        ...
+
     def on_node_lost(self, node: Node, reason: str) -> None:
         """A node is lost, and so are all legs that ran on it."""
         ...
@@ -186,6 +190,7 @@ class ControlLink:
         if earlier is not None:
             handler.on_node_lost(earlier, "restarted")
         self._send(identity, Welcome(self._epoch))
+        handler.on_node_joined()
 
     async def _ping_forever(self, handler: ControlHandler) -> None:
         last_s = time.monotonic()

@@ -22,11 +22,12 @@ from router.cached_tokens import CachedTokens
 from router.inbox import Inbox
 from router.journal import Journal
 from router.legs import Attempt, ControlSender, Legs, RelayRequest
+from router.node_wait import NodeWait
 from router.nodes import Node
 from router.request_trace import begin_flight
 from router.routing import Routing
 from router.timings import RelayTimes
-from wire.errors import BatonError, DeadlineExceeded, Overloaded, RequestFailed, TransferFailed, remote_error
+from wire.errors import BatonError, DeadlineExceeded, NoNode, Overloaded, RequestFailed, TransferFailed, remote_error
 from wire.messages import Failed, HandoffFigures, TokenEvent
 
 _RETRYABLE = (RequestFailed, Overloaded)
@@ -68,6 +69,7 @@ class FlightContext:
     counters: RelayCounters
     max_attempts: int
     timeout_s: float
+    node_wait: NodeWait
     clock: str
 
 
@@ -88,6 +90,7 @@ class Flight:
         self._avoided: set[int] = set()
         self._num_transfer_failures = 0
         self._has_failed = False
+        self._node_deadline: asyncio.TimerHandle | None = None
         self._deadline = asyncio.get_running_loop().call_later(context.timeout_s, self._on_deadline)
 
     @property
@@ -103,12 +106,9 @@ class Flight:
         )
 
     def start(self) -> None:
-        """Begin the first attempt. When no node is available, the flight fails with that error."""
+        """Begin the first attempt. When no node is available, the flight waits for one to join, or fails."""
         self._context.counters.num_requests += 1
-        try:
-            self._start_attempt()
-        except BatonError as error:
-            self.fail(error)
+        self._start_or_wait()
 
     def on_event(self, event: TokenEvent, epoch: int) -> None:
         """Take tokens that the node of that epoch has sent."""
@@ -141,6 +141,16 @@ class Flight:
         else:
             self._avoided.add(epoch)
         self._attempt_failed(remote_error(failed.code, failed.message))
+
+    def on_node_joined(self) -> None:
+        """Begin the attempt that has waited for a node."""
+        if self._node_deadline is not None:
+            self._start_or_wait()
+
+    def stop_waiting(self) -> None:
+        """No node is going to join: fail if this one waits for it."""
+        if self._node_deadline is not None:
+            self.fail(NoNode("no decode node is available"))
 
     def on_node_lost(self, node: Node, reason: str) -> None:
         """A node is lost; the attempt fails if one of its legs runs there."""
@@ -180,10 +190,20 @@ class Flight:
         self._journal.next_attempt()
         self.trace.attempt_ended(error.code)
         _log.warning("request %s is tried again, attempt %d: %s", self.trace.request_id, self._journal.attempt, error)
+        self._start_or_wait()
+
+    def _start_or_wait(self) -> None:
+        """Start the attempt. Without a node it waits for one, as long as a flight may."""
         try:
             self._start_attempt()
-        except BatonError as final:
-            self.fail(final)
+        except NoNode as error:
+            if self._node_deadline is None:
+                wait_s = self._context.node_wait.timeout_s
+                self._node_deadline = asyncio.get_running_loop().call_later(wait_s, self.fail, error)
+        except BatonError as error:
+            self.fail(error)
+        else:
+            self._stop_node_deadline()
 
     def _start_attempt(self) -> None:
         """Choose nodes and send both legs. Raises `NoNode`."""
@@ -206,6 +226,12 @@ class Flight:
             self._legs.cancel()
             self._legs = None
 
+    def _stop_node_deadline(self) -> None:
+        if self._node_deadline is not None:
+            self._node_deadline.cancel()
+            self._node_deadline = None
+
     def _stop(self) -> None:
         self._deadline.cancel()
+        self._stop_node_deadline()
         self._cancel_legs()

@@ -59,6 +59,9 @@ class RouterMetrics:
         self.queue_time = self._histogram(
             "request_queue_time_seconds", "From sending the legs to the first step of the prompt", _TTFT_BUCKETS
         )
+        self.admission_wait = self._histogram(
+            "admission_wait_seconds", "Time in the router's queue, 0 for requests that found room", _TTFT_BUCKETS
+        )
         self.prefill_time = self._histogram(
             "request_prefill_time_seconds", "From the first step of the prompt to token 1", _TTFT_BUCKETS
         )
@@ -101,6 +104,10 @@ class RouterMetrics:
     def add_vllm_aliases(self, model_name: str) -> None:
         """Show what vLLM has too under its names as well, with the label `model_name`."""
         self._aliases.register(VllmAliases(self._registry, model_name))
+
+    def include(self, collector: Collector) -> None:
+        """Include what another part of the router counts."""
+        self._registry.register(collector)
 
     def render(self) -> bytes:
         """The text that `/metrics` answers."""

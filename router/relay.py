@@ -14,11 +14,16 @@ from program.clock import host_clock
 from router.flight import Flight, FlightContext, RelayCounters
 from router.inbox import Inbox
 from router.legs import ControlSender, RelayRequest
+from router.node_wait import NodeWait
 from router.nodes import Node, NodeRegistry
 from router.policies import Policy
 from router.routing import Routing
 from wire.errors import BatonError, ContextLengthExceeded, NoNode, Overloaded
-from wire.messages import Cancel, Failed, Tokens
+from wire.messages import DECODE, Cancel, Failed, Tokens
+
+_ADMITTED_PER_SEQ = 4
+"""Requests in flight for each one that decode nodes can compute together: while some generate, the prompts of others
+are computed and moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class RelaySettings:
     max_concurrent_requests: int
     max_attempts: int
     request_timeout_s: float
+    node_wait_s: float = 0.0
 
 
 class Relay:
@@ -43,6 +49,9 @@ class Relay:
         settings: RelaySettings,
     ) -> None:
         self.counters = RelayCounters()
+        self.node_wait = NodeWait(
+            lambda model: bool(registry.of_model(model)), settings.node_wait_s, settings.max_concurrent_requests
+        )
         self._registry = registry
         self._sender = sender
         self._max_concurrent_requests = settings.max_concurrent_requests
@@ -52,6 +61,7 @@ class Relay:
             counters=self.counters,
             max_attempts=settings.max_attempts,
             timeout_s=settings.request_timeout_s,
+            node_wait=self.node_wait,
             clock=host_clock(),
         )
         self._flights: dict[bytes, Flight] = {}
@@ -60,6 +70,12 @@ class Relay:
     def num_in_flight(self) -> int:
         """Requests that have not been closed."""
         return len(self._flights)
+
+    @property
+    def capacity(self) -> int:
+        """For how many requests the nodes have use: more would only wait there, in no fair order."""
+        nodes = [node for node in self._registry.all() if node.role == DECODE and not node.is_leaving]
+        return _ADMITTED_PER_SEQ * sum(node.hello.max_num_seqs for node in nodes) or self._max_concurrent_requests
 
     def check_size(self, model: str, num_prompt_tokens: int, max_tokens: int | None, param: str) -> int | None:
         """How many of `max_tokens` (None: as many as there is room for) fit behind a prompt on every node of `model`.
@@ -119,6 +135,18 @@ class Relay:
         flight = self._flights.get(failed.handoff_id)
         if flight is not None:
             flight.on_failed(failed, epoch)
+
+    def stop_waiting(self) -> None:
+        """The router shuts down: no request waits for a node any more."""
+        self.node_wait.close()
+        for flight in self._flights.values():
+            flight.stop_waiting()
+
+    def on_node_joined(self) -> None:
+        """See `ControlHandler`."""
+        self.node_wait.on_node_joined()
+        for flight in self._flights.values():
+            flight.on_node_joined()
 
     def on_node_lost(self, node: Node, reason: str) -> None:
         """See `ControlHandler`."""

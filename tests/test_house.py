@@ -36,6 +36,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "node": ("wire", "program", "device", "engine", "node"),
     "prefill_node": ("wire", "program", "engine", "kvtransfer", "node", "prefill_node"),
     "decode_node": ("wire", "program", "engine", "kvtransfer", "node", "decode_node"),
+    "router.access": ("wire", "router.access"),
+    "router.admission": ("wire", "router.access", "router.admission"),
     "router": ("wire", "program", "engine.text", "engine.cache.hashing", "engine.models", "router"),
     "launch": PACKAGES,
     "baton": ("wire", "engine", "launch", "baton"),

@@ -6,6 +6,7 @@
     │   ├── ModelNotFound
     │   └── UnsupportedMediaType
     ├── Overloaded              no room now: try again later
+    │   └── RateLimited         a limit of the client's own API key
     ├── NoNode                  no node is registered that could do this
     ├── RequestFailed           every attempt at a request failed
     │   └── DeadlineExceeded
@@ -71,6 +72,16 @@ class Overloaded(BatonError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    """The client's API key has used up one of its limits. `limit` names it, as the key file does."""
+
+    code = "rate_limited"
+
+    def __init__(self, message: str, limit: str, retry_after_s: int = 1) -> None:
+        super().__init__(message, retry_after_s)
+        self.limit = limit
 
 
 class NoNode(Overloaded):

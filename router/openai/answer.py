@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from engine.text.choice_text import ChoiceText, TextDelta, TextOptions
 from engine.text.tokenizer import Tokenizer
+from router.admission.admission import Admission, Demand, Permit
 from router.flight import Flight, FlightFigures
 from router.inbox import Inbox
 from router.journal import Delivery
@@ -49,12 +50,22 @@ class Piece(NamedTuple):
 class Answer:
     """All choices of one request, in order of their index. Context manager: leaving it cancels what still runs."""
 
-    def __init__(self, prompts: Sequence[Sequence[Choice]], relay: Relay, metrics: RouterMetrics) -> None:
-        """`prompts`: the choices of each prompt. Nothing is asked of the relay before the first `take`."""
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[Choice]],
+        relay: Relay,
+        metrics: RouterMetrics,
+        admission: Admission,
+        demand: Demand,
+    ) -> None:
+        """`prompts`: the choices of each prompt. Nothing is asked of admission and relay before the first `take`."""
         self.choices = tuple(choice for choices in prompts for choice in choices)
         self._firsts = tuple(choices[0] for choices in prompts)
         self._relay = relay
         self._metrics = metrics
+        self._admission = admission
+        self._demand = demand
+        self._permit: Permit | None = None
         self._inbox = Inbox()
         self._timers: dict[int, RequestTimer] = {}
         # the next `take` handles both lists: what the last one returned is to be written first
@@ -69,17 +80,33 @@ class Answer:
         for choice in self.choices:
             if choice.flight is not None:
                 self._relay.close(choice.flight)
+        if self._permit is not None:
+            self._permit.close(self.num_prompt_tokens, self.num_completion_tokens)
 
     @property
     def has_ended(self) -> bool:
         """Whether every choice has its finish reason."""
         return self._num_ended == len(self.choices)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompts, each counted once."""
+        return sum(len(choice.request.prompt_ids) for choice in self._firsts)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Tokens generated so far, over all choices."""
+        return sum(choice.text.num_completion_tokens for choice in self.choices)
+
     async def take(self) -> list[Piece]:
         """Return what has come since the last call: at least one piece, or none when all choices have ended.
 
-        Raises what the relay hands its readers.
+        The first call waits until the answer is admitted. Raises what the relay hands its readers, and what
+        `Admission.admit` raises.
         """
+        if self._permit is None:
+            self._permit = await self._admission.admit(self._demand)
+            self._metrics.admission_wait.observe(self._permit.waited_s)
         self._close_ended()
         pieces: list[Piece] = []
         while not pieces and not self.has_ended:
@@ -99,8 +126,8 @@ class Answer:
         for first in self._firsts:
             cached_by_role.update(first.figures.cached_by_role if first.figures else {})
         return Usage(
-            num_prompt_tokens=sum(len(choice.request.prompt_ids) for choice in self._firsts),
-            num_completion_tokens=sum(choice.text.num_completion_tokens for choice in self.choices),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_completion_tokens=self.num_completion_tokens,
             num_cached_tokens=sum(first.figures.num_cached_tokens for first in self._firsts if first.figures),
             handoffs=[each.handoff for each in figures if each.handoff is not None],
             cached_by_role=cached_by_role,

@@ -19,6 +19,10 @@ from aiohttp import web
 
 from engine.text.choice_text import TextDelta, TokenEntry
 from program.clock import now_us
+from router.access.audit import GENERATION, Generation
+from router.access.cache_salt import cache_salt_of
+from router.access.guard import IDENTITY
+from router.admission.admission import Admission, Demand
 from router.http.body import read_body
 from router.http.json_answer import json_answer
 from router.legs import RelayRequest
@@ -27,7 +31,7 @@ from router.openai.answer import Answer, make_choices
 from router.openai.answer_size import bounded
 from router.openai.event_writer import EventWriter
 from router.openai.ignored import IgnoredFields
-from router.openai.prompts import cache_salt_of, truncated
+from router.openai.prompts import truncated
 from router.openai.responses import (
     ChatStream,
     CompletionStream,
@@ -63,6 +67,7 @@ class Endpoints:
     refused instead of ignored."""
 
     relay: Relay
+    admission: Admission
     served: Mapping[str, ServedModel]
     metrics: RouterMetrics
     max_model_len: Callable[[str], int | None]
@@ -76,7 +81,7 @@ class Endpoints:
         request = await _parse(http, ChatCompletionRequest, notes)
         model = self._model_for(request)
         prompt_ids = await model.prompts.chat_prompt(request)
-        answer = self._answer(model, request, [prompt_ids], "messages")
+        answer = await self._answer(http, model, request, [prompt_ids], "messages")
         head = self._head("chatcmpl", model, notes)
         if request.stream:
             stream = ChatStream(head, request.include_usage, request.with_token_ids)
@@ -91,7 +96,7 @@ class Endpoints:
         request = await _parse(http, CompletionRequest, notes)
         model = self._model_for(request)
         request = model.prompts.with_end_of_middle(request)
-        answer = self._answer(model, request, await model.prompts.completion_prompts(request), "prompt")
+        answer = await self._answer(http, model, request, await model.prompts.completion_prompts(request), "prompt")
         head = self._head("cmpl", model, notes)
         if request.stream:
             stream = CompletionStream(head, request.include_usage, request.with_token_ids)
@@ -105,7 +110,7 @@ class Endpoints:
         notes = IgnoredFields(self.is_strict)
         request = await _parse(http, ResponsesRequest, notes)
         model = self._model_for(request)
-        answer = self._answer(model, request, [await model.prompts.chat_prompt(request.as_chat())], "input")
+        answer = await self._answer(http, model, request, [await model.prompts.chat_prompt(request.as_chat())], "input")
         response = ResponseObject(self._head("resp", model, notes), request)
         if request.stream:
             return await self._stream(http, answer, ResponseStream(response), request, times)
@@ -139,8 +144,13 @@ class Endpoints:
             raise Overloaded("the router is shutting down", retry_after_s=5)
         return self.model_named(request.model)
 
-    def _answer(
-        self, model: ServedModel, request: GenerationRequest, prompts: Sequence[Sequence[int]], param: str
+    async def _answer(
+        self,
+        http: web.Request,
+        model: ServedModel,
+        request: GenerationRequest,
+        prompts: Sequence[Sequence[int]],
+        param: str,
     ) -> Answer:
         """Make the answer, after the checks that need token ids. Nothing has been allocated before them."""
         note_request(model.name, sum(map(len, prompts)))
@@ -148,19 +158,23 @@ class Endpoints:
         params.check_vocabulary(model.prompts.tokenizer.vocab_size)
         if len(prompts) * request.n > MAX_CHOICES:
             raise InvalidRequest(f"{len(prompts)} prompts x {request.n} choices is more than {MAX_CHOICES}", "n")
+        await self.relay.node_wait.for_any_node(model.name)
         max_model_len = self.max_model_len(model.name)
         prompts = [truncated(request, prompt_ids, max_model_len) for prompt_ids in prompts]
         if not request.stream:
             room = (max_model_len or 0) - max(map(len, prompts))
             params = bounded(params, len(prompts) * request.n, room, request.output_limit[0])
+        identity = http.get(IDENTITY)
+        salt = cache_salt_of(identity, request.cache_salt)
         requests: list[RelayRequest] = []
         for prompt_ids in prompts:
             max_tokens = self.relay.check_size(model.name, len(prompt_ids), params.max_tokens, param)
-            fitted, salt = params.with_at_most(max_tokens), cache_salt_of(request.cache_salt)
-            requests.append(RelayRequest(model.name, tuple(prompt_ids), fitted, salt))
-        self.relay.check_room(len(prompts) * request.n)
+            requests.append(RelayRequest(model.name, tuple(prompt_ids), params.with_at_most(max_tokens), salt))
         choices = make_choices(requests, request.n, request.text_options(), model.prompts.tokenizer)
-        return Answer(choices, self.relay, self.metrics)
+        demand = Demand.of_prompts(identity, map(len, prompts), request.n, params.max_tokens, request.priority)
+        answer = Answer(choices, self.relay, self.metrics, self.admission, demand)
+        http[GENERATION] = Generation(model.name, answer)
+        return answer
 
     async def _collect(self, answer: Answer, *, with_prompt_ids: bool) -> list[FinishedChoice]:
         texts: list[list[str]] = [[] for _ in answer.choices]

@@ -6,7 +6,6 @@ Owns the checkpoint's text side. Knows no nodes and no HTTP.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -123,11 +122,6 @@ def truncated(
     if num_kept < 0 and max_model_len is not None:
         num_kept = max(1, max_model_len - (request.output_limit[1] or 1))
     return prompt_ids[-num_kept:] if request.truncation_side == "left" else prompt_ids[:num_kept]
-
-
-def cache_salt_of(client_salt: str | None) -> bytes:
-    """The salt (32 bytes, or none) for the hashes of a request's blocks: prefixes are shared by equal salts only."""
-    return b"" if client_salt is None else hashlib.sha256(b"client\0" + client_salt.encode()).digest()
 
 
 def _not_empty(token_ids: list[int], param: str) -> list[int]:

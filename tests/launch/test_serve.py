@@ -146,3 +146,17 @@ def test_announces_the_address_and_a_command_to_try(endpoint: FakeEndpoint, caps
     assert words[:3] == ["curl", "-N", f"{endpoint.url}/v1/chat/completions"]
     body = json.loads(words[-1])
     assert (body["model"], body["stream"]) == ("tiny", True)
+
+
+def test_with_api_keys_the_command_has_one(
+    endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announce({"router": endpoint.url}, resolve_serve([], {}))
+    assert "Authorization" not in capsys.readouterr().out
+    announce({"router": endpoint.url}, resolve_serve(["--api-key-file=keys.toml"], {}))
+    assert ' -H "Authorization: Bearer $BATON_API_KEY" ' in capsys.readouterr().out
+    monkeypatch.setenv("BATON_API_KEY", "secret")
+    announce({"router": endpoint.url}, resolve_serve([], {}))
+    shown = capsys.readouterr().out
+    assert "Authorization" in shown
+    assert "secret" not in shown

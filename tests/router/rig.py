@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
+from aiohttp import web
 
+from router.access.audit import AuditLog
+from router.access.guard import Guard
+from router.admission.admission import Admission, AdmissionSettings
+from router.admission.metrics import AccessMetrics
 from router.app import build_app
 from router.control import ControlLink
 from router.http.limits import HttpLimits
@@ -86,8 +91,24 @@ class Rig:
 
     async def loses(self, role: str, within_s: float = PATIENCE_S) -> None:
         """Wait until there is no node of `role` that could be given a leg."""
+        await self.loses_all_but(role, 0, within_s)
+
+    async def loses_all_but(self, role: str, number: int, within_s: float = PATIENCE_S) -> None:
+        """Wait until only so many nodes of `role` could be given a leg."""
         async with asyncio.timeout(within_s):
-            while self.registry.available(role, MODEL):  # noqa: ASYNC110
+            while len(self.registry.available(role, MODEL)) > number:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def waits_for_a_node(self, number: int, within_s: float = PATIENCE_S) -> None:
+        """Wait until so many requests wait for the first node."""
+        async with asyncio.timeout(within_s):
+            while self.relay.node_wait.num_waiting != number:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def has_in_flight(self, number: int, within_s: float = PATIENCE_S) -> None:
+        """Wait until so many requests are in flight."""
+        async with asyncio.timeout(within_s):
+            while self.relay.num_in_flight != number:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
     async def has_heard(self, node: FakeNode, within_s: float = PATIENCE_S) -> None:
@@ -180,6 +201,7 @@ class Server:
     http: HttpServer
     host: str
     port: int
+    app: web.Application | None = None
 
     @property
     def url(self) -> str:
@@ -194,13 +216,20 @@ async def serving(
     limits: HttpLimits = LIMITS,
     models: Mapping[str, str | None] = DEFAULT_MODELS,
     router_settings: RouterSettings = ROUTER_SETTINGS,
+    guard: Guard | None = None,
+    queue: AdmissionSettings | None = None,
+    audit: AuditLog | None = None,
 ) -> AsyncIterator[Server]:
-    """A router on a loopback port, set up as `python -m router` does, without nodes."""
+    """A router on a loopback port, set up as `python -m router` does, without nodes. Without `queue` no request waits
+    for room."""
     async with relaying(settings, models=models) as rig:
         metrics = RouterMetrics()
         metrics.watch(rig.relay, rig.registry, rig.control)
+        admission = Admission(queue or AdmissionSettings(settings.max_concurrent_requests, 0, 0, 0.0), lambda: 10**6)
+        metrics.include(AccessMetrics(admission, guard))
         endpoints = Endpoints(
             relay=rig.relay,
+            admission=admission,
             served={
                 name: ServedModel(name, prompts, fingerprint, 1_700_000_000) for name, fingerprint in models.items()
             },
@@ -208,9 +237,13 @@ async def serving(
             max_model_len=rig.registry.max_request_tokens,
         )
         app = build_app(endpoints, rig.registry, metrics, router_settings, limits)
+        if guard is not None:
+            guard.protect(app)
+        if audit is not None:
+            audit.watch(app)
         async with HttpServer(app, close_s=0.2) as http:
             listener = socket.socket()
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             listener.bind(("127.0.0.1", 0))
             host, port = await http.listen(sock=listener)
-            yield Server(rig, endpoints, metrics, http, host, port)
+            yield Server(rig, endpoints, metrics, http, host, port, app)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -15,17 +16,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import zmq
 
 from engine.models.config import load_config
 from engine.models.identity import model_fingerprint
+from router.access.keys import digest_of
 from tests.router.fake_node import Context, FakeNode, make_hello
 from tests.router.http_client import Connection, Reply, parse_reply, request_bytes
 from wire.messages import DECODE, Cancel, Decode
 
 ROOT = Path(__file__).resolve().parents[2]
+CERTIFICATE = Path(__file__).with_name("access") / "certificates" / "one.pem"
 COMPLETION = {"prompt": "The quick brown fox", "stream": True}
 
 
@@ -46,13 +50,27 @@ class RouterProcess:
     async def stop(self) -> None:
         """Send SIGTERM and wait until it takes no more requests."""
         self.process.send_signal(signal.SIGTERM)
+        await self.is_not_ready()
+
+    async def is_not_ready(self) -> None:
+        """Wait until it takes no requests, or has noticed that its node is lost."""
         async with asyncio.timeout(60):
-            while True:
-                connection = await self._send(request_bytes("GET", "/health"))
-                status = parse_reply(await connection.to_end()).status
-                connection.break_off()
-                if status == 503:
-                    return
+            while await self._health() != 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def _health(self) -> int:
+        connection = await self._send(request_bytes("GET", "/health"))
+        status = parse_reply(await connection.to_end()).status
+        connection.break_off()
+        return status
+
+    async def models(self, api_key: str) -> int:
+        """The status of a request with that key."""
+        headers = {"authorization": f"Bearer {api_key}"}
+        connection = await self._send(request_bytes("GET", "/v1/models", headers=headers))
+        status = parse_reply(await connection.to_end()).status
+        connection.break_off()
+        return status
 
     async def _send(self, request: bytes) -> Connection:
         host, _, port = self.ready["address"].removeprefix("http://").rpartition(":")
@@ -136,7 +154,8 @@ def test_a_control_port_in_use_is_one_line(checkpoint: Path, taken_port: int) ->
 
 
 @pytest.mark.parametrize("arguments", [
-    ("./no/such/folder",), ("--prefill-policy=fastest",), ("--port=eighty",), ("--control-host=0.0.0.0",)
+    ("./no/such/folder",), ("--prefill-policy=fastest",), ("--port=eighty",), ("--control-host=0.0.0.0",),
+    ("--host=0.0.0.0",), ("--api-key-file=/no/such/file",), ("--ssl-certfile=/no/such/file",),
 ])  # fmt: skip
 def test_settings_that_cannot_be_used_are_one_line(checkpoint: Path, arguments: tuple[str, ...]) -> None:
     model = () if not arguments[0].startswith("--") else (str(checkpoint),)
@@ -193,4 +212,46 @@ async def test_the_shutdown_deadline_breaks_streams_off(checkpoint: Path) -> Non
         router.process.send_signal(signal.SIGTERM)
         assert not parse_reply(await connection.to_end()).is_whole
         connection.break_off()
+        assert await router.ended(10.0) == 0
+
+
+async def test_sighup_reads_the_keys_again(checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    entries = [f'[{name}]\nsha256 = "{digest_of(name).hex()}"\n' for name in ("alice", "bob")]
+    path.write_text(entries[0])
+    async with _router(checkpoint, f"--api-key-file={path}") as router:
+        assert [await router.models(name) for name in ("alice", "bob", "")] == [200, 401, 401]
+        path.write_text(entries[1])
+        router.process.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(60):
+            while await router.models("bob") != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert await router.models("alice") == 401
+
+
+async def test_it_serves_https_and_keeps_an_audit_log(checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    async with _router(checkpoint, f"--ssl-certfile={CERTIFICATE}", f"--audit-log={path}") as router:
+        parts = urlsplit(router.ready["address"])
+        assert parts.scheme == "https"
+        trusting = ssl.create_default_context(cafile=str(CERTIFICATE))
+        connection = Connection(*await asyncio.open_connection(parts.hostname, parts.port, ssl=trusting))
+        await connection.send(request_bytes("GET", "/v1/models"))
+        assert parse_reply(await connection.to_end()).status == 200
+        connection.break_off()
+        router.process.terminate()
+        assert await router.ended(10.0) == 0
+    assert [json.loads(line)["route"] for line in path.read_text().splitlines()] == ["/v1/models"]
+
+
+async def test_a_shutdown_does_not_wait_for_nodes(checkpoint: Path) -> None:
+    async with _router(checkpoint) as router:
+        running = await router.request(stream=False)
+        await router.node.expect(Decode)
+        router.node.die()
+        await router.is_not_ready()
+        router.process.send_signal(signal.SIGTERM)
+        reply = parse_reply(await running.to_end())
+        assert (reply.status, reply.error["code"]) == (503, "no_node")
+        running.break_off()
         assert await router.ended(10.0) == 0

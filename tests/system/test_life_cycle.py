@@ -35,7 +35,7 @@ def relay(relays: list[Relay], tmp_path_factory: pytest.TempPathFactory) -> Iter
         tmp_path_factory.mktemp("life-cycle"),
         prefill=(NODE_FLAGS,),
         decode=(NODE_FLAGS, NODE_FLAGS),
-        router=("--local-prefill-tokens", "0"),
+        router=("--local-prefill-tokens", "0", "--node-wait-s", "0"),
     )
     yield from running(started, relays)
 

@@ -1,0 +1,78 @@
+"""Waiting for a node: how long a request may, and those that cannot even be checked before the first node has joined.
+
+A request is given up when no node takes it within `timeout_s`; 0: at once. The limits of the model are known from
+nodes, so while there is no node at all a request waits here, before it is checked and admitted. Once checked, it waits
+as a flight (`router/flight.py`). Lives on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from wire.errors import NoNode, Overloaded
+
+_RETRY_S = 1
+
+
+class NodeWait:
+    """See the module. `has_node` says whether a model has any node; at most `max_waiting` requests wait here."""
+
+    def __init__(self, has_node: Callable[[str], bool], timeout_s: float, max_waiting: int) -> None:
+        self.timeout_s = timeout_s
+        self._has_node = has_node
+        self._max_waiting = max_waiting
+        self._listeners: list[Callable[[], None]] = []
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait here."""
+        return len(self._waiting)
+
+    def listen(self, on_node_joined: Callable[[], None]) -> None:
+        """Call `on_node_joined` whenever a node has joined."""
+        self._listeners.append(on_node_joined)
+
+    async def for_any_node(self, model: str) -> None:
+        """Return at once when `model` has a node, otherwise when one joins. Raises `NoNode` when none does,
+        `Overloaded` when too many wait."""
+        if self._has_node(model):
+            return
+        if self.timeout_s <= 0:
+            raise _no_node()
+        if len(self._waiting) >= self._max_waiting:
+            raise Overloaded(f"{len(self._waiting)} requests wait for a node to join")
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                while not self._has_node(model):
+                    await self._next_node()
+        except TimeoutError:
+            raise _no_node() from None
+
+    async def _next_node(self) -> None:
+        joined = asyncio.get_running_loop().create_future()
+        self._waiting.add(joined)
+        try:
+            await joined
+        finally:
+            self._waiting.discard(joined)
+
+    def on_node_joined(self) -> None:
+        """Let those go on that wait."""
+        for joined in self._waiting:
+            if not joined.done():
+                joined.set_result(None)
+        for listener in self._listeners:
+            listener()
+
+    def close(self) -> None:
+        """The router shuts down: nobody waits any more."""
+        self.timeout_s = 0.0
+        for joined in self._waiting:
+            if not joined.done():
+                joined.set_exception(_no_node())
+
+
+def _no_node() -> NoNode:
+    return NoNode("no node is available", _RETRY_S)

@@ -1,0 +1,183 @@
+"""Admission as clients meet it: the queue over HTTP, limits of tokens, who shares a prefix cache, and the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.access.guard import Guard
+from router.access.keys import digest_of
+from router.admission.admission import AdmissionSettings
+from router.openai.prompts import PromptMaker
+from tests.router.fake_node import FakeNode, LegMessage, answering
+from tests.router.http_client import Reply, completion_body, connected, fetch, parse_reply, request_bytes
+from tests.router.rig import DEFAULTS, Server, serving
+from wire.messages import DECODE, Decode
+
+ONE_AT_A_TIME = AdmissionSettings(1, max_queued_requests=2, max_queued_tokens=10_000, max_queue_s=30)
+COMPLETIONS = "/v1/completions"
+
+
+def _guard(tmp_path: Path, **entries: str) -> Guard:
+    """Keys named like the members; each is "key-of-" and its name."""
+    path = tmp_path / "keys.toml"
+    lines = [f'[{name}]\nsha256 = "{digest_of(f"key-of-{name}").hex()}"\n{entry}\n' for name, entry in entries.items()]
+    path.write_text("".join(lines))
+    return Guard(path, "", b"s" * 32)
+
+
+def _headers(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer key-of-{name}"} if name else {}
+
+
+async def _post(server: Server, name: str = "", **members: object) -> Reply:
+    return await fetch(server, "POST", COMPLETIONS, json.dumps(completion_body(**members)).encode(), _headers(name))
+
+
+async def _has_waiting(server: Server, number: int) -> None:
+    async with asyncio.timeout(5):
+        while server.endpoints.admission.num_waiting != number:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def _samples(server: Server, name: str = "") -> dict[tuple[str, ...], float]:
+    text = (await fetch(server, "GET", "/metrics", headers=_headers(name))).body.decode()
+    families = text_string_to_metric_families(text)
+    return {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_requests_run_one_after_the_other_and_the_queue_has_an_end(prompts: PromptMaker, stream: bool) -> None:
+    async with serving(prompts, replace(DEFAULTS, max_concurrent_requests=1), queue=ONE_AT_A_TIME) as server:
+        decode = await server.rig.join(DECODE)
+        tasks = []
+        for number in range(3):
+            tasks.append(asyncio.create_task(_post(server, stream=stream)))
+            await _has_waiting(server, number)
+        assert (await _samples(server))["baton:num_requests_queued",] == 2
+        refused = await _post(server, stream=stream)
+        assert (refused.status, refused.error["code"]) == (503, "overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        for _ in tasks:
+            decode.emit(await decode.expect(Decode), [5], finish="length")
+        assert {(await task).status for task in tasks} == {200}
+        samples = await _samples(server)
+        assert samples["baton:requests_rejected_total", "queue_full"] == 1
+        assert samples["baton:admission_wait_seconds_count",] == 3
+        await server.rig.settle()
+        assert server.endpoints.admission.num_running == 0
+
+
+async def test_a_client_that_leaves_the_queue_never_reaches_a_node(prompts: PromptMaker) -> None:
+    async with (
+        serving(prompts, replace(DEFAULTS, max_concurrent_requests=1), queue=ONE_AT_A_TIME) as server,
+        AsyncExitStack() as stack,
+    ):
+        decode = await server.rig.join(DECODE)
+        running = asyncio.create_task(_post(server))
+        leg = await decode.expect(Decode)
+        connection = await stack.enter_async_context(connected(server))
+        body = json.dumps(completion_body(stream=True)).encode()
+        await connection.send(request_bytes("POST", COMPLETIONS, body))
+        await _has_waiting(server, 1)
+        connection.break_off()
+        await _has_waiting(server, 0)
+        decode.emit(leg, [5], finish="length")
+        assert (await running).status == 200
+        await server.rig.settle()
+        assert not decode.has(Decode)
+        assert server.endpoints.admission.num_running == 0
+
+
+async def test_a_lower_priority_number_is_served_earlier(prompts: PromptMaker) -> None:
+    async with serving(prompts, replace(DEFAULTS, max_concurrent_requests=1), queue=ONE_AT_A_TIME) as server:
+        decode = await server.rig.join(DECODE)
+        tasks = [asyncio.create_task(_post(server, max_tokens=1))]
+        leg = await decode.expect(Decode)
+        for number, (priority, max_tokens) in enumerate([(5, 2), (-5, 3)], start=1):
+            tasks.append(asyncio.create_task(_post(server, max_tokens=max_tokens, priority=priority)))
+            await _has_waiting(server, number)
+        order = []
+        for _ in tasks:
+            order.append(leg.params.max_tokens)
+            decode.emit(leg, [5], finish="length")
+            leg = await decode.expect(Decode) if len(order) < len(tasks) else leg
+        assert order == [1, 3, 2]
+        assert {(await task).status for task in tasks} == {200}
+
+
+async def test_tokens_of_a_key_are_limited_by_what_it_used(prompts: PromptMaker, tmp_path: Path) -> None:
+    guard = _guard(tmp_path, alice="tokens_per_minute = 200", bob="")
+    async with serving(prompts, guard=guard) as server:
+        decode = await server.rig.join(DECODE)
+        prompt = list(range(40, 60))
+        running = asyncio.create_task(_post(server, "alice", prompt=prompt, max_tokens=100))
+        leg = await decode.expect(Decode)
+        refused = await _post(server, "alice", prompt=prompt, max_tokens=100)
+        assert (refused.status, refused.error["code"]) == (429, "rate_limited")
+        assert 10 <= int(refused.headers["retry-after"]) <= 12
+        assert refused.headers["x-ratelimit-limit-tokens"] == "200"
+        assert 80 <= int(refused.headers["x-ratelimit-remaining-tokens"]) <= 90
+        decode.emit(leg, [5], finish="length")
+        assert (await running).status == 200
+        decode.script = answering([5], "length")
+        assert (await _post(server, "alice", prompt=prompt, max_tokens=100)).status == 200
+        never = await _post(server, "alice", prompt=prompt, max_tokens=181)
+        assert (never.status, never.error["code"]) == (400, "request_too_large")
+        samples = await _samples(server, "bob")
+        assert samples["baton:key_prompt_tokens_total", "alice"] == 40
+        assert samples["baton:key_generation_tokens_total", "alice"] == 2
+        assert samples["baton:key_requests_total", "alice"] == 4
+        assert samples["baton:key_requests_total", "bob"] == 0
+        assert samples["baton:requests_rejected_total", "tokens_per_minute"] == 1
+
+
+async def test_a_key_gets_nothing_from_the_cache_of_another(prompts: PromptMaker, tmp_path: Path) -> None:
+    """Nodes hash blocks with the salt of the leg, and the router looks for nodes under the same salt."""
+    guard = _guard(tmp_path, alice='group = "research"', bob='group = "research"', carol="", dave="")
+    async with serving(prompts, guard=guard) as server:
+        cached: dict[tuple[bytes, tuple[int, ...]], int] = {}
+
+        def script(node: FakeNode, leg: LegMessage) -> None:
+            known = cached.get((leg.cache_salt, leg.token_ids), 0)
+            cached[leg.cache_salt, leg.token_ids] = len(leg.token_ids)
+            node.emit(leg, [5], finish="length", cached=known)
+
+        await server.rig.join(DECODE, script)
+
+        async def num_cached(name: str) -> int:
+            reply = await _post(server, name, prompt=[7, 8, 9])
+            return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert [await num_cached(name) for name in ("alice", "carol", "dave")] == [0, 0, 0]
+        assert [await num_cached(name) for name in ("alice", "bob", "carol", "dave")] == [3, 3, 3, 3]
+        assert len({salt for salt, _ in cached}) == 3
+        assert {len(salt) for salt, _ in cached} == {32}
+
+
+async def test_without_keys_legs_have_no_salt(prompts: PromptMaker) -> None:
+    async with serving(prompts) as server:
+        decode = await server.rig.join(DECODE, answering([5], "length"))
+        assert (await _post(server)).status == 200
+        assert (await decode.expect(Decode)).cache_salt == b""
+
+
+async def test_a_shutdown_answers_those_who_wait(prompts: PromptMaker) -> None:
+    async with serving(prompts, replace(DEFAULTS, max_concurrent_requests=1), queue=ONE_AT_A_TIME) as server:
+        decode = await server.rig.join(DECODE)
+        running = asyncio.create_task(_post(server))
+        leg = await decode.expect(Decode)
+        async with connected(server) as connection:
+            await connection.send(request_bytes("POST", COMPLETIONS, json.dumps(completion_body()).encode()))
+            await _has_waiting(server, 1)
+            server.endpoints.admission.close()
+            reply = parse_reply(await connection.to_end())
+        assert (reply.status, reply.headers["retry-after"]) == (503, "5")
+        decode.emit(leg, [5], finish="length")
+        assert (await running).status == 200
