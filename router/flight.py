@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 
 from program.clock import now_us
 from router.inbox import Inbox
-from router.journal import Journal
+from router.journal import Delivery, Journal
 from router.legs import Attempt, ControlSender, Legs, RelayRequest
 from router.nodes import Node
 from router.routing import Routing
+from router.scored_prompt import ScoredPrompt
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, Overloaded, RequestFailed, TransferFailed, remote_error
-from wire.messages import Failed, HandoffFigures, TokenEvent
+from wire.messages import Failed, HandoffFigures, PromptLogprobs, TokenEvent
 
 _RETRYABLE = (RequestFailed, Overloaded)
 _MAX_TRANSFER_FAILURES = 2
@@ -76,7 +77,9 @@ class Flight:
         self._request = request
         self._inbox = inbox
         self._index = index
-        self._journal = Journal(times=RelayTimes(context.clock))
+        is_scored = request.params.prompt_logprobs is not None
+        scored_prompt = ScoredPrompt(len(request.prompt_ids)) if is_scored else None
+        self._journal = Journal(prompt=scored_prompt, times=RelayTimes(context.clock))
         self._legs: Legs | None = None
         self._avoided: set[int] = set()
         self._num_transfer_failures = 0
@@ -88,6 +91,11 @@ class Flight:
         """The measurements so far."""
         journal = self._journal
         return FlightFigures(journal.num_cached_tokens or 0, journal.handoff, replace(journal.times), journal.attempt)
+
+    @property
+    def scored_prompt(self) -> ScoredPrompt | None:
+        """The log probabilities of the prompt, whole from the first delivery on; None when they were not asked for."""
+        return self._journal.prompt
 
     def start(self) -> None:
         """Begin the first attempt. When no node is available, the flight fails with that error."""
@@ -103,19 +111,31 @@ class Flight:
         if legs is None or event.attempt != journal.attempt:
             return
         is_of_decode = epoch == legs.decode_epoch
-        if is_of_decode:
+        if journal.prompt is not None and journal.awaits_prompt:
+            if not (is_of_decode and legs.prefill_runs):
+                # the node that computes the prompt sends in order, so a message of the prompt was lost on its way
+                self._attempt_failed(RequestFailed("log probabilities of the prompt were lost"))
+                return
+        elif is_of_decode:
             legs.end_prefill()
         try:
             deliveries = journal.record(event)
         except ValueError as error:
             self._attempt_failed(RequestFailed(str(error)))
             return
-        for delivery in deliveries:
-            self._inbox.put(self._index, delivery)
-            self._context.counters.num_finished += bool(delivery.finish_reason)
+        self._deliver(deliveries)
         if not deliveries and is_of_decode and journal.has_gap:
             # a decode node sends in order and repeats token 1, so a missing token was lost on its way
             self._attempt_failed(RequestFailed("tokens of the decode node were lost"))
+
+    def on_prompt_logprobs(self, scored: PromptLogprobs) -> None:
+        """Take log probabilities of the prompt, and deliver the tokens that waited for them."""
+        if self._legs is None:
+            return
+        try:
+            self._deliver(self._journal.record_prompt(scored))
+        except ValueError as error:
+            self._attempt_failed(RequestFailed(str(error)))
 
     def on_failed(self, failed: Failed, epoch: int) -> None:
         """The node of that epoch reports that an attempt failed."""
@@ -147,6 +167,11 @@ class Flight:
         self._context.counters.num_cancelled += not (self._has_failed or self._journal.has_finished)
         self._stop()
 
+    def _deliver(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            self._inbox.put(self._index, delivery)
+            self._context.counters.num_finished += bool(delivery.finish_reason)
+
     def _needs(self, epoch: int) -> bool:
         return self._legs is not None and self._legs.run_on(epoch) and not self._journal.has_finished
 
@@ -170,9 +195,16 @@ class Flight:
     def _start_attempt(self) -> None:
         """Choose nodes and send both legs. Raises `NoNode`."""
         request, journal, context = self._request, self._journal, self._context
+        if journal.prompt is not None and journal.prompt.is_whole:
+            request = replace(request, params=replace(request.params, prompt_logprobs=None))
         token_ids = (*request.prompt_ids, *journal.token_ids)
-        allows_handoff = self._num_transfer_failures < _MAX_TRANSFER_FAILURES
-        route = context.routing.choose(token_ids, request.cache_salt, self._avoided, allows_handoff=allows_handoff)
+        route = context.routing.choose(
+            token_ids,
+            request.cache_salt,
+            self._avoided,
+            allows_handoff=self._num_transfer_failures < _MAX_TRANSFER_FAILURES,
+            computes_all=journal.awaits_prompt,
+        )
         nodes = [route.decode] if route.prefill is None else [route.prefill, route.decode]
         journal.times.legs_sent(now_us(), *(node.hello.clock for node in nodes))
         self._legs = Legs(context.sender, route, Attempt(self.handoff_id, journal.attempt, request, token_ids))

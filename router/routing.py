@@ -35,9 +35,17 @@ class Routing:
     local_prefill_tokens: int
 
     def choose(
-        self, token_ids: Sequence[int], cache_salt: bytes, avoided: AbstractSet[int], *, allows_handoff: bool
+        self,
+        token_ids: Sequence[int],
+        cache_salt: bytes,
+        avoided: AbstractSet[int],
+        *,
+        allows_handoff: bool,
+        computes_all: bool = False,
     ) -> Route:
         """A route for prompt and emitted tokens; nodes whose epoch is in `avoided` only where there is no other.
+
+        `computes_all`: whoever computes the prompt computes all of it, whatever it has cached.
 
         Raises `NoNode` without a decode node.
         """
@@ -49,7 +57,7 @@ class Routing:
         extend_hashes(hashes, token_ids, hello.layout.block_size, root_hash(hello.fingerprint, cache_salt))
         decode = self.decode_policy.choose(decodes, hashes)
         prefills = self.registry.available(PREFILL, avoided) if allows_handoff else []
-        num_cached = num_cached_blocks(decode, hashes) * hello.layout.block_size
+        num_cached = 0 if computes_all else num_cached_blocks(decode, hashes) * hello.layout.block_size
         if not prefills or len(token_ids) - num_cached <= self.local_prefill_tokens:
             return Route(decode, None)
         return Route(decode, self.prefill_policy.choose(prefills, hashes))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine.text.choice_text import ChoiceText, TextDelta, TextOptions
 from engine.text.tokenizer import Tokenizer
@@ -23,16 +23,48 @@ from router.legs import RelayRequest
 from router.metrics import RequestTimer, RouterMetrics
 from router.openai.responses import Usage
 from router.relay import Relay
+from router.scored_prompt import ScoredPrompt
+from wire.messages import FINISH_LENGTH, TokenLogprobs
 from wire.sampling import DecodingParams
+
+
+class OutputText(Protocol):
+    """Turns the tokens of a choice into text; see `ChoiceText`."""
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Tokens generated for this choice."""
+        ...
+
+    def push(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = (), node_finish_reason: str = ""
+    ) -> TextDelta:
+        """The text that the next tokens add."""
+        ...
+
+
+class NoText:
+    """The text of a choice that generates nothing. Nodes sample one token at least, which is dropped here."""
+
+    num_completion_tokens = 0
+
+    def push(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = (), node_finish_reason: str = ""
+    ) -> TextDelta:
+        """See `OutputText`. The first token ends the choice."""
+        return TextDelta("", (), FINISH_LENGTH)
 
 
 @dataclass(slots=True)
 class Choice:
-    """One of the answers to one prompt. `siblings` wait for its first token; `figures` are there when it has ended."""
+    """One of the answers to one prompt. `siblings` wait for its first token; `figures` are there when it has ended.
+    `echo`: the text of the prompt, where the answer begins with it.
+    """
 
     index: int
     request: RelayRequest
-    text: ChoiceText
+    text: OutputText
+    echo: str = ""
     siblings: tuple[Choice, ...] = ()
     flight: Flight | None = None
     figures: FlightFigures | None = None
@@ -92,6 +124,12 @@ class Answer:
                         pieces.append(Piece(choice, delta, choice.text.num_completion_tokens))
         return pieces
 
+    def scored_prompt(self, choice: Choice) -> ScoredPrompt | None:
+        """The log probabilities of the prompt of `choice`, of which there has been a piece; None when not asked for.
+        Nodes tell them for the first choice of a prompt only."""
+        first = self._firsts[choice.index * len(self._firsts) // len(self.choices)]
+        return None if first.flight is None else first.flight.scored_prompt
+
     def usage(self) -> Usage:
         """Tokens of an answer that has ended: each prompt counted once."""
         figures = [choice.figures for choice in self.choices if choice.figures is not None]
@@ -138,19 +176,28 @@ def make_choices(
     params: DecodingParams,
     options: TextOptions,
     tokenizer: Tokenizer,
+    echoes: Sequence[str] = (),
+    *,
+    generates: bool = True,
 ) -> list[list[Choice]]:
     """The choices of each prompt. Choice c of prompt p has index p * num_choices + c.
 
-    A request without a seed gets a random one here, so that every attempt samples with the same noise.
+    A request without a seed gets a random one here, so that every attempt samples with the same noise. `echoes`: the
+    texts of the prompts, where they are echoed. Without `generates` the choices have no tokens.
     """
     seed = secrets.randbits(62) if params.seed is None else params.seed
+    first_params = replace(params, seed=seed)
+    sibling_params = replace(first_params, prompt_logprobs=None)
     found: list[list[Choice]] = []
-    for number, prompt_ids in enumerate(prompts):
+    for number, (prompt_ids, echo) in enumerate(zip(prompts, echoes or [""] * len(prompts), strict=True)):
         choices = [
             Choice(
                 index=number * num_choices + position,
-                request=RelayRequest(tuple(prompt_ids), replace(params, seed=seed, choice=position)),
-                text=ChoiceText(tokenizer, options, prompt_ids),
+                request=RelayRequest(
+                    tuple(prompt_ids), replace(sibling_params, choice=position) if position else first_params
+                ),
+                text=ChoiceText(tokenizer, options, prompt_ids, len(echo)) if generates else NoText(),
+                echo=echo,
             )
             for position in range(num_choices)
         ]

@@ -20,14 +20,17 @@ from aiohttp import web
 from engine.text.choice_text import TextDelta, join_deltas
 from program.clock import now_us
 from router.metrics import RouterMetrics
-from router.openai.answer import Answer, make_choices
+from router.openai.answer import Answer, Choice, make_choices
 from router.openai.event_writer import EventWriter
+from router.openai.prompt_report import PromptOptions, report_prompt
 from router.openai.prompts import PromptMaker
 from router.openai.responses import (
+    NO_REPORT,
     SSE_DONE,
     ChatStream,
     CompletionStream,
     FinishedChoice,
+    PromptReport,
     ReplyHead,
     ReplyStream,
     Usage,
@@ -73,7 +76,7 @@ class Endpoints:
         if request.stream:
             stream = ChatStream(head, request.include_usage, request.return_token_ids)
             return await self._stream(http, answer, stream, request, times)
-        choices = await self._collect(answer, with_prompt_ids=request.return_token_ids)
+        choices = await self._collect(answer, request)
         return _json(chat_completion(head, choices, _usage(answer, request, times)))
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
@@ -82,12 +85,13 @@ class Endpoints:
         body, content_type = await _read(http)
         request = parse_body(body, content_type, CompletionRequest)
         self._check(request)
-        answer = self._answer(request, await self.prompts.completion_prompts(request), "prompt")
+        prompts = await self.prompts.completion_prompts(request)
+        answer = self._answer(request, prompts, "prompt", await self.prompts.echoes(request, prompts))
         head = self._head("cmpl")
         if request.stream:
             stream = CompletionStream(head, request.include_usage, request.return_token_ids)
             return await self._stream(http, answer, stream, request, times)
-        choices = await self._collect(answer, with_prompt_ids=request.return_token_ids)
+        choices = await self._collect(answer, request)
         return _json(text_completion(head, choices, _usage(answer, request, times)))
 
     async def models(self, http: web.Request) -> web.Response:
@@ -114,19 +118,32 @@ class Endpoints:
             raise Overloaded("the router is shutting down", retry_after_s=5)
         self._require_model(request.model)
 
-    def _answer(self, request: GenerationRequest, prompts: Sequence[Sequence[int]], param: str) -> Answer:
+    def _answer(
+        self, request: GenerationRequest, prompts: Sequence[Sequence[int]], param: str, echoes: Sequence[str] = ()
+    ) -> Answer:
         """Make the answer, after the checks that need token ids. Nothing has been allocated before them."""
         params = request.decoding_params()
+        if request.bad_words:
+            params = replace(params, bad_word_ids=self.prompts.bad_word_ids(request.bad_words))
         params.check_vocabulary(self.prompts.tokenizer.vocab_size)
         if len(prompts) * request.n > MAX_CHOICES:
             raise InvalidRequest(f"{len(prompts)} prompts x {request.n} choices is more than {MAX_CHOICES}", "n")
         for prompt_ids in prompts:
             self.relay.check_size(len(prompt_ids), params.max_tokens, param)
+        request.prompt_options.check_size(sum(map(len, prompts)) * request.n)
         self.relay.check_room(len(prompts) * request.n)
-        choices = make_choices(prompts, request.n, params, request.text_options(), self.prompts.tokenizer)
+        choices = make_choices(
+            prompts,
+            request.n,
+            params,
+            request.text_options(),
+            self.prompts.tokenizer,
+            echoes,
+            generates=request.generates,
+        )
         return Answer(choices, self.relay, self.metrics)
 
-    async def _collect(self, answer: Answer, *, with_prompt_ids: bool) -> list[FinishedChoice]:
+    async def _collect(self, answer: Answer, request: GenerationRequest) -> list[FinishedChoice]:
         deltas: list[list[TextDelta]] = [[] for _ in answer.choices]
         with answer:
             while pieces := await answer.take():
@@ -134,10 +151,20 @@ class Endpoints:
                     deltas[piece.choice.index].append(piece.delta)
         return [
             FinishedChoice(
-                choice.index, join_deltas(deltas[choice.index]), choice.request.prompt_ids if with_prompt_ids else None
+                choice.index,
+                join_deltas(deltas[choice.index]),
+                choice.request.prompt_ids if request.return_token_ids else None,
+                await self._report(answer, choice, request.prompt_options),
             )
             for choice in answer.choices
         ]
+
+    async def _report(self, answer: Answer, choice: Choice, options: PromptOptions) -> PromptReport:
+        """What the answer tells of the prompt of `choice`, of which there has been a piece."""
+        if not options.echo and options.num_listed is None:
+            return NO_REPORT
+        prompt_ids, scored = choice.request.prompt_ids, answer.scored_prompt(choice)
+        return await report_prompt(self.prompts.tokenizer, options, prompt_ids, choice.echo, scored)
 
     async def _stream(
         self,
@@ -178,7 +205,8 @@ class Endpoints:
                 if choice.index not in begun:
                     begun.add(choice.index)
                     prompt_ids = choice.request.prompt_ids if request.return_token_ids else ()
-                    events.append(stream.begin(choice.index, prompt_ids))
+                    prompt = await self._report(answer, choice, request.prompt_options)
+                    events.append(stream.begin(choice.index, prompt_ids, prompt))
                 events.append(stream.chunk(choice.index, delta))
             if pieces[0].num_tokens <= 2:
                 written_us = now_us()

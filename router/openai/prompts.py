@@ -6,13 +6,14 @@ Owns the checkpoint's text side. Knows no nodes and no HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from router.openai.prompt_report import prompt_text
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest
 from wire.errors import InvalidRequest
 
@@ -59,6 +60,31 @@ class PromptMaker:
             ]
 
         return [_not_empty(ids, "prompt") for ids in await _off_loop(make, size)]
+
+    async def echoes(self, request: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of `prompts`, which are the prompts of `request`, to be echoed; none where none are wanted. A text
+        comes back as it was sent."""
+        if not request.echo:
+            return []
+
+        def make() -> list[str]:
+            return [
+                sent if isinstance(sent, str) else prompt_text(self.tokenizer, ids, is_all=not request.generates)
+                for sent, ids in zip(request.prompt, prompts, strict=True)
+            ]
+
+        return await _off_loop(make, sum(map(len, prompts)))
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences by which a model would write `words`: each at the beginning of a text, and behind a
+        space."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip()
+            for text in (bare, " " + bare):
+                if ids := self.tokenizer.encode(text, add_special_tokens=False):
+                    found[tuple(ids)] = None
+        return tuple(found)
 
 
 async def _off_loop(make: Callable[[], ResultT], size: int) -> ResultT:

@@ -51,19 +51,33 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptReport:
+    """The prompt of one choice as its answer shows it. `text`: "" unless echoed. `logprobs`: the lists of
+    `completion_logprobs` for the prompt's tokens; `listed`: vLLM's `prompt_logprobs`; None unless wanted."""
+
+    text: str = ""
+    logprobs: dict[str, list[Any]] | None = None
+    listed: list[dict[str, Any] | None] | None = None
+
+
+NO_REPORT = PromptReport()
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedChoice:
     """One finished choice. `prompt_ids` is None unless the request asked for token ids."""
 
     index: int
     whole: TextDelta
     prompt_ids: Sequence[int] | None = None
+    prompt: PromptReport = NO_REPORT
 
 
 class ReplyStream(Protocol):
     """Renders one streamed answer of either endpoint, event by event."""
 
-    def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
-        """The event before the first text of choice `index`; may be empty."""
+    def begin(self, index: int, prompt_ids: Sequence[int] = (), prompt: PromptReport = NO_REPORT) -> bytes:
+        """The event before the first text of choice `index`, with what is told of the prompt; may be empty."""
         ...
 
     def chunk(self, index: int, delta: TextDelta) -> bytes:
@@ -105,7 +119,7 @@ class ChatStream:
         self._frame = _StreamFrame(head, "chat.completion.chunk", include_usage)
         self._with_token_ids = with_token_ids
 
-    def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
+    def begin(self, index: int, prompt_ids: Sequence[int] = (), prompt: PromptReport = NO_REPORT) -> bytes:
         rendered = '"delta":{"role":"assistant","content":""}'
         if not self._with_token_ids:
             return self._frame.plain_event(index, rendered)
@@ -130,11 +144,13 @@ class CompletionStream:
         self._frame = _StreamFrame(head, "text_completion", include_usage)
         self._with_token_ids = with_token_ids
 
-    def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
-        if not self._with_token_ids:
+    def begin(self, index: int, prompt_ids: Sequence[int] = (), prompt: PromptReport = NO_REPORT) -> bytes:
+        if not self._with_token_ids and prompt is NO_REPORT:
             return b""
-        members = {"logprobs": None, "finish_reason": None, "prompt_token_ids": list(prompt_ids)}
-        return self._frame.event(index, '"text":""', members)
+        members: dict[str, Any] = {"logprobs": prompt.logprobs, "finish_reason": None}
+        if self._with_token_ids:
+            members["prompt_token_ids"] = list(prompt_ids)
+        return self._frame.event(index, f'"text":{_quoted(prompt.text)}', members)
 
     def chunk(self, index: int, delta: TextDelta) -> bytes:
         rendered = f'"text":{_quoted(delta.text)}'
@@ -147,7 +163,7 @@ class CompletionStream:
         return self._frame.usage(usage)
 
 
-def chat_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: Usage) -> dict[str, Any]:
+def chat_completion(head: ReplyHead, choices: Sequence[FinishedChoice], usage: Usage) -> dict[str, Any]:
     """The answer of /v1/chat/completions when it is not streamed."""
     rendered = [
         {
@@ -159,7 +175,8 @@ def chat_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: U
         }
         for choice in choices
     ]
-    return {**_head_members(head, "chat.completion"), "choices": rendered, "usage": usage_object(usage)}
+    listed = prompt_logprobs(choices[0])
+    return {**_head_members(head, "chat.completion"), "choices": rendered, "usage": usage_object(usage), **listed}
 
 
 def text_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: Usage) -> dict[str, Any]:
@@ -167,10 +184,11 @@ def text_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: U
     rendered = [
         {
             "index": choice.index,
-            "text": choice.whole.text,
-            "logprobs": completion_logprobs(choice.whole.entries),
+            "text": choice.prompt.text + choice.whole.text,
+            "logprobs": _behind(choice.prompt.logprobs, completion_logprobs(choice.whole.entries)),
             "finish_reason": choice.whole.finish_reason,
             **_all_token_ids(choice),
+            **prompt_logprobs(choice),
         }
         for choice in choices
     ]
@@ -218,14 +236,19 @@ def completion_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
     if not reported:
         return None
     return {
-        "tokens": [_completion_token(chosen) for _, chosen, _ in reported],
-        "token_logprobs": [_finite(chosen.logprob) for _, chosen, _ in reported],
+        "tokens": [completion_token(chosen) for _, chosen, _ in reported],
+        "token_logprobs": [finite_logprob(chosen.logprob) for _, chosen, _ in reported],
         "top_logprobs": [
-            {_completion_token(token): _finite(token.logprob) for token in (*top, chosen)}
+            {completion_token(token): finite_logprob(token.logprob) for token in (*top, chosen)}
             for _, chosen, top in reported
         ],
         "text_offset": [offset for offset, _, _ in reported],
     }
+
+
+def prompt_logprobs(choice: FinishedChoice) -> dict[str, Any]:
+    """The member `prompt_logprobs`, where vLLM has it: in a choice of completions, beside the choices of a chat."""
+    return {} if choice.prompt.listed is None else {"prompt_logprobs": choice.prompt.listed}
 
 
 def model_object(name: str, created: int, max_model_len: int | None = None) -> dict[str, Any]:
@@ -274,6 +297,13 @@ def _token_ids(delta: TextDelta, with_token_ids: bool) -> dict[str, Any]:
     return {"token_ids": [entry.token_id for entry in delta.entries]} if with_token_ids else {}
 
 
+def _behind(prompt: dict[str, list[Any]] | None, output: dict[str, list[Any]] | None) -> dict[str, list[Any]] | None:
+    """The lists of `completion_logprobs` for the tokens of an echoed prompt and those of the output."""
+    if prompt is None or output is None:
+        return prompt or output
+    return {name: prompt[name] + output[name] for name in prompt}
+
+
 def _all_token_ids(choice: FinishedChoice) -> dict[str, Any]:
     if choice.prompt_ids is None:
         return {}
@@ -281,17 +311,19 @@ def _all_token_ids(choice: FinishedChoice) -> dict[str, Any]:
 
 
 def _logprob_object(token: ScoredToken) -> dict[str, Any]:
-    return {"token": token.text, "bytes": list(token.data), "logprob": _finite(token.logprob)}
+    return {"token": token.text, "bytes": list(token.data), "logprob": finite_logprob(token.logprob)}
 
 
-def _completion_token(token: ScoredToken) -> str:
+def completion_token(token: ScoredToken) -> str:
+    """What `logprobs` of completions calls a token; see `completion_logprobs`."""
     try:
         return token.data.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data)
 
 
-def _finite(logprob: float) -> float:
+def finite_logprob(logprob: float) -> float:
+    """`logprob` as JSON can say it."""
     return max(LOWEST_LOGPROB, logprob)  # in this order a NaN becomes the lowest value too
 
 

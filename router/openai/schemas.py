@@ -31,6 +31,8 @@ from router.openai.fields import (
     MAX_TEXT_CHARS,
     TOO_LONG,
     UNSUPPORTED,
+    AllowedTokens,
+    BadWords,
     Content,
     LogitBias,
     Metadata,
@@ -41,6 +43,7 @@ from router.openai.fields import (
     UserName,
     field_error,
 )
+from router.openai.prompt_report import PromptOptions
 from router.openai.strict_json import member_path, parse_object, shown
 from router.openai.unsupported import CHAT, COMMON, COMPLETION, MESSAGE, STREAM_OPTIONS, Table, is_harmless
 from wire.errors import InvalidRequest, UnsupportedMediaType
@@ -136,11 +139,16 @@ class _GenerationRequest(_Strict):
     skip_special_tokens: bool = True
     return_token_ids: bool = False
     return_timings: bool = False
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    allowed_token_ids: AllowedTokens = ()
+    bad_words: BadWords = ()
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise field_error("is allowed only when stream is true", ("stream_options",))
+        if self.prompt_logprobs is not None and self.stream:
+            raise field_error("is allowed only when stream is false", ("prompt_logprobs",))
         check_stop_strings(self.stop)
         return self
 
@@ -158,6 +166,16 @@ class _GenerationRequest(_Strict):
     def output_limit(self) -> tuple[str, int | None]:
         """The limit of generated tokens, and the name under which the client knows it."""
         return "max_tokens", self.max_tokens
+
+    @property
+    def prompt_options(self) -> PromptOptions:
+        """What the answer is to tell of the prompt."""
+        return PromptOptions(num_listed=self.prompt_logprobs)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the answer holds generated tokens; otherwise it tells of the prompt alone."""
+        return True
 
     def decoding_params(self) -> DecodingParams:
         """The parameters for nodes, of choice 0. Raises `InvalidRequest` for a value that is out of range.
@@ -182,6 +200,8 @@ class _GenerationRequest(_Strict):
                 stop_token_ids=self.stop_token_ids,
                 ignore_eos=self.ignore_eos,
                 logprobs=self.num_logprobs,
+                prompt_logprobs=self.prompt_options.num_wanted,
+                allowed_token_ids=self.allowed_token_ids,
             )
         except InvalidRequest as error:
             if error.param != "max_tokens":
@@ -241,6 +261,7 @@ class CompletionRequest(_GenerationRequest):
     max_tokens: int | None = DEFAULT_COMPLETION_TOKENS
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: int | None = None
+    echo: bool = False
 
     @model_validator(mode="after")
     def _check_completion(self) -> Self:
@@ -251,6 +272,19 @@ class CompletionRequest(_GenerationRequest):
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_options(self) -> PromptOptions:
+        return PromptOptions(self.echo, self.logprobs if self.echo else None, self.prompt_logprobs)
+
+    @property
+    def generates(self) -> bool:
+        return not (self.echo and self.max_tokens == 0)
+
+    @property
+    def output_limit(self) -> tuple[str, int | None]:
+        # a node samples one token at least, which `NoText` drops
+        return "max_tokens", self.max_tokens if self.generates else 1
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` when a prompt of token ids names one outside a vocabulary of `vocab_size`."""

@@ -21,8 +21,6 @@ COMMON: Table = {
     "response_format": ({"type": "text"},),
     # vLLM
     "add_special_tokens": (),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "cache_salt": (),
     "detokenize": (True,),
     "early_stopping": (False,),
@@ -35,7 +33,6 @@ COMMON: Table = {
     "logits_processors": ([],),
     "mm_processor_kwargs": (),
     "priority": (0,),
-    "prompt_logprobs": (),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "structured_outputs": (),
@@ -69,7 +66,6 @@ CHAT: Table = {
 }
 
 COMPLETION: Table = {
-    "echo": (False,),
     "prompt_embeds": (),
     "suffix": ("",),
 }

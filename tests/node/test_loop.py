@@ -12,7 +12,7 @@ from device.base import DeviceFailed
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
-from engine.scheduler.request import RequestOutput, SampledToken, Step
+from engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from node.heartbeat import HeartbeatThread
 from node.loop import EngineLoop, Leg
@@ -50,6 +50,9 @@ class Launched:
         if self.error is not None:
             raise self.error
         return self.tokens
+
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        return {}
 
 
 @dataclass
