@@ -22,6 +22,7 @@ from program.clock import now_us
 from router.metrics import RouterMetrics
 from router.openai.answer import Answer, Choice, make_choices
 from router.openai.event_writer import EventWriter
+from router.openai.large_json import large_json_bytes
 from router.openai.prompt_report import PromptOptions, report_prompt
 from router.openai.prompts import PromptMaker
 from router.openai.responses import (
@@ -77,7 +78,7 @@ class Endpoints:
             stream = ChatStream(head, request.include_usage, request.return_token_ids)
             return await self._stream(http, answer, stream, request, times)
         choices = await self._collect(answer, request)
-        return _json(chat_completion(head, choices, _usage(answer, request, times)))
+        return await _answer_json(chat_completion(head, choices, _usage(answer, request, times)), request)
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
@@ -92,7 +93,7 @@ class Endpoints:
             stream = CompletionStream(head, request.include_usage, request.return_token_ids)
             return await self._stream(http, answer, stream, request, times)
         choices = await self._collect(answer, request)
-        return _json(text_completion(head, choices, _usage(answer, request, times)))
+        return await _answer_json(text_completion(head, choices, _usage(answer, request, times)), request)
 
     async def models(self, http: web.Request) -> web.Response:
         """`GET /v1/models`."""
@@ -243,6 +244,12 @@ def _usage(answer: Answer, request: GenerationRequest, times: ClientTimes) -> Us
     if not request.return_timings or len(answer.choices) != 1 or figures is None:
         return usage
     return replace(usage, timings=timings_of(times, figures.times, figures.num_attempts))
+
+
+async def _answer_json(payload: dict[str, object], request: GenerationRequest) -> web.Response:
+    if request.prompt_options.num_wanted is None:
+        return _json(payload)
+    return web.Response(body=await large_json_bytes(payload), content_type="application/json")
 
 
 def _json(payload: dict[str, object]) -> web.Response:

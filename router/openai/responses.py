@@ -272,7 +272,7 @@ def sse_error(error: Exception) -> bytes:
     return sse_event(error_body(error))
 
 
-def json_bytes(payload: dict[str, Any]) -> bytes:
+def json_bytes(payload: Any) -> bytes:
     """`payload` as compact JSON in UTF-8."""
     return _dumps(payload).encode("utf-8", "replace")
 
@@ -332,6 +332,6 @@ def _quoted(text: str) -> str:
     return quoted if quoted.isascii() else quoted.translate(_LINE_BREAKS)
 
 
-def _dumps(payload: dict[str, Any]) -> str:
+def _dumps(payload: Any) -> str:
     text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
     return text if text.isascii() else text.translate(_LINE_BREAKS)
