@@ -107,6 +107,20 @@ async def test_several_choices_of_several_prompts_share_what_is_told(server: Ser
     assert list(asked.values()) == [1, 1]
 
 
+async def test_a_loglikelihood_request_of_lm_eval_can_be_read_as_it_reads_it(
+    server: Server, prompts: PromptMaker
+) -> None:
+    await server.rig.pair(answering([7], "length"))
+    asked = [_ids(prompts, text) for text in (PROMPT, "Once upon a time there was")]
+    body = {"prompt": asked, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    for token_ids, choice in zip(asked, (await post_completion(server, **body)).json()["choices"], strict=True):
+        for num_context in range(1, len(token_ids)):
+            found = choice["logprobs"]["token_logprobs"][num_context:-1]
+            tops = choice["logprobs"]["top_logprobs"][num_context:-1]
+            assert found == [-float(place) for place in range(num_context, len(token_ids))]
+            assert [max(top.values()) for top in tops] == [-0.25] * len(found)
+
+
 async def test_prompt_logprobs_are_listed_by_token_id(server: Server, prompts: PromptMaker) -> None:
     decode = await server.rig.join(DECODE, answering(_ids(prompts, TEXT), "length"))
     choice = _choice(await post_completion(server, prompt=PROMPT, prompt_logprobs=2))
