@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
 from engine.cache.hashing import extend_hashes, root_hash
 from engine.runner.base import Runner
-from engine.scheduler.request import Request, RequestOutput, Step
+from engine.scheduler.request import PromptScores, Request, RequestOutput, Step
 from engine.scheduler.scheduler import Scheduler
 from engine.steps_in_flight import StepsInFlight, StepWatch
 from wire.errors import BatonError
@@ -216,6 +216,11 @@ class EngineCore:
             if output.has_left:
                 self._retire(output)
         return outputs
+
+    def take_prompt_scores(self) -> list[PromptScores]:
+        """Log probabilities of prompt tokens that `step` has collected since the last call, in order; each of a
+        prompt's tokens once."""
+        return self._in_flight.take_scores()
 
     def is_live(self, key: RequestKey) -> bool:
         """Whether there is a request of that key that has not left."""

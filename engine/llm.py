@@ -20,23 +20,26 @@ from tqdm import tqdm
 from engine.build import build_engine
 from engine.models.identity import find_checkpoint
 from engine.runner.kv_memory import allocate_private
-from engine.scheduler.request import RequestOutput, SampledToken
+from engine.scheduler.request import PromptScores, RequestOutput, SampledToken
 from engine.settings import EngineSettings
 from engine.text.chat_template import ChatTemplate
 from engine.text.choice_text import ChoiceText, TextDelta, TextOptions, join_deltas
 from engine.text.tokenizer import Tokenizer
 from wire.errors import BatonError, InvalidRequest
 from wire.messages import TokenLogprobs
+from wire.prompt_logprobs import PromptTokenLogprobs, read_rows
 from wire.request_key import RequestKey
 from wire.sampling import SamplingParams
 
+_NOT_A_NUMBER = "the model computed NaN for a prompt: its weights overflow in this dtype"
 Prompt: TypeAlias = str | Sequence[int]
 Messages: TypeAlias = Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished prompt. `logprobs` has an entry per token when the parameters asked for them."""
+    """One finished prompt. `logprobs` has an entry per token when the parameters asked for them, `prompt_logprobs` one
+    per token of the prompt, None for the first."""
 
     prompt_token_ids: tuple[int, ...]
     text: str
@@ -44,6 +47,7 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: str
     num_cached_tokens: int
+    prompt_logprobs: tuple[PromptTokenLogprobs | None, ...] = ()
 
 
 class LLM:
@@ -104,7 +108,10 @@ class LLM:
                 streams[key] = self._start(key, token_ids, one)
             with tqdm(total=len(streams), unit="prompt", disable=not show_progress) as bar:
                 while self._core.has_work:
-                    bar.update(self._apply(self._core.step(), streams))
+                    outputs = self._core.step()
+                    for scores in self._core.take_prompt_scores():
+                        streams[scores.key].take_prompt(scores)
+                    bar.update(self._apply(outputs, streams))
         except BaseException:
             for key in streams:
                 self._core.abort(key)
@@ -122,7 +129,7 @@ class LLM:
         num_ended = 0
         for output in outputs:
             if output.has_failed:
-                raise BatonError("the model computed NaN for a prompt: its weights overflow in this dtype")
+                raise BatonError(_NOT_A_NUMBER)
             if output.token is None:
                 continue
             stream = streams[output.key]
@@ -144,11 +151,18 @@ class _Stream:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._num_cached_tokens = 0
+        self._prompt_logprobs: list[PromptTokenLogprobs | None] = [] if params.prompt_logprobs is None else [None]
 
     @property
     def has_ended(self) -> bool:
         """Whether the text of this prompt is complete."""
         return self._text.finish_reason is not None
+
+    def take_prompt(self, scores: PromptScores) -> None:
+        """Add log probabilities of the next tokens of the prompt. Raises `BatonError` when they are no numbers."""
+        if not scores.is_valid:
+            raise BatonError(_NOT_A_NUMBER)
+        self._prompt_logprobs += read_rows(scores.rows, scores.num_top)
 
     def take(self, token: SampledToken, finish_reason: str, num_cached_tokens: int) -> None:
         """Add one token; `finish_reason` is the engine's, "" while it goes on."""
@@ -170,6 +184,7 @@ class _Stream:
             logprobs=tuple(self._logprobs),
             finish_reason=whole.finish_reason,
             num_cached_tokens=self._num_cached_tokens,
+            prompt_logprobs=tuple(self._prompt_logprobs),
         )
 
 

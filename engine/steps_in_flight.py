@@ -19,7 +19,7 @@ from device.base import DeviceFailed
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool, BlockTable
 from engine.runner.base import Runner, RunningStep
-from engine.scheduler.request import Request, RequestOutput, SampledToken, Step
+from engine.scheduler.request import PromptScores, Request, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler
 from wire.errors import BatonError
 from wire.request_key import RequestKey
@@ -54,6 +54,10 @@ class _NotLaunched:
         """See `RunningStep.result`."""
         raise self.error
 
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        """See `RunningStep.prompt_scores`."""
+        return {}
+
 
 @dataclass(slots=True)
 class _StepInFlight:
@@ -72,6 +76,7 @@ class StepsInFlight:
         self._scheduler = scheduler
         self._pool = pool
         self._steps: deque[_StepInFlight] = deque()
+        self._scores: list[PromptScores] = []
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -105,7 +110,14 @@ class StepsInFlight:
         self._steps.popleft()
         if oldest.tables:
             self._release_tables(oldest)
+        if oldest.step.spans:
+            self._scores += self._scheduler.score(oldest.step, oldest.running.prompt_scores())
         return self._scheduler.apply(oldest.step, sampled)
+
+    def take_scores(self) -> list[PromptScores]:
+        """What the steps collected since the last call have found out about prompts, in order."""
+        scores, self._scores = self._scores, []
+        return scores
 
     def release(self, request: Request) -> None:
         """Release the blocks of a request that has left, once no step writes into them."""

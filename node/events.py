@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from engine.scheduler.request import RequestOutput
+from collections.abc import Iterator
+
+from engine.scheduler.request import PromptScores, RequestOutput
 from wire.errors import BatonError, RequestFailed
-from wire.messages import StepTimes, TokenEvent
+from wire.messages import PromptLogprobs, StepTimes, TokenEvent
+from wire.prompt_logprobs import MAX_ROWS, row_bytes
 
 
 def failure_of(output: RequestOutput) -> BatonError:
     """The error of a request with `has_failed`, for which no token could be sampled."""
     return RequestFailed(f"the model computed NaN for output {output.output_index}", "not_a_number")
+
+
+def failure_of_scores(scores: PromptScores) -> BatonError:
+    """The error of a request whose prompt has tokens without a log probability."""
+    return RequestFailed(f"the model computed NaN near prompt token {scores.first}", "not_a_number")
+
+
+def prompt_logprobs(scores: PromptScores, epoch: int) -> Iterator[PromptLogprobs]:
+    """The messages that tell a router's request what a step found out about its prompt, each of bounded size."""
+    handoff_id, attempt = scores.key
+    num_row_bytes = row_bytes(scores.num_top)
+    for first_byte in range(0, len(scores.rows), MAX_ROWS * num_row_bytes):
+        yield PromptLogprobs(
+            epoch=epoch,
+            handoff_id=handoff_id,
+            attempt=attempt,
+            first=scores.first + first_byte // num_row_bytes,
+            num_top=scores.num_top,
+            rows=scores.rows[first_byte : first_byte + MAX_ROWS * num_row_bytes],
+        )
 
 
 def token_event(output: RequestOutput, times: StepTimes | None = None) -> TokenEvent | None:

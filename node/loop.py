@@ -19,7 +19,7 @@ from engine.attention.base import LayerStored
 from engine.core import EngineCore
 from engine.scheduler.request import RequestOutput, Step
 from engine.steps_in_flight import StepFailed
-from node.events import failure_of
+from node.events import failure_of, failure_of_scores
 from node.heartbeat import HeartbeatThread
 from node.router_link import RouterLink
 from node.stopper import Stopper
@@ -179,8 +179,16 @@ class EngineLoop:
         for output in outputs:
             if output.has_failed:
                 self._leg.fail(output.key, failure_of(output), done_s)
+        # before token 1, which the router holds back until it has all of these
+        scores = self._core.take_prompt_scores()
+        for each in scores:
+            if each.is_valid:
+                self._router.send_prompt_logprobs(each)
         self._router.send_tokens(self._leg.applied(outputs, done_s))
         self._leg.sent(done_s)
+        for each in scores:
+            if not each.is_valid:
+                self._leg.fail(each.key, failure_of_scores(each), done_s)
 
     def _report_failures(self) -> None:
         for (handoff_id, attempt), error in self._leg.take_failures():

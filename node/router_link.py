@@ -15,6 +15,8 @@ from typing import Any
 
 import zmq
 
+from engine.scheduler.request import PromptScores
+from node.events import prompt_logprobs
 from wire import links
 from wire.errors import BatonError, InvalidMessage, Refused
 from wire.messages import (
@@ -100,6 +102,11 @@ class RouterLink:
         """One message for all requests of a step."""
         if events:
             self.send(Tokens(self._epoch, tuple(events)))
+
+    def send_prompt_logprobs(self, scores: PromptScores) -> None:
+        """What a step found out about a prompt, in as many messages as needed."""
+        for message in prompt_logprobs(scores, self._epoch):
+            self.send(message)
 
     def send_failed(self, handoff_id: bytes, attempt: int, error: BatonError) -> None:
         """This attempt ended without finishing."""

@@ -30,6 +30,7 @@ from wire.messages import (
     Introduce,
     Leaving,
     Ping,
+    PromptLogprobs,
     Refusal,
     Tokens,
     Welcome,
@@ -47,6 +48,10 @@ class ControlHandler(Protocol):
 
     def on_tokens(self, tokens: Tokens) -> None:
         """A node sampled these tokens in one step."""
+        ...
+
+    def on_prompt_logprobs(self, scored: PromptLogprobs) -> None:
+        """A node found out the log probabilities of some tokens of a prompt."""
         ...
 
     def on_failed(self, failed: Failed, epoch: int) -> None:
@@ -178,6 +183,8 @@ class ControlLink:
             handler.on_tokens(message)
         elif isinstance(message, Failed):
             handler.on_failed(message, epoch)
+        elif isinstance(message, PromptLogprobs):
+            handler.on_prompt_logprobs(message)
         elif isinstance(message, CacheEvents):
             self._registry.cache_events(message)
         elif isinstance(message, Leaving):

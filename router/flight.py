@@ -20,15 +20,16 @@ from dataclasses import dataclass, replace
 from program.clock import now_us
 from router.cached_tokens import CachedTokens
 from router.inbox import Inbox
-from router.journal import Journal
+from router.journal import Delivery, Journal
 from router.legs import Attempt, ControlSender, Legs, RelayRequest
 from router.node_wait import NodeWait
 from router.nodes import Node
 from router.request_trace import begin_flight
 from router.routing import Routing
+from router.scored_prompt import ScoredPrompt
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, NoNode, Overloaded, RequestFailed, TransferFailed, remote_error
-from wire.messages import Failed, HandoffFigures, TokenEvent
+from wire.messages import Failed, HandoffFigures, PromptLogprobs, TokenEvent
 
 _RETRYABLE = (RequestFailed, Overloaded)
 _MAX_TRANSFER_FAILURES = 2
@@ -83,7 +84,9 @@ class Flight:
         self._request = request
         self._inbox = inbox
         self._index = index
-        self._journal = Journal(times=RelayTimes(context.clock))
+        is_scored = request.params.prompt_logprobs is not None
+        scored_prompt = ScoredPrompt(len(request.prompt_ids)) if is_scored else None
+        self._journal = Journal(prompt=scored_prompt, times=RelayTimes(context.clock))
         self.trace = begin_flight(self.handoff_id, index, len(request.prompt_ids), self._journal)
         self._cached = CachedTokens()
         self._legs: Legs | None = None
@@ -105,6 +108,11 @@ class Flight:
             dict(self._cached.by_role),
         )
 
+    @property
+    def scored_prompt(self) -> ScoredPrompt | None:
+        """The log probabilities of the prompt, whole from the first delivery on; None when they were not asked for."""
+        return self._journal.prompt
+
     def start(self) -> None:
         """Begin the first attempt. When no node is available, the flight waits for one to join, or fails."""
         self._context.counters.num_requests += 1
@@ -118,19 +126,31 @@ class Flight:
         is_of_decode = epoch == legs.decode_epoch
         if self._cached.awaits_more:
             self._cached.note(event, is_of_decode=is_of_decode)
-        if is_of_decode:
+        if journal.prompt is not None and journal.awaits_prompt:
+            if not (is_of_decode and legs.prefill_runs):
+                # the node that computes the prompt sends in order, so a message of the prompt was lost on its way
+                self._attempt_failed(RequestFailed("log probabilities of the prompt were lost"))
+                return
+        elif is_of_decode:
             legs.end_prefill()
         try:
             deliveries = journal.record(event)
         except ValueError as error:
             self._attempt_failed(RequestFailed(str(error)))
             return
-        for delivery in deliveries:
-            self._inbox.put(self._index, delivery)
-            self._context.counters.num_finished += bool(delivery.finish_reason)
+        self._deliver(deliveries)
         if not deliveries and is_of_decode and journal.has_gap:
             # a decode node sends in order and repeats token 1, so a missing token was lost on its way
             self._attempt_failed(RequestFailed("tokens of the decode node were lost"))
+
+    def on_prompt_logprobs(self, scored: PromptLogprobs) -> None:
+        """Take log probabilities of the prompt, and deliver the tokens that waited for them."""
+        if self._legs is None:
+            return
+        try:
+            self._deliver(self._journal.record_prompt(scored))
+        except ValueError as error:
+            self._attempt_failed(RequestFailed(str(error)))
 
     def on_failed(self, failed: Failed, epoch: int) -> None:
         """The node of that epoch reports that an attempt failed."""
@@ -174,6 +194,11 @@ class Flight:
         self.trace.closed()
         self._stop()
 
+    def _deliver(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            self._inbox.put(self._index, delivery)
+            self._context.counters.num_finished += bool(delivery.finish_reason)
+
     def _needs(self, epoch: int) -> bool:
         return self._legs is not None and self._legs.run_on(epoch) and not self._journal.has_finished
 
@@ -208,10 +233,16 @@ class Flight:
     def _start_attempt(self) -> None:
         """Choose nodes and send both legs. Raises `NoNode`."""
         request, journal, context = self._request, self._journal, self._context
+        if journal.prompt is not None and journal.prompt.is_whole:
+            request = replace(request, params=replace(request.params, prompt_logprobs=None))
         token_ids = (*request.prompt_ids, *journal.token_ids)
-        allows_handoff = self._num_transfer_failures < _MAX_TRANSFER_FAILURES
         route = context.routing.choose(
-            request.model, token_ids, request.cache_salt, self._avoided, allows_handoff=allows_handoff
+            request.model,
+            token_ids,
+            request.cache_salt,
+            self._avoided,
+            allows_handoff=self._num_transfer_failures < _MAX_TRANSFER_FAILURES,
+            computes_all=journal.awaits_prompt,
         )
         nodes = [route.decode] if route.prefill is None else [route.prefill, route.decode]
         journal.times.legs_sent(now_us(), *(node.hello.clock for node in nodes))

@@ -1,7 +1,8 @@
 """The journal of one request: what the client has been sent, and what another attempt would need to continue it.
 
 Owns the order of tokens. Invariants: each output index is delivered once, in order, whatever attempt it came from; a
-token of an attempt that is not the current one changes nothing, nor does one that comes after the end.
+token of an attempt that is not the current one changes nothing, nor does one that comes after the end. Where log
+probabilities of the prompt are wanted, no token is delivered before they are whole.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from router.scored_prompt import ScoredPrompt
 from router.timings import RelayTimes
-from wire.messages import HandoffFigures, TokenEvent, TokenLogprobs
+from wire.messages import HandoffFigures, PromptLogprobs, TokenEvent, TokenLogprobs
 
 _MAX_EARLY_EVENTS = 64
 
@@ -28,9 +30,13 @@ class Delivery(NamedTuple):
 
 @dataclass(slots=True)
 class Journal:
-    """Everything emitted so far, the number of the current attempt, and the measurements of the request."""
+    """Everything emitted so far, the number of the current attempt, and the measurements of the request.
+
+    `prompt`: its log probabilities as far as they are known, None when nobody wants them.
+    """
 
     attempt: int = 1
+    prompt: ScoredPrompt | None = None
     token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int | None = None
     handoff: HandoffFigures | None = None
@@ -39,15 +45,30 @@ class Journal:
     _early: dict[int, TokenEvent] = field(default_factory=dict)
 
     @property
+    def awaits_prompt(self) -> bool:
+        """Whether log probabilities of the prompt have yet to come, for which all tokens wait."""
+        return self.prompt is not None and not self.prompt.is_whole
+
+    @property
     def has_gap(self) -> bool:
         """Whether tokens have come whose predecessors have not."""
-        return bool(self._early)
+        return bool(self._early) and not self.awaits_prompt
 
     def next_attempt(self) -> int:
         """Begin the next attempt: whatever the current one may still send is ignored from now on."""
         self.attempt += 1
         self._early.clear()
+        if self.prompt is not None:
+            self.prompt.begin_again()
         return self.attempt
+
+    def record_prompt(self, scored: PromptLogprobs) -> list[Delivery]:
+        """Record log probabilities of the prompt; returns the tokens that can be delivered now, in order. Raises
+        `ValueError` when some before them were lost."""
+        if scored.attempt != self.attempt or self.prompt is None or self.prompt.is_whole:
+            return []
+        self.prompt.add(scored)
+        return self._take_early() if self.prompt.is_whole else []
 
     def record(self, event: TokenEvent) -> list[Delivery]:
         """Record an event; returns what can be delivered now, in order. Raises `ValueError` for a gap that cannot
@@ -55,10 +76,16 @@ class Journal:
         if event.attempt != self.attempt or self.has_finished:
             return []
         self._note_figures(event)
-        if event.index > len(self.token_ids):
+        if event.index > len(self.token_ids) or (self.prompt is not None and not self.prompt.is_whole):
             self._store_early(event)
             return []
         deliveries = [self._append(event)]
+        if self._early:
+            deliveries += self._take_early()
+        return [delivery for delivery in deliveries if delivery.token_ids]
+
+    def _take_early(self) -> list[Delivery]:
+        deliveries = []
         while self._early and not self.has_finished and (first := min(self._early)) <= len(self.token_ids):
             deliveries.append(self._append(self._early.pop(first)))
         if self.has_finished:

@@ -5,7 +5,7 @@ Owns the load that an attempt puts on its nodes: each leg counts once from its s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from router.nodes import Node
@@ -56,14 +56,14 @@ class Attempt:
 
     def decode_leg(self, prefill: Node | None) -> Decode:
         """The message for the decode node; `prefill` is the node that computes the KV, None when the decode node
-        does."""
+        does, and only then tells the log probabilities of the prompt."""
         peer = None if prefill is None else PrefillPeer(prefill.node_id, prefill.epoch, prefill.hello.peer_address)
         return Decode(
             handoff_id=self.handoff_id,
             attempt=self.number,
             token_ids=self.token_ids,
             num_prompt_tokens=len(self.request.prompt_ids),
-            params=self.request.params,
+            params=self.request.params if prefill is None else replace(self.request.params, prompt_logprobs=None),
             cache_salt=self.request.cache_salt,
             prefill_peer=peer,
         )
@@ -81,6 +81,11 @@ class Legs:
         if route.prefill is not None:
             self._send(route.prefill, attempt.prefill_leg(route.decode))
         self._send(route.decode, attempt.decode_leg(route.prefill))
+
+    @property
+    def prefill_runs(self) -> bool:
+        """Whether a prefill leg was sent that is not over."""
+        return self._prefill is not None
 
     def run_on(self, epoch: int) -> bool:
         """Whether a leg that is not over runs on the node of that epoch."""

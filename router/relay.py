@@ -19,7 +19,7 @@ from router.nodes import Node, NodeRegistry
 from router.policies import Policy
 from router.routing import Routing
 from wire.errors import BatonError, ContextLengthExceeded, NoNode, Overloaded
-from wire.messages import DECODE, Cancel, Failed, Tokens
+from wire.messages import DECODE, Cancel, Failed, PromptLogprobs, Tokens
 
 _ADMITTED_PER_SEQ = 4
 """Requests in flight for each one that decode nodes can compute together: while some generate, the prompts of others
@@ -129,6 +129,14 @@ class Relay:
                 self._sender.send(tokens.epoch, Cancel(event.handoff_id, event.attempt))
             else:
                 flight.on_event(event, tokens.epoch)
+
+    def on_prompt_logprobs(self, scored: PromptLogprobs) -> None:
+        """See `ControlHandler`."""
+        flight = self._flights.get(scored.handoff_id)
+        if flight is None:
+            self._sender.send(scored.epoch, Cancel(scored.handoff_id, scored.attempt))
+        else:
+            flight.on_prompt_logprobs(scored)
 
     def on_failed(self, failed: Failed, epoch: int) -> None:
         """See `ControlHandler`."""

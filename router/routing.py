@@ -42,9 +42,12 @@ class Routing:
         avoided: AbstractSet[int],
         *,
         allows_handoff: bool,
+        computes_all: bool = False,
     ) -> Route:
         """A route for prompt and emitted tokens over nodes of `model`; nodes whose epoch is in `avoided` only where
         there is no other.
+
+        `computes_all`: whoever computes the prompt computes all of it, whatever it has cached.
 
         Raises `NoNode` without a decode node.
         """
@@ -56,7 +59,7 @@ class Routing:
         extend_hashes(hashes, token_ids, hello.layout.block_size, root_hash(hello.fingerprint, cache_salt))
         decode = self.decode_policy.choose(decodes, hashes)
         prefills = self.registry.available(PREFILL, model, avoided) if allows_handoff else []
-        num_cached = num_cached_blocks(decode, hashes) * hello.layout.block_size
+        num_cached = 0 if computes_all else num_cached_blocks(decode, hashes) * hello.layout.block_size
         if not prefills or len(token_ids) - num_cached <= self.local_prefill_tokens:
             return Route(decode, None)
         return Route(decode, self.prefill_policy.choose(prefills, hashes))

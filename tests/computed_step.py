@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.scheduler.request import SampledToken
+from engine.scheduler.request import PromptScores, SampledToken
 from wire.request_key import RequestKey
 
 
@@ -18,3 +18,7 @@ class ComputedStep:
     def result(self) -> Mapping[RequestKey, SampledToken]:
         """See `RunningStep.result`."""
         return self.tokens
+
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        """See `RunningStep.prompt_scores`."""
+        return {}

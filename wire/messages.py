@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from wire.codec import U64, Bounds, Codec, Id128, Length, Packed, TokenIds
+from wire.errors import InvalidMessage
 from wire.layout import KvLayout
+from wire.prompt_logprobs import MAX_ROWS, row_bytes
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
 
 PREFILL, DECODE = "prefill", "decode"
@@ -222,6 +224,31 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Node -> router, before the first token: log probabilities of some tokens of a prompt, in order.
+
+    `first` is the place of the first of them in the prompt; the token at place 0 has none. `rows`: as many rows of
+    `wire.prompt_logprobs` as tokens, with `num_top` alternatives each.
+    """
+
+    epoch: U64
+    handoff_id: Id128
+    attempt: _Attempt
+    first: Annotated[int, Bounds(1, 2**40)]
+    num_top: Annotated[int, Bounds(0, MAX_TOP_LOGPROBS)]
+    rows: Annotated[bytes, Length(MAX_ROWS * row_bytes(MAX_TOP_LOGPROBS))]
+
+    def __post_init__(self) -> None:
+        if not self.rows or len(self.rows) % row_bytes(self.num_top):
+            raise InvalidMessage(f"{len(self.rows)} bytes are no rows with {self.num_top} alternatives")
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens whose log probability is in here."""
+        return len(self.rows) // row_bytes(self.num_top)
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Node -> router: this attempt ended without finishing. `code` is a code of `wire.errors`."""
 
@@ -256,4 +283,4 @@ def epoch_of_identity(identity: bytes) -> int | None:
 
 
 ROUTER_TO_NODE = Codec(Welcome, Refusal, Ping, Introduce, Prefill, Decode, Cancel)
-NODE_TO_ROUTER = Codec(Hello, Heartbeat, Leaving, Tokens, Failed, CacheEvents)
+NODE_TO_ROUTER = Codec(Hello, Heartbeat, Leaving, Tokens, PromptLogprobs, Failed, CacheEvents)

@@ -18,11 +18,16 @@ from wire.errors import InvalidRequest
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED_TOKEN_IDS = 4096
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_SEQUENCES = 2 * MAX_BAD_WORDS
+MAX_BAD_WORD_TOKENS = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_ABS_LOGIT_BIAS = 100.0
 _ABOVE_ZERO = math.ulp(0.0)
 """The smallest float that is not 0: the low end of a range that 0 is not in."""
+_BadWord = Annotated[tuple[int, ...], Packed("I", MAX_BAD_WORD_TOKENS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,10 @@ class DecodingParams:
 
     `temperature` 0 is greedy. `top_k` 0 or -1 turns it off. `logprobs` is the number of most likely tokens to report
     beside the chosen one (0: only the chosen one, None: nothing). `max_tokens` None means up to the context's end.
-    `seed` None lets the router choose one; noise is a function of (seed, choice, position) only.
+    `seed` None lets the router choose one; noise is a function of (seed, choice, position) only. `prompt_logprobs` is
+    the same as `logprobs` for the tokens of the prompt. `allowed_token_ids`: no other token is sampled; () allows all.
+    `bad_word_ids`: token sequences that the output must not contain, so the last token of one is withheld while the
+    output ends with those before it.
     Raises `InvalidRequest` with `param` set when a value is out of range.
     """
 
@@ -51,6 +59,9 @@ class DecodingParams:
     stop_token_ids: Annotated[tuple[int, ...], Packed("I", MAX_STOP_TOKEN_IDS)] = ()
     ignore_eos: bool = False
     logprobs: Annotated[int, Bounds(0, MAX_TOP_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Bounds(0, MAX_TOP_LOGPROBS)] | None = None
+    allowed_token_ids: Annotated[tuple[int, ...], Packed("I", MAX_ALLOWED_TOKEN_IDS)] = ()
+    bad_word_ids: Annotated[tuple[_BadWord, ...], Length(MAX_BAD_WORD_SEQUENCES)] = ()
 
     def __post_init__(self) -> None:
         for name, number in _numbers():
@@ -65,11 +76,16 @@ class DecodingParams:
         if not all(-MAX_ABS_LOGIT_BIAS <= value <= MAX_ABS_LOGIT_BIAS for value in self.logit_bias_values):
             message = f"logit_bias values must lie between {-MAX_ABS_LOGIT_BIAS:g} and {MAX_ABS_LOGIT_BIAS:g}"
             raise InvalidRequest(message, "logit_bias")
+        _require_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
+        if self.bad_word_ids:
+            _require_bad_words(self.bad_word_ids)
 
     @property
     def needs_history(self) -> bool:
-        """True when sampling needs the ids of the earlier tokens (penalties), and not the logits alone."""
-        return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
+        """True when sampling needs the ids of the earlier tokens (penalties, bad words), and not the logits alone."""
+        return bool(
+            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.bad_word_ids
+        )
 
     def with_at_most(self, max_tokens: int | None) -> DecodingParams:
         """These parameters with another `max_tokens`. Raises `InvalidRequest` when it is less than `min_tokens`."""
@@ -82,7 +98,12 @@ class DecodingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` when a token id does not exist in a vocabulary of `vocab_size`."""
-        for param, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias_ids)):
+        for param, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", self.logit_bias_ids),
+            ("allowed_token_ids", self.allowed_token_ids),
+            *(("bad_words", word) for word in self.bad_word_ids),
+        ):
             for token_id in ids:
                 if token_id >= vocab_size:
                     message = f"{param}: token id {token_id} is outside the vocabulary of {vocab_size}"
@@ -156,6 +177,15 @@ def _number(hint: Any) -> _Number | None:
         if bounds is not None:
             return _Number(bounds, is_integer=get_args(member)[0] is int, is_optional=member is not hint)
     return None
+
+
+def _require_bad_words(words: tuple[tuple[int, ...], ...]) -> None:
+    if len(words) > MAX_BAD_WORD_SEQUENCES:
+        raise InvalidRequest(f"bad_words allows at most {MAX_BAD_WORDS} words", "bad_words")
+    for word in words:
+        if not word:
+            raise InvalidRequest("bad_words needs words of at least one token", "bad_words")
+        _require_ids("bad_words", word, MAX_BAD_WORD_TOKENS)
 
 
 def _require_ids(param: str, ids: tuple[int, ...], max_items: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from engine.attention.base import LayerStored
-from engine.scheduler.request import SampledToken, Step
+from engine.scheduler.request import PromptScores, SampledToken, Step
 from wire.request_key import RequestKey
 
 
@@ -22,6 +22,10 @@ class RunningStep(Protocol):
         A request for which the model computed NaN gets no token. Raises whatever the device raises; the KV of the step
         must not be used then, and nothing writes into its blocks any more. After `DeviceFailed` no KV must be used.
         """
+        ...
+
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        """What the step has found out about prompts: an entry for each span of the step. To be asked after `result`."""
         ...
 
 

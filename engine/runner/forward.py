@@ -18,6 +18,7 @@ from device.base import Staging
 from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
 from engine.models.decoder import Decoder
 from engine.runner.inputs import StepInputs, fill_pending
+from engine.runner.prompt_scoring import PromptScoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Forward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EagerForward:
-    """See `Forward`. token_ids, positions: [T] int64; sources as well, None when no token is pending."""
+    """See `Forward`. token_ids, positions: [T] int64; sources as well, None when no token is pending. `scoring`: what
+    the step shall find out about prompts."""
 
     decoder: Decoder
     attention: AttentionBackend
@@ -46,6 +48,7 @@ class EagerForward:
     positions: Tensor
     sources: Tensor | None
     sampled: Tensor
+    scoring: PromptScoring | None
 
     def compute(self, due: DueRows) -> Tensor | None:
         """See `Forward.compute`."""
@@ -53,6 +56,8 @@ class EagerForward:
         if self.sources is not None:
             token_ids = fill_pending(token_ids, self.sources, self.sampled)
         hidden = self.decoder.forward(token_ids, self.positions, self.attention)
+        if self.scoring is not None:
+            self.scoring.score(self.decoder, hidden)
         if due.count == 0:
             return None
         return self.decoder.logits(hidden if due.index is None else hidden.index_select(0, due.index))
@@ -66,9 +71,10 @@ def stage_eager(
     inputs: StepInputs,
     shares: Sequence[SequenceShare],
     layer_stored: LayerStored | None,
+    scoring: PromptScoring | None,
 ) -> EagerForward:
     """Plan and stage any step."""
     attention.plan(shares, staging, layer_stored)
     token_ids, positions = staging.put(inputs.token_ids), staging.put(inputs.positions)
     sources = staging.put(inputs.sources) if inputs.has_pending else None
-    return EagerForward(decoder, attention, token_ids, positions, sources, sampled)
+    return EagerForward(decoder, attention, token_ids, positions, sources, sampled, scoring)

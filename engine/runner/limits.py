@@ -35,8 +35,9 @@ class RunnerLimits:
 
 
 def staging_bytes(limits: RunnerLimits) -> int:
-    """Staging memory that holds any step within `limits`: inputs, due rows, attention's plan and sampling."""
-    inputs = 3 * staged_bytes(limits.max_num_batched_tokens, np.int64)
+    """Staging memory that holds any step within `limits`: inputs, due and scored rows, attention's plan, sampling."""
+    # token ids, positions and sources; rows that are scored and their tokens
+    inputs = 5 * staged_bytes(limits.max_num_batched_tokens, np.int64)
     due_rows = staged_bytes(limits.max_num_seqs, np.int64)
     plan = attention_staging_bytes(limits.max_num_batched_tokens, limits.max_num_seqs, limits.max_blocks_per_request)
     return inputs + due_rows + -(-plan // ALIGNMENT) * ALIGNMENT + sampling_bytes(limits.max_num_seqs)

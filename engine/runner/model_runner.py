@@ -25,20 +25,23 @@ from engine.runner.forward import DueRows, Forward, stage_eager
 from engine.runner.graphs import DecodeGraphs, ReportProgress
 from engine.runner.inputs import StepInputs, read_inputs
 from engine.runner.limits import RunnerLimits, staging_bytes
+from engine.runner.prompt_scoring import PromptScoring
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import SamplingPlan
-from engine.scheduler.request import SampledToken, ScheduledRequest, Step
+from engine.scheduler.request import PromptScores, SampledToken, ScheduledRequest, Step
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """See `RunningStep`. `keys` are the requests of the plan's rows."""
+    """See `RunningStep`. `keys` are the requests of the plan's rows. `scored`: what the step found out about prompts,
+    and a copy of that."""
 
     keys: tuple[RequestKey, ...]
     plan: SamplingPlan
     outputs: HostCopy
+    scored: tuple[PromptScoring, HostCopy] | None = None
 
     def result(self) -> Mapping[RequestKey, SampledToken]:
         """See `RunningStep.result`."""
@@ -47,6 +50,13 @@ class LaunchedStep:
             return {}
         sampled = zip(self.keys, self.plan.tokens(arrays), strict=True)
         return {key: token for key, token in sampled if token is not None}
+
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        """See `RunningStep.prompt_scores`."""
+        if self.scored is None:
+            return {}
+        scoring, outputs = self.scored
+        return scoring.read(outputs.wait())
 
 
 class ModelRunner:
@@ -127,18 +137,20 @@ class ModelRunner:
         ends = zip(inputs.last_tokens, step.requests, strict=True)
         due = [(end, request) for end, request in ends if request.needs_sample]
         rows, plan = self._begin(due, len(inputs.token_ids))
-        forward = self._stage(step, inputs, layer_stored)
+        scoring = PromptScoring(step, inputs.last_tokens, self._staging) if step.spans else None
+        forward = self._stage(step, inputs, layer_stored, scoring)
         plan = plan.stage_changes(self._staging)
         self._staging.upload()
         logits = forward.compute(rows)
+        scored = None if scoring is None else (scoring, self._device.fetch(scoring.outputs))
         if logits is None:
             self._sampled_rows = {}
-            return LaunchedStep((), plan, self._device.fetch(()))
+            return LaunchedStep((), plan, self._device.fetch(()), scored)
         requests = [request for _, request in due]
         outputs = self._sampler.sample(plan, logits)
         self._store_sampled(requests, outputs[0])
         keys = tuple(request.key for request in requests)
-        return LaunchedStep(keys, plan, self._device.fetch(outputs))
+        return LaunchedStep(keys, plan, self._device.fetch(outputs), scored)
 
     def _begin(self, due: Sequence[tuple[int, ScheduledRequest]], num_tokens: int) -> tuple[DueRows, SamplingPlan]:
         """Begin staging with what has a fixed room, so that the inputs of graphs lie behind it where they always lie.
@@ -152,14 +164,19 @@ class ModelRunner:
         plan = self._sampler.plan([request for _, request in due], self._staging, max_num_rows)
         return DueRows(len(due), index if len(due) < num_tokens else None), plan
 
-    def _stage(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> Forward:
-        """Stage the step for a graph when there is one and layers are not followed, else for operation by operation."""
+    def _stage(
+        self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None, scoring: PromptScoring | None
+    ) -> Forward:
+        """Stage the step for a graph when there is one that does all that is wanted, else for operation by
+        operation."""
         shares = [SequenceShare(r.start, r.num_tokens, r.block_table) for r in step.requests]
-        if self._graphs is not None and layer_stored is None:
+        if self._graphs is not None and layer_stored is None and scoring is None:
             recorded = self._graphs.stage(inputs, shares)
             if recorded is not None:
                 return recorded
-        return stage_eager(self._decoder, self._attention, self._staging, self._sampled, inputs, shares, layer_stored)
+        return stage_eager(
+            self._decoder, self._attention, self._staging, self._sampled, inputs, shares, layer_stored, scoring
+        )
 
     def _store_sampled(self, requests: list[ScheduledRequest], token_ids: torch.Tensor) -> None:
         """Store sampled tokens for the next step, also when a step between cannot be launched. token_ids: [N]."""

@@ -15,7 +15,9 @@ from device.base import Device
 from engine.attention.base import Attention
 from engine.models.decoder import Decoder
 from engine.runner.limits import RunnerLimits, staging_bytes
+from engine.runner.prompt_scoring import PromptScoring
 from engine.runner.sampler import Sampler
+from engine.scheduler.request import PromptSpan, ScheduledRequest, Step
 from wire.request_key import RequestKey
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
 
@@ -49,7 +51,8 @@ def profile(
     limits: RunnerLimits,
     attention: Attention | None = None,
 ) -> None:
-    """Compute one worst step: `max_num_batched_tokens` tokens, of which `max_num_seqs` (or all) sample one.
+    """Compute one worst step: `max_num_batched_tokens` tokens of prompts whose log probabilities are wanted, of which
+    `max_num_seqs` (or all) sample one.
 
     The step is finished on return. `attention` takes the place of `StorelessAttention`. All memory is freed again, so
     the caller reads the peak. Staging memory is part of it.
@@ -58,10 +61,21 @@ def profile(
     staging = device.staging(staging_bytes(limits))
     with device.guard():
         staging.begin()
+        scoring = PromptScoring(_scored_step(num_tokens), [num_tokens - 1], staging)
         plan = sampler.plan([_HardestRequest()] * num_rows, staging).stage_changes(staging)
         staging.upload()
         token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device.torch_device)
         positions = torch.arange(num_tokens, device=device.torch_device) % decoder.config.max_context_len
         hidden = decoder.forward(token_ids, positions, attention or StorelessAttention())
+        scoring.score(decoder, hidden)
+        scores = device.fetch(scoring.outputs)
         device.fetch(sampler.sample(plan, decoder.logits(hidden[:num_rows]))).wait()
+        scores.wait()
     device.synchronize()
+
+
+def _scored_step(num_tokens: int) -> Step:
+    """A step of one prompt that is one token longer, so that every row is scored."""
+    token_ids = (0,) * (num_tokens + 1)
+    share = ScheduledRequest(_KEY, 0, num_tokens, token_ids, len(token_ids), (), _HARDEST, needs_sample=False)
+    return Step((share,), (PromptSpan(_KEY, 0, 0, num_tokens, MAX_TOP_LOGPROBS),))

@@ -1,8 +1,8 @@
 """The sampler: logits to tokens.
 
-Owns the order of operations: bias, penalties, minimum length; then greedy, or temperature, top-k, top-p, min-p and
-noise. Knows nothing between steps: noise is a function of (seed, choice, position), so the same request sampled by
-another node, after a preemption or in another batch gets the same noise.
+Owns the order of operations: bias, penalties, withheld tokens (minimum length, bad words), allowed tokens; then greedy,
+or temperature, top-k, top-p, min-p and noise. Knows nothing between steps: noise is a function of (seed, choice,
+position), so the same request sampled by another node, after a preemption or in another batch gets the same noise.
 
 A step is planned on the host (`engine.runner.sampling_plan`), then sampled: `sample` issues operations over the whole
 batch and never asks the device for a value. Logprobs are of the model's own distribution, before anything above changes
@@ -84,7 +84,7 @@ def _report(plan: SamplingPlan, original: Tensor, token_ids: Tensor) -> list[Ten
 
 
 def _change(plan: SamplingPlan, logits: Tensor) -> None:
-    """Bias, penalties and minimum length, in place, each kind for all rows at once."""
+    """Bias, penalties, withheld and allowed tokens, in place, each kind for all rows at once."""
     flat = logits.view(-1)
     if plan.bias is not None:
         _add(plan.bias, flat)
@@ -97,8 +97,22 @@ def _change(plan: SamplingPlan, logits: Tensor) -> None:
     if plan.withheld is not None:
         places, _ = _on_device(plan.withheld, flat)
         values = flat.index_select(0, places)
-        # NaN stays NaN: its row must not be taken for a valid one
-        flat.index_copy_(0, places, values.masked_fill_(values.isnan().logical_not_(), -torch.inf))
+        # NaN stays NaN: its row must not be taken for a valid one. Not -inf: where all allowed tokens are withheld, one
+        # of them is sampled
+        flat.index_copy_(0, places, values.masked_fill_(values.isnan().logical_not_(), -_LARGEST_LOGIT))
+    if plan.allowed is not None:
+        _allow_only(plan.allowed, logits)
+
+
+def _allow_only(allowed: Changes, logits: Tensor) -> None:
+    """Rule out all tokens of some rows but those at the places of `allowed`, whose values are the rows."""
+    flat = logits.view(-1)
+    places, rows = _on_device(allowed, flat)
+    rows = rows.to(torch.int64)
+    stays = flat.index_select(0, places)
+    others = logits.index_select(0, rows)
+    logits.index_copy_(0, rows, others.masked_fill_(others.isnan().logical_not_(), -torch.inf))
+    flat.index_copy_(0, places, stays)
 
 
 def _add(changes: Changes, flat: Tensor) -> None:

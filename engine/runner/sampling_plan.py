@@ -7,9 +7,9 @@ each row's parameters and noise; and, on the return path, from fetched arrays to
 Arrays with a few values a row come first in the staging memory and have a fixed room there: what is staged after them
 lies where it lay in the step before. Lists of changed logits come last.
 
-Those (bias, penalties, withheld ends) have no useful bound: a penalty names every token of a long context. They share
-`CHANGE_BYTES` of staging memory; what finds no room there stays on the host, and sampling brings it over with a plain,
-slow copy.
+Those (bias, penalties, withheld and allowed tokens) have no useful bound: a penalty names every token of a long
+context. They share `CHANGE_BYTES` of staging memory; what finds no room there stays on the host, and sampling brings it
+over with a plain, slow copy.
 
 Letters: N rows (requests that sample in this step), R rows of one group, C changed logits, V vocabulary.
 """
@@ -104,6 +104,8 @@ class SampleGroup:
 class SamplingPlan:
     """One step's sampling. Tensors are staged: valid in stream order from the upload to the next step's staging.
 
+    `withheld`: tokens that are sampled only when nothing else is left. `allowed`: the tokens of some rows beside which
+    no other is sampled; its values are the numbers of those rows.
     reported_rows: [rows with logprobs] int64, None when all rows have them.
     """
 
@@ -112,6 +114,7 @@ class SamplingPlan:
     repetition: Changes | None
     presence: Changes | None
     withheld: Changes | None
+    allowed: Changes | None
     groups: tuple[SampleGroup, ...]
     reported_rows: Tensor | None
     reports: tuple[tuple[int, int], ...]
@@ -119,12 +122,12 @@ class SamplingPlan:
 
     def stage_changes(self, staging: Staging) -> SamplingPlan:
         """This plan with its changed logits staged."""
-        kinds = (self.bias, self.repetition, self.presence, self.withheld)
-        if kinds == (None, None, None, None):
+        kinds = (self.bias, self.repetition, self.presence, self.withheld, self.allowed)
+        if kinds == (None,) * 5:
             return self
         room = _Room(staging)
-        bias, repetition, presence, withheld = (kind and kind.staged(room) for kind in kinds)
-        return replace(self, bias=bias, repetition=repetition, presence=presence, withheld=withheld)
+        bias, repetition, presence, withheld, allowed = (kind and kind.staged(room) for kind in kinds)
+        return replace(self, bias=bias, repetition=repetition, presence=presence, withheld=withheld, allowed=allowed)
 
     @property
     def reports_top(self) -> bool:
@@ -168,7 +171,7 @@ def plan_sampling(
 
     Room is kept for `max_num_rows` rows.
     """
-    bias, repetition, presence, withheld = (_Changes(vocab_size) for _ in range(4))
+    bias, repetition, presence, withheld, allowed = (_Changes(vocab_size) for _ in range(5))
     sampled: list[_SampledRow] = []
     reports: list[tuple[int, int]] = []
     for row, request in enumerate(requests):
@@ -179,6 +182,9 @@ def plan_sampling(
             bias.add(row, params.logit_bias_ids, params.logit_bias_values)
         if params.needs_history:
             _penalise(row, request, repetition, presence)
+            _withhold_bad_words(row, request, withheld)
+        if params.allowed_token_ids:
+            allowed.add(row, params.allowed_token_ids, (row,))
         if params.min_tokens and _position(request) < params.min_tokens:
             ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
             withheld.add(row, ends, ())
@@ -200,6 +206,7 @@ def plan_sampling(
         repetition=repetition.joined(),
         presence=presence.joined(),
         withheld=withheld.joined(),
+        allowed=allowed.joined(),
         groups=_groups((unordered, narrow, wide), integers[: 2 * len(sampled)].view(2, -1), parameters),
         reported_rows=integers[2 * len(sampled) :] if reported_rows else None,
         reports=tuple(reports),
@@ -273,6 +280,16 @@ def _penalise(row: int, request: SampledRequest, repetition: _Changes, presence:
     if counts and (params.presence_penalty or params.frequency_penalty):
         amounts = [-params.presence_penalty - params.frequency_penalty * count for count in counts.values()]
         presence.add(row, counts, amounts)
+
+
+def _withhold_bad_words(row: int, request: SampledRequest, withheld: _Changes) -> None:
+    """The last token of each sequence whose other tokens are the end of the output."""
+    output = request.token_ids[request.num_prompt_tokens :]
+    ends = [
+        last for *before, last in request.params.bad_word_ids if not before or list(output[-len(before) :]) == before
+    ]
+    if ends:
+        withheld.add(row, ends, ())
 
 
 def _sampled_row(row: int, request: SampledRequest, vocab_size: int) -> _SampledRow:

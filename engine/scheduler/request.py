@@ -29,6 +29,9 @@ class Request:
 
     While steps are in flight, their tokens count as computed, and the last `num_pending_tokens` of `token_ids` are
     `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`.
+
+    `num_scored_tokens` of the prompt need no log probability any more: the first has none, and those of the others are
+    known. It matters with `prompt_logprobs` only, and never falls, so that nothing is reported twice.
     """
 
     key: RequestKey
@@ -46,11 +49,19 @@ class Request:
     num_published_blocks: int = 0
     num_pending_tokens: int = 0
     num_steps_in_flight: int = 0
+    num_scored_tokens: int = 1
 
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV is still missing; 1 for a request in the middle of decoding."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """The tokens at the beginning whose KV may come from elsewhere, because nothing is read from their rows."""
+        if self.params.prompt_logprobs is not None and self.num_scored_tokens < self.num_prompt_tokens:
+            return self.num_scored_tokens - 1
+        return len(self.token_ids) - 1
 
     @property
     def num_known_tokens(self) -> int:
@@ -92,11 +103,24 @@ class ScheduledRequest(NamedTuple):
     arrival: int = 0
 
 
+class PromptSpan(NamedTuple):
+    """The tokens of one request's share whose rows tell the log probability of the next prompt token: `num_rows` tokens
+    from `first_row` on, counted in the request's tokens. `num_top`: alternatives to report beside each."""
+
+    key: RequestKey
+    arrival: int
+    first_row: int
+    num_rows: int
+    num_top: int
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Everything the runner needs for one iteration."""
+    """Everything the runner needs for one iteration. `spans`: of the requests that want log probabilities of their
+    prompt."""
 
     requests: tuple[ScheduledRequest, ...]
+    spans: tuple[PromptSpan, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -109,6 +133,19 @@ class SampledToken(NamedTuple):
 
     token_id: int
     logprobs: TokenLogprobs | None
+
+
+class PromptScores(NamedTuple):
+    """Log probabilities of prompt tokens from place `first` on, as rows of `wire.prompt_logprobs`.
+
+    `is_valid`: the model computed numbers for all of them.
+    """
+
+    key: RequestKey
+    first: int
+    num_top: int
+    rows: bytes
+    is_valid: bool
 
 
 class RequestOutput(NamedTuple):

@@ -42,7 +42,7 @@ class RequestBlocks:
     def take_for(self, request: Request) -> bool:
         """Give a request without blocks those for all its tokens. False when they do not fit now."""
         extend_hashes(request.block_hashes, request.token_ids, self._block_size, request.hash_root)
-        taken = self.take(request.block_hashes, len(request.token_ids) - 1, len(request.token_ids))
+        taken = self.take(request.block_hashes, request.num_reusable_tokens, len(request.token_ids))
         if taken is None:
             return False
         request.block_table, num_cached_tokens = taken

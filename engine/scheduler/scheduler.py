@@ -31,7 +31,16 @@ from dataclasses import dataclass
 
 from engine.cache.block_pool import BlockPool
 from engine.scheduler.live_requests import LiveRequests
-from engine.scheduler.request import PENDING_TOKEN, Request, RequestOutput, SampledToken, ScheduledRequest, Step
+from engine.scheduler.request import (
+    PENDING_TOKEN,
+    PromptScores,
+    PromptSpan,
+    Request,
+    RequestOutput,
+    SampledToken,
+    ScheduledRequest,
+    Step,
+)
 from engine.scheduler.request_blocks import RequestBlocks
 from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from wire.messages import FINISH_LENGTH, FINISH_STOP
@@ -84,6 +93,15 @@ def _scheduled(request: Request, count: int) -> ScheduledRequest:
         count == request.num_uncomputed_tokens,
         request.arrival,
     )
+
+
+def _span(request: Request, share: ScheduledRequest) -> PromptSpan | None:
+    """The rows of `share` that tell the log probabilities of prompt tokens which nothing has told yet."""
+    first = max(share.start, request.num_scored_tokens - 1)
+    num_rows = min(share.start + share.num_tokens, request.num_prompt_tokens - 1) - first
+    if num_rows <= 0:
+        return None
+    return PromptSpan(share.key, share.arrival, first, num_rows, request.params.prompt_logprobs or 0)
 
 
 class Scheduler:
@@ -151,6 +169,17 @@ class Scheduler:
         owned = [(request, share) for share in step.requests if (request := owner(share)) is not None]
         return [self._apply(request, share, sampled.get(share.key)) for request, share in owned]
 
+    def score(self, step: Step, scores: Mapping[RequestKey, PromptScores]) -> list[PromptScores]:
+        """Record what `step`, the oldest in flight, found out about prompts; to be called before `apply`. Returns what
+        concerns requests that were not removed since it was launched."""
+        found = []
+        for span in step.spans:
+            request = self.requests.running.get(span.key)
+            if request is not None and request.arrival == span.arrival:
+                request.num_scored_tokens = span.first_row + span.num_rows + 1
+                found.append(scores[span.key])
+        return found
+
     def rewind(self, step: Step) -> None:
         """Record that `step`, the newest in flight, was not computed: its requests are where they were before it."""
         for share in step.requests:
@@ -207,6 +236,7 @@ class Scheduler:
         running, has_room = self.requests.running, self.blocks.has_room
         budget = self.limits.max_num_batched_tokens
         shares: dict[RequestKey, ScheduledRequest] = {}
+        spans: list[PromptSpan] = []
         for request in decoding:
             if budget > 0 and request.key in running and (has_room(request) or self._make_room(request, shares)):
                 shares[request.key] = _scheduled(request, 1)
@@ -214,15 +244,24 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens - len(shares)
         for request in prompts:
             if request.key in running:
-                budget -= self._share(request, budget, shares)
+                budget -= self._share(request, budget, shares, spans)
         while budget > 0 and (admitted := self._admit()) is not None:
-            budget -= self._share(admitted, budget, shares)
-        return Step(tuple(shares.values()))
+            budget -= self._share(admitted, budget, shares, spans)
+        return Step(tuple(shares.values()), tuple(spans))
 
-    def _share(self, request: Request, budget: int, shares: dict[RequestKey, ScheduledRequest]) -> int:
+    def _share(
+        self,
+        request: Request,
+        budget: int,
+        shares: dict[RequestKey, ScheduledRequest],
+        spans: list[PromptSpan],
+    ) -> int:
         count = min(request.num_uncomputed_tokens, budget)
         if count > 0:
-            shares[request.key] = _scheduled(request, count)
+            share = shares[request.key] = _scheduled(request, count)
+            # a request that decodes has nothing to tell of its prompt, so its shares are not looked at
+            if request.params.prompt_logprobs is not None and (span := _span(request, share)) is not None:
+                spans.append(span)
         return count
 
     def _make_room(self, request: Request, shares: dict[RequestKey, ScheduledRequest]) -> bool:

@@ -135,14 +135,17 @@ def join_deltas(deltas: Iterable[TextDelta]) -> TextDelta:
 class ChoiceText:
     """The text of one choice as its tokens arrive."""
 
-    def __init__(self, tokenizer: Tokenizer, options: TextOptions, prompt_ids: Sequence[int] = ()) -> None:
-        """`prompt_ids` precede the choice and decide about a leading space. Raises `InvalidRequest` for a bad stop."""
+    def __init__(
+        self, tokenizer: Tokenizer, options: TextOptions, prompt_ids: Sequence[int] = (), text_offset: int = 0
+    ) -> None:
+        """`prompt_ids` precede the choice and decide about a leading space. `text_offset`: what the offsets of tokens
+        begin with, in characters. Raises `InvalidRequest` for a bad stop."""
         self._tokenizer = tokenizer
         self._options = options
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids, options.skip_special_tokens)
         self._matcher = StopStringMatcher(options.stop, options.include_stop) if options.stop else None
-        self._num_decoded = 0  # characters out of the detokenizer; the matcher may hold some of them
-        self._num_released = 0
+        # characters out of the detokenizer; the matcher may hold some of them
+        self._num_decoded = self._num_released = text_offset
         # tokens not reported yet; and, for those whose text is decoded, the place where that text ends
         self._pending: list[TokenEntry] = []
         self._ends: list[int] = []

@@ -41,6 +41,14 @@ class IncrementalDetokenizer:
             pieces = stage.push(pieces)
         return "".join(pieces)
 
+    def settle(self) -> str:
+        """The ids so far are a prompt that ends here: return the held text, but for the first bytes of a character that
+        the text after it may finish."""
+        pieces: list[str] = []
+        for stage in self._stages:
+            pieces = stage.push(pieces) + stage.settle()
+        return "".join(pieces)
+
     def finish(self) -> str:
         """No more ids come: return the held text, with U+FFFD for what stayed an unfinished character."""
         pieces: list[str] = []

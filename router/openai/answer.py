@@ -13,7 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine.text.choice_text import ChoiceText, TextDelta, TextOptions
 from engine.text.tokenizer import Tokenizer
@@ -25,15 +25,47 @@ from router.legs import RelayRequest
 from router.metrics import RequestTimer, RouterMetrics
 from router.openai.responses import Usage
 from router.relay import Relay
+from router.scored_prompt import ScoredPrompt
+from wire.messages import FINISH_LENGTH, TokenLogprobs
+
+
+class OutputText(Protocol):
+    """Turns the tokens of a choice into text; see `ChoiceText`."""
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Tokens generated for this choice."""
+        ...
+
+    def push(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = (), node_finish_reason: str = ""
+    ) -> TextDelta:
+        """The text that the next tokens add."""
+        ...
+
+
+class NoText:
+    """The text of a choice that generates nothing. Nodes sample one token at least, which is dropped here."""
+
+    num_completion_tokens = 0
+
+    def push(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = (), node_finish_reason: str = ""
+    ) -> TextDelta:
+        """See `OutputText`. The first token ends the choice."""
+        return TextDelta("", (), FINISH_LENGTH)
 
 
 @dataclass(slots=True)
 class Choice:
-    """One of the answers to one prompt. `siblings` wait for its first token; `figures` are there when it has ended."""
+    """One of the answers to one prompt. `siblings` wait for its first token; `figures` are there when it has ended.
+    `echo`: the text of the prompt, where the answer begins with it.
+    """
 
     index: int
     request: RelayRequest
-    text: ChoiceText
+    text: OutputText
+    echo: str = ""
     siblings: tuple[Choice, ...] = ()
     flight: Flight | None = None
     figures: FlightFigures | None = None
@@ -119,6 +151,12 @@ class Answer:
                         pieces.append(Piece(choice, delta, choice.text.num_completion_tokens))
         return pieces
 
+    def scored_prompt(self, choice: Choice) -> ScoredPrompt | None:
+        """The log probabilities of the prompt of `choice`, of which there has been a piece; None when not asked for.
+        Nodes tell them for the first choice of a prompt only."""
+        first = self._firsts[choice.index * len(self._firsts) // len(self.choices)]
+        return None if first.flight is None else first.flight.scored_prompt
+
     def usage(self) -> Usage:
         """Tokens of an answer that has ended: each prompt counted once."""
         figures = [choice.figures for choice in self.choices if choice.figures is not None]
@@ -165,21 +203,31 @@ class Answer:
 
 
 def make_choices(
-    requests: Sequence[RelayRequest], num_choices: int, options: TextOptions, tokenizer: Tokenizer
+    requests: Sequence[RelayRequest],
+    num_choices: int,
+    options: TextOptions,
+    tokenizer: Tokenizer,
+    echoes: Sequence[str] = (),
+    *,
+    generates: bool = True,
 ) -> list[list[Choice]]:
     """The choices of each request, which has one prompt. Choice c of request r has index r * num_choices + c.
 
-    Requests without a seed get a random one here, so that every attempt samples with the same noise.
+    Requests without a seed get a random one here, so that every attempt samples with the same noise. `echoes`: the
+    texts of the prompts, where they are echoed. Without `generates` the choices have no tokens.
     """
     random_seed = secrets.randbits(62)
     found: list[list[Choice]] = []
-    for number, request in enumerate(requests):
+    for number, (request, echo) in enumerate(zip(requests, echoes or [""] * len(requests), strict=True)):
         seed = random_seed if request.params.seed is None else request.params.seed
+        first = replace(request, params=replace(request.params, seed=seed))
+        sibling = replace(first.params, prompt_logprobs=None)
         choices = [
             Choice(
                 index=number * num_choices + position,
-                request=replace(request, params=replace(request.params, seed=seed, choice=position)),
-                text=ChoiceText(tokenizer, options, request.prompt_ids),
+                request=replace(first, params=replace(sibling, choice=position)) if position else first,
+                text=ChoiceText(tokenizer, options, request.prompt_ids, len(echo)) if generates else NoText(),
+                echo=echo,
             )
             for position in range(num_choices)
         ]

@@ -27,15 +27,18 @@ from router.http.body import read_body
 from router.http.json_answer import json_answer
 from router.legs import RelayRequest
 from router.metrics import RouterMetrics
-from router.openai.answer import Answer, make_choices
+from router.openai.answer import Answer, Choice, make_choices
 from router.openai.answer_size import bounded
 from router.openai.event_writer import EventWriter
 from router.openai.ignored import IgnoredFields
+from router.openai.prompt_report import PromptOptions, report_prompt
 from router.openai.prompts import truncated
 from router.openai.responses import (
+    NO_REPORT,
     ChatStream,
     CompletionStream,
     FinishedChoice,
+    PromptReport,
     ReplyHead,
     ReplyStream,
     TokensSoFar,
@@ -86,7 +89,7 @@ class Endpoints:
         if request.stream:
             stream = ChatStream(head, request.include_usage, request.with_token_ids)
             return await self._stream(http, answer, stream, request, times)
-        choices = await self._collect(answer, with_prompt_ids=request.with_token_ids)
+        choices = await self._collect(answer, request)
         return await json_answer(http, chat_completion(head, choices, _usage(answer, request, times)))
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
@@ -96,12 +99,14 @@ class Endpoints:
         request = await _parse(http, CompletionRequest, notes)
         model = self._model_for(request)
         request = model.prompts.with_end_of_middle(request)
-        answer = await self._answer(http, model, request, await model.prompts.completion_prompts(request), "prompt")
+        prompts = await model.prompts.completion_prompts(request)
+        echoes = await model.prompts.echoes(request, prompts)
+        answer = await self._answer(http, model, request, prompts, "prompt", echoes)
         head = self._head("cmpl", model, notes)
         if request.stream:
             stream = CompletionStream(head, request.include_usage, request.with_token_ids)
             return await self._stream(http, answer, stream, request, times)
-        choices = await self._collect(answer, with_prompt_ids=request.with_token_ids)
+        choices = await self._collect(answer, request)
         return await json_answer(http, text_completion(head, choices, _usage(answer, request, times)))
 
     async def responses(self, http: web.Request) -> web.StreamResponse:
@@ -114,7 +119,7 @@ class Endpoints:
         response = ResponseObject(self._head("resp", model, notes), request)
         if request.stream:
             return await self._stream(http, answer, ResponseStream(response), request, times)
-        (choice,) = await self._collect(answer, with_prompt_ids=False)
+        (choice,) = await self._collect(answer, request)
         return await json_answer(http, response.ended(choice.whole, answer.usage()))
 
     async def models(self, http: web.Request) -> web.Response:
@@ -151,10 +156,13 @@ class Endpoints:
         request: GenerationRequest,
         prompts: Sequence[Sequence[int]],
         param: str,
+        echoes: Sequence[str] = (),
     ) -> Answer:
         """Make the answer, after the checks that need token ids. Nothing has been allocated before them."""
         note_request(model.name, sum(map(len, prompts)))
         params = request.decoding_params()
+        if request.bad_words:
+            params = replace(params, bad_word_ids=model.prompts.bad_word_ids(request.bad_words))
         params.check_vocabulary(model.prompts.tokenizer.vocab_size)
         if len(prompts) * request.n > MAX_CHOICES:
             raise InvalidRequest(f"{len(prompts)} prompts x {request.n} choices is more than {MAX_CHOICES}", "n")
@@ -170,17 +178,25 @@ class Endpoints:
         for prompt_ids in prompts:
             max_tokens = self.relay.check_size(model.name, len(prompt_ids), params.max_tokens, param)
             requests.append(RelayRequest(model.name, tuple(prompt_ids), params.with_at_most(max_tokens), salt))
-        choices = make_choices(requests, request.n, request.text_options(), model.prompts.tokenizer)
+        request.prompt_options.check_size(sum(map(len, prompts)) * request.n)
+        choices = make_choices(
+            requests,
+            request.n,
+            request.text_options(),
+            model.prompts.tokenizer,
+            echoes,
+            generates=request.generates,
+        )
         demand = Demand.of_prompts(identity, map(len, prompts), request.n, params.max_tokens, request.priority)
         answer = Answer(choices, self.relay, self.metrics, self.admission, demand)
         http[GENERATION] = Generation(model.name, answer)
         return answer
 
-    async def _collect(self, answer: Answer, *, with_prompt_ids: bool) -> list[FinishedChoice]:
+    async def _collect(self, answer: Answer, request: GenerationRequest) -> list[FinishedChoice]:
         texts: list[list[str]] = [[] for _ in answer.choices]
         entries: list[list[TokenEntry]] = [[] for _ in answer.choices]
         reasons: list[str | None] = [None for _ in answer.choices]
-        keeps_entries = with_prompt_ids or answer.choices[0].request.params.logprobs is not None
+        keeps_entries = request.with_token_ids or answer.choices[0].request.params.logprobs is not None
         with answer:
             while pieces := await answer.take():
                 for choice, delta, _ in pieces:
@@ -192,10 +208,20 @@ class Endpoints:
             FinishedChoice(
                 choice.index,
                 TextDelta("".join(texts[choice.index]), entries[choice.index], reasons[choice.index]),
-                choice.request.prompt_ids if with_prompt_ids else None,
+                choice.request.prompt_ids if request.with_token_ids else None,
+                await self._report(answer, choice, request.prompt_options),
             )
             for choice in answer.choices
         ]
+
+    async def _report(self, answer: Answer, choice: Choice, options: PromptOptions) -> PromptReport:
+        """What the answer tells of the prompt of `choice`, of which there has been a piece."""
+        if not options.echo and options.num_listed is None:
+            return NO_REPORT
+        prompt_ids, scored = choice.request.prompt_ids, answer.scored_prompt(choice)
+        return await report_prompt(
+            self.served[choice.request.model].prompts.tokenizer, options, prompt_ids, choice.echo, scored
+        )
 
     async def _stream(
         self,
@@ -240,9 +266,9 @@ class Endpoints:
                 if choice.index not in begun:
                     begun.add(choice.index)
                     prompt_ids = choice.request.prompt_ids if request.with_token_ids else ()
-                    events.append(
-                        stream.begin(choice.index, prompt_ids, so_far and so_far._replace(num_completion_tokens=0))
-                    )
+                    begun_with = so_far and so_far._replace(num_completion_tokens=0)
+                    report = await self._report(answer, choice, request.prompt_options)
+                    events.append(stream.begin(choice.index, prompt_ids, begun_with, report))
                 events.append(stream.chunk(choice.index, delta, so_far))
             if pieces[0].num_tokens <= 2:
                 written_us = now_us()

@@ -11,6 +11,8 @@ REQUEST: Mapping[str, str] = {
     "add_generation_prompt": "The chat template ends with the beginning of an answer.",
     "add_special_tokens": "The tokenizer adds what the checkpoint puts around a text, usually a token at its "
     "beginning. Chat templates write such tokens themselves.",
+    "allowed_token_ids": "No other token is sampled.",
+    "bad_words": "Texts that are not generated: the last token of each is withheld where the others came before it.",
     "best_of": "Allowed when it equals `n`.",
     "cache_salt": "Prefixes are shared by requests of the same salt only. Letters, digits, `_`, `-`; at most 128.",
     "chat_template": "A jinja template in place of the model's, for a router with `--trust-request-chat-template`. It "
@@ -20,6 +22,8 @@ REQUEST: Mapping[str, str] = {
     "continue_final_message": "The answer continues the last message. Implies that no generation prompt is added.",
     "detokenize": "false: the answer has token ids and empty texts. Stop strings are then refused.",
     "documents": "Objects of strings for a chat template that shows documents; others ignore them.",
+    "echo": "The answer begins with the prompt; with `logprobs`, its tokens are reported too. With `max_tokens` 0 "
+    "nothing is generated.",
     "frequency_penalty": "-2 to 2, for each earlier occurrence of a token.",
     "ignore_eos": "The token that ends an answer does not end it.",
     "include_stop_str_in_output": "The text ends with the stop string or stop token instead of before it.",
@@ -39,6 +43,8 @@ REQUEST: Mapping[str, str] = {
     "priority": "An integer; where requests have to wait, the lower is served earlier.",
     "prompt": "A text, token ids, or a list of either; at most 128.",
     "prompt_cache_key": "A string.",
+    "prompt_logprobs": "Log probabilities of the prompt's tokens and of so many likely ones; at most 20. Not for "
+    "streams.",
     "reasoning_effort": "Given to the chat template, with `enable_thinking` unless `chat_template_kwargs` has it.",
     "repetition_penalty": "Above 1: tokens of prompt and output become less likely.",
     "return_timings": "`usage.timings` says where the request's time went (Baton's own).",

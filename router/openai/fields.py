@@ -19,6 +19,8 @@ from router.openai.ignored import STRICT, TEXT_PART, UNKNOWN, IgnoredFields
 from router.openai.strict_json import shown
 from wire.sampling import (
     MAX_ABS_LOGIT_BIAS,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
@@ -31,6 +33,7 @@ MAX_PROMPT_TOKENS = 2**20
 MAX_TOKEN_ID = 2**32 - 1
 MAX_USER_CHARS = 512
 MAX_DOCUMENTS = 1024
+MAX_BAD_WORD_CHARS = 128
 MAX_METADATA_ITEMS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 MAX_TEMPLATE_VALUE_CHARS = 1024
 
@@ -131,11 +134,33 @@ def _read_stops(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _read_token_ids(value: Any) -> tuple[int, ...]:
+def _read_token_ids(value: Any, max_items: int) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(item) is int for item in value):
         raise field_error("must be a list of token ids")
-    if len(value) > MAX_STOP_TOKEN_IDS:
-        raise field_error(f"allows at most {MAX_STOP_TOKEN_IDS} entries, got {len(value)}")
+    if len(value) > max_items:
+        raise field_error(f"allows at most {max_items} entries, got {len(value)}")
+    return tuple(value)
+
+
+def _read_stop_token_ids(value: Any) -> tuple[int, ...]:
+    return _read_token_ids(value, MAX_STOP_TOKEN_IDS)
+
+
+def _read_allowed_tokens(value: Any) -> tuple[int, ...]:
+    token_ids = _read_token_ids(value, MAX_ALLOWED_TOKEN_IDS)
+    if not token_ids:
+        raise field_error("must not be empty: no token could be sampled")
+    return token_ids
+
+
+def _read_bad_words(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise field_error("must be a list of strings")
+    if len(value) > MAX_BAD_WORDS:
+        raise field_error(f"allows at most {MAX_BAD_WORDS} words, got {len(value)}")
+    for index, word in enumerate(value):
+        if not 0 < len(word) <= MAX_BAD_WORD_CHARS:
+            raise field_error(f"must be a string of 1 to {MAX_BAD_WORD_CHARS} characters", (index,))
     return tuple(value)
 
 
@@ -232,12 +257,35 @@ Stops = Annotated[
 ]
 TokenIds = Annotated[
     tuple[int, ...],
-    PlainValidator(_read_token_ids),
+    PlainValidator(_read_stop_token_ids),
     WithJsonSchema(
         {
             "type": "array",
             "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID},
             "maxItems": MAX_STOP_TOKEN_IDS,
+        }
+    ),
+]
+AllowedTokens = Annotated[
+    tuple[int, ...],
+    PlainValidator(_read_allowed_tokens),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID},
+            "minItems": 1,
+            "maxItems": MAX_ALLOWED_TOKEN_IDS,
+        }
+    ),
+]
+BadWords = Annotated[
+    tuple[str, ...],
+    PlainValidator(_read_bad_words),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARS},
+            "maxItems": MAX_BAD_WORDS,
         }
     ),
 ]

@@ -16,6 +16,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.fill_in_middle import FillInMiddle
 from engine.text.tokenizer import Tokenizer
 from router.openai.fields import UNSUPPORTED
+from router.openai.prompt_report import prompt_text
 from router.openai.request_templates import RequestTemplates
 from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest
@@ -108,6 +109,31 @@ class PromptMaker:
             message = "suffix is not supported: this model's tokenizer has no fill-in-the-middle tokens"
             raise InvalidRequest(message, "suffix", UNSUPPORTED)
         return found
+
+    async def echoes(self, request: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[str]:
+        """The texts of `prompts`, which are the prompts of `request`, to be echoed; none where none are wanted. A text
+        comes back as it was sent."""
+        if not request.echo:
+            return []
+
+        def make() -> list[str]:
+            return [
+                sent if isinstance(sent, str) else prompt_text(self.tokenizer, ids, is_all=not request.generates)
+                for sent, ids in zip(request.prompt, prompts, strict=True)
+            ]
+
+        return await self.off_loop(make, sum(map(len, prompts)))
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences by which a model would write `words`: each at the beginning of a text, and behind a
+        space."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip()
+            for text in (bare, " " + bare):
+                if ids := self.tokenizer.encode(text, add_special_tokens=False):
+                    found[tuple(ids)] = None
+        return tuple(found)
 
 
 def truncated(

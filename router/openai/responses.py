@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from json.encoder import encode_basestring
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -66,12 +67,26 @@ class TokensSoFar(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class PromptReport:
+    """The prompt of one choice as its answer shows it. `text`: "" unless echoed. `logprobs`: the lists of
+    `completion_logprobs` for the prompt's tokens; `listed`: vLLM's `prompt_logprobs`; None unless wanted."""
+
+    text: str = ""
+    logprobs: dict[str, list[Any]] | None = None
+    listed: list[dict[str, Any] | None] | None = None
+
+
+NO_REPORT = PromptReport()
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedChoice:
     """One finished choice. `prompt_ids` is None unless the request asked for token ids."""
 
     index: int
     whole: TextDelta
     prompt_ids: Sequence[int] | None = None
+    prompt: PromptReport = NO_REPORT
 
 
 class ReplyStream(Protocol):
@@ -81,8 +96,14 @@ class ReplyStream(Protocol):
     end: ClassVar[bytes]
     """What follows the last event of an answer that ended well."""
 
-    def begin(self, index: int, prompt_ids: Sequence[int] = (), so_far: TokensSoFar | None = None) -> bytes:
-        """The event before the first text of choice `index`; may be empty."""
+    def begin(
+        self,
+        index: int,
+        prompt_ids: Sequence[int] = (),
+        so_far: TokensSoFar | None = None,
+        prompt: PromptReport = NO_REPORT,
+    ) -> bytes:
+        """The event before the first text of choice `index`, with what is told of the prompt; may be empty."""
         ...
 
     def chunk(self, index: int, delta: TextDelta, so_far: TokensSoFar | None = None) -> bytes:
@@ -152,7 +173,13 @@ class ChatStream(_ChunkStream):
         self._frame = _StreamFrame(head, "chat.completion.chunk", include_usage)
         self._with_token_ids = with_token_ids
 
-    def begin(self, index: int, prompt_ids: Sequence[int] = (), so_far: TokensSoFar | None = None) -> bytes:
+    def begin(
+        self,
+        index: int,
+        prompt_ids: Sequence[int] = (),
+        so_far: TokensSoFar | None = None,
+        prompt: PromptReport = NO_REPORT,
+    ) -> bytes:
         rendered = '"delta":{"role":"assistant","content":""}'
         if not self._with_token_ids:
             return self._frame.with_warnings(self._frame.plain_event(index, rendered, so_far))
@@ -177,13 +204,19 @@ class CompletionStream(_ChunkStream):
         self._frame = _StreamFrame(head, "text_completion", include_usage)
         self._with_token_ids = with_token_ids
 
-    def begin(self, index: int, prompt_ids: Sequence[int] = (), so_far: TokensSoFar | None = None) -> bytes:
-        if not self._with_token_ids and not self._frame.has_warnings:
+    def begin(
+        self,
+        index: int,
+        prompt_ids: Sequence[int] = (),
+        so_far: TokensSoFar | None = None,
+        prompt: PromptReport = NO_REPORT,
+    ) -> bytes:
+        if not self._with_token_ids and not self._frame.has_warnings and prompt is NO_REPORT:
             return b""
-        members: dict[str, Any] = {"logprobs": None, "finish_reason": None}
+        members: dict[str, Any] = {"logprobs": prompt.logprobs, "finish_reason": None}
         if self._with_token_ids:
             members["prompt_token_ids"] = list(prompt_ids)
-        return self._frame.with_warnings(self._frame.event(index, '"text":""', members, so_far))
+        return self._frame.with_warnings(self._frame.event(index, f'"text":{_quoted(prompt.text)}', members, so_far))
 
     def chunk(self, index: int, delta: TextDelta, so_far: TokensSoFar | None = None) -> bytes:
         rendered = f'"text":{_quoted(delta.text)}'
@@ -196,7 +229,7 @@ class CompletionStream(_ChunkStream):
         return self._frame.usage(usage)
 
 
-def chat_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: Usage) -> dict[str, Any]:
+def chat_completion(head: ReplyHead, choices: Sequence[FinishedChoice], usage: Usage) -> dict[str, Any]:
     """The answer of /v1/chat/completions when it is not streamed, for `json_pieces`."""
     rendered = [
         {
@@ -208,7 +241,7 @@ def chat_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: U
         }
         for choice in choices
     ]
-    return _whole_answer(head, "chat.completion", rendered, usage)
+    return {**_whole_answer(head, "chat.completion", rendered, usage), **prompt_logprobs(choices[0])}
 
 
 def text_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: Usage) -> dict[str, Any]:
@@ -217,10 +250,11 @@ def text_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: U
     rendered = [
         {
             "index": choice.index,
-            "text": choice.whole.text,
-            "logprobs": _whole_logprobs(completion_logprobs, choice.whole.entries),
+            "text": choice.prompt.text + choice.whole.text,
+            "logprobs": _behind(choice.prompt.logprobs, _whole_logprobs(completion_logprobs, choice.whole.entries)),
             "finish_reason": choice.whole.finish_reason,
             **_all_token_ids(choice),
+            **prompt_logprobs(choice),
         }
         for choice in choices
     ]
@@ -275,11 +309,16 @@ def completion_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
     if not reported:
         return None
     return {
-        "tokens": [_completion_token(chosen) for _, chosen, _ in reported],
-        "token_logprobs": [_finite(chosen.logprob) for _, chosen, _ in reported],
+        "tokens": [completion_token(chosen) for _, chosen, _ in reported],
+        "token_logprobs": [finite_logprob(chosen.logprob) for _, chosen, _ in reported],
         "top_logprobs": [_top_logprobs(chosen, top) for _, chosen, top in reported],
         "text_offset": [offset for offset, _, _ in reported],
     }
+
+
+def prompt_logprobs(choice: FinishedChoice) -> dict[str, Any]:
+    """The member `prompt_logprobs`, where vLLM has it: in a choice of completions, beside the choices of a chat."""
+    return {} if choice.prompt.listed is None else {"prompt_logprobs": choice.prompt.listed}
 
 
 def model_object(name: str, created: int, max_model_len: int | None = None) -> dict[str, Any]:
@@ -303,7 +342,7 @@ def sse_error(error: Exception) -> bytes:
     return sse_event(error_body(error))
 
 
-def json_bytes(payload: dict[str, Any]) -> bytes:
+def json_bytes(payload: Any) -> bytes:
     """`payload` as compact JSON in UTF-8."""
     return b"".join(json_pieces(payload))
 
@@ -340,6 +379,18 @@ def _token_ids(delta: TextDelta, with_token_ids: bool) -> dict[str, Any]:
     return {"token_ids": [entry.token_id for entry in delta.entries]} if with_token_ids else {}
 
 
+def _behind(prompt: dict[str, list[Any]] | None, output: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The lists of `completion_logprobs` for the tokens of an echoed prompt and those of the output, which may be
+    `Items`."""
+    if prompt is None or output is None:
+        return prompt or output
+    return {name: Items(chain(prompt[name], _items_of(output[name]))) for name in prompt}
+
+
+def _items_of(values: Items | list[Any]) -> Iterable[object]:
+    return values.items if isinstance(values, Items) else values
+
+
 def _all_token_ids(choice: FinishedChoice) -> dict[str, Any]:
     if choice.prompt_ids is None:
         return {}
@@ -347,21 +398,22 @@ def _all_token_ids(choice: FinishedChoice) -> dict[str, Any]:
 
 
 def _logprob_object(token: ScoredToken) -> dict[str, Any]:
-    return {"token": token.text, "bytes": list(token.data), "logprob": _finite(token.logprob)}
+    return {"token": token.text, "bytes": list(token.data), "logprob": finite_logprob(token.logprob)}
 
 
 def _top_logprobs(chosen: ScoredToken, top: Sequence[ScoredToken]) -> dict[str, float]:
-    names = {_completion_token(chosen): chosen.token_id}
+    names = {completion_token(chosen): chosen.token_id}
     found: dict[str, float] = {}
     for token in (*top, chosen):
-        name = _completion_token(token)
+        name = completion_token(token)
         if names.setdefault(name, token.token_id) != token.token_id:
             name = f"token_id:{token.token_id}"
-        found[name] = _finite(token.logprob)
+        found[name] = finite_logprob(token.logprob)
     return found
 
 
-def _completion_token(token: ScoredToken) -> str:
+def completion_token(token: ScoredToken) -> str:
+    """What `logprobs` of completions calls a token; see `completion_logprobs`."""
     if _REPLACEMENT not in token.text:
         return token.text
     try:
@@ -370,7 +422,8 @@ def _completion_token(token: ScoredToken) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data)
 
 
-def _finite(logprob: float) -> float:
+def finite_logprob(logprob: float) -> float:
+    """`logprob` as JSON can say it."""
     return max(LOWEST_LOGPROB, logprob)  # in this order a NaN becomes the lowest value too
 
 

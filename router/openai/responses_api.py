@@ -14,7 +14,16 @@ from typing import Any, ClassVar
 
 from engine.text.choice_text import TextDelta, join_deltas
 from router.openai.errors import error_body
-from router.openai.responses import ReplyHead, TokensSoFar, Usage, chat_logprobs, json_bytes, usage_object
+from router.openai.responses import (
+    NO_REPORT,
+    PromptReport,
+    ReplyHead,
+    TokensSoFar,
+    Usage,
+    chat_logprobs,
+    json_bytes,
+    usage_object,
+)
 from router.openai.responses_request import ResponsesRequest
 from wire.messages import FINISH_LENGTH
 
@@ -85,7 +94,13 @@ class ResponseStream:
         self._deltas: list[TextDelta] = []
         self._item = {"item_id": response.message_id, **_PLACE}
 
-    def begin(self, index: int, prompt_ids: Sequence[int] = (), so_far: TokensSoFar | None = None) -> bytes:
+    def begin(
+        self,
+        index: int,
+        prompt_ids: Sequence[int] = (),
+        so_far: TokensSoFar | None = None,
+        prompt: PromptReport = NO_REPORT,
+    ) -> bytes:
         """The events before the first text."""
         begun = self._response.begun()
         return b"".join((

@@ -34,6 +34,8 @@ from router.openai.fields import (
     REFUSED,
     TOO_LONG,
     UNSUPPORTED,
+    AllowedTokens,
+    BadWords,
     CacheSalt,
     Content,
     Documents,
@@ -49,6 +51,7 @@ from router.openai.fields import (
     field_error,
     ignored_fields_of,
 )
+from router.openai.prompt_report import PromptOptions
 from router.openai.strict_json import member_path, parse_object, shown
 from router.openai.unsupported import CHAT, COMMON, COMPLETION, MESSAGE, REASONS, Table, is_harmless
 from wire.errors import InvalidRequest, UnsupportedMediaType
@@ -177,11 +180,16 @@ class _GenerationRequest(Strict):
     truncation_side: Literal["left", "right"] = "left"
     cache_salt: CacheSalt | None = None
     priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    allowed_token_ids: AllowedTokens = ()
+    bad_words: BadWords = ()
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise field_error("is allowed only when stream is true", ("stream_options",))
+        if self.prompt_logprobs is not None and self.stream:
+            raise field_error("is allowed only when stream is false", ("prompt_logprobs",))
         check_stop_strings(self.stop)
         if self.stop and not self.detokenize:
             raise field_error("needs text to look for: it is not allowed when detokenize is false", ("stop",))
@@ -214,6 +222,16 @@ class _GenerationRequest(Strict):
         """The limit of generated tokens, and the name under which the client knows it."""
         return "max_tokens", self.max_tokens
 
+    @property
+    def prompt_options(self) -> PromptOptions:
+        """What the answer is to tell of the prompt."""
+        return PromptOptions(num_listed=self.prompt_logprobs)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the answer holds generated tokens; otherwise it tells of the prompt alone."""
+        return True
+
     def decoding_params(self) -> DecodingParams:
         """The parameters for nodes, of choice 0. Raises `InvalidRequest` for a value that is out of range.
 
@@ -237,6 +255,8 @@ class _GenerationRequest(Strict):
                 stop_token_ids=self.stop_token_ids,
                 ignore_eos=self.ignore_eos,
                 logprobs=self.num_logprobs,
+                prompt_logprobs=self.prompt_options.num_wanted,
+                allowed_token_ids=self.allowed_token_ids,
             )
         except InvalidRequest as error:
             if error.param != "max_tokens":
@@ -330,11 +350,14 @@ class CompletionRequest(_GenerationRequest):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: int | None = None
     suffix: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] | None = None
+    echo: bool = False
 
     @model_validator(mode="after")
     def _check_completion(self) -> Self:
         if self.best_of is not None and self.best_of != self.n:
             raise field_error("is supported only when it equals n", ("best_of",), UNSUPPORTED)
+        if self.echo and (self.suffix or self.truncate_prompt_tokens is not None):
+            raise field_error("is not supported with suffix or truncate_prompt_tokens", ("echo",), UNSUPPORTED)
         if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
             raise field_error("needs a prompt of text", ("suffix",))
         if len(self.suffix or "") * len(self.prompt) > MAX_TEXT_CHARS:
@@ -344,6 +367,19 @@ class CompletionRequest(_GenerationRequest):
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_options(self) -> PromptOptions:
+        return PromptOptions(self.echo, self.logprobs if self.echo else None, self.prompt_logprobs)
+
+    @property
+    def generates(self) -> bool:
+        return not (self.echo and self.max_tokens == 0)
+
+    @property
+    def output_limit(self) -> tuple[str, int | None]:
+        # a node samples one token at least, which `NoText` drops
+        return "max_tokens", self.max_tokens if self.generates else 1
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` when a prompt of token ids names one outside a vocabulary of `vocab_size`."""

@@ -15,8 +15,6 @@ COMMON: Table = {
     # OpenAI
     "response_format": ({"type": "text"},),
     # vLLM
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "early_stopping": (False,),
     "guided_choice": (),
     "guided_decoding_backend": (),
@@ -28,7 +26,6 @@ COMMON: Table = {
     "logprob_token_ids": (),
     "mm_processor_kwargs": (),
     "media_io_kwargs": (),
-    "prompt_logprobs": (),
     "repetition_detection": (),
     "routed_experts_prompt_start": (0,),
     "structured_outputs": (),
@@ -66,7 +63,6 @@ CHAT: Table = {
 
 COMPLETION: Table = {
     "messages": (),
-    "echo": (False,),
     "prompt_embeds": (),
 }
 

@@ -12,7 +12,7 @@ from device.base import DeviceFailed
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
-from engine.scheduler.request import PENDING_TOKEN, SampledToken, Step
+from engine.scheduler.request import PENDING_TOKEN, PromptScores, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.steps_in_flight import StepFailed
 from tests.engine.test_core import note, num_held, run
@@ -41,6 +41,9 @@ class LateStep:
         if error is not None:
             raise error
         return self.tokens
+
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        return {}
 
 
 @dataclass

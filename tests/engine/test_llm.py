@@ -47,6 +47,19 @@ def test_text_and_its_token_ids_are_the_same_prompt(llm: LLM) -> None:
     assert llm.generate([list(as_text.prompt_token_ids)], GREEDY)[0].token_ids == as_text.token_ids
 
 
+def test_log_probabilities_of_a_prompt_are_those_that_it_has_as_output(llm: LLM) -> None:
+    whole = llm.generate(PROMPTS[0], GREEDY)[0]
+    token_ids = [*whole.prompt_token_ids, *whole.token_ids]
+    asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
+    first, *others = llm.generate(token_ids, asked)[0].prompt_logprobs
+    assert (first, len(others)) == (None, len(token_ids) - 1)
+    for found, expected in zip(others[-12:], whole.logprobs, strict=True):
+        assert found is not None
+        assert (found.rank, found.top_ids) == (1, expected.top_ids)
+        assert found.logprob == pytest.approx(expected.logprob, abs=1e-4)
+    assert whole.prompt_logprobs == ()
+
+
 def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     whole = llm.generate(PROMPTS[0], GREEDY)[0].text
     stop = whole[3:6]

@@ -12,7 +12,7 @@ from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
 from engine.runner.base import RunningStep
-from engine.scheduler.request import PENDING_TOKEN, SampledToken, Step
+from engine.scheduler.request import PENDING_TOKEN, PromptScores, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from kvtransfer.transports.base import Blocks
 from tests.computed_step import ComputedStep
@@ -109,6 +109,9 @@ class _LateStep:
 
     def result(self) -> Mapping[RequestKey, SampledToken]:
         return self.runner.compute(self.rows, self.layer_stored)
+
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        return {}
 
 
 def make_core(blocks: Blocks, runner: OracleRunner, max_num_batched_tokens: int = 6) -> EngineCore:

@@ -12,7 +12,7 @@ from device.base import DeviceFailed
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
-from engine.scheduler.request import RequestOutput, SampledToken, Step
+from engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from node.heartbeat import HeartbeatThread
 from node.loop import EngineLoop, Leg
@@ -34,22 +34,31 @@ class Runner:
     is_asynchronous: bool = True
     errors: dict[int, Exception] = field(default_factory=dict)
     num_launched: int = 0
+    scores_are_valid: bool = True
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> Launched:
         self.num_launched += 1
         tokens = {share.key: SampledToken(1, None) for share in step.requests if share.needs_sample}
-        return Launched(tokens, self.errors.pop(self.num_launched, None))
+        scores = {
+            span.key: PromptScores(span.key, span.first_row + 1, 0, bytes(8 * span.num_rows), self.scores_are_valid)
+            for span in step.spans
+        }
+        return Launched(tokens, self.errors.pop(self.num_launched, None), scores)
 
 
 @dataclass
 class Launched:
     tokens: dict[RequestKey, SampledToken]
     error: Exception | None
+    scores: dict[RequestKey, PromptScores]
 
     def result(self) -> Mapping[RequestKey, SampledToken]:
         if self.error is not None:
             raise self.error
         return self.tokens
+
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        return self.scores
 
 
 @dataclass
@@ -178,3 +187,11 @@ def test_a_lost_device_ends_the_loop_with_its_message(rig: Rig) -> None:
     with pytest.raises(DeviceFailed, match="gone"):
         rig.run(4)
     assert "fail" not in rig.leg.heard
+
+
+@pytest.mark.parametrize("is_valid", [True, False])
+def test_a_prompt_without_log_probabilities_fails_its_request(rig: Rig, is_valid: bool) -> None:
+    rig.runner.scores_are_valid = is_valid
+    rig.core.add(KEY, [1, 2, 3], DecodingParams(max_tokens=1, prompt_logprobs=0))
+    rig.run(3)
+    assert ("fail" in rig.leg.heard) is not is_valid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
@@ -27,6 +28,7 @@ from wire.messages import (
     NodeStatus,
     Ping,
     Prefill,
+    PromptLogprobs,
     TokenEvent,
     TokenLogprobs,
     Tokens,
@@ -118,6 +120,16 @@ class FakeNode:
         event = TokenEvent(leg.handoff_id, leg.attempt, first, tuple(token_ids), logprobs, finish, cached)
         self.send(Tokens(self.hello.epoch, (event,)))
 
+    def tell_prompt(self, leg: LegMessage, first: int = 1, num_rows: int | None = None) -> None:
+        """Log probabilities of prompt tokens from place `first` on: -p for the token at place p, whose rank is p. Its
+        alternatives are the tokens 100, 101, ... with -0.25 each."""
+        num_top = leg.params.prompt_logprobs or 0
+        last = leg.num_prompt_tokens if num_rows is None else first + num_rows
+        top = (*range(100, 100 + num_top), *[-0.25] * num_top)
+        row = struct.Struct(f"<fI{num_top}I{num_top}f")
+        rows = b"".join(row.pack(-float(place), place, *top) for place in range(first, last))
+        self.send(PromptLogprobs(self.hello.epoch, leg.handoff_id, leg.attempt, first, num_top, rows))
+
     def fail(self, leg: LegMessage, code: str, message: str = "as the test says") -> None:
         """Report that `leg` failed."""
         self.send(Failed(leg.handoff_id, leg.attempt, code, message))
@@ -172,10 +184,13 @@ def first_index(leg: LegMessage) -> int:
 def answering(token_ids: Sequence[int], finish: str = "stop") -> Script:
     """A script for both roles: the answer is `token_ids`, one message per token, the last with `finish`.
 
-    A prefill node sends the first token it is asked for, a decode node sends all of them, that one included.
+    A prefill node sends the first token it is asked for, a decode node sends all of them, that one included. Before
+    that they tell of the prompt what they are asked for.
     """
 
     def script(node: FakeNode, leg: LegMessage) -> None:
+        if leg.params.prompt_logprobs is not None and leg.num_prompt_tokens > 1:
+            node.tell_prompt(leg)
         first = first_index(leg)
         last = first if isinstance(leg, Prefill) else len(token_ids) - 1
         for index in range(first, last + 1):

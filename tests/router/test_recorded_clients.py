@@ -13,13 +13,8 @@ from tests.router.fake_node import answering
 from tests.router.http_client import fetch
 from tests.router.rig import MODEL, serving
 
-NOT_YET = {"lm-eval, loglikelihood"}
-"""Its body holds what is refused so far: `echo`."""
 
-
-@pytest.mark.parametrize(
-    "recorded", [each for each in RECORDED if each.client not in NOT_YET], ids=lambda it: it.client
-)
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda it: it.client)
 async def test_what_a_client_sends_is_answered(recorded: Recorded, prompts: PromptMaker) -> None:
     async with serving(prompts) as server:
         await server.rig.pair(answering(prompts.tokenizer.encode("The river goes to the sea."), "length"))

@@ -41,6 +41,12 @@ class Reference:
             known = self._known[prompt] = self._generate(prompt, num_tokens)
         return known.first(num_tokens)
 
+    def prompt_logprobs(self, prompt: tuple[int, ...]) -> list[float]:
+        """The log probability of each token of `prompt` but the first."""
+        with torch.inference_mode():
+            logprobs = torch.log_softmax(self._model(torch.tensor([prompt])).logits[0].float(), dim=-1)
+        return logprobs[range(len(prompt) - 1), list(prompt[1:])].tolist()
+
     def _generate(self, prompt: tuple[int, ...], num_tokens: int) -> Expected:
         config = GenerationConfig(
             do_sample=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from engine.runner.kv_memory import allocate_private
 from engine.settings import EngineSettings
 from tests.request_keys import key_of
 from tests.system.conftest import Checkpoints, running
-from tests.system.harness import BLOCK_SIZE, Answer, Relay, start_relay
+from tests.system.harness import BLOCK_SIZE, MODEL_NAME, Answer, Relay, start_relay
 from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
@@ -42,6 +43,39 @@ def test_llama_equals_transformers_on_every_kind_of_node(
     prompts = [make_prompt(length, 100 * num_in_flight + index) for index, length in enumerate(LENGTHS * 4)]
     expected = [references("llama").greedy(prompt) for prompt in prompts]
     require_equal(llama_relay.ask_all(prompts, num_in_flight, logprobs=0), expected)
+
+
+def test_log_probabilities_of_prompts_equal_transformers(llama_relay: Relay, references: References) -> None:
+    reference = references("llama")
+    prompts = [make_prompt(length, 300) for length in LENGTHS for _ in range(2)]
+
+    def ask(prompt: tuple[int, ...]) -> Any:
+        options: dict[str, Any] = {"ignore_eos": True, "prompt_logprobs": 0}
+        return llama_relay.client.completions.create(
+            model=MODEL_NAME, prompt=[*prompt], echo=True, logprobs=1, max_tokens=4, temperature=0,
+            extra_body=options,
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(ask, prompts))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        output, (choice,) = reference.greedy(prompt, 4), answer.choices
+        first, *found = choice.logprobs.token_logprobs
+        assert first is None
+        expected = [*reference.prompt_logprobs(prompt), *output.logprobs]
+        assert found == pytest.approx(expected, abs=LOGPROB_TOLERANCE)
+        own = [entry[str(token_id)] for token_id, entry in zip(prompt[1:], choice.prompt_logprobs[1:], strict=True)]
+        assert [entry["logprob"] for entry in own] == found[: len(own)]
+        assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    for prompt in prompts[-4:]:
+        alone = llama_relay.client.completions.create(
+            model=MODEL_NAME, prompt=[*prompt], echo=True, logprobs=0, max_tokens=0
+        ).choices[0]
+        assert alone.logprobs is not None
+        assert alone.logprobs.token_logprobs is not None
+        assert alone.logprobs.token_logprobs[1:] == pytest.approx(
+            reference.prompt_logprobs(prompt), abs=LOGPROB_TOLERANCE
+        )
 
 
 def test_preempted_requests_equal_transformers(llama_relay: Relay, references: References) -> None:

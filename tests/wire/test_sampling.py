@@ -23,6 +23,9 @@ ALLOWED: list[tuple[str, list[Any]]] = [
     ("min_tokens", [0, 5]),
     ("stop_token_ids", [(), (0, 2**32 - 1), (1,) * 256]),
     ("logprobs", [None, 0, 20]),
+    ("prompt_logprobs", [None, 0, 20]),
+    ("allowed_token_ids", [(), (0, 2**32 - 1), (1,) * 4096]),
+    ("bad_word_ids", [(), ((0,), (2**32 - 1, 1)), ((1,) * 64,) * 256]),
 ]
 FORBIDDEN: list[tuple[str, list[Any]]] = [
     ("temperature", [-0.1, 2.1, math.nan, math.inf, True, "1", None]),
@@ -38,6 +41,8 @@ FORBIDDEN: list[tuple[str, list[Any]]] = [
     ("min_tokens", [-1, None]),
     ("stop_token_ids", [(-1,), (2**32,), (True,), (1.0,), (1,) * 257]),
     ("logprobs", [-1, 21, True]),
+    ("prompt_logprobs", [-1, 21, True]),
+    ("allowed_token_ids", [(-1,), (2**32,), (1,) * 4097]),
 ]
 
 
@@ -75,6 +80,27 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
         DecodingParams(stop_token_ids=(100,)).check_vocabulary(100)
     with pytest.raises(InvalidRequest, match="100"):
         DecodingParams(logit_bias_ids=(100,), logit_bias_values=(1.0,)).check_vocabulary(100)
+
+
+@pytest.mark.parametrize("words", [((),), ((-1,),), ((1,) * 65,), ((1,),) * 257])
+def test_bad_words_that_cannot_be_matched_are_refused(words: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        DecodingParams(bad_word_ids=words)
+    assert caught.value.param == "bad_words"
+
+
+@pytest.mark.parametrize(
+    ("param", "params"),
+    [
+        ("allowed_token_ids", DecodingParams(allowed_token_ids=(99, 100))),
+        ("bad_words", DecodingParams(bad_word_ids=((1, 2), (1, 100)))),
+    ],
+)
+def test_a_token_list_outside_the_vocabulary_is_refused(param: str, params: DecodingParams) -> None:
+    params.check_vocabulary(101)
+    with pytest.raises(InvalidRequest, match="100") as caught:
+        params.check_vocabulary(100)
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize("stop", [("",), ("x" * 1025,), ("x",) * 17, (3,)])

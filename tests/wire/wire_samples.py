@@ -45,6 +45,7 @@ from wire.messages import (
     Ping,
     Prefill,
     PrefillPeer,
+    PromptLogprobs,
     Refusal,
     StepTimes,
     TokenEvent,
@@ -52,6 +53,7 @@ from wire.messages import (
     Tokens,
     Welcome,
 )
+from wire.prompt_logprobs import row_bytes
 from wire.sampling import DecodingParams
 
 LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(4, 64), LayerKv(4, 64, window=128)])
@@ -65,6 +67,9 @@ PARAMS = DecodingParams(
     max_tokens=5,
     stop_token_ids=(1, 2),
     logprobs=2,
+    prompt_logprobs=3,
+    allowed_token_ids=(5, 6),
+    bad_word_ids=((5,), (6, 5)),
 )
 EVENT = TokenEvent(b"h" * 16, 1, 3, (17,), (TokenLogprobs(-0.5, (17, 4), (-0.5, -2.0)),), "stop", 16)
 TIMED_EVENT = dataclasses.replace(
@@ -85,6 +90,7 @@ SAMPLES: tuple[tuple[Codec, Any], ...] = (
     (NODE_TO_ROUTER, Heartbeat(1, STATUS)),
     (NODE_TO_ROUTER, Leaving(1)),
     (NODE_TO_ROUTER, Tokens(1, (EVENT, TIMED_EVENT))),
+    (NODE_TO_ROUTER, PromptLogprobs(1, b"h" * 16, 1, 257, 2, b"\x00\x00\x80\xbf" * 12)),
     (NODE_TO_ROUTER, Failed(b"h" * 16, 1, "overloaded", "later")),
     (NODE_TO_ROUTER, CacheEvents(1, True, b"s" * 32, b"")),
     (RECEIVER_TO_SENDER, PeerHello("d", 1, 2, "f", LAYOUT, 64, "xxh3", PROCESS, (Endpoint("shm", "n", b"\x00m"),))),
@@ -133,6 +139,8 @@ def valid(hint: Any) -> st.SearchStrategy[Any]:
 
 def record(kind: type[Any]) -> st.SearchStrategy[Any]:
     """Valid instances of a message class."""
+    if kind is PromptLogprobs:
+        return _prompt_logprobs()
     return st.builds(kind, **{name: valid(hint) for name, hint in get_type_hints(kind, include_extras=True).items()})
 
 
@@ -152,6 +160,18 @@ def _scalar(hint: Any, constraint: Any) -> st.SearchStrategy[Any]:
     return kinds[hint]
 
 
+def _prompt_logprobs() -> st.SearchStrategy[PromptLogprobs]:
+    def with_rows(num_top: int) -> st.SearchStrategy[PromptLogprobs]:
+        rows = st.integers(1, 3).map(lambda num_rows: bytes(num_rows * row_bytes(num_top)))
+        ids = st.binary(max_size=16)
+        return st.builds(
+            PromptLogprobs, st.integers(0, 2**64 - 1), ids, st.integers(1, 1000), st.integers(1, 2**40),
+            st.just(num_top), rows,
+        )  # fmt: skip
+
+    return st.integers(0, 20).flatmap(with_rows)
+
+
 def _decoding_params() -> st.SearchStrategy[DecodingParams]:
     bias = st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-100, 100), max_size=5)
     params = st.builds(
@@ -165,6 +185,11 @@ def _decoding_params() -> st.SearchStrategy[DecodingParams]:
         stop_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple),
         ignore_eos=st.booleans(),
         logprobs=st.none() | st.integers(0, 20),
+        prompt_logprobs=st.none() | st.integers(0, 20),
+        allowed_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple),
+        bad_word_ids=st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3).map(tuple), max_size=3).map(
+            tuple
+        ),
     )
     return st.tuples(params, bias).map(
         lambda made: dataclasses.replace(

@@ -18,7 +18,7 @@ from engine.runner.inputs import TokenUnknown
 from engine.runner.limits import RunnerLimits, graph_sizes
 from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler
-from engine.scheduler.request import PENDING_TOKEN, Step
+from engine.scheduler.request import PENDING_TOKEN, PromptSpan, Step
 from tests.engine.runner.relay import (
     BLOCK_SIZE,
     LIMITS,
@@ -57,6 +57,24 @@ def recorded(decoder: Decoder) -> ModelRunner:
     runner = make_runner(decoder, EmulatedDevice(), make_kv(decoder))
     assert runner.record_graphs() == len(graph_sizes(LIMITS.max_num_seqs))
     return runner
+
+
+def test_a_prompt_is_scored_also_where_a_graph_could_compute_the_step(decoder: Decoder, recorded: ModelRunner) -> None:
+    step = Step((scheduled(A, 0, 1, [5, 6, 7], 3, [1], GREEDY),), (PromptSpan(A, 0, 0, 1, 2),))
+    plain = make_runner(decoder, HostDevice(), make_kv(decoder)).launch(step)
+    launched = recorded.launch(step)
+    assert launched.result() == plain.result() == {}
+    assert launched.prompt_scores() == plain.prompt_scores()
+    assert launched.prompt_scores()[A].is_valid
+
+
+def test_a_prompt_for_which_the_model_computes_nan_has_no_valid_scores(decoder: Decoder) -> None:
+    step = Step((scheduled(A, 0, 2, [5, 6, 7], 3, [1], GREEDY),), (PromptSpan(A, 0, 0, 2, 0),))
+    runner = make_runner(decoder, HostDevice(), make_kv(decoder))
+    with mock.patch.object(decoder, "logits", lambda hidden: torch.full((len(hidden), 320), torch.nan)):
+        running = runner.launch(step)
+    running.result()
+    assert not running.prompt_scores()[A].is_valid
 
 
 def tokens_of(streams: list[Stream]) -> list[list[int]]:

@@ -13,7 +13,7 @@ from engine.runner.kv_memory import allocate_private, host_kv_memory
 from engine.runner.limits import RunnerLimits, graph_size, graph_sizes, staging_bytes
 from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler
-from engine.scheduler.request import ScheduledRequest, Step
+from engine.scheduler.request import PromptSpan, ScheduledRequest, Step
 from tests.engine.runner.relay import BLOCK_SIZE, MAX_BLOCKS, load_decoder, scheduled
 from tests.request_keys import key_of
 from wire.layout import KvLayout
@@ -65,6 +65,8 @@ def hardest(vocab_size: int, choose: random.Random) -> DecodingParams:
         logit_bias_ids=ids,
         logit_bias_values=(0.5,) * len(ids),
         min_tokens=99,
+        allowed_token_ids=ids,
+        bad_word_ids=((5,), (5, 6)),
         stop_token_ids=tuple(index % vocab_size for index in range(MAX_STOP_TOKEN_IDS)),
         logprobs=choose.choice([3, 3, 3, None]),
     )
@@ -90,7 +92,7 @@ def test_no_step_overflows_the_staging_memory(
     longest = MAX_BLOCKS * BLOCK_SIZE
     for _ in range(6):
         # sequences share all blocks: what they compute does not matter here
-        left, shares = max_num_batched_tokens, list[ScheduledRequest]()
+        left, shares, spans = max_num_batched_tokens, list[ScheduledRequest](), list[PromptSpan]()
         while left > 0 and len(shares) < max_num_seqs:
             count = min(left, choose.choice([1, longest, choose.randint(1, longest)]))
             token_ids = [choose.randrange(vocab_size) for _ in range(longest)]
@@ -100,7 +102,11 @@ def test_no_step_overflows_the_staging_memory(
                 scheduled(key_of(row), start, count, token_ids, 1, list(range(MAX_BLOCKS)), params[row % len(params)])
             )
             left -= count
-        assert runner.launch(Step(tuple(shares))).result().keys() == {share.key for share in shares}
+            if (num_scored := min(count, longest - 1 - start)) > 0:
+                spans.append(PromptSpan(key_of(row), 0, start, num_scored, 20))
+        running = runner.launch(Step(tuple(shares), tuple(spans)))
+        assert running.result().keys() == {share.key for share in shares}
+        assert running.prompt_scores().keys() == {span.key for span in spans}
 
 
 def test_staging_grows_with_every_limit() -> None:

@@ -23,6 +23,7 @@ from wire.sampling import DecodingParams
 
 VOCAB_SIZE = 40
 EOS = 39
+LOWEST = torch.finfo(torch.float32).min
 Floats = npt.NDArray[np.float64]
 
 
@@ -188,9 +189,43 @@ def test_ends_are_withheld_until_min_tokens(ignore_eos: bool) -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     arguments: dict[str, Any] = {"min_tokens": 3, "stop_token_ids": (4,), "ignore_eos": ignore_eos}
     early = adjusted(logits, output=(8, 8), **arguments)
-    assert torch.isinf(early[0, 4])
-    assert bool(torch.isinf(early[0, EOS])) is not ignore_eos
+    assert early[0, 4] == LOWEST
+    assert bool(early[0, EOS] == LOWEST) is not ignore_eos
     assert torch.equal(adjusted(logits, output=(8, 8, 8), **arguments), logits)
+
+
+def test_only_allowed_tokens_are_sampled() -> None:
+    logits = random_logits()
+    assert set(sampled_counts(logits, 300, allowed_token_ids=(3, 9, 21))) == {3, 9, 21}
+    best = max((3, 9, 21), key=lambda token_id: float(logits[0, token_id]))
+    assert [token.token_id for token in sample(logits, request(temperature=0, allowed_token_ids=(3, 9, 21)))] == [best]
+
+
+def test_a_row_of_allowed_tokens_changes_no_other_row() -> None:
+    logits = random_logits(rows=3)
+    requests = [request(seed=1), request(seed=1, allowed_token_ids=(5,)), request(seed=1, allowed_token_ids=(6, 7))]
+    found = [token.token_id for token in sample(logits, *requests)]
+    assert found[0] == sample(logits[:1], request(seed=1))[0].token_id
+    assert found[1] == 5
+    assert found[2] in (6, 7)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_withheld_gives_way_when_nothing_else_is_allowed(temperature: float) -> None:
+    options: dict[str, Any] = {"temperature": temperature, "allowed_token_ids": (EOS, 7), "bad_word_ids": ((7,),)}
+    logits = random_logits()
+    assert [token.token_id for token in sample(logits, request(min_tokens=0, **options))] == [EOS]
+    found = {sample(logits, request(seed=seed, min_tokens=5, **options))[0].token_id for seed in range(40)}
+    assert found <= {EOS, 7}
+
+
+@pytest.mark.parametrize(
+    ("output", "withheld"),
+    [((), {4}), ((5,), {4, 6}), ((9, 5, 6), {4, 7}), ((5, 6, 9), {4}), ((5, 5), {4, 6}), ((6,), {4})],
+)
+def test_the_end_of_a_bad_word_is_withheld_behind_its_beginning(output: tuple[int, ...], withheld: set[int]) -> None:
+    found = adjusted(torch.zeros(1, VOCAB_SIZE), prompt=(5, 6), output=output, bad_word_ids=((4,), (5, 6), (5, 6, 7)))
+    assert set(torch.nonzero(found[0] == LOWEST).flatten().tolist()) == withheld
 
 
 def test_logprobs_are_of_the_models_own_distribution() -> None:

@@ -52,6 +52,8 @@ def choose_params(choose: random.Random) -> DecodingParams:
         stop_token_ids=tuple(choose.sample(range(VOCAB_SIZE), maybe(3, 0))),
         ignore_eos=choose.random() < 0.3,
         logprobs=maybe(choose.choice([0, 1, 20]), None),
+        allowed_token_ids=tuple(choose.sample(range(VOCAB_SIZE), maybe(choose.choice([1, 5, 30]), 0))),
+        bad_word_ids=maybe(((3,), (4, 5), (choose.randrange(VOCAB_SIZE), 6), (7,)), ()),
     )
 
 
@@ -88,7 +90,13 @@ def reference(logits: npt.NDArray[np.float32], request: ScheduledRequest) -> Sam
     for token_id, count in Counter(request.token_ids[request.num_prompt_tokens :]).items():
         row[token_id] += one(-params.presence_penalty - params.frequency_penalty * count)
     if position < params.min_tokens:
-        row[[*params.stop_token_ids, *([] if params.ignore_eos else [EOS])]] = -np.inf
+        row[[*params.stop_token_ids, *([] if params.ignore_eos else [EOS])]] = np.finfo(one).min
+    output = request.token_ids[request.num_prompt_tokens :]
+    for *before, last in params.bad_word_ids:
+        if not before or list(output)[-len(before) :] == before:
+            row[last] = np.finfo(one).min
+    if params.allowed_token_ids:
+        row[[token_id for token_id in range(VOCAB_SIZE) if token_id not in params.allowed_token_ids]] = -np.inf
     if np.isnan(logits).any():
         return None
     token_id = int(row.argmax()) if params.temperature == 0.0 else reference_draw(row, params, position)

@@ -20,7 +20,15 @@ from typing import TypeAlias
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore, Reservation
-from engine.scheduler.request import PENDING_TOKEN, Request, RequestOutput, SampledToken, ScheduledRequest, Step
+from engine.scheduler.request import (
+    PENDING_TOKEN,
+    PromptScores,
+    Request,
+    RequestOutput,
+    SampledToken,
+    ScheduledRequest,
+    Step,
+)
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.steps_in_flight import StepFailed
 from tests.request_keys import key_of
@@ -82,6 +90,9 @@ class LaunchedStep:
         if self.has_failed:
             raise InjectedFailure("the device could not compute a step")
         return self.tokens
+
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        return {}
 
 
 @dataclass

@@ -1,0 +1,51 @@
+"""Log probabilities of prompt tokens as bytes: one row of 32-bit words for each token, little endian.
+
+    f32 logprob | u32 rank | num_top x u32 token id | num_top x f32 logprob
+
+Owns that format, which nodes write and the router reads when it renders an answer. In between it stays bytes: a prompt
+of 4,096 tokens with 20 alternatives is 0.7 MB this way, and would be 6 MB as numbers of Python.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+MAX_ROWS = 256
+"""The rows that one message may carry."""
+_WORD_BYTES = 4
+_FIXED_WORDS = 2
+
+
+class PromptTokenLogprobs(NamedTuple):
+    """Natural logarithms of probabilities, given the tokens before: of the prompt's token, and of the most likely ones,
+    best first. `rank`: 1 for the most likely token of all.
+    """
+
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+def row_words(num_top: int) -> int:
+    """32-bit words of a row."""
+    return _FIXED_WORDS + 2 * num_top
+
+
+def row_bytes(num_top: int) -> int:
+    """Bytes of a row."""
+    return _WORD_BYTES * row_words(num_top)
+
+
+def read_rows(rows: bytes, num_top: int) -> Iterator[PromptTokenLogprobs]:
+    """The rows in `rows`, whose length is a multiple of `row_bytes(num_top)`."""
+    for logprob, rank, *top in _row(num_top).iter_unpack(rows):
+        yield PromptTokenLogprobs(logprob, rank, tuple(top[:num_top]), tuple(top[num_top:]))
+
+
+@cache
+def _row(num_top: int) -> struct.Struct:
+    return struct.Struct(f"<fI{num_top}I{num_top}f")
