@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
-from engine.core import EngineCore, Reservation
+from engine.core import EngineCore, FirstToken, Reservation
 from engine.scheduler.request import RequestOutput, Step
 from kvtransfer.commands import (
     CancelReceiving,
@@ -192,10 +192,9 @@ class DecodeLeg:
         try:
             self._core.add_reserved(
                 reservation,
-                [*request.token_ids, *notice.first.token_ids],
-                request.params,
+                request.token_ids,
+                [FirstToken(notice.key, request.params, notice.first.token_ids[0])],
                 num_prompt_tokens=request.num_prompt_tokens,
-                num_computed_tokens=len(request.token_ids),
                 cache_salt=request.cache_salt,
             )
         except BatonError as error:
