@@ -31,7 +31,7 @@ import xxhash
 
 from wire.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.
@@ -40,6 +40,7 @@ PROTOCOL_VERSION = 5
 3: the clock of a node, and by it the times of a request's first tokens.
 4: pools in device memory: dot64 checksums, `needs_fence`, the memory of a nixl pool.
 5: the words of the glossary (`sampled_us`).
+6: choices of one prompt share its legs and its handoff (`forks`, `firsts`).
 """
 
 _MAGIC = b"BT"
