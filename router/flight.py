@@ -5,6 +5,10 @@ reader closes it. When an attempt fails (a node reports it, or a node is lost) t
 tokens, and tokens of earlier attempts are recognised by their attempt number and dropped. A handoff that failed twice
 is not tried a third time: the decode node computes the prompt itself.
 
+Choices of one prompt are a flight each. They begin together, with legs that they share; from then on nothing of one
+depends on another. An attempt that fails is tried again by each of them for itself, because each continues after other
+tokens; what the nodes have cached of the prompt is found there.
+
 Knows token ids only. Tokens for the client go into the reader's `Inbox`, which several flights share when an answer has
 several choices.
 """
@@ -14,14 +18,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from program.clock import now_us
 from router.inbox import Inbox
 from router.journal import Journal
-from router.legs import Attempt, ControlSender, Legs, RelayRequest
+from router.legs import Attempt, ControlSender, Legs, RelayRequest, send_legs
 from router.nodes import Node
-from router.routing import Routing
+from router.routing import Route, Routing
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, Overloaded, RequestFailed, TransferFailed, remote_error
 from wire.messages import Failed, HandoffFigures, TokenEvent
@@ -89,13 +94,15 @@ class Flight:
         journal = self._journal
         return FlightFigures(journal.num_cached_tokens or 0, journal.handoff, replace(journal.times), journal.attempt)
 
-    def start(self) -> None:
-        """Begin the first attempt. When no node is available, the flight fails with that error."""
-        self._context.counters.num_requests += 1
+    def start(self, siblings: Sequence[Flight] = ()) -> None:
+        """Begin the first attempt, and with the same legs that of `siblings`: the choices of this prompt whose numbers
+        follow. When no node is available, all fail with that error."""
+        self._context.counters.num_requests += 1 + len(siblings)
         try:
-            self._start_attempt()
+            self._start_attempt(siblings)
         except BatonError as error:
-            self.fail(error)
+            for flight in (self, *siblings):
+                flight.fail(error)
 
     def on_event(self, event: TokenEvent, epoch: int) -> None:
         """Take tokens that the node of that epoch has sent."""
@@ -167,17 +174,23 @@ class Flight:
         except BatonError as final:
             self.fail(final)
 
-    def _start_attempt(self) -> None:
-        """Choose nodes and send both legs. Raises `NoNode`."""
+    def _start_attempt(self, siblings: Sequence[Flight] = ()) -> None:
+        """Choose nodes and send both legs, which `siblings` share. Raises `NoNode`."""
         request, journal, context = self._request, self._journal, self._context
         token_ids = (*request.prompt_ids, *journal.token_ids)
         allows_handoff = self._num_transfer_failures < _MAX_TRANSFER_FAILURES
         route = context.routing.choose(token_ids, request.cache_salt, self._avoided, allows_handoff=allows_handoff)
+        forks = tuple(sibling.handoff_id for sibling in siblings)
+        attempt = Attempt(self.handoff_id, journal.attempt, request, token_ids, forks)
+        for flight, legs in zip((self, *siblings), send_legs(context.sender, route, attempt), strict=True):
+            flight._take_legs(legs, route)
+
+    def _take_legs(self, legs: Legs, route: Route) -> None:
         nodes = [route.decode] if route.prefill is None else [route.prefill, route.decode]
-        journal.times.legs_sent(now_us(), *(node.hello.clock for node in nodes))
-        self._legs = Legs(context.sender, route, Attempt(self.handoff_id, journal.attempt, request, token_ids))
-        context.counters.num_split += route.prefill is not None
-        context.counters.num_local += route.prefill is None
+        self._journal.times.legs_sent(now_us(), *(node.hello.clock for node in nodes))
+        self._legs = legs
+        self._context.counters.num_split += route.prefill is not None
+        self._context.counters.num_local += route.prefill is None
 
     def _cancel_legs(self) -> None:
         if self._legs is not None:

@@ -77,6 +77,11 @@ class NodeRegistry:
         """The longest prompt plus output that every node can hold; None while there is no node."""
         return min((node.hello.max_request_tokens for node in self._nodes.values()), default=None)
 
+    @property
+    def max_num_seqs(self) -> int | None:
+        """Requests that every node can compute together; None while there is no node."""
+        return min((node.hello.max_num_seqs for node in self._nodes.values()), default=None)
+
     def register(self, hello: Hello, now_s: float) -> Node | None:
         """Add a node; returns the earlier life of the same node_id, which is over. Raises `Refused`."""
         self._check(hello)

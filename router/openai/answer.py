@@ -3,8 +3,7 @@
 Owns the start, the order and the end of an answer's choices. The code that writes the answer takes all pieces that are
 ready; this module does not know in which format they are written.
 
-Choices of one prompt share its KV through the prefix caches: the first choice starts alone, and its siblings start when
-it has its first token.
+Choices of one prompt start together, so that the prompt is computed and moved once.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ from wire.sampling import DecodingParams
 
 @dataclass(slots=True)
 class Choice:
-    """One of the answers to one prompt. `siblings` wait for its first token; `figures` are there when it has ended."""
+    """One of the answers to one prompt. `figures` are there when it has ended."""
 
     index: int
     request: RelayRequest
     text: ChoiceText
-    siblings: tuple[Choice, ...] = ()
     flight: Flight | None = None
     figures: FlightFigures | None = None
 
@@ -58,7 +56,7 @@ class Answer:
         self._inbox = Inbox()
         self._timers: dict[int, RequestTimer] = {}
         # the next `take` handles both lists: what the last one returned is to be written first
-        self._to_start = list(self._firsts)
+        self._to_start = list(prompts)
         self._to_close: list[Flight] = []
         self._num_ended = 0
 
@@ -104,9 +102,6 @@ class Answer:
 
     def _advance(self, choice: Choice, delivery: Delivery) -> TextDelta:
         self._timers[choice.index].tokens(len(delivery.token_ids))
-        if choice.siblings:
-            self._to_start += choice.siblings
-            choice.siblings = ()
         delta = choice.text.push(delivery.token_ids, delivery.logprobs, delivery.finish_reason)
         if delta.finish_reason is not None:
             self._end(choice, delta.finish_reason)
@@ -126,9 +121,14 @@ class Answer:
         self._to_close.clear()
 
     def _start_waiting(self) -> None:
-        for choice in self._to_start:
-            self._timers[choice.index] = RequestTimer(self._metrics, len(choice.request.prompt_ids))
-            choice.flight = self._relay.start(choice.request, self._inbox, choice.index)
+        for choices in self._to_start:
+            requests = [choice.request for choice in choices]
+            flights = self._relay.start_choices(requests, self._inbox, choices[0].index)
+            num_prompt_tokens = len(choices[0].request.prompt_ids)
+            for choice, flight in zip(choices, flights, strict=True):
+                self._timers[choice.index] = RequestTimer(self._metrics, num_prompt_tokens)
+                choice.flight = flight
+                num_prompt_tokens = 0  # the prompt is counted once
         self._to_start.clear()
 
 
@@ -154,6 +154,5 @@ def make_choices(
             )
             for position in range(num_choices)
         ]
-        choices[0].siblings = tuple(choices[1:])
         found.append(choices)
     return found

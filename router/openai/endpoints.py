@@ -208,8 +208,7 @@ async def _read(http: web.Request) -> tuple[bytes, str | None]:
 
 
 def _usage(answer: Answer, request: GenerationRequest, times: ClientTimes) -> Usage:
-    """The usage of an answer. Only an answer of one choice has timings: several choices are several requests to
-    nodes."""
+    """The usage of an answer. Only an answer of one choice has timings: several choices are several requests."""
     usage = answer.usage()
     figures = answer.choices[0].figures
     if not request.return_timings or len(answer.choices) != 1 or figures is None:
