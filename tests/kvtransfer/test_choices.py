@@ -89,7 +89,7 @@ def test_first_tokens_that_end_all_choices_end_the_handoff_before_it_begins(rela
 
 
 @pytest.mark.parametrize("victims", [(KEY,), FORKS[:1], (KEY, FORKS[2])])
-@pytest.mark.parametrize("num_rounds", [0, 1, 3, 5, 9])
+@pytest.mark.parametrize("num_rounds", [0, 3, 9])
 def test_choices_that_are_cancelled_leave_the_others_alone(
     relay: Relay, victims: tuple[RequestKey, ...], num_rounds: int
 ) -> None:
@@ -107,10 +107,11 @@ def test_choices_that_are_cancelled_leave_the_others_alone(
         expected = alone(PROMPT, choice)
         found = relay.decode.stream(key)
         assert found == (expected[: len(found)] if key in victims else expected)
+        assert num_rounds or key not in victims or not found, "what was cancelled before the KV came never joins"
     assert relay.prefill.failures == relay.decode.failures == []
 
 
-@pytest.mark.parametrize("num_rounds", [0, 2, 5, 9])
+@pytest.mark.parametrize("num_rounds", [0, 5])
 def test_the_last_choice_that_is_cancelled_ends_the_handoff(relay: Relay, num_rounds: int) -> None:
     relay.ask(KEY, PROMPT, max_tokens=40, forks=FORKS)
     for _ in range(num_rounds):

@@ -181,7 +181,7 @@ class Swapper:
     [
         (named, "the commit is for another prompt"),
         (named_with_digest, "the commit names other blocks than the grant"),
-        (named_with_blocks, "the commit carries no first token of this request"),
+        (named_with_blocks, "the commit does not carry one first token of each choice"),
         (named_in_full, "damaged, twice"),
     ],
     ids=["name", "and digest", "and blocks", "all but checksums"],

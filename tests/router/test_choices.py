@@ -86,13 +86,13 @@ async def test_a_choice_that_ends_alone_is_cancelled_alone() -> None:
         for leg in legs:
             decode.emit(leg, [1])
         await choices.has([1], [1], [1])
-        choices.close(0)
-        assert await decode.expect(Cancel) == Cancel(legs[0].handoff_id, 1)
+        choices.close(1)
+        assert await decode.expect(Cancel) == Cancel(legs[1].handoff_id, 1)
         assert rig.member(decode).load == 2
-        for leg in legs[1:]:
+        for leg in (legs[0], legs[2]):
             decode.emit(leg, [2], 1, finish="length")
-        await choices.has([1], [1, 2], [1, 2])
-        choices.close(1, 2)
+        await choices.has([1, 2], [1], [1, 2])
+        choices.close(0, 2)
         await rig.settle()
         assert (await prefill.expect(Prefill)).forks == tuple(leg.handoff_id for leg in legs[1:])
 
