@@ -6,7 +6,6 @@ is an `InvalidSetting` that says where it is.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
@@ -16,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from program.command_line import CommandParser
 from program.settings import add_flags, check_file_keys, resolve
 from wire.errors import InvalidSetting
 
@@ -26,16 +26,16 @@ _MAX_SHOWN = 60
 
 def parse_alone(prog: str, description: str, arguments: Sequence[str], settings_class: type[_SettingsT]) -> _SettingsT:
     """The settings of a benchmark that has one class of them. Raises and exits as `parse_settings`."""
-    parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
+    parser = CommandParser(prog=prog, description=description)
     settings: _SettingsT
     (settings,) = parse_settings(parser, arguments, settings_class)
     return settings
 
 
-def parse_settings(parser: argparse.ArgumentParser, arguments: Sequence[str], *classes: type[Any]) -> tuple[Any, ...]:
+def parse_settings(parser: CommandParser, arguments: Sequence[str], *classes: type[Any]) -> tuple[Any, ...]:
     """One instance of each class, in their order. Raises `InvalidSetting`; exits on unknown flags."""
     add_flags(parser, *classes)
-    flags = parser.parse_args(arguments)
+    flags = parser.parse(arguments)
     if flags.config:
         check_file_keys(flags.config, *classes)
     return tuple(resolve(settings_class, flags, {}) for settings_class in classes)

@@ -11,6 +11,8 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from program.command_line import CommandParser, closest
+
 BENCHMARKS = {
     "serve": "latency, throughput and goodput of an OpenAI-compatible server under load",
     "compare": "the same load in turns on several servers, and the ratios between them",
@@ -32,20 +34,21 @@ def entry_of(name: str) -> tuple[str, str]:
 def main(arguments: Sequence[str]) -> int:
     """Run `baton bench NAME ...`; returns its exit status."""
     listing = "\n".join(f"  {name:<9} {doc}" for name, doc in BENCHMARKS.items())
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="baton bench",
         usage="baton bench NAME ...",
         description="Measure Baton, other servers, and what this machine can do.",
         epilog=f"benchmarks:\n{listing}\n\n`baton bench NAME --help` lists the settings of one benchmark.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    parser.add_argument("name", nargs="?", choices=list(BENCHMARKS), metavar="NAME", help="what to measure, see below")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="what to measure, see below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parsed = parser.parse_args(arguments)
+    parsed = parser.parse(arguments)
     if parsed.name is None:
         print(f"benchmarks:\n{listing}")
         return 0
+    if parsed.name not in BENCHMARKS:
+        parser.error(f"unknown benchmark {parsed.name!r:.100}{closest(parsed.name, BENCHMARKS)}")
     # a job in the background of a script starts with the signal ignored, and a load would then run to its end
     signal.signal(signal.SIGINT, signal.default_int_handler)
     module, function = entry_of(parsed.name)

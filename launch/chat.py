@@ -7,7 +7,6 @@ control character of an answer reaches the terminal.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from launch.api_client import ApiClient, chat_body
+from program.command_line import CommandParser
 from program.settings import add_flags, check_file_keys, resolve, setting
 from wire.errors import RequestFailed
 
@@ -110,11 +110,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> ChatSettings:
-    parser = argparse.ArgumentParser(
-        prog="baton chat", description="Talk to a running router in the terminal.", allow_abbrev=False
-    )
+    parser = CommandParser(prog="baton chat", description="Talk to a running router in the terminal.")
     add_flags(parser, ChatSettings)
-    flags = parser.parse_args(arguments)
+    flags = parser.parse(arguments)
     if flags.config:
         check_file_keys(flags.config, ChatSettings)
     return resolve(ChatSettings, flags, os.environ)

@@ -2,7 +2,8 @@
 
 Owns the table of subcommands and what a person sees when one fails. Does not know their flags.
 Invariants: a subcommand's module is imported only when it is asked for, so `baton --help` needs neither torch nor
-aiohttp; an error raised on purpose is one `error: ...` line on stderr and status 1; Ctrl-C is status 130.
+aiohttp; an error raised on purpose is one `error: ...` line on stderr and status 1; a mistake on the command line is
+one line and status 2; Ctrl-C is status 130 where a subcommand has no stop of its own. `baton` alone prints the help.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from launch.version import version_line
+from program.command_line import CommandParser, closest
 from wire.errors import BatonError
 
 INTERRUPTED_STATUS = 130
@@ -41,7 +44,13 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `baton COMMAND ...` and return its exit status."""
-    parsed = _parser().parse_args(argv)
+    parser = _parser()
+    parsed = parser.parse(argv)
+    if parsed.command is None:
+        parser.print_help()
+        return 0
+    if parsed.command not in COMMANDS:
+        parser.error(f"unknown command {parsed.command!r:.100}{closest(parsed.command, COMMANDS)}")
     run = cast("Callable[[Sequence[str]], int]", importlib.import_module(COMMANDS[parsed.command].module).main)
     try:
         return run(parsed.arguments)
@@ -52,16 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED_STATUS
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> CommandParser:
     listing = "\n".join(f"  {name:<9} {command.doc}" for name, command in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="baton",
         usage="baton COMMAND ...",
         description="Disaggregated prefill/decode serving for large language models.",
         epilog=f"commands:\n{listing}\n\n`baton COMMAND --help` lists the settings of one command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND", help="what to run, see below")
+    parser.add_argument("--version", action="version", version=version_line(), help="print the version")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="what to run, see below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser

@@ -6,23 +6,22 @@ Invariants: only its owner can ever read the file, and an existing file is never
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from program.command_line import CommandParser
 from wire.errors import InvalidSetting
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write a new cluster key and say where."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="baton key",
         description="Write a new cluster key. Give every router and node the same file with --cluster-key.",
-        allow_abbrev=False,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="where to write the key; must not exist")
-    path: Path = parser.parse_args(arguments).file
+    path: Path = parser.parse(arguments).file
     write_key(path)
     print(f"wrote a cluster key to {path}")
     return 0

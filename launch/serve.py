@@ -14,6 +14,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from engine.capacity import find_capacity
+from engine.models.config import load_config
+from engine.models.identity import find_checkpoint
 from launch.api_client import ApiClient
 from launch.console import Console
 from launch.placement import VISIBLE_DEVICES, Placement, find_cpus, find_devices, place_nodes
@@ -34,6 +37,7 @@ _NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
 def main(arguments: Sequence[str]) -> int:
     """Run a router and its nodes until a signal; returns the exit status. Raises `BatonError` when one cannot start."""
     deployment = resolve_serve(arguments, os.environ)
+    _check_model(deployment)
     with (
         ReservedPort(deployment.router.host, deployment.router.port, "--port") as http_port,
         ReservedPort(LOOPBACK, 0, "--control-port") as control_port,
@@ -44,7 +48,13 @@ def main(arguments: Sequence[str]) -> int:
             start_timeout_s=deployment.serve.start_timeout_s,
             stop_timeout_s=deployment.decode.shutdown_timeout_s + STOP_MARGIN_S,
         )
-        return supervisor.run(lambda addresses: announce(addresses[ROUTER_NAME], deployment))
+        return supervisor.run(lambda addresses: announce(addresses, deployment))
+
+
+def _check_model(deployment: Deployment) -> None:
+    """Refuse a model or a limit that no node can serve before any of them starts, loads libraries and reads weights."""
+    settings = deployment.decode
+    find_capacity(settings, load_config(find_checkpoint(settings.model, weights=False)), is_gpu=False)
 
 
 def placements(deployment: Deployment) -> list[Placement]:
@@ -83,14 +93,17 @@ def child_specs(
     return specs
 
 
-def announce(address: str, deployment: Deployment) -> None:
-    """Say on stdout that everything is ready, and how to try it."""
+def announce(addresses: Mapping[str, str], deployment: Deployment) -> None:
+    """Say on stdout that everything is ready, where its metrics are, and how to try it. `addresses`: by child name."""
+    address = addresses[ROUTER_NAME]
     request = {
         "model": _served_name(address, deployment),
         "stream": True,
         "messages": [{"role": "user", "content": "Hello!"}],
     }
     print(f"Baton ready at {address}")
+    for name, child_address in addresses.items():
+        print(f"metrics of {name}: {child_address}/metrics")
     data = shlex.quote(json.dumps(request))
     print(f"curl -N {address}/v1/chat/completions -H 'Content-Type: application/json' -d {data}", flush=True)
 

@@ -8,7 +8,6 @@ Invariant: a setting that the launcher chooses is unknown to `baton serve`, so i
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from decode_node.settings import DecodeNodeSettings
 from prefill_node.settings import PrefillNodeSettings
+from program.command_line import CommandParser
 from program.settings import ENVIRONMENT_PREFIX, add_flags, check_file_keys, resolve, setting
 from router.settings import RouterSettings
 from wire.errors import InvalidSetting
@@ -52,13 +52,12 @@ def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> D
     prefill_part = _without(PrefillNodeSettings, NODE_SETTINGS_CHOSEN)
     decode_part = _without(DecodeNodeSettings, NODE_SETTINGS_CHOSEN)
     classes = (ServeSettings, router_part, prefill_part, decode_part)
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="baton serve",
         description="Start a router, prefill nodes and decode nodes on this machine, and keep them running.",
-        allow_abbrev=False,
     )
     add_flags(parser, *classes)
-    flags = parser.parse_args(arguments)
+    flags = parser.parse(arguments)
     if flags.config:
         check_file_keys(flags.config, *classes)
     serve = resolve(ServeSettings, flags, environment)

@@ -5,8 +5,8 @@ Owns the children and the signals of this process. Does not know what the childr
 Phases, each with its own end:
     starting   all children at once, until every one is ready; when a child exits here, `run` raises that child's error
     watching   until the first SIGINT, SIGTERM or SIGHUP; a child that exits is started again after a growing delay
-    stopping   SIGTERM to all but the children that stop last, then to those; SIGKILL when time is up or on a second
-               signal
+    stopping   one line that says so; SIGTERM to all but the children that stop last, then to those; SIGKILL when time
+               is up or on a second signal
 
 Invariants: everything happens on the main thread, in the order of one event queue; when `run` returns or raises no
 child is left; a kill is always by process id.
@@ -92,8 +92,9 @@ class Supervisor:
     def run(self, on_ready: Callable[[Mapping[str, str]], None]) -> int:
         """Run until a signal; returns the exit status. Call it on the main thread.
 
-        `on_ready` gets the addresses by child name once every child is ready. The status is 0 after SIGTERM, 130 after
-        SIGINT, 128 + the number after a second signal, 1 when a child did not stop in time.
+        `on_ready` gets the addresses by child name once every child is ready. The status is 0 when
+        all children stopped as they were asked to, whichever signal asked, 128 + the number after a second signal, and
+        1 when a child did not stop in time.
         Raises `BatonError` with the child's own error when one cannot start.
         """
         with self._signals_as_events():
@@ -101,6 +102,9 @@ class Supervisor:
                 if self._start_all():
                     on_ready({name: child.address for name, child in self._children.items()})
                     self._watch()
+                self._console.log(
+                    OWN_NAME, f"stopping, within {self._stop_timeout_s:g} s; a second signal ends all at once"
+                )
                 has_drained = self._stop(self._stop_timeout_s)
             except BatonError:
                 self._stop(FAILED_START_PATIENCE_S)
@@ -145,7 +149,7 @@ class Supervisor:
                 case Exited():
                     self._schedule_restart(self._children[event.name], event.describe())
                 case Reported(name, Ready()):
-                    self._console.log(OWN_NAME, f"{name} is ready again")
+                    self._console.log(OWN_NAME, f"{name} is ready again at {self._children[name].address}")
                 case Signalled():
                     return
                 case Reported():
@@ -246,6 +250,4 @@ class Supervisor:
     def _exit_status(self, has_drained: bool) -> int:
         if len(self._signals) > 1:
             return 128 + self._signals[1]
-        if not has_drained:
-            return 1
-        return 128 + signal.SIGINT if self._signals == [signal.SIGINT] else 0
+        return 0 if has_drained else 1

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 from collections.abc import Sequence
+
+from program.command_line import CommandParser
 
 DISTRIBUTION = "baton-serve"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print `baton X.Y.Z`."""
-    argparse.ArgumentParser(prog="baton version", description="Print the version.").parse_args(arguments)
-    try:
-        print(f"baton {importlib.metadata.version(DISTRIBUTION)}")
-    except importlib.metadata.PackageNotFoundError:
-        print("baton (a source tree that is not installed)")
+    CommandParser(prog="baton version", description="Print the version.").parse(arguments)
+    print(version_line())
     return 0
+
+
+def version_line() -> str:
+    """What `baton version` prints."""
+    try:
+        return f"baton {importlib.metadata.version(DISTRIBUTION)}"
+    except importlib.metadata.PackageNotFoundError:
+        return "baton (a source tree that is not installed)"

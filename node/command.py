@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from program.command_line import CommandParser
 from program.process import report_errors
 from program.settings import add_flags, check_file_keys, resolve
 
 
 def run_command(name: str, settings_class: type[Any], serve: Callable[[Any], None], argv: Sequence[str] | None) -> int:
     """Parse `argv` into `settings_class` and call `serve` with it; the exit status."""
-    parser = argparse.ArgumentParser(f"baton {name}", description=f"Run one {name} node.")
+    parser = CommandParser(prog=f"baton {name}", description=f"Run one {name} node.")
     add_flags(parser, settings_class)
-    flags = parser.parse_args(argv)
+    flags = parser.parse(argv)
 
     def run() -> None:
         if flags.config:

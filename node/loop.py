@@ -135,7 +135,8 @@ class EngineLoop:
             self._heartbeat.publish(time.monotonic(), self._core.status())
             if self._stopper.is_asked and not is_leaving:
                 is_leaving = True
-                _log.info("draining: %d requests to finish", self._leg.num_live)
+                level = logging.INFO if self._leg.num_live else logging.DEBUG  # nothing to wait for: nothing to say
+                _log.log(level, "draining: %d requests to finish", self._leg.num_live)
                 self._router.leave()
             if is_leaving and (not self._leg.num_live or self._stopper.is_overdue(now_s)):
                 return

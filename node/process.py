@@ -154,7 +154,7 @@ def _hello(role: str, parts: NodeParts, max_num_seqs: int, peer_address: str, ht
 
 
 def _prepare_process(settings: NodeSettings) -> None:
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     if settings.cpu_affinity:
         _pin(settings.cpu_affinity)
     keep_freed_memory()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.settings import EngineSettings
+from program.process import LOG_FORMATS
 from program.settings import setting
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -30,3 +31,4 @@ class NodeSettings(EngineSettings):
     cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
     log_level: str = setting("info", "how much is logged to stderr", choices=LOG_LEVELS)
+    log_format: str = setting("text", "lines for people, or one JSON object per line", choices=LOG_FORMATS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import logging
 import sys
 from collections.abc import Callable
@@ -18,6 +19,10 @@ from wire.links import ZAP_DOMAIN, ClusterKey
 
 _MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
 _KEEP_BYTES = 2**30
+_TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOG_FORMATS = ("text", "json")
+FIELDS = "fields"
+"""The name under which `extra` hands a log record members of its own."""
 
 
 def report_errors(run: Callable[[], None]) -> int:
@@ -32,9 +37,40 @@ def report_errors(run: Callable[[], None]) -> int:
     return 0
 
 
-def configure_logging(level: str) -> None:
-    """Log to stderr."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+def configure_logging(level: str, log_format: str = "text") -> None:
+    """Log to stderr: lines for people, or, with `log_format` "json", one JSON object per line."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(make_formatter(log_format))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def make_formatter(log_format: str) -> logging.Formatter:
+    """The formatter of that name among `LOG_FORMATS`."""
+    return _JsonFormatter() if log_format == "json" else _TextFormatter(_TEXT_FORMAT)
+
+
+class _TextFormatter(logging.Formatter):
+    """Lines as of old; a record's own fields follow its message, those without a value left out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, FIELDS, {})
+        shown = (f"{name}={value}" for name, value in fields.items() if value is not None and value != "")
+        return " ".join((super().format(record), *shown))
+
+
+class _JsonFormatter(logging.Formatter):
+    """One object per line: time (seconds since 1970), level, logger, message, and the record's own fields, if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time_s": round(record.created, 6),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps({**line, **getattr(record, FIELDS, {})}, ensure_ascii=False)
 
 
 def keep_freed_memory() -> None:

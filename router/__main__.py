@@ -7,7 +7,6 @@ ends it at once.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -21,9 +20,7 @@ from pathlib import Path
 import zmq
 from aiohttp import web
 
-from engine.models.config import load_config
-from engine.models.identity import find_checkpoint, model_fingerprint, model_name
-from engine.models.weight_files import weight_files
+from program.command_line import CommandParser
 from program.events import Ready, emit
 from program.process import configure_logging, freeze_startup_objects, report_errors, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve
@@ -32,12 +29,13 @@ from router.control import ControlLink
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
-from router.openai.prompts import PromptMaker
+from router.openai.request_templates import RequestTemplates
 from router.policies import make_policy
 from router.relay import Relay, RelaySettings
+from router.served_model import load_served_models
 from router.settings import RouterSettings
 from wire import links
-from wire.errors import InvalidSetting, ModelLoadError, Overloaded
+from wire.errors import InvalidSetting, Overloaded
 
 _KEEPALIVE_S = 75.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -45,10 +43,13 @@ _CLOSE_TIMEOUT_S = 2.0
 
 async def serve(settings: RouterSettings) -> None:
     """Serve until told to stop. Raises `BatonError` when the router cannot start."""
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
-    folder = find_checkpoint(settings.model, weights=False)
-    registry = NodeRegistry(_own_fingerprint(folder))
+    templates = RequestTemplates() if settings.trust_request_chat_template else None
+    models = load_served_models(
+        settings.model, settings.served_model_name, settings.more_models, int(time.time()), templates
+    )
+    registry = NodeRegistry({model.name: model.fingerprint for model in models})
     async with contextlib.AsyncExitStack() as stack:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
@@ -72,13 +73,12 @@ async def serve(settings: RouterSettings) -> None:
         metrics.watch(relay, registry)
         endpoints = Endpoints(
             relay=relay,
-            prompts=PromptMaker.from_folder(folder),
+            served={model.name: model for model in models},
             metrics=metrics,
-            model_name=model_name(settings.model, settings.served_model_name),
-            started=int(time.time()),
-            max_model_len=lambda: registry.max_request_tokens,
+            max_model_len=registry.max_request_tokens,
+            is_strict=settings.strict,
         )
-        app = build_app(endpoints, registry, metrics, settings.max_body_bytes)
+        app = build_app(endpoints, registry, metrics, settings)
         address = await _listen(app, settings, stack)
         control.start(relay)
         freeze_startup_objects()
@@ -94,15 +94,6 @@ def _relay(settings: RouterSettings, registry: NodeRegistry, control: ControlLin
         settings.request_timeout_s,
     )
     return Relay(registry, control, make_policy(settings.prefill_policy), make_policy(settings.decode_policy), limits)
-
-
-def _own_fingerprint(folder: Path) -> str | None:
-    """The model's fingerprint, or None when the checkpoint folder has a tokenizer but no weights."""
-    try:
-        weight_files(folder)
-    except ModelLoadError:
-        return None
-    return model_fingerprint(folder, load_config(folder))
 
 
 async def _listen(app: web.Application, settings: RouterSettings, stack: contextlib.AsyncExitStack) -> str:
@@ -147,9 +138,9 @@ async def _until_stopped(endpoints: Endpoints, relay: Relay, timeout_s: float) -
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a router until it is told to stop; the exit status."""
-    parser = argparse.ArgumentParser("baton router", description="Run the router.")
+    parser = CommandParser(prog="baton router", description="Run the router. It loads no weights of the model.")
     add_flags(parser, RouterSettings)
-    flags = parser.parse_args(argv)
+    flags = parser.parse(argv)
 
     def run() -> None:
         if flags.config:

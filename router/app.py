@@ -1,42 +1,57 @@
 """The aiohttp application: routes, error envelope, request ids.
 
 Owns what all endpoints share. Every error, also one that aiohttp raises by itself, is answered as JSON in the OpenAI
-envelope, and every answer carries `x-request-id`. An internal bug is answered with status 500 and without details.
+envelope, and every answer carries `x-request-id`: the client's own if it sent a sane one. An internal bug is answered
+with status 500 and without details.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from router.cors import CorsPolicy
+from router.debug_endpoints import DebugEndpoints
+from router.docs.serving import add_docs
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
 from router.openai.errors import error_body, http_layer_body, retry_after, status_of
 from router.openai.responses import json_bytes
+from router.openai.tokenizing import Tokenizing
+from router.operations import Operations
+from router.request_ids import REQUEST_ID, choose_request_id
+from router.request_log import DEFAULT_NUM_KEPT, RequestLog, log_request
+from router.settings import RouterSettings
+from router.trailing_slashes import serve_trailing_slashes
 from wire.errors import BatonError
 from wire.messages import DECODE, PREFILL
 
-_REQUEST_ID = web.RequestKey("request_id", str)
 _log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def build_app(
-    endpoints: Endpoints, nodes: NodeRegistry, metrics: RouterMetrics, max_body_bytes: int
+    endpoints: Endpoints, nodes: NodeRegistry, metrics: RouterMetrics, settings: RouterSettings
 ) -> web.Application:
-    """The application of one router."""
-    app = web.Application(middlewares=[_envelope], client_max_size=max_body_bytes)
+    """The application of one router. Raises `InvalidSetting` when the settings of cross-origin requests do not fit."""
+    requests = RequestLog(
+        DEFAULT_NUM_KEPT if settings.enable_debug_endpoints else 0,
+        [log_request] if settings.enable_log_requests else [],
+    )
+    app = web.Application(middlewares=[_envelope, requests.middleware()], client_max_size=settings.max_body_bytes)
     app.on_response_prepare.append(_add_request_id)
 
     async def health(http: web.Request) -> web.Response:
-        counts = {role: len(nodes.available(role)) for role in (PREFILL, DECODE)}
-        is_ready = counts[DECODE] > 0 and not endpoints.is_draining
-        body = {"status": "ok" if is_ready else "not ready", "nodes": counts}
+        counts = {
+            model: {role: len(nodes.available(role, model)) for role in (PREFILL, DECODE)} for model in endpoints.served
+        }
+        is_ready = any(of_model[DECODE] for of_model in counts.values()) and not endpoints.is_draining
+        total = {role: sum(of_model[role] for of_model in counts.values()) for role in (PREFILL, DECODE)}
+        body = {"status": "ok" if is_ready else "not ready", "nodes": total, "models": counts}
         return web.Response(status=200 if is_ready else 503, body=json_bytes(body), content_type="application/json")
 
     async def render_metrics(http: web.Request) -> web.Response:
@@ -44,17 +59,27 @@ def build_app(
 
     app.router.add_post("/v1/chat/completions", endpoints.chat)
     app.router.add_post("/v1/completions", endpoints.completions)
+    app.router.add_post("/v1/responses", endpoints.responses)
     app.router.add_get("/v1/models", endpoints.models)
     app.router.add_get("/v1/models/{name:.+}", endpoints.model)
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", render_metrics)
+    Operations(endpoints, nodes, settings).add_routes(app)
+    Tokenizing(endpoints).add_routes(app)
+    if settings.enable_debug_endpoints:
+        DebugEndpoints(requests).add_routes(app)
+    add_docs(app)
+    serve_trailing_slashes(app)
+    CorsPolicy(
+        settings.allowed_origins, settings.allowed_methods, settings.allowed_headers, settings.allow_credentials
+    ).install(app)
     return app
 
 
 @web.middleware
 async def _envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
-    request_id = secrets.token_hex(16)
-    request[_REQUEST_ID] = request_id
+    request_id = choose_request_id(request)
+    request[REQUEST_ID] = request_id
     try:
         response = await handler(request)
     except BatonError as error:
@@ -77,8 +102,8 @@ async def _envelope(request: web.Request, handler: Handler) -> web.StreamRespons
 
 async def _add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Add the id here, because a stream sends its headers before the middleware sees the response."""
-    if _REQUEST_ID in request:
-        response.headers.setdefault("x-request-id", request[_REQUEST_ID])
+    if REQUEST_ID in request:
+        response.headers.setdefault("x-request-id", request[REQUEST_ID])
 
 
 def _error_response(error: Exception) -> web.Response:

@@ -197,5 +197,8 @@ class ControlLink:
 
     def _lose(self, node: Node, reason: str, handler: ControlHandler) -> None:
         if self._registry.remove(node.epoch) is not None:
-            _log.warning("%s node %s is lost: %s", node.role, node.node_id, reason)
+            if node.is_leaving and not node.load:
+                _log.debug("%s node %s has left", node.role, node.node_id)
+            else:
+                _log.warning("%s node %s is lost: %s", node.role, node.node_id, reason)
             handler.on_node_lost(node, reason)

@@ -18,14 +18,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from program.clock import now_us
+from router.cached_tokens import CachedTokens
 from router.inbox import Inbox
 from router.journal import Journal
 from router.legs import Attempt, ControlSender, Legs, RelayRequest, send_legs
 from router.nodes import Node
+from router.request_trace import begin_flight
 from router.routing import Route, Routing
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, Overloaded, RequestFailed, TransferFailed, remote_error
@@ -51,12 +53,14 @@ class RelayCounters:
 
 @dataclass(frozen=True, slots=True)
 class FlightFigures:
-    """The measurements of one request: `num_cached_tokens` of its prompt were cached, `num_attempts` counts from 1."""
+    """The measurements of one request: `num_cached_tokens` of its prompt were cached where it was computed,
+    `num_attempts` counts from 1, `cached_by_role` is as in `CachedTokens`."""
 
     num_cached_tokens: int
     handoff: HandoffFigures | None
     times: RelayTimes
     num_attempts: int
+    cached_by_role: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ class Flight:
         self._inbox = inbox
         self._index = index
         self._journal = Journal(times=RelayTimes(context.clock))
+        self.trace = begin_flight(self.handoff_id, index, len(request.prompt_ids), self._journal)
+        self._cached = CachedTokens()
         self._legs: Legs | None = None
         self._avoided: set[int] = set()
         self._num_transfer_failures = 0
@@ -92,7 +98,13 @@ class Flight:
     def figures(self) -> FlightFigures:
         """The measurements so far."""
         journal = self._journal
-        return FlightFigures(journal.num_cached_tokens or 0, journal.handoff, replace(journal.times), journal.attempt)
+        return FlightFigures(
+            journal.num_cached_tokens or 0,
+            journal.handoff,
+            replace(journal.times),
+            journal.attempt,
+            dict(self._cached.by_role),
+        )
 
     def start(self, siblings: Sequence[Flight] = ()) -> None:
         """Begin the first attempt, and with the same legs that of `siblings`: the choices of this prompt whose numbers
@@ -110,6 +122,8 @@ class Flight:
         if legs is None or event.attempt != journal.attempt:
             return
         is_of_decode = epoch == legs.decode_epoch
+        if self._cached.awaits_more:
+            self._cached.note(event, is_of_decode=is_of_decode)
         if is_of_decode:
             legs.end_prefill()
         try:
@@ -146,12 +160,14 @@ class Flight:
             return
         self._has_failed = True
         self._context.counters.num_failed += 1
+        self.trace.failed(error.code)
         self._stop()
         self._inbox.fail(error)
 
     def close(self) -> None:
         """The reader wants no more tokens: cancel the legs that still run. Must be called once."""
         self._context.counters.num_cancelled += not (self._has_failed or self._journal.has_finished)
+        self.trace.closed()
         self._stop()
 
     def _needs(self, epoch: int) -> bool:
@@ -168,7 +184,8 @@ class Flight:
         self._cancel_legs()
         self._context.counters.num_retries += 1
         self._journal.next_attempt()
-        _log.warning("a request is tried again, attempt %d: %s", self._journal.attempt, error)
+        self.trace.attempt_ended(error.code)
+        _log.warning("request %s is tried again, attempt %d: %s", self.trace.request_id, self._journal.attempt, error)
         try:
             self._start_attempt()
         except BatonError as final:
@@ -179,18 +196,23 @@ class Flight:
         request, journal, context = self._request, self._journal, self._context
         token_ids = (*request.prompt_ids, *journal.token_ids)
         allows_handoff = self._num_transfer_failures < _MAX_TRANSFER_FAILURES
-        route = context.routing.choose(token_ids, request.cache_salt, self._avoided, allows_handoff=allows_handoff)
+        route = context.routing.choose(
+            request.model, token_ids, request.cache_salt, self._avoided, allows_handoff=allows_handoff
+        )
         forks = tuple(sibling.handoff_id for sibling in siblings)
         attempt = Attempt(self.handoff_id, journal.attempt, request, token_ids, forks)
         for flight, legs in zip((self, *siblings), send_legs(context.sender, route, attempt), strict=True):
             flight._take_legs(legs, route)
 
     def _take_legs(self, legs: Legs, route: Route) -> None:
+        journal, counters = self._journal, self._context.counters
         nodes = [route.decode] if route.prefill is None else [route.prefill, route.decode]
-        self._journal.times.legs_sent(now_us(), *(node.hello.clock for node in nodes))
+        journal.times.legs_sent(now_us(), *(node.hello.clock for node in nodes))
+        self._cached.begin(journal.attempt, is_split=route.prefill is not None)
         self._legs = legs
-        self._context.counters.num_split += route.prefill is not None
-        self._context.counters.num_local += route.prefill is None
+        self.trace.attempt_sent("" if route.prefill is None else route.prefill.node_id, route.decode.node_id)
+        counters.num_split += route.prefill is not None
+        counters.num_local += route.prefill is None
 
     def _cancel_legs(self) -> None:
         if self._legs is not None:

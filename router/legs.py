@@ -26,8 +26,9 @@ class ControlSender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RelayRequest:
-    """The request of one choice, as nodes see it."""
+    """The request of one choice, as nodes of `model` see it."""
 
+    model: str
     prompt_ids: tuple[int, ...]
     params: DecodingParams
     cache_salt: bytes = b""

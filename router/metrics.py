@@ -19,6 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from router.nodes import NodeRegistry
 from router.relay import Relay
+from router.request_trace import CURRENT_TRACE
 from router.timings import ClientTimes, RelayTimes
 from wire.messages import DECODE, PREFILL
 
@@ -47,9 +48,17 @@ class RouterMetrics:
             "handover_seconds", "From sampling token 1 to writing it to the client's stream", _HANDOVER_BUCKETS
         )
         self.prompt_tokens = Counter("baton:prompt_tokens", "Prompt tokens", registry=self._registry)
+        self.ignored_fields = Counter(
+            "baton:ignored_fields", "Requests with a field that was ignored", ["field"], registry=self._registry
+        )
         self.successes = Counter(
             "baton:request_success", "Finished requests", ["finished_reason"], registry=self._registry
         )
+
+    def count_ignored(self, fields: Iterable[str]) -> None:
+        """Record that a request carried `fields`, which were ignored. The caller keeps their number small."""
+        for field in fields:
+            self.ignored_fields.labels(field).inc()
 
     def streamed(self, client: ClientTimes, relay: RelayTimes) -> None:
         """Record a stream that ended without an error."""
@@ -96,6 +105,7 @@ class RequestTimer:
         self._metrics = metrics
         self._start_s = time.monotonic()
         self._last_s: float | None = None
+        self._trace = CURRENT_TRACE.get()
         metrics.prompt_tokens.inc(num_prompt_tokens)
 
     def tokens(self, count: int) -> None:
@@ -103,6 +113,8 @@ class RequestTimer:
         now_s = time.monotonic()
         if self._last_s is None:
             self._metrics.time_to_first_token.observe(now_s - self._start_s)
+            if self._trace is not None:
+                self._trace.first_token(round(now_s * 1e6))
         else:
             self._metrics.tokens.gap(now_s - self._last_s)
         self._last_s = now_s

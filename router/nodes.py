@@ -3,13 +3,15 @@
 Owns membership. Does not own requests: it says which node is lost, and the relay reacts. Messages travel through
 `router/control.py`.
 
-Invariants: all registered nodes have the same model fingerprint and KV layout, so any prefill node fits any decode
-node; a node is known by its epoch, and a new life of a node_id ends the earlier one.
+Invariants: all registered nodes of a model have the same fingerprint and KV layout, so any prefill node fits any decode
+node of its model; a node is known by its epoch, and a new life of a node_id ends the earlier one, whatever models both
+serve.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -24,9 +26,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Node:
-    """One life of a node, named by its epoch. `load` counts legs, also those that the node has not received yet."""
+    """One life of a node, named by its epoch. `model` is the served model whose weights it has. `load` counts legs,
+    also those that the node has not received yet."""
 
     hello: Hello
+    model: str
     heard_s: float
     status: NodeStatus
     load: int = 0
@@ -50,10 +54,12 @@ class Node:
 
 
 class NodeRegistry:
-    """Registered nodes by epoch. `fingerprint` is that of the router's own checkpoint, or None if it has no weights."""
+    """Registered nodes by epoch. `fingerprints`: of each served model, by its name, that of the router's own
+    checkpoint, or None if it has no weights: then the first node of an unknown fingerprint decides. At most one model
+    may have None."""
 
-    def __init__(self, fingerprint: str | None) -> None:
-        self._fingerprint = fingerprint
+    def __init__(self, fingerprints: Mapping[str, str | None]) -> None:
+        self._fingerprints = dict(fingerprints)
         self._nodes: dict[int, Node] = {}
 
     def __len__(self) -> int:
@@ -67,24 +73,27 @@ class NodeRegistry:
         """The node of that epoch."""
         return self._nodes.get(epoch)
 
-    def available(self, role: str, without: AbstractSet[int] = frozenset()) -> list[Node]:
-        """Nodes that may be given a leg, in order of registration; nodes in `without` only if there is no other."""
-        able = [node for node in self._nodes.values() if node.role == role and not node.is_leaving]
+    def available(self, role: str, model: str, without: AbstractSet[int] = frozenset()) -> list[Node]:
+        """Nodes of a model that may be given a leg, in order of registration; nodes in `without` only if there is no
+        other."""
+        able = [node for node in self.of_model(model) if node.role == role and not node.is_leaving]
         return [node for node in able if node.epoch not in without] or able
 
-    @property
-    def max_request_tokens(self) -> int | None:
-        """The longest prompt plus output that every node can hold; None while there is no node."""
-        return min((node.hello.max_request_tokens for node in self._nodes.values()), default=None)
+    def of_model(self, model: str) -> list[Node]:
+        """The registered nodes of a model."""
+        return [node for node in self._nodes.values() if node.model == model]
 
-    @property
-    def max_num_seqs(self) -> int | None:
-        """Requests that every node can compute together; None while there is no node."""
-        return min((node.hello.max_num_seqs for node in self._nodes.values()), default=None)
+    def max_request_tokens(self, model: str) -> int | None:
+        """The longest prompt plus output that every node of a model can hold; None while it has no node."""
+        return min((node.hello.max_request_tokens for node in self.of_model(model)), default=None)
+
+    def max_num_seqs(self, model: str) -> int | None:
+        """Requests that every node of a model can compute together; None while it has no node."""
+        return min((node.hello.max_num_seqs for node in self.of_model(model)), default=None)
 
     def register(self, hello: Hello, now_s: float) -> Node | None:
         """Add a node; returns the earlier life of the same node_id, which is over. Raises `Refused`."""
-        self._check(hello)
+        model = self._model_of(hello)
         known = self._nodes.get(hello.epoch)
         if known is not None:
             known.heard_s = now_s
@@ -92,8 +101,8 @@ class NodeRegistry:
         earlier = next((node for node in self._nodes.values() if node.node_id == hello.node_id), None)
         if earlier is not None:
             del self._nodes[earlier.epoch]
-        self._nodes[hello.epoch] = Node(hello, now_s, hello.status)
-        _log.info("%s node %s joined: %d blocks", hello.role, hello.node_id, hello.num_blocks)
+        self._nodes[hello.epoch] = Node(hello, model, now_s, hello.status)
+        _log.info("%s node %s joined for %s: %d blocks", hello.role, hello.node_id, model, hello.num_blocks)
         return earlier
 
     def heartbeat(self, beat: Heartbeat, now_s: float) -> bool:
@@ -121,7 +130,9 @@ class NodeRegistry:
         node = self._nodes.get(epoch)
         if node is not None and not node.is_leaving:
             node.is_leaving = True
-            _log.info("%s node %s is leaving", node.role, node.node_id)
+            # an idle node that leaves is a stop as planned: worth a line only to who looks for it
+            level = logging.INFO if node.load else logging.DEBUG
+            _log.log(level, "%s node %s is leaving: %d requests to finish", node.role, node.node_id, node.load)
 
     def remove(self, epoch: int) -> Node | None:
         """Forget a node that is gone."""
@@ -131,15 +142,27 @@ class NodeRegistry:
         """Nodes that have sent nothing for `DEAD_AFTER_S`."""
         return [node for node in self._nodes.values() if now_s - node.heard_s > DEAD_AFTER_S]
 
-    def _check(self, hello: Hello) -> None:
+    def _model_of(self, hello: Hello) -> str:
+        """The model that a node serves. Raises `Refused` when it does not fit the other nodes of that model."""
         if hello.role not in (PREFILL, DECODE):
             raise Refused(f"role {hello.role!r} is not known here")
         others = [node for node in self._nodes.values() if node.node_id != hello.node_id]
-        expected = self._fingerprint or next((node.hello.fingerprint for node in others), hello.fingerprint)
-        if hello.fingerprint != expected:
-            raise Refused(f"model differs: fingerprint {expected} here, {hello.fingerprint} at {hello.node_id}")
+        expected = {model: self._fingerprint_of(model, others) for model in self._fingerprints}
+        model = next((model for model, known in expected.items() if known == hello.fingerprint), None)
+        if model is None:
+            model = next((model for model, known in expected.items() if known is None), None)
+        if model is None:
+            known = ", ".join(f"{known} ({model})" for model, known in expected.items())
+            raise Refused(f"model differs: fingerprint {known} here, {hello.fingerprint} at {hello.node_id}")
         for other in others:
-            other.hello.layout.require_same(hello.layout, hello.node_id)
+            if other.model == model:
+                other.hello.layout.require_same(hello.layout, hello.node_id)
+        return model
+
+    def _fingerprint_of(self, model: str, nodes: list[Node]) -> str | None:
+        """None: not known before the model's first node joins."""
+        of_nodes = (node.hello.fingerprint for node in nodes if node.model == model)
+        return self._fingerprints[model] or next(of_nodes, None)
 
 
 def _split(hashes: bytes) -> list[bytes]:

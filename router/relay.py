@@ -62,18 +62,21 @@ class Relay:
         """Requests that have not been closed."""
         return len(self._flights)
 
-    def check_size(self, num_prompt_tokens: int, max_tokens: int | None, param: str) -> None:
-        """Raise `ContextLengthExceeded` when prompt and requested output can never fit, `NoNode` without nodes."""
-        limit = self._registry.max_request_tokens
+    def check_size(self, model: str, num_prompt_tokens: int, max_tokens: int | None, param: str) -> int | None:
+        """How many of `max_tokens` (None: as many as there is room for) fit behind a prompt on every node of `model`.
+
+        Raises `ContextLengthExceeded` when not a single one does, `NoNode` without nodes.
+        """
+        limit = self._registry.max_request_tokens(model)
         if limit is None:
             raise NoNode("no node has joined yet", retry_after_s=1)
-        wanted = num_prompt_tokens + (max_tokens or 1)
-        if wanted > limit:
+        if num_prompt_tokens >= limit:
             raise ContextLengthExceeded(
-                f"this model's context is {limit} tokens, but {wanted} were requested "
-                f"({num_prompt_tokens} in the prompt, {max_tokens or 1} for the output)",
+                f"this model's context is {limit} tokens, and the prompt of {num_prompt_tokens} leaves no room for the "
+                "output",
                 param,
             )
+        return None if max_tokens is None else min(max_tokens, limit - num_prompt_tokens)
 
     def check_room(self, num_requests: int) -> None:
         """Raise `Overloaded` when `num_requests` more would exceed the limit."""
@@ -94,7 +97,7 @@ class Relay:
         self.check_room(len(requests))
         flights = [Flight(self._context, each, inbox, first_index + number) for number, each in enumerate(requests)]
         self._flights |= {flight.handoff_id: flight for flight in flights}
-        size = self._registry.max_num_seqs or 1
+        size = self._registry.max_num_seqs(requests[0].model) or 1
         for first in range(0, len(flights), size):
             flights[first].start(flights[first + 1 : first + size])
         return flights

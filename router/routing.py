@@ -35,20 +35,27 @@ class Routing:
     local_prefill_tokens: int
 
     def choose(
-        self, token_ids: Sequence[int], cache_salt: bytes, avoided: AbstractSet[int], *, allows_handoff: bool
+        self,
+        model: str,
+        token_ids: Sequence[int],
+        cache_salt: bytes,
+        avoided: AbstractSet[int],
+        *,
+        allows_handoff: bool,
     ) -> Route:
-        """A route for prompt and emitted tokens; nodes whose epoch is in `avoided` only where there is no other.
+        """A route for prompt and emitted tokens over nodes of `model`; nodes whose epoch is in `avoided` only where
+        there is no other.
 
         Raises `NoNode` without a decode node.
         """
-        decodes = self.registry.available(DECODE, avoided)
+        decodes = self.registry.available(DECODE, model, avoided)
         if not decodes:
             raise NoNode("no decode node is available")
         hashes: list[bytes] = []
         hello = decodes[0].hello
         extend_hashes(hashes, token_ids, hello.layout.block_size, root_hash(hello.fingerprint, cache_salt))
         decode = self.decode_policy.choose(decodes, hashes)
-        prefills = self.registry.available(PREFILL, avoided) if allows_handoff else []
+        prefills = self.registry.available(PREFILL, model, avoided) if allows_handoff else []
         num_cached = num_cached_blocks(decode, hashes) * hello.layout.block_size
         if not prefills or len(token_ids) - num_cached <= self.local_prefill_tokens:
             return Route(decode, None)

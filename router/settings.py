@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from program.process import LOG_FORMATS
 from program.settings import setting
 from router.policies import POLICIES
 
@@ -14,11 +15,14 @@ _POLICY_NAMES = tuple(POLICIES)
 class RouterSettings:
     """The addresses at which clients and nodes reach the router, its policies and its limits."""
 
-    model: str = setting("", "checkpoint folder or hub id, for its tokenizer; empty: the demo model", positional=True)
+    model: str = setting("", "checkpoint folder or hub id; empty: the built-in demo model", positional=True)
     host: str = setting("127.0.0.1", "address of the HTTP endpoint")
     port: int = setting(8000, "port of the HTTP endpoint")
     control_host: str = setting("127.0.0.1", "address that nodes dial; beyond loopback a cluster key is needed")
     control_port: int = setting(8001, "port that nodes dial; 0: chosen by the system")
+    more_models: tuple[str, ...] = setting(
+        (), "further models that clients may name; their nodes are started apart", metavar="NAME=CHECKPOINT"
+    )
     served_model_name: str = setting("", "name of the model in requests; empty: the model as given")
     prefill_policy: str = setting("prefix", "how the prefill node of a request is chosen", choices=_POLICY_NAMES)
     decode_policy: str = setting("prefix", "how the decode node of a request is chosen", choices=_POLICY_NAMES)
@@ -27,6 +31,15 @@ class RouterSettings:
     max_attempts: int = setting(3, "how often a request is tried when nodes fail")
     request_timeout_s: float = setting(600.0, "seconds a request may take in all")
     max_body_bytes: int = setting(8 * 2**20, "largest request body")
+    strict: bool = setting(False, "refuse request fields that change nothing; default: ignore them with a warning")
+    trust_request_chat_template: bool = setting(False, "render chat templates that come with requests")
     cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
+    allowed_origins: tuple[str, ...] = setting((), "origins whose scripts may use the router in a browser; *: all")
+    allowed_methods: tuple[str, ...] = setting(("*",), "methods that such scripts may use")
+    allowed_headers: tuple[str, ...] = setting(("*",), "headers that such scripts may send")
+    allow_credentials: bool = setting(False, "let such scripts send cookies and client certificates")
     log_level: str = setting("info", "how much is logged", choices=("debug", "info", "warning", "error"))
+    log_format: str = setting("text", "lines for people, or one JSON object per line", choices=LOG_FORMATS)
+    enable_log_requests: bool = setting(False, "log one line per request when it ends, without its text")
+    enable_debug_endpoints: bool = setting(False, "serve /debug/requests: ids, nodes and times of recent requests")

@@ -8,7 +8,7 @@ checked against the vocabulary where its size is known (`check_vocabulary`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -70,6 +70,15 @@ class DecodingParams:
     def needs_history(self) -> bool:
         """True when sampling needs the ids of the earlier tokens (penalties), and not the logits alone."""
         return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
+
+    def with_at_most(self, max_tokens: int | None) -> DecodingParams:
+        """These parameters with another `max_tokens`. Raises `InvalidRequest` when it is less than `min_tokens`."""
+        if max_tokens == self.max_tokens:
+            return self
+        if max_tokens is not None and self.min_tokens > max_tokens:
+            message = f"min_tokens {self.min_tokens} does not fit: there is room for {max_tokens} tokens"
+            raise InvalidRequest(message, "min_tokens")
+        return replace(self, max_tokens=max_tokens)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` when a token id does not exist in a vocabulary of `vocab_size`."""

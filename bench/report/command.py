@@ -6,7 +6,6 @@ URIs, where they cannot reach the page.
 
 from __future__ import annotations
 
-import argparse
 import base64
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from bench.documents import load_result
 from bench.plots.style import PALETTE, as_png, as_svg
 from bench.report.document import Section
 from bench.report.sections import section_of
+from program.command_line import CommandParser
 
 
 def templates(folder: Path, *, is_html: bool) -> jinja2.Environment:
@@ -40,17 +40,16 @@ def page_of(title: str, sections: Sequence[Section]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Write what was asked for. Raises `InvalidSetting` for files that cannot be read or written."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="baton bench report",
         description="One self-contained HTML page, and pictures, from result files of `baton bench` serve, compare, "
         "sweep, limits and kv.",
-        allow_abbrev=False,
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="result files, in the order of the page's sections")
     parser.add_argument("--html", metavar="OUT", help="file for the page")
     parser.add_argument("--png", metavar="FOLDER", help="folder for the pictures, made when it is not there")
     parser.add_argument("--title", default="Baton benchmarks", help="head of the page (default: Baton benchmarks)")
-    flags = parser.parse_args(arguments)
+    flags = parser.parse(arguments)
     if not (flags.html or flags.png):
         parser.error("nothing to write: give --html OUT, --png FOLDER or both")
     sections = [section_of(load_result(Path(file))) for file in flags.files]

@@ -8,7 +8,6 @@ Invariants: what is wrong with the settings shows before the first request; no w
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import shlex
 import sys
@@ -44,6 +43,7 @@ from bench.serve.settings import (
 )
 from bench.workload.dataset_settings import RANDOM, DatasetSettings
 from bench.workload.registry import make_workload
+from program.command_line import CommandParser
 from program.settings import as_flags
 
 MIN_CHUNKS_PER_TOKEN = 0.95
@@ -157,11 +157,10 @@ def _identity(settings: ServeBenchSettings, dataset: DatasetSettings, served: st
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, and write the file that is asked for; 1 when every request failed. Raises `BatonError`."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="baton bench serve",
         usage="baton bench serve [options]",
         description="Benchmark a running server: latency, throughput and goodput under load.",
-        allow_abbrev=False,
     )
     settings, dataset = parse_settings(parser, arguments, ServeBenchSettings, DatasetSettings)
     prepare_folder(settings)

@@ -8,7 +8,6 @@ Invariant: when a `LineUp` is left, nothing that it started is left.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import math
@@ -28,6 +27,7 @@ from bench.serve.settings import check as check_serve
 from bench.targets.process import RunningTarget
 from bench.targets.spec import Target, parse_targets
 from bench.workload.dataset_settings import DatasetSettings
+from program.command_line import CommandParser
 from program.settings import as_flags, setting
 from wire.errors import InvalidSetting
 
@@ -224,11 +224,10 @@ def read_session(
     command: str, usage: str, description: str, arguments: Sequence[str], settings_class: type[_SettingsT]
 ) -> Session[_SettingsT]:
     """The settings of `baton bench COMMAND`. Raises `InvalidSetting`; exits on unknown flags."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=f"baton bench {command}",
         usage=f"baton bench {command} {usage} [options]",
         description=description,
-        allow_abbrev=False,
     )
     settings, of_load, dataset = parse_settings(parser, arguments, settings_class, LoadSettings, DatasetSettings)
     serve = ServeBenchSettings(**dataclasses.asdict(of_load))

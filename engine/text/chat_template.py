@@ -1,14 +1,15 @@
 """Renders a conversation with the chat template of the checkpoint, the way transformers does.
 
 The template is code from the checkpoint's publisher: it runs in jinja2's immutable sandbox, sees plain JSON
-values only, and comes from the model's folder, never from a request. A request may set the variables in
-`ALLOWED_VARIABLES` and no others. Rendering is plain computation of unknown length, so a server does it off
-its event loop. Knows nothing of tokens.
+values only, and comes from the model's folder; one from a request is rendered in a process of its own
+(`render_process`). A request may set the variables in `ALLOWED_VARIABLES` and no others. Rendering is plain
+computation of unknown length, so a server does it off its event loop. Knows nothing of tokens.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -81,16 +82,23 @@ class ChatTemplate:
             sources = _configured_templates(read_json(path / TOKENIZER_CONFIG).get("chat_template"))
         return cls(sources, SpecialTokens.from_folder(path).named)
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The variables for special tokens, by name."""
+        return self._special_tokens
+
     def render(
         self,
         messages: Sequence[Mapping[str, object]],
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: object,
     ) -> str:
         """The conversation as the text that the model continues.
 
-        Content that is a list of text parts is joined with newlines first. `variables` are those of
-        `ALLOWED_VARIABLES`.
+        Content that is a list of text parts is joined with newlines first. `continue_final_message` ends the
+        text with the last message's content, so that the model continues that message. `variables` are those
+        of `ALLOWED_VARIABLES`.
 
         Raises:
             InvalidRequest: no template (code "chat_template_missing"), a variable that is not allowed, or a
@@ -102,14 +110,12 @@ class ChatTemplate:
         template = self._choose(bool(variables.get("tools")))
         context: dict[str, object] = {"tools": None, "documents": None, **self._special_tokens}
         context |= {name: _plain(value) for name, value in variables.items()}
+        context |= {
+            "messages": [_prepare(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return template.render(
-                {
-                    **context,
-                    "messages": [_prepare(message) for message in messages],
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            )
+            return _open_ended(template, context) if continue_final_message else template.render(context)
         except _RENDER_ERRORS as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}", param="messages") from error
 
@@ -120,6 +126,18 @@ class ChatTemplate:
                 "this model has no chat template: use the completions endpoint", code="chat_template_missing"
             )
         return self._templates[name]
+
+
+def _open_ended(template: jinja2.Template, context: Mapping[str, Any]) -> str:
+    """The rendering, cut behind the content of the last message. A mark behind that content finds the place; a template
+    that trims contents trims the space behind the mark, and then the text is to be trimmed as well."""
+    *earlier, last = context["messages"]
+    mark = secrets.token_hex(16)
+    marked = {**last, "content": f"{last.get('content') or ''}{mark} "}
+    text, found, rest = template.render({**context, "messages": [*earlier, marked]}).rpartition(mark)
+    if not found:
+        raise InvalidRequest("the chat template does not show the final message", param="continue_final_message")
+    return text if rest.startswith(" ") else text.rstrip()
 
 
 def _template_files(folder: Path) -> dict[str, str]:

@@ -24,12 +24,18 @@ from wire.messages import FINISH_STOP, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """The options of a request that concern its text. Stop strings count only after `min_tokens` tokens."""
+    """The options of a request that concern its text. Stop strings count only after `min_tokens` tokens.
+
+    `detokenize` False: the choice has tokens and no text, so it may have no stop strings either. `tokens_as_ids`: the
+    text of a scored token is "token_id:" and its id.
+    """
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
     min_tokens: int = 0
+    detokenize: bool = True
+    tokens_as_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,7 @@ class ScoredToken:
     text: str
     data: bytes
     logprob: float
+    token_id: int
 
 
 class TokenEntry(NamedTuple):
@@ -124,6 +131,8 @@ class ChoiceText:
             raise InvalidMessage(f"{len(token_ids)} tokens came with {len(logprobs)} log probabilities")
         if self._finish_reason is not None:
             return EMPTY_DELTA
+        if not self._options.detokenize:
+            return self._push_without_text(token_ids, logprobs, node_finish_reason)
         pieces: list[str] = []
         for position, token_id in enumerate(token_ids):
             self._num_completion_tokens += 1
@@ -137,6 +146,14 @@ class ChoiceText:
         if node_finish_reason:
             return self._finish(pieces, node_finish_reason)
         return TextDelta("".join(pieces), self._take_released())
+
+    def _push_without_text(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], node_finish_reason: str
+    ) -> TextDelta:
+        self._num_completion_tokens += len(token_ids)
+        self._finish_reason = node_finish_reason or None
+        scores: Sequence[TokenLogprobs | None] = logprobs or [None] * len(token_ids)
+        return TextDelta("", tuple(map(self._entry, token_ids, scores)), self._finish_reason)
 
     def _finish(self, pieces: list[str], node_finish_reason: str) -> TextDelta:
         """The node is done: nothing is held back any longer."""
@@ -190,4 +207,5 @@ class ChoiceText:
 
     def _scored(self, token_id: int, logprob: float) -> ScoredToken:
         data = self._tokenizer.token_bytes(token_id)
-        return ScoredToken(data.decode(errors="replace"), data, logprob)
+        text = f"token_id:{token_id}" if self._options.tokens_as_ids else data.decode(errors="replace")
+        return ScoredToken(text, data, logprob, token_id)

@@ -21,8 +21,8 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
         """`prompt_ids` is what precedes the stream: it decides whether a leading space belongs to the text
-        and may hold the first bytes of a character that the stream finishes. Its own text is not
-        returned."""
+        and may hold the first bytes of a character. If the stream finishes that character, its text begins
+        with the whole of it; if not, those bytes are no part of it. The prompt's own text is not returned."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._stages = tokenizer.new_decoder()

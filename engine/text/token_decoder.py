@@ -44,6 +44,15 @@ def byte_level_bytes(piece: str) -> bytes:
         return piece.encode()
 
 
+def _continues(beginning: bytes, byte: int) -> bool:
+    """Whether `byte` can come next in the character that `beginning` begins."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(beginning + bytes([byte]))
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def fallback_byte(piece: str) -> bytes | None:
     """The byte of a token such as `<0xE2>`, None for every other token."""
     match = _BYTE_TOKEN.fullmatch(piece)
@@ -63,7 +72,8 @@ class Stage(Protocol):
 
     def settle(self) -> list[str]:
         """The prompt ends here, and what follows is another text: return what was held back and is complete by
-        itself, keep only the beginning of an unfinished character."""
+        itself, keep only the beginning of an unfinished character. If what follows finishes it, it begins with
+        that character; if not, the beginning belongs to the prompt alone and is forgotten."""
         ...
 
 
@@ -83,15 +93,24 @@ class ByteLevel:
 
     def __init__(self) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._before = b""
 
     def push(self, pieces: list[str]) -> list[str]:
-        return [self._utf8.decode(b"".join(map(byte_level_bytes, pieces)))]
+        data = b"".join(map(byte_level_bytes, pieces))
+        if self._before and data:
+            if not _continues(self._before, data[0]):
+                self._utf8.reset()
+            self._before = b""
+        return [self._utf8.decode(data)]
 
     def flush(self) -> list[str]:
+        if self._before:
+            return []  # the text ends before it has begun, and these bytes are not its own
         return [self._utf8.decode(b"", final=True)]
 
     def settle(self) -> list[str]:
-        return []  # the UTF-8 decoder holds nothing but the bytes of an unfinished character
+        self._before = self._utf8.getstate()[0]  # nothing but the bytes of an unfinished character
+        return []
 
 
 class ByteFallback:
@@ -103,6 +122,7 @@ class ByteFallback:
 
     def __init__(self) -> None:
         self._run = bytearray()
+        self._num_before = 0
 
     def push(self, pieces: list[str]) -> list[str]:
         final: list[str] = []
@@ -116,19 +136,22 @@ class ByteFallback:
         return final
 
     def flush(self) -> list[str]:
-        if not self._run:
-            return []
-        run = bytes(self._run)
+        run, before = bytes(self._run), self._num_before
         self._run.clear()
-        try:
-            return [run.decode()]
-        except UnicodeDecodeError:
-            return [REPLACEMENT] * len(run)
+        self._num_before = 0
+        for start in (0, before) if before else (0,):
+            try:
+                text = run[start:].decode()
+            except UnicodeDecodeError:
+                continue
+            return [text] if text else []
+        return [REPLACEMENT] * (len(run) - before)
 
     def settle(self) -> list[str]:
         utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         complete = utf8.decode(bytes(self._run))
         self._run = bytearray(utf8.getstate()[0])
+        self._num_before = len(self._run)
         return [complete] if complete else []
 
 

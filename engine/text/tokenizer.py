@@ -54,6 +54,7 @@ class Tokenizer:
         self._piece_of_id = lru_cache(maxsize=_MAX_KNOWN_PIECES)(backend.id_to_token)
         self._decoder_spec = _decoder_spec(backend)
         added = backend.get_added_tokens_decoder()
+        self._added_ids = {token.content: token_id for token_id, token in added.items()}
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._vocab_size = max(backend.get_vocab_size(with_added_tokens=False), max(added, default=-1) + 1)
         self._eos_token_ids = eos_token_ids
@@ -111,6 +112,10 @@ class Tokenizer:
     def bos_token_id(self) -> int | None:
         """The id that begins a text, None when the checkpoint has none."""
         return self._bos_token_id
+
+    def added_token_id(self, content: str) -> int | None:
+        """The id of an added token, None when there is no such one."""
+        return self._added_ids.get(content)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of `text`; special tokens written in the text become their ids.

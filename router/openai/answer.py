@@ -9,6 +9,7 @@ Choices of one prompt start together, so that the prompt is computed and moved o
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -22,7 +23,6 @@ from router.legs import RelayRequest
 from router.metrics import RequestTimer, RouterMetrics
 from router.openai.responses import Usage
 from router.relay import Relay
-from wire.sampling import DecodingParams
 
 
 @dataclass(slots=True)
@@ -93,11 +93,15 @@ class Answer:
     def usage(self) -> Usage:
         """Tokens of an answer that has ended: each prompt counted once."""
         figures = [choice.figures for choice in self.choices if choice.figures is not None]
+        cached_by_role: Counter[str] = Counter()
+        for first in self._firsts:
+            cached_by_role.update(first.figures.cached_by_role if first.figures else {})
         return Usage(
             num_prompt_tokens=sum(len(choice.request.prompt_ids) for choice in self._firsts),
             num_completion_tokens=sum(choice.text.num_completion_tokens for choice in self.choices),
             num_cached_tokens=sum(first.figures.num_cached_tokens for first in self._firsts if first.figures),
             handoffs=[each.handoff for each in figures if each.handoff is not None],
+            cached_by_role=cached_by_role,
         )
 
     def _advance(self, choice: Choice, delivery: Delivery) -> TextDelta:
@@ -110,6 +114,7 @@ class Answer:
     def _end(self, choice: Choice, finish_reason: str) -> None:
         if choice.flight is not None:
             choice.figures = choice.flight.figures
+            choice.flight.trace.finished(finish_reason, choice.text.num_completion_tokens)
             self._timers[choice.index].finished(finish_reason, choice.figures.times)
             self._to_close.append(choice.flight)
         self._num_ended += 1
@@ -133,24 +138,21 @@ class Answer:
 
 
 def make_choices(
-    prompts: Sequence[Sequence[int]],
-    num_choices: int,
-    params: DecodingParams,
-    options: TextOptions,
-    tokenizer: Tokenizer,
+    requests: Sequence[RelayRequest], num_choices: int, options: TextOptions, tokenizer: Tokenizer
 ) -> list[list[Choice]]:
-    """The choices of each prompt. Choice c of prompt p has index p * num_choices + c.
+    """The choices of each request, which has one prompt. Choice c of request r has index r * num_choices + c.
 
-    A request without a seed gets a random one here, so that every attempt samples with the same noise.
+    Requests without a seed get a random one here, so that every attempt samples with the same noise.
     """
-    seed = secrets.randbits(62) if params.seed is None else params.seed
+    random_seed = secrets.randbits(62)
     found: list[list[Choice]] = []
-    for number, prompt_ids in enumerate(prompts):
+    for number, request in enumerate(requests):
+        seed = random_seed if request.params.seed is None else request.params.seed
         choices = [
             Choice(
                 index=number * num_choices + position,
-                request=RelayRequest(tuple(prompt_ids), replace(params, seed=seed, choice=position)),
-                text=ChoiceText(tokenizer, options, prompt_ids),
+                request=replace(request, params=replace(request.params, seed=seed, choice=position)),
+                text=ChoiceText(tokenizer, options, request.prompt_ids),
             )
             for position in range(num_choices)
         ]

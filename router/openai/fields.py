@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from engine.text.chat_template import ALLOWED_VARIABLES
+from router.openai.ignored import STRICT, TEXT_PART, UNKNOWN, IgnoredFields
 from router.openai.strict_json import shown
-from wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from wire.sampling import (
+    MAX_ABS_LOGIT_BIAS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 
 MAX_TEXT_CHARS = 1_048_576
 MAX_PROMPTS = 128
 MAX_PROMPT_TOKENS = 2**20
 MAX_TOKEN_ID = 2**32 - 1
 MAX_USER_CHARS = 512
+MAX_DOCUMENTS = 1024
 MAX_METADATA_ITEMS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 MAX_TEMPLATE_VALUE_CHARS = 1024
 
@@ -30,6 +38,8 @@ FIELD_ERROR = "field_error"
 """pydantic's name for the errors made here: their text continues the name of the field."""
 
 UNSUPPORTED, TOO_LONG = "unsupported_parameter", "string_above_max_length"
+REFUSED = {UNKNOWN: "is not a parameter of this endpoint", STRICT: "changes nothing, and this router is strict"}
+"""How an error about a field continues, by its code, when `IgnoredFields` refuses the field."""
 
 # tools and documents are no text-only conversation, so their variables stay out of reach
 _TEMPLATE_VARIABLES = ALLOWED_VARIABLES - {
@@ -48,16 +58,22 @@ def field_error(sentence: str, path: tuple[str | int, ...] = (), code: str = "in
     return PydanticCustomError(FIELD_ERROR, "{sentence}", {"sentence": sentence, "path": path, "code": code})
 
 
-def read_content(value: Any) -> str:
+def ignored_fields_of(info: ValidationInfo) -> IgnoredFields:
+    """The notes of the request that is being validated: `context` of the validation, or else a new object."""
+    return info.context if isinstance(info.context, IgnoredFields) else IgnoredFields()
+
+
+def read_content(value: Any, info: ValidationInfo) -> str:
     """The text of a message: a string, or the texts of a list of text parts, joined with newlines."""
     if isinstance(value, str):
         return _checked_text(value)
     if not isinstance(value, list) or not value:
         raise field_error("must be a string or a non-empty list of text parts")
-    return _checked_text("\n".join(_part_text(part, index) for index, part in enumerate(value)))
+    notes = ignored_fields_of(info)
+    return _checked_text("\n".join(_part_text(part, index, notes) for index, part in enumerate(value)))
 
 
-def _part_text(part: Any, index: int) -> str:
+def _part_text(part: Any, index: int, notes: IgnoredFields) -> str:
     if not isinstance(part, dict):
         raise field_error("must be an object", (index,))
     kind, text = part.get("type"), part.get("text")
@@ -67,8 +83,10 @@ def _part_text(part: Any, index: int) -> str:
         raise field_error(f"{shown(kind)} is unsupported: content may hold text only", (index, "type"), UNSUPPORTED)
     if not isinstance(text, str):
         raise field_error("must be a string", (index, "text"))
-    for name in part.keys() - {"type", "text"}:
-        raise field_error("is not a member of a text part", (index, name), "unknown_parameter")
+    for name, member in part.items() if len(part) > 2 else ():
+        code = None if name in ("type", "text") else notes.ignore(name, member, TEXT_PART, "messages[].content[]")
+        if code is not None:
+            raise field_error(REFUSED[code], (index, name), code)
     return text
 
 
@@ -158,20 +176,134 @@ def _read_template_variables(value: Any) -> Mapping[str, Any]:
     return value
 
 
-Content = Annotated[str, BeforeValidator(read_content)]
+def _read_documents(value: Any) -> tuple[Mapping[str, str], ...]:
+    if not isinstance(value, list) or len(value) > MAX_DOCUMENTS:
+        raise field_error(f"must be a list of at most {MAX_DOCUMENTS} documents")
+    for index, document in enumerate(value):
+        if not isinstance(document, dict) or not all(isinstance(text, str) for text in document.values()):
+            raise field_error("must be an object whose members are strings", (index,))
+    if sum(len(text) for document in value for text in document.values()) > MAX_TEXT_CHARS:
+        raise field_error(f"hold more than {MAX_TEXT_CHARS} characters together", (), TOO_LONG)
+    return tuple(value)
+
+
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_TEXT = {"type": "string", "maxLength": MAX_TEXT_CHARS}
+_PROMPT_IDS = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID},
+    "minItems": 1,
+    "maxItems": MAX_PROMPT_TOKENS,
+}
+_PROMPT = {**_TEXT, "minLength": 1}
+
+Content = Annotated[
+    str,
+    BeforeValidator(read_content),
+    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT_PART, "minItems": 1}]}),
+]
 """A message's text; text parts are joined."""
 
-Prompts = Annotated[tuple[str | tuple[int, ...], ...], PlainValidator(_read_prompts)]
+Prompts = Annotated[
+    tuple[str | tuple[int, ...], ...],
+    PlainValidator(_read_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _PROMPT,
+                _PROMPT_IDS,
+                {"type": "array", "items": _PROMPT, "minItems": 1, "maxItems": MAX_PROMPTS},
+                {"type": "array", "items": _PROMPT_IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
+            ]
+        }
+    ),
+]
 """One or more prompts, each a text or token ids."""
 
-Stops = Annotated[tuple[str, ...], PlainValidator(_read_stops)]
-TokenIds = Annotated[tuple[int, ...], PlainValidator(_read_token_ids)]
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
+Stops = Annotated[
+    tuple[str, ...],
+    PlainValidator(_read_stops),
+    WithJsonSchema({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}]}),
+]
+TokenIds = Annotated[
+    tuple[int, ...],
+    PlainValidator(_read_token_ids),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID},
+            "maxItems": MAX_STOP_TOKEN_IDS,
+        }
+    ),
+]
 
-LogitBias = Annotated[tuple[tuple[int, float], ...], PlainValidator(_read_logit_bias)]
+LogitBias = Annotated[
+    tuple[tuple[int, float], ...],
+    PlainValidator(_read_logit_bias),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
+            "additionalProperties": {
+                "type": "number",
+                "minimum": -MAX_ABS_LOGIT_BIAS,
+                "maximum": MAX_ABS_LOGIT_BIAS,
+            },
+            "maxProperties": MAX_LOGIT_BIAS,
+        }
+    ),
+]
 """(token id, bias) pairs. An id is written as a plain decimal number, so two keys are never one id."""
 
-UserName = Annotated[str, Field(max_length=MAX_USER_CHARS)]
-Metadata = Annotated[Mapping[str, str], PlainValidator(_read_metadata)]
+Documents = Annotated[
+    tuple[Mapping[str, str], ...],
+    PlainValidator(_read_documents),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {"type": "object", "additionalProperties": {"type": "string"}},
+            "maxItems": MAX_DOCUMENTS,
+        }
+    ),
+]
+"""Documents for a chat template that knows how to show them."""
 
-TemplateVariables = Annotated[Mapping[str, Any], PlainValidator(_read_template_variables)]
+CacheSalt = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+UserName = Annotated[str, Field(max_length=MAX_USER_CHARS)]
+Metadata = Annotated[
+    Mapping[str, str],
+    PlainValidator(_read_metadata),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"maxLength": MAX_METADATA_KEY},
+            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE},
+            "maxProperties": MAX_METADATA_ITEMS,
+        }
+    ),
+]
+
+TemplateVariables = Annotated[
+    Mapping[str, Any],
+    PlainValidator(_read_template_variables),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"enum": sorted(_TEMPLATE_VARIABLES)},
+            "additionalProperties": {
+                "anyOf": [
+                    {"type": ["number", "boolean", "null"]},
+                    {"type": "string", "maxLength": MAX_TEMPLATE_VALUE_CHARS},
+                ]
+            },
+        }
+    ),
+]
 """Scalars for the variables of the chat template that a request may set."""

@@ -6,13 +6,18 @@ Owns the checkpoint's text side. Knows no nodes and no HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from engine.text.chat_template import ChatTemplate
+from engine.text.fill_in_middle import FillInMiddle
 from engine.text.tokenizer import Tokenizer
+from router.openai.fields import UNSUPPORTED
+from router.openai.request_templates import RequestTemplates
+from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest
 from wire.errors import InvalidRequest
 
@@ -23,45 +28,93 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class PromptMaker:
-    """Turns requests into token ids with one checkpoint's tokenizer and chat template."""
+    """Turns requests into token ids with one checkpoint's tokenizer and chat template. `request_templates` renders the
+    templates that requests bring along; None refuses them."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
+    request_templates: RequestTemplates | None = None
 
     @classmethod
-    def from_folder(cls, folder: Path) -> PromptMaker:
+    def from_folder(cls, folder: Path, request_templates: RequestTemplates | None = None) -> PromptMaker:
         """Raises `ModelLoadError` when the checkpoint has no usable tokenizer."""
-        return cls(Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder))
+        return cls(Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder), request_templates)
 
     async def chat_prompt(self, request: ChatCompletionRequest) -> list[int]:
         """Token ids of the conversation. Raises `InvalidRequest` when the template refuses it."""
-        size = sum(len(message.content) for message in request.messages)
+
+        arguments: dict[str, Any] = {
+            "messages": request.template_messages(),
+            "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
+            "continue_final_message": request.continue_final_message,
+            **request.template_variables(),
+        }
+        rendered = None
+        if request.chat_template is not None:
+            if self.request_templates is None:
+                message = "chat_template is not allowed: the router runs without --trust-request-chat-template"
+                raise InvalidRequest(message, "chat_template", UNSUPPORTED)
+            special_tokens = self.template.special_tokens
+            rendered = await self.request_templates.render(request.chat_template, special_tokens, arguments)
 
         def make() -> list[int]:
-            text = self.template.render(
-                request.template_messages(),
-                add_generation_prompt=request.add_generation_prompt,
-                **request.chat_template_kwargs,
-            )
-            # templates write their own special tokens
-            return self.tokenizer.encode(text, add_special_tokens=False)
+            text = self.template.render(**arguments) if rendered is None else rendered
+            return self.tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
 
-        return _not_empty(await _off_loop(make, size), "messages")
+        return _not_empty(await off_loop(make, max(request.num_chars, len(rendered or ""))), "messages")
 
     async def completion_prompts(self, request: CompletionRequest) -> list[list[int]]:
         """Token ids of each prompt. Raises `InvalidRequest` for ids outside the vocabulary."""
         request.check_vocabulary(self.tokenizer.vocab_size)
-        size = sum(len(prompt) for prompt in request.prompt)
+        suffix = request.suffix or ""
+        middle = self._fill_in_middle() if suffix else None
+        size = sum(len(prompt) + len(suffix) for prompt in request.prompt)
+
+        def encode(text: str) -> list[int]:
+            if middle is not None:
+                return middle.prompt(self.tokenizer, text, suffix)
+            return self.tokenizer.encode(text, request.add_special_tokens)
 
         def make() -> list[list[int]]:
-            return [
-                self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in request.prompt
-            ]
+            return [encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in request.prompt]
 
-        return [_not_empty(ids, "prompt") for ids in await _off_loop(make, size)]
+        return [_not_empty(ids, "prompt") for ids in await off_loop(make, size)]
+
+    def with_end_of_middle(self, request: CompletionRequest) -> CompletionRequest:
+        """The request, ended also by the token with which the model ends a text before a suffix, if it has one."""
+        middle = FillInMiddle.find(self.tokenizer) if request.suffix else None
+        if middle is None or not middle.stop_ids:
+            return request
+        return request.model_copy(update={"stop_token_ids": (*request.stop_token_ids, *middle.stop_ids)})
+
+    def _fill_in_middle(self) -> FillInMiddle:
+        found = FillInMiddle.find(self.tokenizer)
+        if found is None:
+            message = "suffix is not supported: this model's tokenizer has no fill-in-the-middle tokens"
+            raise InvalidRequest(message, "suffix", UNSUPPORTED)
+        return found
 
 
-async def _off_loop(make: Callable[[], ResultT], size: int) -> ResultT:
+def truncated(
+    request: ChatCompletionRequest | CompletionRequest | ResponsesRequest,
+    prompt_ids: Sequence[int],
+    max_model_len: int | None,
+) -> Sequence[int]:
+    """The part of a prompt that `truncate_prompt_tokens` asks for; -1: as much as leaves room for the output."""
+    num_kept = request.truncate_prompt_tokens
+    if num_kept is None or (num_kept < 0 and max_model_len is None):
+        return prompt_ids
+    if num_kept < 0 and max_model_len is not None:
+        num_kept = max(1, max_model_len - (request.output_limit[1] or 1))
+    return prompt_ids[-num_kept:] if request.truncation_side == "left" else prompt_ids[:num_kept]
+
+
+def cache_salt_of(client_salt: str | None) -> bytes:
+    """The salt (32 bytes, or none) for the hashes of a request's blocks: prefixes are shared by equal salts only."""
+    return b"" if client_salt is None else hashlib.sha256(b"client\0" + client_salt.encode()).digest()
+
+
+async def off_loop(make: Callable[[], ResultT], size: int) -> ResultT:
     """Run `make`: on the event loop for short texts, in a thread for long ones, which would delay all other streams."""
     if size <= _MAX_INLINE_CHARS:
         return make()

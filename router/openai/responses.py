@@ -11,10 +11,10 @@ as OpenAI does.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from json.encoder import encode_basestring
-from typing import Any, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from engine.text.choice_text import ScoredToken, TextDelta, TokenEntry
 from router.openai.errors import error_body
@@ -25,22 +25,29 @@ SSE_DONE = b"data: [DONE]\n\n"
 LOWEST_LOGPROB = -9999.0
 OWNER = "baton"
 
+_REPLACEMENT = "\ufffd"
+_NO_MEMBERS = ',"logprobs":null,"finish_reason":null'
 _LINE_BREAKS = str.maketrans({"\u0085": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """The members that all parts of one answer share. `created` is in seconds since 1970."""
+    """The members that all parts of one answer share. `created` is in seconds since 1970.
+
+    `warnings`: what is said once, in a member of a whole answer or of a stream's first event.
+    """
 
     reply_id: str
     created: int
     model: str
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one answer: those of all its prompts, those of all its choices, and prompt tokens found in a prefix
-    cache; the measurements of its handoffs; and, for a client that asked for them, its timings.
+    """Tokens of one answer: those of all its prompts, those of all its choices, and prompt tokens found in the prefix
+    cache where they would have been computed, or by role in that of each node; the measurements of its handoffs; and,
+    for a client that asked for them, its timings.
     """
 
     num_prompt_tokens: int
@@ -48,6 +55,14 @@ class Usage:
     num_cached_tokens: int = 0
     handoffs: Sequence[HandoffFigures] = ()
     timings: Timings | None = None
+    cached_by_role: Mapping[str, int] = field(default_factory=dict)
+
+
+class TokensSoFar(NamedTuple):
+    """The tokens of one choice at one event of its stream."""
+
+    num_prompt_tokens: int
+    num_completion_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,88 +75,122 @@ class FinishedChoice:
 
 
 class ReplyStream(Protocol):
-    """Renders one streamed answer of either endpoint, event by event."""
+    """Renders one streamed answer of any endpoint, event by event. `so_far`: what the event's own `usage` says, for a
+    client that wants one in every event."""
 
-    def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
+    end: ClassVar[bytes]
+    """What follows the last event of an answer that ended well."""
+
+    def begin(self, index: int, prompt_ids: Sequence[int] = (), so_far: TokensSoFar | None = None) -> bytes:
         """The event before the first text of choice `index`; may be empty."""
         ...
 
-    def chunk(self, index: int, delta: TextDelta) -> bytes:
+    def chunk(self, index: int, delta: TextDelta, so_far: TokensSoFar | None = None) -> bytes:
         """The next piece of choice `index`. The last one carries the finish reason."""
         ...
 
     def usage(self, usage: Usage) -> bytes:
-        """The event with the usage and no choices, which is the last before `SSE_DONE`."""
+        """The event with the usage and no choices, which is the last before `end`."""
+        ...
+
+    def error(self, error: Exception) -> bytes:
+        """The event that ends an answer which failed after its headers were sent. `end` may not follow it."""
         ...
 
 
 class _StreamFrame:
-    """The constant beginning and end of every event with one choice."""
+    """The beginning and end of every event with one choice, which are constant unless an event has a usage."""
 
     def __init__(self, head: ReplyHead, kind: str, include_usage: bool) -> None:
         self._head = head
         self._kind = kind
+        self._warnings = head.warnings
         opening = _dumps(_head_members(head, kind))[:-1]
         self._prefix = f'data: {opening},"choices":[{{"index":'
         self._suffix = '}],"usage":null}\n\n' if include_usage else "}]}\n\n"
-        self._plain_suffix = ',"logprobs":null,"finish_reason":null' + self._suffix
+        self._plain_suffix = _NO_MEMBERS + self._suffix
 
-    def plain_event(self, index: int, rendered: str) -> bytes:
+    def plain_event(self, index: int, rendered: str, so_far: TokensSoFar | None) -> bytes:
         """An event in the middle of a choice that carries text and nothing else."""
-        return f"{self._prefix}{index},{rendered}{self._plain_suffix}".encode()
+        suffix = self._plain_suffix if so_far is None else _NO_MEMBERS + _usage_suffix(so_far)
+        return f"{self._prefix}{index},{rendered}{suffix}".encode()
 
-    def event(self, index: int, rendered: str, members: dict[str, Any]) -> bytes:
+    def event(self, index: int, rendered: str, members: dict[str, Any], so_far: TokensSoFar | None) -> bytes:
         """An event with `members` beside the text."""
-        return f"{self._prefix}{index},{rendered},{_dumps(members)[1:-1]}{self._suffix}".encode()
+        suffix = self._suffix if so_far is None else _usage_suffix(so_far)
+        return f"{self._prefix}{index},{rendered},{_dumps(members)[1:-1]}{suffix}".encode()
 
     def usage(self, usage: Usage) -> bytes:
         return sse_event({**_head_members(self._head, self._kind), "choices": [], "usage": usage_object(usage)})
 
+    @property
+    def has_warnings(self) -> bool:
+        """Whether there are warnings that no event has carried."""
+        return bool(self._warnings)
 
-class ChatStream:
+    def with_warnings(self, event: bytes) -> bytes:
+        """`event`, and in it the warnings that no event has carried."""
+        if not self._warnings:
+            return event
+        warnings, self._warnings = self._warnings, ()
+        return f'{event.decode()[:-3]},"warnings":{_dumps(warnings)}}}\n\n'.encode()
+
+
+class _ChunkStream:
+    """How streams of chunks end."""
+
+    end: ClassVar[bytes] = SSE_DONE
+
+    def error(self, error: Exception) -> bytes:
+        return sse_error(error)
+
+
+class ChatStream(_ChunkStream):
     """`ReplyStream` of /v1/chat/completions."""
 
     def __init__(self, head: ReplyHead, include_usage: bool = False, with_token_ids: bool = False) -> None:
         self._frame = _StreamFrame(head, "chat.completion.chunk", include_usage)
         self._with_token_ids = with_token_ids
 
-    def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
+    def begin(self, index: int, prompt_ids: Sequence[int] = (), so_far: TokensSoFar | None = None) -> bytes:
         rendered = '"delta":{"role":"assistant","content":""}'
         if not self._with_token_ids:
-            return self._frame.plain_event(index, rendered)
+            return self._frame.with_warnings(self._frame.plain_event(index, rendered, so_far))
         members = {"logprobs": None, "finish_reason": None, "prompt_token_ids": list(prompt_ids)}
-        return self._frame.event(index, rendered, members)
+        return self._frame.with_warnings(self._frame.event(index, rendered, members, so_far))
 
-    def chunk(self, index: int, delta: TextDelta) -> bytes:
+    def chunk(self, index: int, delta: TextDelta, so_far: TokensSoFar | None = None) -> bytes:
         rendered = f'"delta":{{"content":{_quoted(delta.text)}}}' if delta.text else '"delta":{}'
         if _is_plain(delta, self._with_token_ids):
-            return self._frame.plain_event(index, rendered)
+            return self._frame.plain_event(index, rendered, so_far)
         members = {"logprobs": chat_logprobs(delta.entries), "finish_reason": delta.finish_reason}
-        return self._frame.event(index, rendered, members | _token_ids(delta, self._with_token_ids))
+        return self._frame.event(index, rendered, members | _token_ids(delta, self._with_token_ids), so_far)
 
     def usage(self, usage: Usage) -> bytes:
         return self._frame.usage(usage)
 
 
-class CompletionStream:
+class CompletionStream(_ChunkStream):
     """`ReplyStream` of /v1/completions."""
 
     def __init__(self, head: ReplyHead, include_usage: bool = False, with_token_ids: bool = False) -> None:
         self._frame = _StreamFrame(head, "text_completion", include_usage)
         self._with_token_ids = with_token_ids
 
-    def begin(self, index: int, prompt_ids: Sequence[int] = ()) -> bytes:
-        if not self._with_token_ids:
+    def begin(self, index: int, prompt_ids: Sequence[int] = (), so_far: TokensSoFar | None = None) -> bytes:
+        if not self._with_token_ids and not self._frame.has_warnings:
             return b""
-        members = {"logprobs": None, "finish_reason": None, "prompt_token_ids": list(prompt_ids)}
-        return self._frame.event(index, '"text":""', members)
+        members: dict[str, Any] = {"logprobs": None, "finish_reason": None}
+        if self._with_token_ids:
+            members["prompt_token_ids"] = list(prompt_ids)
+        return self._frame.with_warnings(self._frame.event(index, '"text":""', members, so_far))
 
-    def chunk(self, index: int, delta: TextDelta) -> bytes:
+    def chunk(self, index: int, delta: TextDelta, so_far: TokensSoFar | None = None) -> bytes:
         rendered = f'"text":{_quoted(delta.text)}'
         if _is_plain(delta, self._with_token_ids):
-            return self._frame.plain_event(index, rendered)
+            return self._frame.plain_event(index, rendered, so_far)
         members = {"logprobs": completion_logprobs(delta.entries), "finish_reason": delta.finish_reason}
-        return self._frame.event(index, rendered, members | _token_ids(delta, self._with_token_ids))
+        return self._frame.event(index, rendered, members | _token_ids(delta, self._with_token_ids), so_far)
 
     def usage(self, usage: Usage) -> bytes:
         return self._frame.usage(usage)
@@ -159,7 +208,7 @@ def chat_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: U
         }
         for choice in choices
     ]
-    return {**_head_members(head, "chat.completion"), "choices": rendered, "usage": usage_object(usage)}
+    return _whole_answer(head, "chat.completion", rendered, usage)
 
 
 def text_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: Usage) -> dict[str, Any]:
@@ -174,18 +223,24 @@ def text_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: U
         }
         for choice in choices
     ]
-    return {**_head_members(head, "text_completion"), "choices": rendered, "usage": usage_object(usage)}
+    return _whole_answer(head, "text_completion", rendered, usage)
+
+
+def _whole_answer(head: ReplyHead, kind: str, choices: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+    answer = {**_head_members(head, kind), "choices": choices, "usage": usage_object(usage)}
+    return {**answer, "warnings": head.warnings} if head.warnings else answer
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """The `usage` member of an answer. Two members are Baton's own: `kv_transfer`, there when KV came from a prefill
-    node, and `timings`, there when asked for and known.
+    """The `usage` member of an answer. Three members are Baton's own: `kv_transfer`, there when KV came from a prefill
+    node, `timings`, there when asked for and known, and `cached_tokens_by_node`.
     """
+    details: dict[str, Any] = {"cached_tokens": usage.num_cached_tokens}
+    if usage.cached_by_role:
+        details["cached_tokens_by_node"] = dict(usage.cached_by_role)
     found: dict[str, Any] = {
-        "prompt_tokens": usage.num_prompt_tokens,
-        "completion_tokens": usage.num_completion_tokens,
-        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+        **_token_counts(usage),
+        "prompt_tokens_details": details,
     }
     if usage.handoffs:
         found["kv_transfer"] = {
@@ -212,7 +267,8 @@ def chat_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
 def completion_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
     """The `logprobs` member of a completions choice: parallel lists, one item per token; None when not asked for.
 
-    A token that is no whole character is written `bytes:\\xe2`, so that different tokens stay different keys.
+    A token that is no whole character is written `bytes:\\xe2`. Where the most likely tokens have one text several
+    times, the chosen token has it as its key, or else the likeliest; the others have `token_id:` and their id.
     """
     reported = [(entry.text_offset, entry.chosen, entry.top) for entry in entries if entry.chosen is not None]
     if not reported:
@@ -220,10 +276,7 @@ def completion_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
     return {
         "tokens": [_completion_token(chosen) for _, chosen, _ in reported],
         "token_logprobs": [_finite(chosen.logprob) for _, chosen, _ in reported],
-        "top_logprobs": [
-            {_completion_token(token): _finite(token.logprob) for token in (*top, chosen)}
-            for _, chosen, top in reported
-        ],
+        "top_logprobs": [_top_logprobs(chosen, top) for _, chosen, top in reported],
         "text_offset": [offset for offset, _, _ in reported],
     }
 
@@ -252,6 +305,18 @@ def sse_error(error: Exception) -> bytes:
 def json_bytes(payload: dict[str, Any]) -> bytes:
     """`payload` as compact JSON in UTF-8."""
     return _dumps(payload).encode("utf-8", "replace")
+
+
+def _token_counts(usage: Usage | TokensSoFar) -> dict[str, int]:
+    return {
+        "prompt_tokens": usage.num_prompt_tokens,
+        "completion_tokens": usage.num_completion_tokens,
+        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+    }
+
+
+def _usage_suffix(so_far: TokensSoFar) -> str:
+    return f'}}],"usage":{_dumps(_token_counts(so_far))}}}\n\n'
 
 
 def _head_members(head: ReplyHead, kind: str) -> dict[str, Any]:
@@ -284,7 +349,20 @@ def _logprob_object(token: ScoredToken) -> dict[str, Any]:
     return {"token": token.text, "bytes": list(token.data), "logprob": _finite(token.logprob)}
 
 
+def _top_logprobs(chosen: ScoredToken, top: Sequence[ScoredToken]) -> dict[str, float]:
+    names = {_completion_token(chosen): chosen.token_id}
+    found: dict[str, float] = {}
+    for token in (*top, chosen):
+        name = _completion_token(token)
+        if names.setdefault(name, token.token_id) != token.token_id:
+            name = f"token_id:{token.token_id}"
+        found[name] = _finite(token.logprob)
+    return found
+
+
 def _completion_token(token: ScoredToken) -> str:
+    if _REPLACEMENT not in token.text:
+        return token.text
     try:
         return token.data.decode()
     except UnicodeDecodeError:
@@ -300,6 +378,6 @@ def _quoted(text: str) -> str:
     return quoted if quoted.isascii() else quoted.translate(_LINE_BREAKS)
 
 
-def _dumps(payload: dict[str, Any]) -> str:
+def _dumps(payload: object) -> str:
     text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
     return text if text.isascii() else text.translate(_LINE_BREAKS)

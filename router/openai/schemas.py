@@ -4,11 +4,10 @@ Owns names, types and defaults of the fields, and which combinations make no sen
 not repeated here: `decoding_params()` builds a `DecodingParams`, whose construction is the one validator. Does not know
 tokenizers, nodes or sockets.
 
-Rules for every field. Types are strict: "2", 1.0 and true are not the integer 1. null means the default. An unknown
-field is refused with code `unknown_parameter`; one that OpenAI or vLLM know and Baton does not support with code
-`unsupported_parameter`, unless its value is neutral (`tools: []`, `store: false`). Nothing is ignored that would change
-the answer. Every error is an `InvalidRequest` whose `param` is the client's spelling, with a path such as
-`messages[0].role`.
+Rules for every field. Types are strict: "2", 1.0 and true are not the integer 1. null means the default. A field that
+would change the answer and is not supported is refused with code `unsupported_parameter`, unless its value is neutral
+(`tools: []`); one that changes nothing is ignored and noted, see `ignored`. Every error is an `InvalidRequest` whose
+`param` is the client's spelling, with a path such as `messages[0].role`.
 """
 
 from __future__ import annotations
@@ -21,79 +20,108 @@ from pydantic import (
     FailFast,
     Field,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import ErrorDetails
 
 from engine.text.choice_text import TextOptions
+from router.openai import ignored
 from router.openai.fields import (
     FIELD_ERROR,
     MAX_TEXT_CHARS,
+    REFUSED,
     TOO_LONG,
     UNSUPPORTED,
+    CacheSalt,
     Content,
+    Documents,
     LogitBias,
     Metadata,
     Prompts,
+    ReasoningEffort,
     Stops,
     TemplateVariables,
+    Text,
     TokenIds,
     UserName,
     field_error,
+    ignored_fields_of,
 )
 from router.openai.strict_json import member_path, parse_object, shown
-from router.openai.unsupported import CHAT, COMMON, COMPLETION, MESSAGE, STREAM_OPTIONS, Table, is_harmless
+from router.openai.unsupported import CHAT, COMMON, COMPLETION, MESSAGE, REASONS, Table, is_harmless
 from wire.errors import InvalidRequest, UnsupportedMediaType
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams, check_stop_strings
 
 MAX_MODEL_NAME = 512
 MAX_MESSAGES = 2048
 MAX_CHOICES = 128
+MAX_TEMPLATE_CHARS = 2**17
 DEFAULT_COMPLETION_TOKENS = 16
 
 _Request = TypeVar("_Request", bound=BaseModel)
 
 
-class _Strict(BaseModel):
-    """Common behaviour: strict types, null is the default, unknown and unsupported fields are told apart."""
+class Strict(BaseModel):
+    """Common behaviour: strict types, null is the default, unsupported, ignored and unknown fields are told apart.
+
+    `place`: where such an object is in a request. `refuses_unknown`: an unknown field is refused by every router.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
 
     unsupported: ClassVar[Table] = {}
+    ignorable: ClassVar[ignored.IgnoredTable] = {}
+    place: ClassVar[str] = ""
+    refuses_unknown: ClassVar[bool] = False
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_neutral_fields(cls, members: Any) -> Any:
+    def _drop_what_changes_nothing(cls, members: Any, info: ValidationInfo) -> Any:
         if not isinstance(members, dict):
             raise field_error("must be an object")
-        fields = {}
-        for name, value in members.items():
-            if name not in cls.unsupported:
-                if name not in cls.model_fields:
-                    raise field_error("is not a parameter of this endpoint", (name,), "unknown_parameter")
-                if value is not None:
-                    fields[name] = value
-            elif not is_harmless(value, cls.unsupported[name]):
-                raise field_error("is not supported", (name,), UNSUPPORTED)
-        return fields
+        notes = ignored_fields_of(info)
+        return {name: value for name, value in members.items() if cls._is_used(name, value, notes)}
+
+    @classmethod
+    def _is_used(cls, name: str, value: Any, notes: ignored.IgnoredFields) -> bool:
+        is_field = name in cls.model_fields
+        if name in cls.unsupported:
+            if not is_harmless(value, cls.unsupported[name]):
+                raise field_error(REASONS.get(name, "is not supported"), (name,), UNSUPPORTED)
+            return False
+        if name in cls.ignorable or not is_field:
+            is_refused = cls.refuses_unknown and name not in cls.ignorable
+            code = ignored.UNKNOWN if is_refused else notes.ignore(name, value, cls.ignorable, cls.place)
+            if code is not None:
+                raise field_error(REFUSED[code], (name,), code)
+        return is_field and value is not None
 
 
-class StreamOptions(_Strict):
-    """`include_usage`: one more chunk before the end, with the usage and no choices."""
+class StreamOptions(Strict):
+    """`include_usage`: one more chunk before the end, with the usage and no choices. `continuous_usage_stats`: together
+    with it, every other chunk says how many tokens its choice has so far."""
 
-    unsupported = STREAM_OPTIONS
+    ignorable = ignored.STREAM_OPTIONS
+    place = "stream_options"
+    refuses_unknown = True
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
-class Message(_Strict):
+class Message(Strict):
     """One turn of a conversation. Text parts are joined with newlines; `developer` is today's name for `system`."""
 
     unsupported = MESSAGE
+    ignorable = ignored.MESSAGE
+    place = "messages[]"
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     name: UserName | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -105,11 +133,16 @@ class Message(_Strict):
     def for_template(self) -> dict[str, object]:
         """The message as a chat template expects it; templates know `system`, hardly any knows `developer`."""
         role = "system" if self.role == "developer" else self.role
-        named: dict[str, object] = {} if self.name is None else {"name": self.name}
-        return {"role": role, "content": self.content, **named}
+        optional = {"name": self.name, "reasoning_content": self.reasoning or self.reasoning_content}
+        return {"role": role, "content": self.content, **{name: text for name, text in optional.items() if text}}
+
+    @property
+    def num_chars(self) -> int:
+        """Characters that the chat template gets."""
+        return len(self.content) + len(self.reasoning or self.reasoning_content or "")
 
 
-class _GenerationRequest(_Strict):
+class _GenerationRequest(Strict):
     """The fields that both endpoints share."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME)]
@@ -135,19 +168,39 @@ class _GenerationRequest(_Strict):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     return_timings: bool = False
+    detokenize: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] = "left"
+    cache_salt: CacheSalt | None = None
+    priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise field_error("is allowed only when stream is true", ("stream_options",))
         check_stop_strings(self.stop)
+        if self.stop and not self.detokenize:
+            raise field_error("needs text to look for: it is not allowed when detokenize is false", ("stop",))
+        if self.truncate_prompt_tokens == 0:
+            raise field_error("must be -1, or at least 1", ("truncate_prompt_tokens",))
         return self
+
+    @property
+    def with_token_ids(self) -> bool:
+        """Whether the answer has token ids: without text they are all there is."""
+        return self.return_token_ids or not self.detokenize
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def include_continuous_usage(self) -> bool:
+        """Whether every chunk of a stream says how many tokens its choice has so far."""
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def num_logprobs(self) -> int | None:
@@ -190,19 +243,32 @@ class _GenerationRequest(_Strict):
 
     def text_options(self) -> TextOptions:
         """The options that concern the text of a choice."""
-        return TextOptions(self.stop, self.include_stop_str_in_output, self.skip_special_tokens, self.min_tokens)
+        return TextOptions(
+            self.stop,
+            self.include_stop_str_in_output,
+            self.skip_special_tokens,
+            self.min_tokens,
+            self.detokenize,
+            self.return_tokens_as_token_ids,
+        )
 
 
 class ChatCompletionRequest(_GenerationRequest):
     """The body of `POST /v1/chat/completions`."""
 
     unsupported = {**COMMON, **CHAT}
+    ignorable = {**ignored.COMMON, **ignored.CHAT}
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    documents: Documents = ()
+    reasoning_effort: ReasoningEffort | None = None
+    chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
     safety_identifier: UserName | None = None
     prompt_cache_key: UserName | None = None
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
@@ -213,9 +279,18 @@ class ChatCompletionRequest(_GenerationRequest):
             raise field_error("is allowed only when logprobs is true", ("top_logprobs",))
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise field_error("differs from max_tokens; send one of them", ("max_completion_tokens",))
-        if sum(len(message.content) for message in self.messages) > MAX_TEXT_CHARS:
+        if sum(message.num_chars for message in self.messages) > MAX_TEXT_CHARS:
             raise field_error(f"hold more than {MAX_TEXT_CHARS} characters together", ("messages",), TOO_LONG)
+        adds_prompt = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and adds_prompt:
+            raise field_error("contradicts add_generation_prompt; send one of them", ("continue_final_message",))
         return self
+
+    @property
+    def num_chars(self) -> int:
+        """Characters that the chat template gets."""
+        documents = sum(len(text) for document in self.documents for text in document.values())
+        return documents + sum(message.num_chars for message in self.messages)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -231,21 +306,37 @@ class ChatCompletionRequest(_GenerationRequest):
         """The conversation as `ChatTemplate.render` takes it."""
         return [message.for_template() for message in self.messages]
 
+    def template_variables(self) -> dict[str, object]:
+        """The variables that the request sets for the chat template."""
+        variables: dict[str, object] = {}
+        if self.reasoning_effort is not None:
+            variables = {"reasoning_effort": self.reasoning_effort, "enable_thinking": self.reasoning_effort != "none"}
+        if self.documents:
+            variables["documents"] = self.documents
+        return variables | dict(self.chat_template_kwargs)
+
 
 class CompletionRequest(_GenerationRequest):
     """The body of `POST /v1/completions`. `prompt` is always a tuple: of texts, or of tuples of token ids."""
 
     unsupported = {**COMMON, **COMPLETION}
+    ignorable = {**ignored.COMMON, **ignored.COMPLETION}
 
     prompt: Prompts
+    add_special_tokens: bool = True
     max_tokens: int | None = DEFAULT_COMPLETION_TOKENS
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: int | None = None
+    suffix: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] | None = None
 
     @model_validator(mode="after")
     def _check_completion(self) -> Self:
         if self.best_of is not None and self.best_of != self.n:
             raise field_error("is supported only when it equals n", ("best_of",), UNSUPPORTED)
+        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
+            raise field_error("needs a prompt of text", ("suffix",))
+        if len(self.suffix or "") * len(self.prompt) > MAX_TEXT_CHARS:
+            raise field_error(f"is longer than {MAX_TEXT_CHARS} characters over all prompts", ("suffix",), TOO_LONG)
         return self
 
     @property
@@ -262,15 +353,17 @@ class CompletionRequest(_GenerationRequest):
                 )
 
 
-def parse_body(body: bytes, content_type: str | None, schema: type[_Request]) -> _Request:
-    """The request in an HTTP body.
+def parse_body(
+    body: bytes, content_type: str | None, schema: type[_Request], notes: ignored.IgnoredFields | None = None
+) -> _Request:
+    """The request in an HTTP body. What it carries that changes nothing is noted in `notes`.
 
     Raises `UnsupportedMediaType` for anything but JSON in UTF-8, `InvalidRequest` for whatever else is wrong, and no
     other error, whatever the bytes are. Ranges of sampling parameters are checked by `decoding_params()`.
     """
     _check_content_type(content_type)
     try:
-        return schema.model_validate(parse_object(body))
+        return schema.model_validate(parse_object(body), context=notes)
     except ValidationError as error:
         raise _invalid_request(error.errors(include_url=False, include_input=False)[0]) from None
 

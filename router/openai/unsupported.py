@@ -1,10 +1,8 @@
 """Fields that OpenAI or vLLM know and Baton does not support, each with its neutral values, which ask for nothing.
 
-Pure data. Silently ignoring such a field would answer another question than the one asked, so a request that sets it is
-refused by name; a client library that always sends its neutral value is not. null is neutral everywhere. A field in no
-table and no schema is unknown. Among these are all fields that other servers use between router and nodes
-(`kv_transfer_params`, `bootstrap_host`, `bootstrap_port`, `bootstrap_room`, `request_id`): no public request may set
-them.
+Pure data. Ignoring such a field would answer another question than the one asked, so a request that sets it is refused
+by name; a client library that always sends its neutral value is not. null is neutral everywhere. Fields that change
+nothing are in `ignored`.
 """
 
 from __future__ import annotations
@@ -15,16 +13,10 @@ Table = Mapping[str, tuple[object, ...]]
 
 COMMON: Table = {
     # OpenAI
-    "moderation": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
     "response_format": ({"type": "text"},),
     # vLLM
-    "add_special_tokens": (),
     "allowed_token_ids": (),
     "bad_words": ([],),
-    "cache_salt": (),
-    "detokenize": (True,),
     "early_stopping": (False,),
     "guided_choice": (),
     "guided_decoding_backend": (),
@@ -33,15 +25,26 @@ COMMON: Table = {
     "guided_regex": (),
     "length_penalty": (1.0, 1),
     "logits_processors": ([],),
+    "logprob_token_ids": (),
     "mm_processor_kwargs": (),
-    "priority": (0,),
+    "media_io_kwargs": (),
     "prompt_logprobs": (),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
+    "repetition_detection": (),
+    "routed_experts_prompt_start": (0,),
     "structured_outputs": (),
-    "truncate_prompt_tokens": (),
+    "thinking_token_budget": (-1,),
     "use_beam_search": (False,),
     "vllm_xargs": (),
+    "watermarking": (False,),
+    # others
+    "ebnf": (),
+    "format": ("",),
+    "grammar": ("",),
+    "images": ([],),
+    "input_ids": (),
+    "json_schema": (),
+    "lora_path": (),
+    "regex": (),
 }
 
 CHAT: Table = {
@@ -50,46 +53,74 @@ CHAT: Table = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": ("in_memory",),
-    "reasoning_effort": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "verbosity": (),
     "web_search_options": (),
     # vLLM
     "best_of": (1,),
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
     "echo": (False,),
     "include_reasoning": (True,),
+    "prompt": (),
+    "return_prompt_text": (False,),
 }
 
 COMPLETION: Table = {
+    "messages": (),
     "echo": (False,),
     "prompt_embeds": (),
-    "suffix": ("",),
 }
 
 MESSAGE: Table = {
-    "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "reasoning": ("",),
-    "reasoning_content": ("",),
+    "partial": (False,),
+    "prefix": (False,),
     "refusal": (),
     "tool_call_id": (),
     "tool_calls": ([],),
 }
 """An answer's message may be sent back as it came, with all its empty members."""
 
-STREAM_OPTIONS: Table = {
-    "continuous_usage_stats": (False,),
-    "include_obfuscation": (False,),
+_STRUCTURE = "is not supported: answers of a given structure are not served"
+_TOOLS = "is not supported: tools are not served"
+_TEXT = "is not supported: only text is served"
+_BEAMS = "is not supported: there is no beam search; send n for several answers"
+REASONS: Mapping[str, str] = {
+    "audio": _TEXT,
+    "early_stopping": _BEAMS,
+    "ebnf": _STRUCTURE,
+    "format": _STRUCTURE,
+    "function_call": _TOOLS,
+    "functions": _TOOLS,
+    "grammar": _STRUCTURE,
+    "guided_choice": _STRUCTURE,
+    "guided_decoding_backend": _STRUCTURE,
+    "guided_grammar": _STRUCTURE,
+    "guided_json": _STRUCTURE,
+    "guided_regex": _STRUCTURE,
+    "images": _TEXT,
+    "include_reasoning": "is not supported: reasoning is part of the text",
+    "input_ids": "is not supported: send token ids as the prompt of /v1/completions",
+    "json_schema": _STRUCTURE,
+    "length_penalty": _BEAMS,
+    "media_io_kwargs": _TEXT,
+    "messages": "belongs to /v1/chat/completions",
+    "mm_processor_kwargs": _TEXT,
+    "modalities": _TEXT,
+    "partial": "is not supported: send continue_final_message",
+    "prefix": "is not supported: send continue_final_message",
+    "prompt": "belongs to /v1/completions",
+    "regex": _STRUCTURE,
+    "response_format": _STRUCTURE,
+    "structured_outputs": _STRUCTURE,
+    "tool_call_id": _TOOLS,
+    "tool_calls": _TOOLS,
+    "tool_choice": _TOOLS,
+    "tools": _TOOLS,
+    "use_beam_search": _BEAMS,
+    "web_search_options": _TOOLS,
 }
+"""What an error says of a field when there is more to say than that it is not supported."""
 
 
 def is_harmless(value: object, neutral: tuple[object, ...]) -> bool:

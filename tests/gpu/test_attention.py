@@ -24,7 +24,6 @@ from tests.gpu.attention import (
 from tests.gpu.conftest import IS_GPU, IS_QUICK
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("head_dim", HEAD_SIZES if IS_GPU else HEAD_SIZES[-1:])
 @pytest.mark.parametrize("dtype", DTYPES if IS_GPU else DTYPES[:1])
 @pytest.mark.parametrize("backend", ["flashinfer", "torch"], indirect=True)
@@ -44,7 +43,6 @@ def test_attention_is_exact_and_stores_its_kv(
     assert wrong_stores == [], "KV stored in a wrong place"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("backend", ["flashinfer"], indirect=True)
 def test_a_recorded_plan_follows_every_later_step(

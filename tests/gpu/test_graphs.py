@@ -86,7 +86,6 @@ def leads(eager: Sequence[Sequence[SampledToken]], recorded: Sequence[Sequence[S
     return found
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", ["bfloat16"] if IS_QUICK else ["bfloat16", "float32"])
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_recorded_steps_draw_the_tokens_of_eager_ones(

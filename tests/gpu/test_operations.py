@@ -84,7 +84,6 @@ def difference(found: Sequence[Tensor], wanted: Sequence[Tensor], exact: Sequenc
 
 
 @torch.inference_mode()
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("operation", [add_norm, norm, norm_rotate, rotate, gate])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_a_fused_operation_rounds_as_torch_does(

@@ -111,7 +111,6 @@ def ask(client: openai.OpenAI, prompt: Sequence[int], num_tokens: int) -> tuple[
     return Expected(tuple(token_ids), tuple(map(float, logprobs))), (answer.usage.model_extra or {})["kv_transfer"]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("transport", [name for name in RELAYS if name != "bfloat16"])
 def test_a_relay_answers_as_transformers_does(
     transport: str, relays: Relays, device: Device, within: Callable[..., None]
@@ -143,7 +142,6 @@ def divergence(found: Sequence[Expected], exact: Sequence[Expected]) -> tuple[fl
     return sum(shares) / len(shares), float(torch.tensor(differences).mean())
 
 
-@pytest.mark.timeout(300)
 def test_bfloat16_stays_as_near_to_float32_as_in_transformers(
     relays: Relays, device: Device, within: Callable[..., None]
 ) -> None:

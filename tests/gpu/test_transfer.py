@@ -11,7 +11,6 @@ from device.base import Device
 from tests.gpu.conftest import DEVICE, IS_GPU, IS_QUICK
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("transport", TRANSPORTS[:1] if IS_QUICK else TRANSPORTS)
 def test_blocks_arrive_byte_by_byte(transport: str, device: Device) -> None:
     if reason := why_not(transport, DEVICE):

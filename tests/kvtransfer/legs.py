@@ -33,7 +33,7 @@ from wire.messages import Decode, Prefill, PrefillPeer, StepTimes, TokenEvent
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
-_DEADLINE_S = 10.0
+_DEADLINE_S = 30.0
 
 
 class LossyLink:

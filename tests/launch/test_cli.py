@@ -44,11 +44,35 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {name} " in shown for name in COMMANDS)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--strange"], ["strange"], ["chat", "--strange"], ["chat", "--ur=x"]])
+@pytest.mark.parametrize("arguments", [["--strange"], ["strange"], ["chat", "--strange"], ["chat", "--ur=x"]])
 def test_unknown_commands_and_flags_are_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
-    assert "error:" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: unknown ")
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(("arguments", "suggestion"), [
+    (["srve"], "unknown command 'srve': did you mean serve? (baton --help)"),
+    (["serve", "--max-modle-len", "9"], "unknown flag '--max-modle-len': did you mean --max-model-len?"),
+    (["serve", "--served-modelname=x"], "unknown flag '--served-modelname': did you mean --served-model-name?"),
+    (["router", "--prot", "1"], "unknown flag '--prot': did you mean --port? (baton router --help)"),
+    (["decode", "--nodeid=x"], "unknown flag '--nodeid': did you mean --node-id? (baton decode --help)"),
+    (["bench", "serv"], "unknown benchmark 'serv': did you mean serve? (baton bench --help)"),
+    (["key", "file", "another"], "unknown argument 'another' (baton key --help)"),
+])  # fmt: skip
+def test_a_misspelt_word_is_answered_with_the_likely_one(
+    arguments: list[str], suggestion: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert capsys.readouterr().err.startswith(f"error: {suggestion}")
+
+
+def test_baton_alone_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "commands:" in capsys.readouterr().out
 
 
 def test_an_error_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +91,11 @@ def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
-    assert capsys.readouterr().out.startswith("baton ")
+    shown = capsys.readouterr().out
+    assert shown.startswith("baton ")
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == shown
 
 
 def test_a_new_key_works_and_only_its_owner_reads_it(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import launch.serve
 from launch.cli import main
 from launch.placement import Placement
 from launch.serve import announce, child_specs, placements
@@ -102,6 +103,26 @@ def test_an_unknown_key_of_the_settings_file_is_refused(tmp_path: Path) -> None:
         specs(f"--config={file}")
 
 
+@pytest.mark.parametrize(("arguments", "part"), [
+    (["--max-model-len=999999"], "--max-model-len 999999 is above the model's limit"),
+    (["./no/such/folder"], "no/such/folder"),
+])  # fmt: skip
+def test_what_no_node_can_serve_is_refused_before_one_starts(
+    arguments: list[str], part: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch.serve, "Supervisor", None)
+    assert main(["serve", "--port=0", *arguments]) == 1
+    shown = capsys.readouterr().err
+    assert part in shown
+    assert shown.count("\n") == 1
+
+
+def test_the_help_says_what_the_model_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["serve", "--help"])
+    assert "tokenizer" not in capsys.readouterr().out
+
+
 def test_a_port_in_use_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -114,9 +135,13 @@ def test_a_port_in_use_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_announces_the_address_and_a_command_to_try(endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]) -> None:
-    announce(endpoint.url, resolve_serve([], {}))
-    ready, curl = capsys.readouterr().out.splitlines()
+    announce({"router": endpoint.url, "decode-0": "http://127.0.0.1:9"}, resolve_serve([], {}))
+    ready, *metrics, curl = capsys.readouterr().out.splitlines()
     assert ready == f"Baton ready at {endpoint.url}"
+    assert metrics == [
+        f"metrics of router: {endpoint.url}/metrics",
+        "metrics of decode-0: http://127.0.0.1:9/metrics",
+    ]
     words = shlex.split(curl)
     assert words[:3] == ["curl", "-N", f"{endpoint.url}/v1/chat/completions"]
     body = json.loads(words[-1])

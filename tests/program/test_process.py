@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import json
+import logging
+import sys
+
 import pytest
 
-from program.process import report_errors
+from program.process import FIELDS, make_formatter, report_errors
 from wire.errors import InvalidSetting
 
 
@@ -12,3 +16,38 @@ def test_an_error_is_one_line_and_a_status(capsys: pytest.CaptureFixture[str]) -
 
     assert report_errors(run) == 1
     assert capsys.readouterr().err == "error: --port 1 is taken\n"
+
+
+def _record(message: str, *arguments: object, **members: object) -> logging.LogRecord:
+    record = logging.LogRecord("router.flight", logging.WARNING, "f.py", 1, message, arguments, None)
+    vars(record).update(members)
+    return record
+
+
+def test_a_json_line_is_one_object_whatever_is_logged() -> None:
+    record = _record("line %d\nline 2", 1, **{FIELDS: {"request_id": "job-7", "ttft_s": None}})
+    line = make_formatter("json").format(record)
+    assert "\n" not in line
+    members = json.loads(line)
+    assert abs(members.pop("time_s") - record.created) < 1e-3
+    assert members == {
+        "level": "warning",
+        "logger": "router.flight",
+        "message": "line 1\nline 2",
+        "request_id": "job-7",
+        "ttft_s": None,
+    }
+
+
+def test_a_json_line_has_the_traceback() -> None:
+    record = _record("it failed")
+    try:
+        raise ValueError("the reason")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    assert "ValueError: the reason" in json.loads(make_formatter("json").format(record))["exception"]
+
+
+def test_a_text_line_ends_with_the_fields_that_have_a_value() -> None:
+    record = _record("request ended", **{FIELDS: {"request_id": "job-7", "ttft_s": None, "path": ""}})
+    assert make_formatter("text").format(record).endswith("WARNING router.flight: request ended request_id=job-7")

@@ -40,7 +40,7 @@ STATUS = NodeStatus(
     num_running=0, num_waiting=0, num_free_blocks=64, num_cached_blocks=0, num_held_blocks=0, loop_age_s=0.0
 )
 BEAT_S = 0.2
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 LegMessage: TypeAlias = Prefill | Decode

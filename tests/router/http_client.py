@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.router.rig import MODEL, Server
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)

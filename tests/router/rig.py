@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import zmq
@@ -23,7 +23,9 @@ from router.openai.endpoints import Endpoints
 from router.openai.prompts import PromptMaker
 from router.policies import Policy, RoundRobin
 from router.relay import Relay, RelaySettings
-from tests.router.fake_node import Context, FakeNode, Script, make_hello
+from router.served_model import ServedModel
+from router.settings import RouterSettings
+from tests.router.fake_node import PATIENCE_S, Context, FakeNode, Script, make_hello
 from wire import links
 from wire.messages import DECODE, PREFILL
 from wire.sampling import DecodingParams
@@ -31,6 +33,8 @@ from wire.sampling import DecodingParams
 PROMPT = tuple(range(10, 30))
 MODEL = "org/tiny"
 SEND_BUFFER_BYTES = 16_384  # small, so that a client that does not read is noticed after few tokens
+DEFAULT_MODELS: Mapping[str, str | None] = {MODEL: None}
+ROUTER_SETTINGS = RouterSettings()
 DEFAULTS = RelaySettings(local_prefill_tokens=4, max_concurrent_requests=64, max_attempts=3, request_timeout_s=20.0)
 
 
@@ -68,7 +72,9 @@ class Rig:
         self, prompt_ids: Sequence[int] = PROMPT, params: DecodingParams | None = None, cache_salt: bytes = b""
     ) -> Call:
         """Start a request."""
-        return Call(self.relay, RelayRequest(tuple(prompt_ids), params or DecodingParams(max_tokens=16), cache_salt))
+        return Call(
+            self.relay, RelayRequest(MODEL, tuple(prompt_ids), params or DecodingParams(max_tokens=16), cache_salt)
+        )
 
     def member(self, node: FakeNode) -> Node:
         """What the router knows of `node`."""
@@ -76,13 +82,13 @@ class Rig:
         assert member is not None
         return member
 
-    async def loses(self, role: str, within_s: float = 5.0) -> None:
+    async def loses(self, role: str, within_s: float = PATIENCE_S) -> None:
         """Wait until there is no node of `role` that could be given a leg."""
         async with asyncio.timeout(within_s):
-            while self.registry.available(role):  # noqa: ASYNC110
+            while self.registry.available(role, MODEL):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
-    async def has_heard(self, node: FakeNode, within_s: float = 5.0) -> None:
+    async def has_heard(self, node: FakeNode, within_s: float = PATIENCE_S) -> None:
         """Wait until the router has taken in all that `node` has sent so far."""
         mark = secrets.token_bytes(16)
         node.report_cache(mark)
@@ -90,7 +96,7 @@ class Rig:
             while mark not in self.member(node).cached_hashes:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
-    async def settle(self, within_s: float = 5.0) -> None:
+    async def settle(self, within_s: float = PATIENCE_S) -> None:
         """Wait until no request is in flight and the load of every node, lost ones included, is 0."""
         async with asyncio.timeout(within_s):
             while self.relay.num_in_flight or any(member.load for member in self.members):  # noqa: ASYNC110
@@ -106,13 +112,13 @@ class Call:
         self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._run(relay, request))
 
-    async def result(self, within_s: float = 5.0) -> list[int]:
+    async def result(self, within_s: float = PATIENCE_S) -> list[int]:
         """All tokens; raises what the relay raised."""
         async with asyncio.timeout(within_s):
             await self._task
         return self.token_ids
 
-    async def has_tokens(self, count: int, within_s: float = 5.0) -> list[int]:
+    async def has_tokens(self, count: int, within_s: float = PATIENCE_S) -> list[int]:
         """Wait for `count` tokens."""
         async with asyncio.timeout(within_s):
             while len(self.token_ids) < count:
@@ -140,11 +146,15 @@ class Call:
 
 @asynccontextmanager
 async def relaying(
-    settings: RelaySettings = DEFAULTS, port: int = 0, epoch: int = 7, decode_policy: Policy | None = None
+    settings: RelaySettings = DEFAULTS,
+    port: int = 0,
+    epoch: int = 7,
+    decode_policy: Policy | None = None,
+    models: Mapping[str, str | None] = DEFAULT_MODELS,
 ) -> AsyncIterator[Rig]:
-    """A running relay without nodes."""
+    """A running relay without nodes. `models`: see `NodeRegistry`."""
     context: Context = zmq.Context()
-    registry = NodeRegistry(None)
+    registry = NodeRegistry(models)
     control = ControlLink(context, "127.0.0.1", port, links.LinkSettings(), registry, epoch)
     relay = Relay(registry, control, RoundRobin(), decode_policy or RoundRobin(), settings)
     control.start(relay)
@@ -176,21 +186,25 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    prompts: PromptMaker, settings: RelaySettings = DEFAULTS, max_body_bytes: int = 8 * 2**20
+    prompts: PromptMaker,
+    settings: RelaySettings = DEFAULTS,
+    max_body_bytes: int = 8 * 2**20,
+    models: Mapping[str, str | None] = DEFAULT_MODELS,
+    router_settings: RouterSettings = ROUTER_SETTINGS,
 ) -> AsyncIterator[Server]:
     """A router on a loopback port, set up as `python -m router` does, without nodes."""
-    async with relaying(settings) as rig:
+    async with relaying(settings, models=models) as rig:
         metrics = RouterMetrics()
         metrics.watch(rig.relay, rig.registry)
         endpoints = Endpoints(
             relay=rig.relay,
-            prompts=prompts,
+            served={
+                name: ServedModel(name, prompts, fingerprint, 1_700_000_000) for name, fingerprint in models.items()
+            },
             metrics=metrics,
-            model_name=MODEL,
-            started=1_700_000_000,
-            max_model_len=lambda: rig.registry.max_request_tokens,
+            max_model_len=rig.registry.max_request_tokens,
         )
-        app = build_app(endpoints, rig.registry, metrics, max_body_bytes)
+        app = build_app(endpoints, rig.registry, metrics, replace(router_settings, max_body_bytes=max_body_bytes))
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
         await runner.setup()
         try:

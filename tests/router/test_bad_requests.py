@@ -58,17 +58,18 @@ FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
     ("34", CHAT, {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
     ("36", CHAT, {"messages": [{"role": "user", "content": "x" * (2**20 + 1)}]}, "messages[0].content"),
     ("38", COMPLETIONS, {"prompt": [320]}, "prompt"),
-    ("40", CHAT, {"unheard_of": 1}, "unheard_of"),
+    ("67", CHAT, {"kv_transfer_params": {"remote_host": "10.0.0.1"}}, "kv_transfer_params"),
     ("41", CHAT, {"tools": [{"type": "function"}]}, "tools"),
+    ("41", CHAT, {"chat_template": "{{ x }}"}, "chat_template"),
     ("42", CHAT, {"stream": "true"}, "stream"),
     ("44", CHAT, {"temperature": 2.1}, "temperature"),
     ("45", CHAT, {"top_p": 0}, "top_p"),
     ("50", CHAT, {"n": UNBOUNDED}, "n"),
     ("50", COMPLETIONS, {"prompt": ["x", "y"], "n": 65}, "n"),
-    ("52", COMPLETIONS, {"max_tokens": 10_000}, "prompt"),
+    ("52", COMPLETIONS, {"prompt": [5] * 250, "max_tokens": 10_000, "min_tokens": 7}, "min_tokens"),
     ("54", COMPLETIONS, {"prompt": [5] * 300}, "prompt"),
     ("54", CHAT, {"messages": [{"role": "user", "content": "words " * 300}]}, "messages"),
-    ("55", COMPLETIONS, {"prompt": [5] * 250, "max_tokens": 7}, "prompt"),
+    ("55", COMPLETIONS, {"prompt": [[5], [5] * 256], "max_tokens": 7}, "prompt"),
     ("56", COMPLETIONS, {"prompt": [5] * 256, "max_tokens": None}, "prompt"),
     ("60", CHAT, {"logit_bias": {"320": 1}}, "logit_bias"),
     ("60", CHAT, {"logit_bias": {str(key): 1 for key in range(100_000)}}, "logit_bias"),
@@ -78,11 +79,14 @@ FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
 
 ACCEPTED: list[tuple[str, str, dict[str, Any]]] = [
     ("13", CHAT, {"messages": [{"role": "user", "content": "a\x00b\x1b"}]}),
+    ("40", CHAT, {"unheard_of": 1}),
     ("50", COMPLETIONS, {"n": 128}),
+    ("52", COMPLETIONS, {"max_tokens": 10_000}),
+    ("55", COMPLETIONS, {"prompt": [5] * 250, "max_tokens": 7}),
     ("56", COMPLETIONS, {"prompt": [5] * 255, "max_tokens": 1}),
 ]
 
-UNKNOWN_PATHS = ("//v1", "/v1/../v1x", "/v1/%2e%2e/secret", "/v1", "/%00", "/v1/chat/completions/", "/V1/models")
+UNKNOWN_PATHS = ("//v1", "/v1/../v1x", "/v1/%2e%2e/secret", "/v1", "/%00", "/v1/chat/completions//", "/V1/models")
 
 
 async def _beside_a_stream(prompts: PromptMaker, request: Any) -> Reply:

@@ -12,7 +12,7 @@ from router.flight import Flight
 from router.inbox import Inbox
 from router.legs import RelayRequest
 from tests.router.fake_node import answering, choice_legs
-from tests.router.rig import DEFAULTS, PROMPT, Rig, relaying
+from tests.router.rig import DEFAULTS, MODEL, PROMPT, Rig, relaying
 from wire.errors import BatonError, NoNode, Overloaded, RequestFailed, TransferFailed
 from wire.messages import DECODE, PREFILL, Cancel, Decode, Prefill
 from wire.sampling import DecodingParams
@@ -25,7 +25,7 @@ class Choices:
 
     def __init__(self, rig: Rig, count: int = 3) -> None:
         self.inbox = Inbox()
-        requests = [RelayRequest(PROMPT, replace(PARAMS, choice=number)) for number in range(count)]
+        requests = [RelayRequest(MODEL, PROMPT, replace(PARAMS, choice=number)) for number in range(count)]
         self.flights: Sequence[Flight] = rig.relay.start_choices(requests, self.inbox, 0)
         self.token_ids: list[list[int]] = [[] for _ in requests]
         self.finished: set[int] = set()

@@ -17,8 +17,8 @@ import zmq
 import router.nodes
 from router.control import ControlLink
 from router.nodes import NodeRegistry
-from tests.router.fake_node import STATUS, FakeNode, answering, make_hello
-from tests.router.rig import relaying
+from tests.router.fake_node import PATIENCE_S, STATUS, FakeNode, answering, make_hello
+from tests.router.rig import MODEL, relaying
 from wire import links
 from wire.codec import PROTOCOL_VERSION
 from wire.errors import InvalidSetting
@@ -39,7 +39,7 @@ from wire.messages import (
 OTHER_LAYOUT = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=2, head_dim=99)] * 2)
 
 
-async def _until(holds: Callable[[], bool], within_s: float = 2.0) -> None:
+async def _until(holds: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -221,7 +221,7 @@ async def test_a_port_in_use_is_an_error_with_its_name() -> None:
     async with relaying() as rig:
         port = int(rig.control.address.rpartition(":")[2])
         with pytest.raises(InvalidSetting, match=f"127.0.0.1:{port}"):
-            ControlLink(rig.context, "127.0.0.1", port, links.LinkSettings(), NodeRegistry(None), 1)
+            ControlLink(rig.context, "127.0.0.1", port, links.LinkSettings(), NodeRegistry({MODEL: None}), 1)
 
 
 async def test_a_node_that_cannot_be_reached_is_reported() -> None:

@@ -94,6 +94,97 @@ async def test_a_chat_stream(server: Server, prompts: PromptMaker) -> None:
     await server.rig.settle()
 
 
+@pytest.mark.parametrize("post", [post_chat, post_completion])
+async def test_every_chunk_says_how_many_tokens_its_choice_has_so_far(
+    server: Server, prompts: PromptMaker, post: Callable[..., Any]
+) -> None:
+    await server.rig.pair(_saying(prompts, "abc", finish="length"))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = (await post(server, stream=True, stream_options=options, n=2, return_token_ids=True)).chunks
+    for index in (0, 1):
+        usages = [chunk["usage"] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert [usage["completion_tokens"] for usage in usages] == [0, 1, 2, 3]
+        assert {usage["prompt_tokens"] for usage in usages} == {last["usage"]["prompt_tokens"]}
+        assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 6)
+
+
+@pytest.mark.parametrize("post", [post_chat, post_completion])
+async def test_an_ignored_field_is_named_once_in_the_answer_and_counted(
+    server: Server, prompts: PromptMaker, post: Callable[..., Any]
+) -> None:
+    await server.rig.pair(_saying(prompts, "abc", finish="length"))
+    warnings = ["store is ignored: Baton stores no answers", "colour is ignored: this endpoint knows no such field"]
+    members = {"store": True, "colour": "\u2028"}
+    assert (await post(server, **members)).json()["warnings"] == warnings
+    first, *others = (await post(server, **members, stream=True, n=2)).chunks
+    assert first["warnings"] == warnings
+    assert _content([first, *others]) == "abc"
+    assert not any("warnings" in chunk for chunk in others)
+    assert "warnings" not in (await post(server)).json()
+    counts = (await fetch(server, "GET", "/metrics")).body.decode()
+    assert 'baton:ignored_fields_total{field="store"} 2.0' in counts
+    assert 'baton:ignored_fields_total{field="other"} 2.0' in counts
+    server.endpoints.is_strict = True
+    reply = await post(server, store=True)
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "unsupported_parameter", "store")
+
+
+async def test_what_does_not_fit_behind_each_prompt_is_not_asked_for(server: Server) -> None:
+    asked: list[tuple[int, int | None]] = []
+
+    def script(node: FakeNode, leg: LegMessage) -> None:
+        asked.append((leg.num_prompt_tokens, leg.params.max_tokens))
+        node.emit(leg, [5], finish="length")
+
+    await server.rig.join(DECODE, script)
+    assert (await post_completion(server, prompt=[[5] * 255, [5] * 250, [5]])).status == 200
+    assert sorted(asked) == [(1, 16), (250, 6), (255, 1)]
+
+
+@pytest.mark.parametrize(
+    ("members", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, [7, 8, 9]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [0, 1, 2]),
+        ({"truncate_prompt_tokens": 50}, [*range(10)]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 250}, [4, 5, 6, 7, 8, 9]),
+    ],
+)
+async def test_a_prompt_is_cut_as_asked(server: Server, members: dict[str, Any], kept: list[int]) -> None:
+    decode = await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [5], finish="length"))
+    assert (await post_completion(server, prompt=[*range(10)], **members)).json()["usage"]["prompt_tokens"] == len(kept)
+    assert list((await decode.expect(Decode)).token_ids) == kept
+
+
+async def test_equal_salts_are_equal_for_the_nodes_and_others_are_not(server: Server) -> None:
+    decode = await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [5], finish="length"))
+    salts = []
+    for members in ({}, {"cache_salt": "a"}, {"cache_salt": "a"}, {"cache_salt": "b"}):
+        await post_completion(server, **members)
+        salts.append((await decode.expect(Decode)).cache_salt)
+    assert [len(salt) for salt in salts] == [0, 32, 32, 32]
+    assert (salts[1] == salts[2], len(set(salts))) == (True, 3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_without_text_has_token_ids(server: Server, prompts: PromptMaker, stream: bool) -> None:
+    await server.rig.pair(_saying(prompts, "abc", finish="length"))
+    reply = await post_completion(server, stream=stream, detokenize=False)
+    choices = [chunk["choices"][0] for chunk in reply.chunks] if stream else reply.json()["choices"]
+    assert {choice["text"] for choice in choices} == {""}
+    token_ids = [token_id for choice in choices for token_id in choice.get("token_ids", [])]
+    assert token_ids == prompts.tokenizer.encode("abc")
+
+
+async def test_a_final_message_is_continued(server: Server, prompts: PromptMaker) -> None:
+    _, decode = await server.rig.pair(_saying(prompts))
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
+    await post_chat(server, messages=messages, continue_final_message=True)
+    prompt = prompts.tokenizer.decode((await decode.expect(Decode)).token_ids, skip_special_tokens=False)
+    assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nWell, "
+
+
 async def test_a_completion_and_its_stream_say_the_same(server: Server, prompts: PromptMaker) -> None:
     await server.rig.pair(_saying(prompts, finish="length"))
     answer = (await post_completion(server)).json()
@@ -106,7 +197,24 @@ async def test_a_completion_and_its_stream_say_the_same(server: Server, prompts:
 
 async def test_a_short_prompt_is_told_how_much_was_cached(server: Server, prompts: PromptMaker) -> None:
     await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [5], finish="stop", cached=7))
-    assert (await post_completion(server)).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 7}
+    assert (await post_completion(server)).json()["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 7,
+        "cached_tokens_by_node": {"decode": 7},
+    }
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+async def test_each_node_says_how_much_of_the_prompt_it_had(server: Server, num_tokens: int) -> None:
+    def script(node: FakeNode, leg: LegMessage) -> None:
+        for index in range(1 if isinstance(leg, Prefill) else num_tokens):
+            # a decode node repeats the prefill node's first token with all that belongs to it
+            finish = "length" if index == num_tokens - 1 else ""
+            node.emit(leg, [5], index, finish, cached=4 if index == 0 else 16)
+
+    await server.rig.pair(script)
+    details = (await post_completion(server, prompt=[[5] * 40, [6] * 40])).json()["usage"]["prompt_tokens_details"]
+    by_node = {"prefill": 8} if num_tokens == 1 else {"prefill": 8, "decode": 32}
+    assert details == {"cached_tokens": 8, "cached_tokens_by_node": by_node}
 
 
 async def test_the_first_token_is_streamed_before_the_decode_node_has_said_anything(
@@ -210,7 +318,8 @@ async def test_health_follows_the_decode_nodes(server: Server) -> None:
     assert (await fetch(server, "GET", "/health")).status == 503
     await server.rig.pair()
     reply = await fetch(server, "GET", "/health")
-    assert (reply.status, reply.json()) == (200, {"status": "ok", "nodes": {"prefill": 1, "decode": 1}})
+    counts = {"prefill": 1, "decode": 1}
+    assert (reply.status, reply.json()) == (200, {"status": "ok", "nodes": counts, "models": {MODEL: counts}})
     server.endpoints.is_draining = True
     assert (await fetch(server, "GET", "/health")).status == 503
 
@@ -385,7 +494,7 @@ async def _leave_a_stream_unread(prompts: PromptMaker) -> bool:
             await connection.send(request_bytes("POST", "/v1/completions", body))
             leg = await decode.expect(Decode)
             index = 0
-            async with asyncio.timeout(15.0):
+            async with asyncio.timeout(60.0):
                 while not decode.has(Cancel):
                     decode.emit(leg, [70] * 2000, index * 2000)
                     index += 1
@@ -436,7 +545,7 @@ async def test_every_answer_has_a_request_id_of_its_own(server: Server, prompts:
         await post_chat(server),
         await post_chat(server, temperature=9),
         await fetch(server, "GET", "/health"),
-        await fetch(server, "GET", "/metrics", headers={"x-request-id": "mine"}),
+        await fetch(server, "GET", "/metrics", headers={"x-request-id": "not sane"}),
         await fetch(server, "GET", "/nowhere"),
         await fetch(server, "PUT", "/v1/completions"),
     ]

@@ -12,12 +12,13 @@ from tests.router.fake_node import FINGERPRINT, LAYOUT, STATUS, make_hello
 from wire.errors import Refused
 from wire.messages import DECODE, PREFILL, CacheEvents, Heartbeat, Hello
 
+MODEL, OTHER = "org/tiny", "org/other"
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
 
 @pytest.fixture
 def registry() -> NodeRegistry:
-    return NodeRegistry(None)
+    return NodeRegistry({MODEL: None})
 
 
 def _join(registry: NodeRegistry, role: str = DECODE, now_s: float = 0.0, **changes: object) -> Hello:
@@ -28,28 +29,28 @@ def _join(registry: NodeRegistry, role: str = DECODE, now_s: float = 0.0, **chan
 
 def test_a_node_is_available_for_its_role_only(registry: NodeRegistry) -> None:
     hello = _join(registry, PREFILL)
-    assert [node.epoch for node in registry.available(PREFILL)] == [hello.epoch]
-    assert registry.available(DECODE) == []
+    assert [node.epoch for node in registry.available(PREFILL, MODEL)] == [hello.epoch]
+    assert registry.available(DECODE, MODEL) == []
     assert len(registry) == 1
 
 
 def test_the_smallest_node_limits_requests(registry: NodeRegistry) -> None:
-    assert registry.max_request_tokens is None
+    assert registry.max_request_tokens(MODEL) is None
     _join(registry, max_request_tokens=300)
     _join(registry, PREFILL, max_request_tokens=200)
-    assert registry.max_request_tokens == 200
+    assert registry.max_request_tokens(MODEL) == 200
 
 
 def test_another_model_is_refused_with_both_fingerprints(registry: NodeRegistry) -> None:
     _join(registry)
-    with pytest.raises(Refused, match=f"{FINGERPRINT} here, 1234 at stranger"):
+    with pytest.raises(Refused, match=rf"{FINGERPRINT} \({MODEL}\) here, 1234 at stranger"):
         registry.register(make_hello(PREFILL, node_id="stranger", fingerprint="1234"), 0.0)
     assert len(registry) == 1
 
 
 def test_the_routers_own_checkpoint_decides_for_the_first_node() -> None:
-    registry = NodeRegistry("own")
-    with pytest.raises(Refused, match=f"own here, {FINGERPRINT} at first"):
+    registry = NodeRegistry({MODEL: "own"})
+    with pytest.raises(Refused, match=rf"own \({MODEL}\) here, {FINGERPRINT} at first"):
         registry.register(make_hello(DECODE, node_id="first"), 0.0)
 
 
@@ -57,6 +58,32 @@ def test_another_layout_is_refused_with_both_values(registry: NodeRegistry) -> N
     _join(registry)
     with pytest.raises(Refused, match="block_size is 4 here and 32 at stranger"):
         registry.register(make_hello(PREFILL, node_id="stranger", layout=replace(LAYOUT, block_size=32)), 0.0)
+
+
+def test_nodes_belong_to_the_model_of_their_fingerprint() -> None:
+    registry = NodeRegistry({MODEL: FINGERPRINT, OTHER: "1234"})
+    one = _join(registry, max_request_tokens=300)
+    other = _join(registry, fingerprint="1234", layout=replace(LAYOUT, block_size=32), max_request_tokens=200)
+    assert [node.epoch for node in registry.available(DECODE, MODEL)] == [one.epoch]
+    assert [node.epoch for node in registry.available(DECODE, OTHER)] == [other.epoch]
+    assert (registry.max_request_tokens(MODEL), registry.max_request_tokens(OTHER)) == (300, 200)
+    with pytest.raises(Refused, match="5678 at stranger"):
+        registry.register(make_hello(PREFILL, node_id="stranger", fingerprint="5678"), 0.0)
+
+
+def test_a_model_without_weights_here_is_that_of_nodes_that_fit_no_other() -> None:
+    registry = NodeRegistry({MODEL: FINGERPRINT, OTHER: None})
+    other = _join(registry, fingerprint="1234")
+    assert [node.epoch for node in registry.of_model(OTHER)] == [other.epoch]
+    with pytest.raises(Refused, match="5678 at stranger"):
+        registry.register(make_hello(PREFILL, node_id="stranger", fingerprint="5678"), 0.0)
+
+
+def test_a_node_may_come_back_with_another_served_model() -> None:
+    registry = NodeRegistry({MODEL: FINGERPRINT, OTHER: "1234"})
+    _join(registry, node_id="d")
+    assert registry.register(make_hello(DECODE, node_id="d", fingerprint="1234"), 0.0) is not None
+    assert (registry.available(DECODE, MODEL), len(registry.available(DECODE, OTHER))) == ([], 1)
 
 
 def test_an_unknown_role_is_refused(registry: NodeRegistry) -> None:
@@ -105,15 +132,15 @@ def test_the_heartbeat_of_a_stranger_is_told_apart(registry: NodeRegistry) -> No
 def test_a_leaving_node_gets_nothing_more_but_stays_known(registry: NodeRegistry) -> None:
     leaving, staying = _join(registry), _join(registry)
     registry.leave(leaving.epoch)
-    assert [node.epoch for node in registry.available(DECODE)] == [staying.epoch]
+    assert [node.epoch for node in registry.available(DECODE, MODEL)] == [staying.epoch]
     assert len(registry) == 2
-    assert registry.available(DECODE, frozenset([staying.epoch]))  # rather an avoided node than one that leaves
+    assert registry.available(DECODE, MODEL, frozenset([staying.epoch]))  # rather an avoided node than one that leaves
 
 
 def test_avoided_nodes_are_used_only_when_there_is_no_other(registry: NodeRegistry) -> None:
     first, second = _join(registry), _join(registry)
-    assert [node.epoch for node in registry.available(DECODE, frozenset([first.epoch]))] == [second.epoch]
-    assert len(registry.available(DECODE, frozenset([first.epoch, second.epoch]))) == 2
+    assert [node.epoch for node in registry.available(DECODE, MODEL, frozenset([first.epoch]))] == [second.epoch]
+    assert len(registry.available(DECODE, MODEL, frozenset([first.epoch, second.epoch]))) == 2
 
 
 def test_a_removed_node_is_forgotten(registry: NodeRegistry) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from router.inbox import Inbox
 from router.legs import RelayRequest
 from router.policies import LeastLoaded
 from tests.router.fake_node import FINGERPRINT, LAYOUT, FakeNode, LegMessage, answering, first_index, make_hello
-from tests.router.rig import DEFAULTS, PROMPT, Call, Rig, relaying
+from tests.router.rig import DEFAULTS, MODEL, PROMPT, Call, Rig, relaying
 from wire.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -323,7 +324,7 @@ async def test_without_another_decode_node_the_request_fails() -> None:
 async def test_without_nodes_there_is_nothing_to_wait_for() -> None:
     async with relaying() as rig:
         with pytest.raises(NoNode):
-            rig.relay.check_size(1, 1, "prompt")
+            rig.relay.check_size(MODEL, 1, 1, "prompt")
         assert isinstance(await _failure(rig.call()), NoNode)
         await rig.join(PREFILL)
         assert isinstance(await _failure(rig.call()), NoNode)
@@ -339,6 +340,20 @@ async def test_a_leaving_node_finishes_its_work_and_gets_no_more() -> None:
         await rig.loses(DECODE)
         assert isinstance(await _failure(rig.call()), NoNode)
         assert await _finish(rig, call, decode, leg, 1) == [1]
+
+
+async def test_a_node_that_left_with_nothing_to_finish_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with relaying() as rig:
+        for is_leaving in (True, False):
+            decode = await rig.join(DECODE)
+            if is_leaving:
+                decode.leave()
+                await rig.loses(DECODE)
+            decode.die()
+            async with asyncio.timeout(5):
+                while len(rig.registry):  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+            assert any("is lost" in record.message for record in caplog.records) is not is_leaving
 
 
 async def test_a_request_has_a_deadline() -> None:
@@ -380,7 +395,7 @@ async def test_what_comes_after_the_end_starts_nothing() -> None:
     async with relaying() as rig:
         decode = await rig.join(DECODE)
         inbox = Inbox()
-        flight = rig.relay.start(RelayRequest(PROMPT, DecodingParams(max_tokens=4)), inbox)
+        flight = rig.relay.start(RelayRequest(MODEL, PROMPT, DecodingParams(max_tokens=4)), inbox)
         leg = await decode.expect(Decode)
         decode.emit(leg, [1], finish="stop")
         ((_, delivery),) = await inbox.take()
@@ -413,18 +428,18 @@ async def test_requests_do_not_touch_each_other() -> None:
         assert rig.relay.counters.num_finished == 30
 
 
-@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens", "fits"), [
-    (255, None, True), (256, None, False), (250, 6, True), (250, 7, False), (1, 10**18, False),
+@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens", "expected"), [
+    (255, None, None), (250, 6, 6), (250, 7, 6), (255, 16, 1), (1, 10**18, 255), (256, None, 0), (256, 1, 0),
 ])  # fmt: skip
-async def test_sizes_are_checked_against_the_smallest_node(
-    num_prompt_tokens: int, max_tokens: int | None, fits: bool
+async def test_the_output_is_clipped_to_the_room_on_the_smallest_node(
+    num_prompt_tokens: int, max_tokens: int | None, expected: int | None
 ) -> None:
     async with relaying() as rig:
         await rig.join(DECODE)
         await rig.join(PREFILL, max_request_tokens=1000)
-        if fits:
-            rig.relay.check_size(num_prompt_tokens, max_tokens, "prompt")
+        if expected != 0:
+            assert rig.relay.check_size(MODEL, num_prompt_tokens, max_tokens, "prompt") == expected
             return
         with pytest.raises(ContextLengthExceeded, match="256 tokens") as caught:
-            rig.relay.check_size(num_prompt_tokens, max_tokens, "prompt")
+            rig.relay.check_size(MODEL, num_prompt_tokens, max_tokens, "prompt")
         assert caught.value.param == "prompt"

@@ -34,9 +34,9 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).resolve().parents[2]
 MODEL_NAME = "tiny"
 BLOCK_SIZE = 16
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
-SETTLE_TIMEOUT_S = 15.0
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
+SETTLE_TIMEOUT_S = 30.0
 REQUEST_TIMEOUT_S = 60.0
 _SHM = Path("/dev/shm")
 _SEGMENT = re.compile(r"/dev/shm/(baton-[0-9a-f]+)")

@@ -77,7 +77,6 @@ def end(program: Serve) -> None:
     program.require_nothing_left(children)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("transport", "device", "family"), _RELAYS)
 def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does(
     transport: str,
@@ -121,7 +120,6 @@ def agents_of(program: Serve) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.timeout(180)
 def test_nodes_survive_the_death_of_their_nixl_agents(
     checkpoints: Checkpoints, references: Callable[[str], Reference], tmp_path: Path
 ) -> None:

@@ -87,4 +87,4 @@ def test_what_cannot_be_used_is_said_before_anything_starts(arguments: list[str]
 def test_what_each_load_decides_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--target", "a=http://x:1", "--request-rate=3"])
-    assert "unrecognized arguments: --request-rate" in capsys.readouterr().err
+    assert "unknown flag '--request-rate'" in capsys.readouterr().err

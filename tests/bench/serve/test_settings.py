@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import re
 from typing import Any
 
@@ -18,6 +17,7 @@ from bench.serve.settings import (
     urls,
 )
 from bench.workload.dataset_settings import DatasetSettings
+from program.command_line import CommandParser
 from wire.errors import InvalidSetting
 
 # fmt: off
@@ -35,7 +35,7 @@ VLLM_FLAGS = {
 
 
 def parse(arguments: list[str]) -> tuple[Any, ...]:
-    return parse_settings(argparse.ArgumentParser(), arguments, ServeBenchSettings, DatasetSettings)
+    return parse_settings(CommandParser(), arguments, ServeBenchSettings, DatasetSettings)
 
 
 def test_help_knows_the_flags_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[2]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "interpret"), [("triton_interpreted.py", "1"), ("triton_compiled.py", "0")])
 def test_kernels(name: str, interpret: str, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": str(tmp_path)}

@@ -87,6 +87,28 @@ def test_renders_like_transformers(
     assert ours == rendered_by_transformers(folder, TURNS, add_generation_prompt=add_generation_prompt, **variables)
 
 
+@pytest.mark.parametrize("template", [CHATML, HEADERS], ids=["keeps", "trims"])
+@pytest.mark.parametrize("ending", ["Well", " Well, \n", "Well<|im_end|>", "assistant"])
+def test_a_final_message_is_left_open_like_in_transformers(folder: Path, template: str, ending: str) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+    turns = [*TURNS, {"role": "assistant", "content": ending}]
+    ours = ChatTemplate.from_folder(folder).render(turns, False, continue_final_message=True)
+    assert ours == rendered_by_transformers(folder, turns, continue_final_message=True)
+
+
+def test_a_final_message_without_content_is_left_open_at_its_beginning(folder: Path) -> None:
+    configure(folder, CHATML)
+    turns = [*TURNS, {"role": "assistant", "content": ""}]
+    assert ChatTemplate.from_folder(folder).render(turns, False, True).endswith("<|im_start|>assistant\n")
+
+
+def test_a_final_message_that_the_template_hides_cannot_be_continued(folder: Path) -> None:
+    configure(folder, "{{ messages[0].content }}")
+    with pytest.raises(InvalidRequest) as caught:
+        ChatTemplate.from_folder(folder).render(TURNS, False, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
 @pytest.mark.parametrize("has_tools", [True, False])
 def test_named_templates_are_chosen_like_in_transformers(folder: Path, has_tools: bool) -> None:
     named = {"default": INST, "tool_use": HEADERS}
@@ -134,8 +156,9 @@ def test_text_parts_are_joined(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["messages_", "chat_template", "bos_token", "tokenize", "raise_exception"])
 def test_variables_that_are_not_allowed_are_refused(folder: Path, name: str) -> None:
     configure(folder, CHATML)
+    variables: dict[str, Any] = {name: "x"}
     with pytest.raises(InvalidRequest, match=name):
-        ChatTemplate.from_folder(folder).render(TURNS, True, **{name: "x"})
+        ChatTemplate.from_folder(folder).render(TURNS, True, **variables)
 
 
 def test_rich_objects_do_not_reach_the_template(folder: Path) -> None:

@@ -147,6 +147,21 @@ def test_log_probabilities_carry_text_and_bytes(tokenizer: Tokenizer) -> None:
     assert (second.chosen.data, second.top) == (b"!", ())
 
 
+def test_tokens_can_be_written_as_ids(tokenizer: Tokenizer) -> None:
+    choice = ChoiceText(tokenizer, TextOptions(tokens_as_ids=True))
+    (entry,) = choice.push([BANG], [TokenLogprobs(-1.0, (HELLO,), (-1.0,))], "length").entries
+    assert entry.chosen is not None
+    assert (entry.chosen.text, entry.chosen.data, entry.top[0].text) == (f"token_id:{BANG}", b"!", f"token_id:{HELLO}")
+
+
+def test_tokens_come_without_text_when_it_is_not_wanted(tokenizer: Tokenizer) -> None:
+    choice = ChoiceText(tokenizer, TextOptions(detokenize=False))
+    deltas = _push_all(choice, [EURO_1, HELLO, EOS], "stop")
+    assert [(delta.text, _ids(delta)) for delta in deltas] == [("", [EURO_1]), ("", [HELLO]), ("", [EOS])]
+    assert (choice.num_completion_tokens, choice.finish_reason) == (3, "stop")
+    assert choice.push([HELLO]) is EMPTY_DELTA
+
+
 def test_log_probabilities_that_do_not_match_the_tokens_are_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidMessage):
         ChoiceText(tokenizer, TextOptions()).push([HELLO, WORLD], [TokenLogprobs(-1.0, (), ())])

@@ -100,6 +100,27 @@ def test_a_character_begun_by_the_prompt_is_finished(tokenizers_by_kind: Mapping
     assert detokenizer.push(ids[-2:]) + detokenizer.finish() == "🦀"
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "llama"])
+@pytest.mark.parametrize("num_bytes", [1, 2, 3])
+def test_a_character_that_the_prompt_leaves_unfinished_shows_nothing_of_it(
+    tokenizers_by_kind: Mapping[str, Tokenizer], kind: str, num_bytes: int
+) -> None:
+    tokenizer = tokenizers_by_kind[kind]
+    by_bytes = {tokenizer.token_bytes(token_id): token_id for token_id in range(3, 300)}
+    in_bytes = [BYTE_TOKENS_FROM + byte if kind == "llama" else by_bytes[bytes([byte])] for byte in "🦀".encode()]
+    prompt_ids = [*tokenizer.encode("the "), *in_bytes[:num_bytes]]
+    the = tokenizer.encode(" the", add_special_tokens=False)
+    for answer, text in (
+        (the, tokenizer.decode([*tokenizer.encode("a"), *the])[1:]),
+        ([], ""),
+        (in_bytes, "🦀"),
+        (in_bytes[num_bytes:], "🦀"),
+        (in_bytes[:1], "\ufffd"),
+    ):
+        detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids)
+        assert detokenizer.push(answer) + detokenizer.finish() == text
+
+
 def test_the_prompts_own_text_is_not_returned(tokenizers_by_kind: Mapping[str, Tokenizer]) -> None:
     tokenizer = tokenizers_by_kind["llama"]
     detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("the 🦀"))

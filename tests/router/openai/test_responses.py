@@ -35,8 +35,8 @@ from wire.messages import HandoffFigures
 
 HEAD = ReplyHead("chatcmpl-1", 1_700_000_000, 'a "model"')
 USAGE = Usage(10, 3, 4)
-HELLO = ScoredToken("Hello", b"Hello", -0.5)
-HALF = ScoredToken("\ufffd", b"\xe2\x82", -1.5)
+HELLO = ScoredToken("Hello", b"Hello", -0.5, 1)
+HALF = ScoredToken("\ufffd", b"\xe2\x82", -1.5, 3)
 PLAIN = TextDelta("Hello", (TokenEntry(1, 0),))
 WITH_LOGPROBS = TextDelta("Hello", (TokenEntry(1, 0, HELLO, (HELLO, HALF)),))
 ENDING = TextDelta("!", (TokenEntry(2, 5),), "length")
@@ -149,7 +149,7 @@ def test_chat_logprobs_keep_bytes_apart_that_text_cannot() -> None:
 
 
 def test_completion_logprobs_name_the_chosen_token_among_the_top() -> None:
-    rare = ScoredToken("!", b"!", -9.0)
+    rare = ScoredToken("!", b"!", -9.0, 4)
     logprobs = completion_logprobs([TokenEntry(1, 0, rare, (HELLO, HALF)), TokenEntry(2, 1, HELLO, ())])
     assert logprobs == {
         "tokens": ["!", "Hello"],
@@ -159,9 +159,24 @@ def test_completion_logprobs_name_the_chosen_token_among_the_top() -> None:
     }
 
 
+def test_completion_logprobs_keep_tokens_of_one_text_apart() -> None:
+    first, second = ScoredToken("a", b"a", -1.0, 7), ScoredToken("a", b"a", -2.0, 8)
+    halves = [replace(HALF, token_id=token_id, logprob=-float(token_id)) for token_id in (5, 6)]
+    logprobs = completion_logprobs(
+        [TokenEntry(8, 0, second, (first, second, *halves)), TokenEntry(1, 1, HELLO, (first, second))]
+    )
+    assert logprobs is not None
+    assert logprobs["tokens"] == ["a", "Hello"]
+    half = "bytes:\\xe2\\x82"
+    assert logprobs["top_logprobs"] == [
+        {"token_id:7": -1.0, "a": -2.0, half: -5.0, "token_id:6": -6.0},
+        {"a": -1.0, "token_id:8": -2.0, "Hello": -0.5},
+    ]
+
+
 @pytest.mark.parametrize("logprob", [-math.inf, math.nan])
 def test_log_probabilities_are_always_json(logprob: float) -> None:
-    entry = TokenEntry(1, 0, ScoredToken("a", b"a", logprob))
+    entry = TokenEntry(1, 0, ScoredToken("a", b"a", logprob, 1))
     event = ChatStream(HEAD).chunk(0, TextDelta("a", (entry,)))
     assert _payload(event)["choices"][0]["logprobs"]["content"][0]["logprob"] == -9999.0
     assert b"Infinity" not in event
@@ -170,7 +185,7 @@ def test_log_probabilities_are_always_json(logprob: float) -> None:
 
 @pytest.mark.parametrize("text", ["a\nb\r\n", "\u2028\u2029\u0085", '"\\', "\0\x1b", "€ 😀", "data: x\n\n"])
 def test_an_event_is_one_line_whatever_the_text(text: str) -> None:
-    token = ScoredToken(text, text.encode(), -1.0)
+    token = ScoredToken(text, text.encode(), -1.0, 1)
     for delta in (TextDelta(text), TextDelta(text, (TokenEntry(1, 0, token),), "stop")):
         event = ChatStream(HEAD).chunk(0, delta)
         assert len(event.decode().splitlines()) == 2

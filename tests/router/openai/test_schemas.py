@@ -64,21 +64,24 @@ BOTH = [
     ({"model": ""}, "model", INVALID),
     ({"model": "m" * 10_000_000}, "model", INVALID),
     # 40, 67: unknown
-    ({"foo": 1}, "foo", UNKNOWN),
-    ({"foo": None}, "foo", UNKNOWN),
-    ({"f" * 1000: 1}, "f" * 64, UNKNOWN),
     ({"kv_transfer_params": {"remote_host": "10.0.0.1"}}, "kv_transfer_params", UNKNOWN),
     ({"bootstrap_room": 1}, "bootstrap_room", UNKNOWN),
     ({"bootstrap_host": "h"}, "bootstrap_host", UNKNOWN),
     ({"request_id": "x"}, "request_id", UNKNOWN),
+    ({"remote_block_ids": [1]}, "remote_block_ids", UNKNOWN),
     # 41, 65, 66: known, unsupported
     ({"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", UNSUPPORTED),
     ({"guided_regex": "(a+)+$"}, "guided_regex", UNSUPPORTED),
-    ({"cache_salt": "../"}, "cache_salt", UNSUPPORTED),
-    ({"store": True}, "store", UNSUPPORTED),
-    ({"store": 0}, "store", UNSUPPORTED),
-    ({"service_tier": "priority"}, "service_tier", UNSUPPORTED),
+    ({"use_beam_search": True}, "use_beam_search", UNSUPPORTED),
+    ({"length_penalty": 0.5}, "length_penalty", UNSUPPORTED),
+    # 65: cache_salt
+    *(({"cache_salt": salt}, "cache_salt", INVALID) for salt in ("", "s" * 129, "../", "😀", "s\n")),
+    ({"priority": 2**63}, "priority", INVALID),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", INVALID),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", INVALID),
+    ({"truncation_side": "middle"}, "truncation_side", INVALID),
+    ({"detokenize": False, "stop": "x"}, "stop", INVALID),
     ({"prompt_logprobs": 1}, "prompt_logprobs", UNSUPPORTED),
     # 42: strict types
     ({"stream": "true"}, "stream", INVALID),
@@ -171,14 +174,12 @@ CHAT = [
     (_message(role="user", content=5), "messages[1].content", INVALID),
     (_message(role="user", content=[]), "messages[1].content", INVALID),
     (_message(role="user", content=[5]), "messages[1].content[0]", INVALID),
-    (_message(role="user", content="x", mood="sad"), "messages[1].mood", UNKNOWN),
     (_message(role="tool", content="x", tool_call_id="1"), "messages[1].role", UNSUPPORTED),
     (_message(role="assistant", content="x", tool_calls=[{"id": "1"}]), "messages[1].tool_calls", UNSUPPORTED),
     (_part(type="image_url", image_url={"url": "http://x"}), "messages[1].content[1].type", UNSUPPORTED),
     (_part(type="hologram"), "messages[1].content[1].type", UNSUPPORTED),
     (_part(text="x"), "messages[1].content[1].type", INVALID),
     (_part(type="text"), "messages[1].content[1].text", INVALID),
-    (_part(type="text", text="x", lang="en"), "messages[1].content[1].lang", UNKNOWN),
     # 36: length
     (_message(role="user", content="x" * (MAX_TEXT_CHARS + 1)), "messages[1].content", "string_above_max_length"),
     (_message(role="user", content="x" * MAX_TEXT_CHARS), "messages", "string_above_max_length"),
@@ -188,9 +189,14 @@ CHAT = [
     ({"functions": [{}]}, "functions", UNSUPPORTED),
     ({"audio": {}}, "audio", UNSUPPORTED),
     ({"modalities": ["text", "audio"]}, "modalities", UNSUPPORTED),
-    ({"reasoning_effort": "high"}, "reasoning_effort", UNSUPPORTED),
-    ({"chat_template": "{{ x }}"}, "chat_template", UNSUPPORTED),
-    ({"prompt": "x"}, "prompt", UNKNOWN),
+    ({"reasoning_effort": "heroic"}, "reasoning_effort", INVALID),
+    ({"documents": [{"text": 5}]}, "documents[0]", INVALID),
+    ({"documents": [{}] * 1025}, "documents", INVALID),
+    ({"documents": [{"text": "x" * MAX_TEXT_CHARS}, {"text": "x"}]}, "documents", "string_above_max_length"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", INVALID),
+    ({"chat_template": ""}, "chat_template", INVALID),
+    ({"chat_template": "x" * (2**17 + 1)}, "chat_template", INVALID),
+    ({"prompt": "x"}, "prompt", UNSUPPORTED),
     # 53, 59
     ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", INVALID),
     ({"max_completion_tokens": 0}, "max_completion_tokens", INVALID),
@@ -238,8 +244,7 @@ COMPLETION = [
     ({"logprobs": -1}, "logprobs", INVALID),
     ({"logprobs": True}, "logprobs", INVALID),
     ({"echo": True, "max_tokens": 0, "logprobs": 1}, "echo", UNSUPPORTED),
-    ({"suffix": "x"}, "suffix", UNSUPPORTED),
-    ({"messages": [USER]}, "messages", UNKNOWN),
+    ({"messages": [USER]}, "messages", UNSUPPORTED),
     ({"min_tokens": 17}, "min_tokens", INVALID),
 ]
 
@@ -273,7 +278,7 @@ def test_completions_refuse(changes: dict[str, Any], param: str, code: str) -> N
         {"top_k": -1},
         {"logit_bias": {"0": -100, "4294967295": 100}},
         {"stop": ["x" * 1024] * 16},
-        {"user": "u", "metadata": {"k": "v"}, "store": False, "service_tier": "auto"},
+        {"user": "u", "metadata": {"k": "v"}, "store": True, "service_tier": "flex"},
         {"response_format": {"type": "text"}, "use_beam_search": False, "length_penalty": 1.0},
         {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
     ],
@@ -330,6 +335,20 @@ def test_text_options_hold_what_nodes_do_not_see() -> None:
     assert request.text_options() == TextOptions(
         stop=("a",), include_stop=True, skip_special_tokens=False, min_tokens=3
     )
+    request = chat(detokenize=False, return_tokens_as_token_ids=True)
+    assert request.text_options() == TextOptions(detokenize=False, tokens_as_ids=True)
+    assert request.with_token_ids
+
+
+def test_variables_for_the_template() -> None:
+    assert chat(reasoning_effort="none").template_variables() == {"reasoning_effort": "none", "enable_thinking": False}
+    own: dict[str, Any] = {"enable_thinking": False}
+    request = chat(reasoning_effort="low", chat_template_kwargs=own, documents=[{"title": "t", "text": "x"}])
+    assert request.template_variables() == {
+        "reasoning_effort": "low",
+        "enable_thinking": False,
+        "documents": ({"title": "t", "text": "x"},),
+    }
 
 
 @pytest.mark.parametrize(
@@ -348,11 +367,13 @@ def test_max_completion_tokens_is_the_limit() -> None:
 def test_messages_for_the_template_are_plain_text_with_known_roles() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     answer: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None, "tool_calls": None}
-    request = chat(messages=[{"role": "developer", "content": parts}, {**USER, "name": "Ada"}, answer])
+    thought = {**answer, "reasoning_content": "so", "reasoning": None}
+    request = chat(messages=[{"role": "developer", "content": parts}, {**USER, "name": "Ada"}, answer, thought])
     assert request.template_messages() == [
         {"role": "system", "content": "a\nb"},
         {"role": "user", "content": "hi", "name": "Ada"},
         {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "", "reasoning_content": "so"},
     ]
 
 

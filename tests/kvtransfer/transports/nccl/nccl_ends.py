@@ -96,7 +96,7 @@ class HandMadeSender:
     def tell_raw(self, *frames: bytes) -> None:
         self._link.send_multipart(frames)
 
-    def hear(self, timeout_s: float = 5.0) -> Any:
+    def hear(self, timeout_s: float = 30.0) -> Any:
         if not self._link.poll(int(timeout_s * 1000)):
             raise TimeoutError
         return FROM_RECEIVER.decode(self._link.recv())

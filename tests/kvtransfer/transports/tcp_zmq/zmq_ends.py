@@ -32,7 +32,7 @@ class Dial(Protocol):
     def __call__(self, endpoint: Endpoint, pool: Blocks | KvPool, key: ClusterKey | None = None) -> ZmqSender: ...
 
 
-def until(is_done: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def until(is_done: Callable[[], bool], timeout_s: float = 30.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not is_done():
         assert time.monotonic() < deadline_s

@@ -1,0 +1,101 @@
+"""Schemas of the answers, as /openapi.json shows them: the members a client may rely on. More may follow them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_Schema = dict[str, Any]
+_STRING: _Schema = {"type": "string"}
+_INTEGER: _Schema = {"type": "integer"}
+_NUMBER: _Schema = {"type": "number"}
+_NULLABLE_STRING: _Schema = {"type": ["string", "null"]}
+
+
+def _object(**properties: _Schema) -> _Schema:
+    """An object that has at least these members."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _array(items: _Schema) -> _Schema:
+    return {"type": "array", "items": items}
+
+
+def _or_null(schema: _Schema) -> _Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _ref(name: str) -> _Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _answer(kind: str, choice: _Schema) -> _Schema:
+    return _object(
+        id=_STRING,
+        object={"const": kind},
+        created=_INTEGER,
+        model=_STRING,
+        choices=_array(choice),
+        usage=_ref("Usage"),
+    )
+
+
+_FINISH: _Schema = {"enum": ["stop", "length"]}
+_LOGPROBS = _or_null({"type": "object"})
+
+ANSWERS: dict[str, _Schema] = {
+    "Error": _object(error=_object(message=_STRING, type=_STRING, param=_NULLABLE_STRING, code=_NULLABLE_STRING)),
+    "Usage": _object(
+        prompt_tokens=_INTEGER,
+        completion_tokens=_INTEGER,
+        total_tokens=_INTEGER,
+        prompt_tokens_details=_object(cached_tokens=_INTEGER),
+    ),
+    "ChatCompletion": _answer(
+        "chat.completion",
+        _object(
+            index=_INTEGER,
+            message=_object(role={"const": "assistant"}, content=_NULLABLE_STRING),
+            logprobs=_LOGPROBS,
+            finish_reason=_FINISH,
+        ),
+    ),
+    "Completion": _answer(
+        "text_completion", _object(index=_INTEGER, text=_STRING, logprobs=_LOGPROBS, finish_reason=_FINISH)
+    ),
+    "Response": _object(
+        id=_STRING,
+        object={"const": "response"},
+        created_at=_INTEGER,
+        status={"enum": ["completed", "incomplete"]},
+        incomplete_details=_or_null(_object(reason={"const": "max_output_tokens"})),
+        model=_STRING,
+        output=_array(
+            _object(
+                id=_STRING,
+                type={"const": "message"},
+                role={"const": "assistant"},
+                status=_STRING,
+                content=_array(
+                    _object(
+                        type={"const": "output_text"},
+                        text=_STRING,
+                        annotations=_array({}),
+                        logprobs=_array({"type": "object"}),
+                    )
+                ),
+            )
+        ),
+        usage=_object(
+            input_tokens=_INTEGER,
+            input_tokens_details=_object(cached_tokens=_INTEGER),
+            output_tokens=_INTEGER,
+            output_tokens_details=_object(reasoning_tokens=_INTEGER),
+            total_tokens=_INTEGER,
+        ),
+        temperature=_NUMBER,
+        top_p=_NUMBER,
+    ),
+    "Model": _object(id=_STRING, object={"const": "model"}, created=_INTEGER, owned_by=_STRING),
+    "ModelList": _object(object={"const": "list"}, data=_array(_ref("Model"))),
+    "Health": _object(status={"enum": ["ok", "not ready"]}, nodes=_object(prefill=_INTEGER, decode=_INTEGER)),
+}

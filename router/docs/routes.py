@@ -1,0 +1,57 @@
+"""What /openapi.json says about each route beyond its path: a line, the schema of its body, the name of its answer.
+
+A route of the application that has no row here is listed all the same, with the first sentence of its handler's
+docstring. A row for a route that is not there is ignored, so that a route behind a flag may have one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from router.openai.responses_request import ResponsesRequest
+from router.openai.schemas import ChatCompletionRequest, CompletionRequest
+from router.openai.tokenizing import DetokenizeRequest, TokenizeRequest
+
+JSON, EVENTS, TEXT, HTML = "application/json", "text/event-stream", "text/plain", "text/html"
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDoc:
+    """`answer` names a schema of `router.docs.answers`, "" where there is none. `streams`: the answer may be events.
+    `statuses`: of errors, beyond those that every route may answer with."""
+
+    summary: str
+    request: type[BaseModel] | None = None
+    answer: str = ""
+    streams: bool = False
+    media_type: str = JSON
+    statuses: tuple[int, ...] = ()
+
+
+_TEXT = (400, 404, 413, 415)
+_GENERATION = (400, 404, 413, 415, 502, 503, 504)
+ROUTES: dict[tuple[str, str], RouteDoc] = {
+    ("POST", "/v1/chat/completions"): RouteDoc(
+        "Answer a conversation", ChatCompletionRequest, "ChatCompletion", streams=True, statuses=_GENERATION
+    ),
+    ("POST", "/v1/completions"): RouteDoc(
+        "Continue texts", CompletionRequest, "Completion", streams=True, statuses=_GENERATION
+    ),
+    ("POST", "/v1/responses"): RouteDoc(
+        "Answer a conversation, in the format of the Responses API", ResponsesRequest, "Response", streams=True,
+        statuses=_GENERATION,
+    ),
+    ("GET", "/v1/models"): RouteDoc("List the models", answer="ModelList"),
+    ("GET", "/v1/models/{name}"): RouteDoc("Describe one model", answer="Model", statuses=(404,)),
+    ("GET", "/health"): RouteDoc("Whether requests can be served now", answer="Health", statuses=(503,)),
+    ("GET", "/metrics"): RouteDoc("Metrics for Prometheus", media_type=TEXT),
+    ("POST", "/tokenize"): RouteDoc(
+        "The token ids of a text or a conversation", TokenizeRequest, statuses=_TEXT
+    ),
+    ("POST", "/detokenize"): RouteDoc("The text of token ids", DetokenizeRequest, statuses=_TEXT),
+    ("GET", "/openapi.json"): RouteDoc("This document"),
+    ("GET", "/docs"): RouteDoc("This document as a page", media_type=HTML),
+}  # fmt: skip
+"""(method, path) -> row. One line here documents a route."""

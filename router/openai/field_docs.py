@@ -1,0 +1,76 @@
+"""What each field of a chat or completions request does, in a sentence: the part of docs/api.md that no schema knows.
+
+Pure data. A test demands a sentence for each field of the schemas, and a field for each sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+REQUEST: Mapping[str, str] = {
+    "add_generation_prompt": "The chat template ends with the beginning of an answer.",
+    "add_special_tokens": "The tokenizer adds what the checkpoint puts around a text, usually a token at its "
+    "beginning. Chat templates write such tokens themselves.",
+    "best_of": "Allowed when it equals `n`.",
+    "cache_salt": "Prefixes are shared by requests of the same salt only. Letters, digits, `_`, `-`; at most 128.",
+    "chat_template": "A jinja template in place of the model's, for a router with `--trust-request-chat-template`. It "
+    "is rendered in a process of its own, with limits of time and memory.",
+    "chat_template_kwargs": "Numbers, booleans and short strings for variables of the chat template. An error "
+    "message says which variables may be set.",
+    "continue_final_message": "The answer continues the last message. Implies that no generation prompt is added.",
+    "detokenize": "false: the answer has token ids and empty texts. Stop strings are then refused.",
+    "documents": "Objects of strings for a chat template that shows documents; others ignore them.",
+    "frequency_penalty": "-2 to 2, for each earlier occurrence of a token.",
+    "ignore_eos": "The token that ends an answer does not end it.",
+    "include_stop_str_in_output": "The text ends with the stop string or stop token instead of before it.",
+    "logit_bias": "Token ids and what is added to their logits, -100 to 100.",
+    "logprobs": "Chat: whether to report log probabilities. Completions: how many likely tokens to report beside each "
+    "token, at most 5.",
+    "max_completion_tokens": "Today's name of `max_tokens`.",
+    "max_tokens": "The output ends after so many tokens. Clipped to what is left of the context. Chat without it: up "
+    "to the end of the context.",
+    "messages": "The conversation, see below.",
+    "metadata": "At most 16 strings.",
+    "min_p": "Tokens less likely than this share of the likeliest are not sampled.",
+    "min_tokens": "Neither a stop string nor a stop token ends the output before.",
+    "model": "A name that `/v1/models` lists.",
+    "n": "How many answers, at most 128 together with the number of prompts.",
+    "presence_penalty": "-2 to 2, once for each token that occurred.",
+    "priority": "An integer; where requests have to wait, the lower is served earlier.",
+    "prompt": "A text, token ids, or a list of either; at most 128.",
+    "prompt_cache_key": "A string.",
+    "reasoning_effort": "Given to the chat template, with `enable_thinking` unless `chat_template_kwargs` has it.",
+    "repetition_penalty": "Above 1: tokens of prompt and output become less likely.",
+    "return_timings": "`usage.timings` says where the request's time went (Baton's own).",
+    "return_token_ids": "`prompt_token_ids` and `token_ids` in each choice, `prompt_token_ids` in its first event.",
+    "return_tokens_as_token_ids": "Tokens in log probabilities are written `token_id:5`.",
+    "safety_identifier": "A string.",
+    "seed": "The same request with the same seed has the same answer.",
+    "skip_special_tokens": "Special tokens are left out of the text.",
+    "stop": "Up to 16 strings; the text ends before the first of them that appears.",
+    "stop_token_ids": "Tokens that end the output.",
+    "stream": "Server-sent events instead of one answer.",
+    "stream_options": "See below.",
+    "suffix": "The answer is what fits between the prompt and this text, where the tokenizer has fill-in-the-middle "
+    "tokens; refused elsewhere.",
+    "temperature": "0 to 2; 0: always the likeliest token.",
+    "top_k": "Only so many of the likeliest tokens are sampled; 0 or -1: all.",
+    "top_logprobs": "How many likely tokens to report beside each token, at most 20.",
+    "top_p": "Only the likeliest tokens that have this probability together are sampled.",
+    "truncate_prompt_tokens": "Only so many tokens of the prompt are used; -1: as many as leave room for the output.",
+    "truncation_side": "left: the last tokens of the prompt are used; right: its first.",
+    "user": "A string.",
+}
+
+MESSAGE: Mapping[str, str] = {
+    "content": 'A text, or a list of `{"type": "text", "text": ...}`, joined with newlines.',
+    "name": "Given to the chat template.",
+    "reasoning": "Of an earlier answer: given to the chat template as `reasoning_content`.",
+    "reasoning_content": "The same under its older name.",
+    "role": "`developer` is `system`.",
+}
+
+STREAM_OPTIONS: Mapping[str, str] = {
+    "continuous_usage_stats": "With `include_usage`: every event has a `usage` with the tokens of its choice so far.",
+    "include_usage": "One more event before the end, with `usage` and no choices.",
+}

@@ -1,0 +1,73 @@
+"""A model as clients see it: its name, its text side, and when it was first served.
+
+Its nodes are `router/nodes.py`'s, which knows them by the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.models.config import load_config
+from engine.models.identity import find_checkpoint, model_fingerprint, model_name
+from engine.models.weight_files import weight_files
+from router.openai.prompts import PromptMaker
+from router.openai.request_templates import RequestTemplates
+from wire.errors import InvalidSetting, ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """`fingerprint` is None when the router's checkpoint folder has a tokenizer but no weights. `started` is in seconds
+    since 1970."""
+
+    name: str
+    prompts: PromptMaker
+    fingerprint: str | None
+    started: int
+
+
+def load_served_models(
+    model: str,
+    served_name: str,
+    more_models: Sequence[str],
+    started: int,
+    request_templates: RequestTemplates | None = None,
+) -> list[ServedModel]:
+    """The model of the `model` setting and those of `more_models`, each written NAME=CHECKPOINT. `request_templates` is
+    as in `PromptMaker`.
+
+    Raises `InvalidSetting`, and `ModelLoadError` for a checkpoint without a usable tokenizer.
+    """
+    found = [_load(model_name(model, served_name), model, started, request_templates)]
+    for item in more_models:
+        name, _, checkpoint = item.partition("=")
+        if not name or not checkpoint:
+            raise InvalidSetting(f"--more-models: {item!r:.200} is not NAME=CHECKPOINT")
+        found.append(_load(name, checkpoint, started, request_templates))
+    _require_distinct(found)
+    return found
+
+
+def _load(name: str, checkpoint: str, started: int, request_templates: RequestTemplates | None) -> ServedModel:
+    folder = find_checkpoint(checkpoint, weights=False)
+    return ServedModel(name, PromptMaker.from_folder(folder, request_templates), _fingerprint(folder), started)
+
+
+def _fingerprint(folder: Path) -> str | None:
+    try:
+        weight_files(folder)
+    except ModelLoadError:
+        return None
+    return model_fingerprint(folder, load_config(folder))
+
+
+def _require_distinct(models: Sequence[ServedModel]) -> None:
+    """A node tells its fingerprint and no name, so each model must have its own."""
+    if len({model.name for model in models}) < len(models):
+        raise InvalidSetting("--more-models: two models have the same name")
+    fingerprints = [model.fingerprint for model in models]
+    if len(set(fingerprints)) < len(fingerprints):
+        reason = "two models have no weights here" if fingerprints.count(None) > 1 else "two models are the same"
+        raise InvalidSetting(f"--more-models: {reason}, so nodes of one cannot be told from nodes of the other")

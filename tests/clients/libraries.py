@@ -1,0 +1,120 @@
+"""Client libraries, each used as its users do. A library that cannot be imported raises `ImportError`.
+
+Every function takes the address with `/v1` and the model's name, and raises when an answer is not what it should be.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+KEY = "none"
+QUESTION = "What is the capital of France?"
+
+
+def _require(condition: object, what: str) -> None:
+    if not condition:
+        raise ValueError(what)
+
+
+def openai_chat(base: str, model: str) -> None:
+    """Chat, whole and streamed, with everything that changes the answer's shape."""
+    import openai
+
+    client = openai.OpenAI(base_url=base, api_key=KEY, max_retries=0)
+    messages: Any = [{"role": "user", "content": QUESTION}]
+    answer = client.chat.completions.create(
+        model=model, messages=messages, n=2, logprobs=True, top_logprobs=3, max_tokens=8
+    )
+    _require(len(answer.choices) == 2, "two choices")
+    _require(answer.choices[0].logprobs is not None, "log probabilities")
+    stream = client.chat.completions.create(
+        model=model, messages=messages, stream=True, stream_options={"include_usage": True}, max_completion_tokens=16
+    )
+    _require(list(stream)[-1].usage, "usage at the end of a stream")
+    with client.chat.completions.stream(model=model, messages=messages, max_tokens=16) as helper:
+        _require(len(list(helper)) > 1, "events of the helper")
+
+
+def openai_completions(base: str, model: str) -> None:
+    """Completions of texts and of token ids."""
+    import openai
+
+    client = openai.OpenAI(base_url=base, api_key=KEY, max_retries=0)
+    _require(len(client.completions.create(model=model, prompt=["One", "Two"], max_tokens=4).choices) == 2, "choices")
+    _require(client.completions.create(model=model, prompt=[60, 61], logprobs=2, max_tokens=4).choices, "choices")
+    _require(list(client.completions.create(model=model, prompt="One", stream=True)), "chunks")
+
+
+def openai_responses(base: str, model: str) -> None:
+    """Responses, whole, streamed, and with the stream helper."""
+    import openai
+
+    client = openai.OpenAI(base_url=base, api_key=KEY, max_retries=0)
+    answer = client.responses.create(model=model, input=QUESTION, instructions="Be brief.", max_output_tokens=16)
+    _require(answer.usage is not None and answer.usage.output_tokens, "usage")
+    events = list(client.responses.create(model=model, input=QUESTION, stream=True, max_output_tokens=16))
+    _require(events[-1].type in ("response.completed", "response.incomplete"), "an end")
+    with client.responses.stream(model=model, input=QUESTION, max_output_tokens=16) as stream:
+        _require(len(list(stream)) > 4, "events")
+
+
+def openai_models_and_errors(base: str, model: str) -> None:
+    """Models, and errors of the client's own tree."""
+    import openai
+
+    client = openai.OpenAI(base_url=base, api_key=KEY, max_retries=0)
+    _require([each.id for each in client.models.list()] == [model], "the model in the list")
+    _require(client.models.retrieve(model).id == model, "the model by its name")
+    try:
+        client.completions.create(model="other", prompt="x")
+    except openai.NotFoundError:
+        return
+    raise ValueError("NotFoundError for another model")
+
+
+def langchain(base: str, model: str) -> None:
+    """langchain-openai: ChatOpenAI over chat and over responses, and OpenAI over completions."""
+    from langchain_openai import ChatOpenAI, OpenAI  # type: ignore[import-not-found]
+
+    settings = {"base_url": base, "api_key": KEY, "model": model, "max_retries": 0, "max_tokens": 16}
+    _require(ChatOpenAI(**settings).invoke(QUESTION).usage_metadata, "usage")
+    _require(list(ChatOpenAI(stream_usage=True, **settings).stream(QUESTION)), "chunks")
+    _require(ChatOpenAI(use_responses_api=True, **settings).invoke(QUESTION).usage_metadata, "usage of responses")
+    _require(list(ChatOpenAI(use_responses_api=True, **settings).stream(QUESTION)), "events of responses")
+    _require(OpenAI(**settings).invoke("One") is not None, "a completion")
+
+
+def litellm(base: str, model: str) -> None:
+    """litellm: chat, completions and responses."""
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    import litellm as library  # type: ignore[import-not-found]
+
+    settings = {"model": f"openai/{model}", "api_base": base, "api_key": KEY}
+    messages = [{"role": "user", "content": QUESTION}]
+    _require(library.completion(messages=messages, max_tokens=16, **settings).choices, "choices")
+    _require(list(library.completion(messages=messages, max_tokens=16, stream=True, **settings)), "chunks")
+    text = {**settings, "model": f"text-completion-openai/{model}"}
+    _require(library.text_completion(prompt="One", max_tokens=8, **text).choices, "choices of completions")
+    _require(library.responses(input=QUESTION, max_output_tokens=16, **settings).output, "output of responses")
+
+
+def llama_index(base: str, model: str) -> None:
+    """LlamaIndex: OpenAILike over chat and over completions."""
+    from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-not-found]
+
+    for is_chat in (True, False):
+        llm = OpenAILike(model=model, api_base=base, api_key=KEY, is_chat_model=is_chat, max_tokens=16, max_retries=0)
+        _require(llm.complete(QUESTION) is not None, "a completion")
+        _require(list(llm.stream_complete(QUESTION)), "chunks")
+
+
+LIBRARIES = {
+    "openai: chat": openai_chat,
+    "openai: completions": openai_completions,
+    "openai: responses": openai_responses,
+    "openai: models and errors": openai_models_and_errors,
+    "langchain-openai": langchain,
+    "litellm": litellm,
+    "llama-index": llama_index,
+}
