@@ -5,6 +5,9 @@ blocks, and the receiving side (on the transfer thread) owns the handoffs. This 
 commands to the receiving side and takes its notices in `poll`. A request without a prefill peer is computed here from
 its prompt.
 
+Choices of one prompt share its blocks, its handoff and its place here until the KV has come; from then on each is a
+request of its own. Each of them can be cancelled at any time.
+
 A request is waiting for room (it has no blocks yet), awaited (its blocks are granted and its KV is to arrive), or
 running (in the engine). A granted request stays awaited, wanted or not, until the receiving side has sent `Delivered`
 or `Released`.
@@ -20,7 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
-from engine.core import EngineCore, Reservation
+from engine.core import EngineCore, FirstToken, Reservation, choices_of
 from engine.scheduler.request import RequestOutput, Step
 from kvtransfer.commands import (
     CancelReceiving,
@@ -36,6 +39,7 @@ from kvtransfer.commands import (
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.thread import TransferThread
+from node.choices import choice_keys
 from node.events import token_event
 from node.first_steps import FirstSteps
 from node.metrics import HandoffTimes, StepCounters, counters_as_metrics
@@ -46,12 +50,20 @@ from wire.request_key import RequestKey
 
 @dataclass(slots=True)
 class _Awaited:
-    """A request whose KV is being computed by `peer`. `reservation` is None while there is no room."""
+    """A request whose KV is being computed by `peer`. `choices`: the first of them names the handoff; `wanted` are
+    those that nobody has cancelled and that have not failed. `reservation` is None while there is no room.
+    """
 
     request: Decode
     peer: PrefillPeer
+    choices: tuple[RequestKey, ...]
+    wanted: set[RequestKey]
     reservation: Reservation | None = None
-    is_wanted: bool = True
+
+    @property
+    def handoff(self) -> RequestKey:
+        """What the request is called in the reservation and between the nodes."""
+        return self.choices[0]
 
 
 class DecodeLeg:
@@ -72,6 +84,7 @@ class DecodeLeg:
         self._thread = thread
         self._notices = notices
         self._awaited: dict[RequestKey, _Awaited] = {}
+        self._awaited_of: dict[RequestKey, _Awaited] = {}
         self._first_events: list[TokenEvent] = []
         self._failures: list[tuple[RequestKey, BatonError]] = []
         self._counters = StepCounters()
@@ -95,8 +108,8 @@ class DecodeLeg:
         """Take a decode leg. Raises `BatonError`."""
         if not isinstance(request, Decode):
             raise InvalidMessage(f"a decode node cannot serve {type(request).__name__}")
-        key = RequestKey(request.handoff_id, request.attempt)
-        if key in self._awaited or self._core.is_live(key):
+        key, *forks = choices = choice_keys(request)
+        if any(choice in self._awaited_of or self._core.is_live(choice) for choice in choices):
             raise InvalidMessage("this attempt of the request exists already")
         if request.prefill_peer is None:
             self._core.add(
@@ -105,11 +118,13 @@ class DecodeLeg:
                 request.params,
                 num_prompt_tokens=request.num_prompt_tokens,
                 cache_salt=request.cache_salt,
+                forks=forks,
             )
             self._first_steps.watch(key, num_tokens=2)
             return
         self._core.check_size(len(request.token_ids))
-        awaited = self._awaited[key] = _Awaited(request, request.prefill_peer)
+        awaited = self._awaited[key] = _Awaited(request, request.prefill_peer, choices, set(choices))
+        self._awaited_of |= dict.fromkeys(choices, awaited)
         # requests that wait for room already come first
         if self._num_waiting > 1 or not self._reserve(key, awaited):
             self._thread.post(WaitForRoom(key, request.prefill_peer))
@@ -118,16 +133,17 @@ class DecodeLeg:
         """See `Leg`."""
         self._core.abort(key)
         self._first_steps.forget(key)
-        awaited = self._awaited.get(key)
-        if awaited is not None and awaited.is_wanted:
-            awaited.is_wanted = False
-            self._thread.post(CancelReceiving(key))
-            if awaited.reservation is None:
-                del self._awaited[key]
+        awaited = self._awaited_of.get(key)
+        if awaited is not None and key in awaited.wanted:
+            awaited.wanted.remove(key)
+            if not awaited.wanted:
+                self._thread.post(CancelReceiving(awaited.handoff))
+                if awaited.reservation is None:
+                    self._forget(awaited.handoff)
 
     def cancel_all(self, now_s: float) -> None:
         """See `Leg`."""
-        wanted = [key for key, awaited in self._awaited.items() if awaited.is_wanted]
+        wanted = [key for key, awaited in self._awaited_of.items() if key in awaited.wanted]
         for key in [*self._core.request_keys(), *wanted]:
             self.cancel(key, now_s)
             self._failures.append((key, RequestFailed("the router was silent for too long")))
@@ -142,7 +158,7 @@ class DecodeLeg:
                 case Failed():
                     self._fail_handoff(notice)
                 case Released():
-                    self._awaited.pop(notice.key, None)
+                    self._forget(notice.key)
                     self._core.release(notice.key)
         self._grant_waiting()
 
@@ -181,42 +197,58 @@ class DecodeLeg:
         self._failures.append((key, error))
 
     def _deliver(self, notice: Delivered) -> None:
-        """Let the request join the batch at the next step, unless it was cancelled."""
-        awaited = self._awaited.pop(notice.key)
-        if not awaited.is_wanted or awaited.reservation is None:
+        """Let the choices join the batch at the next step, unless they were cancelled or ended by their first token."""
+        awaited = self._forget(notice.key)
+        if awaited is None or awaited.reservation is None or not awaited.wanted:
             self._core.release(notice.key)
             return
         request, reservation = awaited.request, awaited.reservation
+        choices = zip(choices_of(awaited.choices, request.params), notice.firsts, strict=True)
+        wanted = [(choice, first) for choice, first in choices if choice.key in awaited.wanted]
+        going_on = [FirstToken(*choice, first.token_ids[0]) for choice, first in wanted if not first.finish_reason]
+        leader = going_on[0].key if going_on else None
+        events = [replace(first, handoff=notice.figures) if key == leader else first for (key, _), first in wanted]
+        if leader is None:
+            self._core.release(notice.key)
+            self._first_events += events
+            return
         self._counters.count_delivered(len(request.token_ids), reservation.num_cached_tokens)
         self._exposed.count(notice.figures)
         try:
             self._core.add_reserved(
                 reservation,
-                [*request.token_ids, *notice.first.token_ids],
-                request.params,
+                request.token_ids,
+                going_on,
                 num_prompt_tokens=request.num_prompt_tokens,
-                num_computed_tokens=len(request.token_ids),
                 cache_salt=request.cache_salt,
             )
         except BatonError as error:
-            self._failures.append((notice.key, error))
+            self._failures += [(first.key, error) for first in going_on]
         else:
-            self._first_steps.watch(notice.key, num_tokens=1, ready_us=notice.ready_us)
-            self._first_events.append(replace(notice.first, handoff=notice.figures))
+            self._first_steps.watch(leader, num_tokens=1, ready_us=notice.ready_us)
+            self._first_events += events
 
     def _fail_handoff(self, notice: Failed) -> None:
         """Report that the KV will not come; the router decides whether to try again."""
         awaited = self._awaited.get(notice.key)
-        if awaited is None or not awaited.is_wanted:
+        if awaited is None or not awaited.wanted:
             return
-        awaited.is_wanted = False
         if notice.reason:
-            self._failures.append((notice.key, TransferFailed(notice.reason)))
+            error = TransferFailed(notice.reason)
+            self._failures += [(choice, error) for choice in awaited.choices if choice in awaited.wanted]
+        awaited.wanted.clear()
         if awaited.reservation is None:
-            del self._awaited[notice.key]
+            self._forget(notice.key)
         else:
             # it may have been granted before this notice was taken
             self._thread.post(CancelReceiving(notice.key))
+
+    def _forget(self, key: RequestKey) -> _Awaited | None:
+        """The handoff of that name, which is not awaited any more."""
+        awaited = self._awaited.pop(key, None)
+        for choice in awaited.choices if awaited is not None else ():
+            del self._awaited_of[choice]
+        return awaited
 
     def metrics(self) -> Iterable[Metric]:
         """See `Leg`."""
@@ -236,7 +268,7 @@ class DecodeLeg:
     def _grant_waiting(self) -> None:
         """Reserve blocks for requests that wait for room, in order of arrival, up to the first that does not fit."""
         for key, awaited in list(self._awaited.items()):
-            if awaited.reservation is None and awaited.is_wanted and not self._reserve(key, awaited):
+            if awaited.reservation is None and awaited.wanted and not self._reserve(key, awaited):
                 return
 
     def _reserve(self, key: RequestKey, awaited: _Awaited) -> bool:
@@ -252,6 +284,7 @@ class DecodeLeg:
             prompt_digest=prompt_digest(request.token_ids),
             block_ids=reservation.missing_block_ids,
             generations=reservation.missing_generations,
+            forks=awaited.choices[1:],
         )
         awaited.reservation = reservation
         self._thread.post(GrantBlocks(blocks, awaited.peer))

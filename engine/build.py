@@ -162,7 +162,7 @@ def _runner(
 ) -> ModelRunner:
     attention = choice.build(memory.paged)
     with_spare = replace(limits, spare_block=memory.spare_block)
-    runner = ModelRunner(model.decoder, attention, model.sampler, device, with_spare)
+    runner = ModelRunner(model.decoder, attention, memory.paged.blocks, model.sampler, device, with_spare)
     if not settings.enforce_eager:
         runner.record_graphs(on_graphs)
     runner.warm_up()

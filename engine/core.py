@@ -7,8 +7,11 @@ are no roles in here.
 Every block has an owner at every moment: the pool, requests, a step in flight, or a handoff. The blocks of a request
 pass to a handoff when it was added with `first_token_only`: they are held until another node has them. The blocks of a
 handoff pass to a request in `add_reserved`: another node has written the KV. The program that asked for held blocks
-decides how long they are held, by a lease, and calls `release`. Invariant, checked by `check`: blocks of requests,
-blocks of handoffs, and blocks that wait for a step in flight are together exactly the pool's held blocks.
+decides how long they are held, by a lease, and calls `release`. Invariant, checked by `check`: requests, handoffs and
+steps in flight are together exactly the owners that the pool has counted for each block.
+
+Choices of one prompt can be asked for together: the prompt is computed, or received, once. With their first tokens the
+forks become requests of their own, which share the prompt's full blocks and have a copy of the last one.
 
 Scheduling is asynchronous where the runner allows it: a step is launched while the one before it is computed. At most
 two are in flight, and at most one between two calls of `step` (see `engine.steps_in_flight`).
@@ -18,12 +21,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
 from engine.cache.hashing import extend_hashes, root_hash
 from engine.runner.base import Runner
-from engine.scheduler.request import PromptScores, Request, RequestOutput, Step
+from engine.scheduler.request import Fork, PromptScores, Request, RequestOutput, Step
 from engine.scheduler.scheduler import Scheduler
 from engine.steps_in_flight import StepsInFlight, StepWatch
 from wire.errors import BatonError
@@ -45,6 +48,23 @@ class Reservation:
     num_cached_tokens: int
     missing_block_ids: tuple[int, ...]
     missing_generations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The first token of a choice that another node has sampled; `params` are the choice's own."""
+
+    key: RequestKey
+    params: DecodingParams
+    token_id: int
+
+
+def choices_of(keys: Sequence[RequestKey], params: DecodingParams) -> list[Fork]:
+    """The choices of one prompt: the first samples with `params`, and each with the next number of a choice. Only the
+    first reports log probabilities of the prompt."""
+    fork_params = replace(params, prompt_logprobs=None)
+    forks = [Fork(key, replace(fork_params, choice=params.choice + number)) for number, key in enumerate(keys)]
+    return [Fork(keys[0], params), *forks[1:]]
 
 
 def watch_nothing(step: Step) -> None:
@@ -101,17 +121,21 @@ class EngineCore:
         num_prompt_tokens: int | None = None,
         cache_salt: bytes = b"",
         first_token_only: bool = False,
+        forks: Sequence[RequestKey] = (),
     ) -> None:
         """Compute and continue `token_ids`. With `first_token_only` the request leaves after one token, and its blocks
         are held until `release(key)`, also when that token ended the request: a transfer may be reading them.
 
-        `num_prompt_tokens` (default: all) says how many of them count as prompt; the rest are earlier output.
+        `num_prompt_tokens` (default: all) says how many of them count as prompt; the rest are earlier output. `forks`:
+        the keys of further choices, see `choices_of`.
         Raises `ContextLengthExceeded` when it can never fit, `Overloaded` when the queue is full, `InvalidRequest` for
-        token ids outside the vocabulary and `ValueError` for a key in use.
+        token ids outside the vocabulary and more choices than a step may have, and `ValueError` for a key in use.
         """
         request = self._request(key, token_ids, params, num_prompt_tokens, cache_salt)
         request.first_token_only = first_token_only
-        self._require_new(key)
+        request.forks = tuple(choices_of((key, *forks), params)[1:]) if forks else ()
+        for each in (key, *forks):
+            self._require_new(each)
         self._scheduler.add(request)
 
     def check_size(self, num_tokens: int) -> None:
@@ -147,29 +171,38 @@ class EngineCore:
         self,
         reservation: Reservation,
         token_ids: Sequence[int],
-        params: DecodingParams,
+        firsts: Sequence[FirstToken],
         *,
         num_prompt_tokens: int,
-        num_computed_tokens: int,
         cache_salt: bytes = b"",
     ) -> None:
-        """Continue a request whose KV now lies in the reserved blocks; they become its own, and cached.
+        """Continue choices whose KV, that of `token_ids`, now lies in the reserved blocks. The blocks become those of
+        the first choice, and cached; the others share them. Choices that are over already are not among `firsts`.
 
-        `token_ids` includes the token sampled elsewhere. Raises as `add`, and then releases the blocks.
+        Raises as `add` when one of them cannot be taken, and then takes none and releases the blocks.
         """
-        request = self._request(reservation.key, token_ids, params, num_prompt_tokens, cache_salt)
+        requests = [
+            self._request(first.key, [*token_ids, first.token_id], first.params, num_prompt_tokens, cache_salt)
+            for first in firsts
+        ]
         block_table = self._held.pop(reservation.key, None)
         if block_table is None:
             raise KeyError(f"{reservation.key!r} holds no reservation")
-        request.block_table = block_table
-        request.num_computed_tokens = num_computed_tokens
-        request.num_cached_tokens = min(reservation.num_cached_tokens, num_prompt_tokens)
-        request.num_published_blocks = reservation.num_cached_tokens // self._scheduler.limits.block_size
         try:
-            self._scheduler.add_computed(request)
+            for request in requests:
+                self._scheduler.limits.check(request)
         except BatonError:
             self._pool.release(block_table)
             raise
+        leader, *forks = requests
+        leader.block_table = block_table
+        leader.num_computed_tokens = len(token_ids)
+        leader.num_cached_tokens = min(reservation.num_cached_tokens, num_prompt_tokens)
+        leader.num_published_blocks = reservation.num_cached_tokens // self._scheduler.limits.block_size
+        self._scheduler.add_computed(leader)
+        for fork in forks:
+            fork.num_cached_tokens = 0
+            self._scheduler.add_fork(fork, leader, len(token_ids))
 
     def block_table(self, key: RequestKey) -> Sequence[int]:
         """Blocks of a live request, or those held under this key, in sequence order; empty when there are neither."""
@@ -184,15 +217,24 @@ class EngineCore:
         return block_table is not None
 
     def abort(self, key: RequestKey) -> bool:
-        """Drop a request in any state and release its blocks. Blocks held under its key are not released. Returns False
-        when there is no such request.
+        """Drop a request or a fork in any state and release its blocks. Blocks held under its key are not released.
+        Returns False when there is no such request.
 
-        The key can be used again at once; what a step in flight samples for the request is dropped.
+        What a step in flight samples for it is dropped. A request whose forks are still to come goes on for them; the
+        key of any other can be used again at once.
         """
-        request = self._scheduler.requests.remove(key)
-        if request is not None:
+        requests = self._scheduler.requests
+        if requests.leader(key) is not None:
+            request: Request | None = requests.remove_fork(key)
+        else:
+            request = requests.get(key)
+            if request is None or not request.is_wanted:
+                return False
+            request.is_wanted = False
+        if request is not None and not request.is_wanted and not request.forks:
+            requests.remove(request.key)
             self._in_flight.release(request)
-        return request is not None
+        return True
 
     def step(self, watch: StepWatch = watch_nothing) -> list[RequestOutput]:
         """The outputs of the oldest step in flight, after launching what can be launched meanwhile; with none in
@@ -223,12 +265,13 @@ class EngineCore:
         return self._in_flight.take_scores()
 
     def is_live(self, key: RequestKey) -> bool:
-        """Whether there is a request of that key that has not left."""
-        return self._scheduler.requests.get(key) is not None
+        """Whether there is a request or a fork of that key that has not left."""
+        requests = self._scheduler.requests
+        return requests.get(key) is not None or requests.leader(key) is not None
 
     def request_keys(self) -> list[RequestKey]:
-        """Keys of all live requests."""
-        return [request.key for request in self._scheduler.requests]
+        """Keys of all live requests and forks that are wanted."""
+        return self._scheduler.requests.wanted_keys()
 
     def take_cache_changes(self) -> CacheChanges:
         """Prefix blocks stored and evicted since the last call."""
@@ -240,14 +283,12 @@ class EngineCore:
 
     def check(self) -> None:
         """Raise `RuntimeError` when blocks are leaked, shared wrongly or freed while in use. O(pool), for tests."""
-        self._pool.check()
-        owned: Counter[int] = Counter()
+        owners: Counter[int] = Counter()
         for request in self._scheduler.requests:
-            owned.update(request.block_table)
+            owners.update(request.held_blocks)
         for block_table in (*self._held.values(), *self._in_flight.held_tables()):
-            owned.update(block_table)
-        if len(owned) != self._pool.num_held:
-            raise RuntimeError(f"{len(owned)} blocks have an owner, {self._pool.num_held} are held")
+            owners.update(block_table)
+        self._pool.check(owners)
 
     def _retire(self, output: RequestOutput) -> None:
         request = self._scheduler.requests.remove(output.key)

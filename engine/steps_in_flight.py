@@ -122,9 +122,9 @@ class StepsInFlight:
     def release(self, request: Request) -> None:
         """Release the blocks of a request that has left, once no step writes into them."""
         if request.num_steps_in_flight:
-            self._steps[-1].tables.append(request.block_table)
+            self._steps[-1].tables.append(request.held_blocks)
         else:
-            self._pool.release(request.block_table)
+            self._pool.release(request.held_blocks)
 
     def held_tables(self) -> Iterator[BlockTable]:
         """The blocks that are held only for steps in flight."""

@@ -70,13 +70,13 @@ class PushLayers:
 
 @dataclass(frozen=True, slots=True)
 class FinishHandoff:
-    """The prompt was computed at `computed_s` (monotonic) and token 1 is on its way to the client: push the rest and
-    commit.
+    """The prompt was computed at `computed_s` (monotonic) and `firsts`, token 1 of each choice, are on their way to the
+    client: push the rest and commit.
     """
 
     key: RequestKey
     table: Sequence[int]
-    first: TokenEvent
+    firsts: tuple[TokenEvent, ...]
     computed_s: float
 
 
@@ -111,7 +111,9 @@ SendingNotice: TypeAlias = Released | Rejected
 
 @dataclass(frozen=True, slots=True)
 class ReservedBlocks:
-    """The blocks that a grant offers: they are reserved for the tokens after the first `num_cached_tokens`."""
+    """The blocks that a grant offers: they are reserved for the tokens after the first `num_cached_tokens`. `forks`:
+    the other choices of the prompt.
+    """
 
     key: RequestKey
     num_tokens: int
@@ -119,6 +121,7 @@ class ReservedBlocks:
     prompt_digest: bytes
     block_ids: tuple[int, ...]
     generations: tuple[int, ...]
+    forks: tuple[RequestKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +151,11 @@ class CancelReceiving:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The blocks hold verified KV of the prompt since `ready_us`. `first` is the token that the sender sampled."""
+    """The blocks hold verified KV of the prompt since `ready_us`. `firsts` are the tokens that the sender sampled, one
+    of each choice in their order."""
 
     key: RequestKey
-    first: TokenEvent
+    firsts: tuple[TokenEvent, ...]
     figures: HandoffFigures
     ready_us: int
 

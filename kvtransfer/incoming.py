@@ -246,6 +246,7 @@ def _objection_to(commit: Commit, blocks: ReservedBlocks, epochs: tuple[int, int
         return "the commit is for another prompt"
     if commit.generations != blocks.generations or len(commit.checksums) != len(blocks.block_ids):
         return "the commit names other blocks than the grant"
-    if (commit.first.handoff_id, commit.first.attempt) != blocks.key or len(commit.first.token_ids) != 1:
-        return "the commit carries no first token of this request"
+    choices = [(first.handoff_id, first.attempt) for first in commit.firsts if len(first.token_ids) == 1]
+    if choices != [blocks.key, *blocks.forks]:
+        return "the commit does not carry one first token of each choice"
     return ""

@@ -122,8 +122,9 @@ class Commit:
     """P -> D: every granted block was pushed. `checksums` cover each block's bytes as P read them; their kind was
     agreed in the handshake.
 
-    `round` counts from 0; each `Resend` asks for the next. `first` is the token that P sampled (and has sent to the
-    router already). `exposed_us`: microseconds by P's clock since the prompt was computed.
+    `round` counts from 0; each `Resend` asks for the next. `firsts` are the first tokens that P sampled (and has sent
+    to the router already), one of each choice in the order of the legs. `exposed_us`: microseconds by P's clock since
+    the prompt was computed.
     """
 
     handoff: HandoffName
@@ -133,7 +134,7 @@ class Commit:
     prompt_digest: Id128
     generations: U64s
     checksums: U64s
-    first: TokenEvent
+    firsts: Annotated[tuple[TokenEvent, ...], Length(1025)]
     round: _Round
     exposed_us: _Count
 

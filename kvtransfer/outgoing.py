@@ -204,7 +204,7 @@ class OutgoingHandoff:
             prompt_digest=self._prompt.prompt_digest,
             generations=grant.generations,
             checksums=tuple(self._checksums[index] for index in range(len(grant.block_ids))),
-            first=finish.first,
+            firsts=finish.firsts,
             round=self._round,
             exposed_us=round((clock_s - finish.computed_s) * 1e6),
         )

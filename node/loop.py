@@ -158,7 +158,8 @@ class EngineLoop:
                     raise Overloaded("this node is shutting down")
                 self._leg.begin(request, now_s)
             except BatonError as error:
-                self._router.send_failed(request.handoff_id, request.attempt, error)
+                for handoff_id in (request.handoff_id, *request.forks):
+                    self._router.send_failed(handoff_id, request.attempt, error)
 
     def _step(self, now_s: float) -> None:
         self._could_step = False

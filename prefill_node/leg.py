@@ -1,9 +1,9 @@
 """The prefill leg of requests: compute the prompt, sample one token, hand the KV over.
 
-Owns the set of the router's requests that are alive at this node, and which of them are still wanted. The engine holds
-the blocks, and the sending side (on the transfer thread) owns the handoffs. This module connects the two: it posts
-commands to the sending side and takes its notices in `poll`. A request ends here when the sending side says that its
-blocks are released.
+Owns the set of the router's requests that are alive at this node, and which of them are still wanted. Choices of one
+prompt are computed and handed over together, as long as one of them is wanted. The engine holds the blocks, and the
+sending side (on the transfer thread) owns the handoffs. This module connects the two: it posts commands to the sending
+side and takes its notices in `poll`. A request ends here when the sending side says that its blocks are released.
 
 The blocks of a prompt that a step completes are pushed layer by layer while the step runs. Such a prompt fails when its
 step fails, even if the engine could compute it again, because some of its KV has been pushed already.
@@ -36,12 +36,27 @@ from kvtransfer.layers import LayerProgress
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.sending import SendingSide
 from kvtransfer.thread import TransferThread
+from node.choices import choice_keys
 from node.events import token_event
 from node.first_steps import FirstSteps
 from node.metrics import StepCounters, counters_as_metrics
 from wire.errors import BatonError, InvalidMessage, RequestFailed
 from wire.messages import Prefill, TokenEvent
 from wire.request_key import RequestKey
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt and its handoff. `choices`: the first of them names the handoff; `wanted` are those that nobody has
+    cancelled and that have not failed."""
+
+    choices: tuple[RequestKey, ...]
+    wanted: set[RequestKey]
+
+    @property
+    def handoff(self) -> RequestKey:
+        """What the prompt is called in the engine and between the nodes."""
+        return self.choices[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +86,8 @@ class PrefillLeg:
         self._thread = thread
         self._notices = notices
         self._layer_ends = layer_ends
-        self._live: dict[RequestKey, bool] = {}
+        self._prompts: dict[RequestKey, _Prompt] = {}
+        self._prompt_of: dict[RequestKey, _Prompt] = {}
         self._failures: list[tuple[RequestKey, BatonError]] = []
         self._finished: list[TokenEvent] = []
         self._watched: deque[_WatchedStep] = deque()
@@ -81,7 +97,7 @@ class PrefillLeg:
     @property
     def num_live(self) -> int:
         """Number of prompts that are computed now and of handoffs that are not released yet."""
-        return len(self._live)
+        return len(self._prompts)
 
     def wait_on(self) -> Sequence[Any]:
         """The sending side's notices."""
@@ -91,8 +107,8 @@ class PrefillLeg:
         """Compute a prompt for a handoff. Raises `BatonError`."""
         if not isinstance(request, Prefill):
             raise InvalidMessage(f"a prefill node cannot serve {type(request).__name__}")
-        key = RequestKey(request.handoff_id, request.attempt)
-        if key in self._live:
+        key, *forks = choices = choice_keys(request)
+        if any(choice in self._prompt_of for choice in choices):
             raise InvalidMessage("this attempt of the handoff exists already")
         self._core.add(
             key,
@@ -101,8 +117,10 @@ class PrefillLeg:
             num_prompt_tokens=request.num_prompt_tokens,
             cache_salt=request.cache_salt,
             first_token_only=True,
+            forks=forks,
         )
-        self._live[key] = True
+        self._prompts[key] = prompt = _Prompt(choices, set(choices))
+        self._prompt_of |= dict.fromkeys(choices, prompt)
         self._first_steps.watch(key, num_tokens=1)
         self._thread.post(
             BeginHandoff(
@@ -116,13 +134,15 @@ class PrefillLeg:
 
     def cancel(self, key: RequestKey, now_s: float) -> None:
         """See `Leg`."""
-        if self._live.get(key):
-            self._live[key] = False
-            self._thread.post(CancelSending(key, "cancelled"))
+        prompt = self._prompt_of.get(key)
+        if prompt is not None and key in prompt.wanted:
+            prompt.wanted.remove(key)
+            if not prompt.wanted:
+                self._thread.post(CancelSending(prompt.handoff, "cancelled"))
 
     def cancel_all(self, now_s: float) -> None:
         """See `Leg`."""
-        for key in [key for key, is_wanted in self._live.items() if is_wanted]:
+        for key in [key for key, prompt in self._prompt_of.items() if key in prompt.wanted]:
             self.cancel(key, now_s)
             self._failures.append((key, RequestFailed("the router was silent for too long")))
 
@@ -130,12 +150,16 @@ class PrefillLeg:
         """See `Leg`."""
         self._thread.require_alive()
         for notice in self._notices.take():
-            self._core.abort(notice.key)
+            prompt = self._prompts.pop(notice.key, None)
+            if prompt is None:
+                continue
+            for choice in prompt.choices:
+                self._core.abort(choice)
+                del self._prompt_of[choice]
             self._core.release(notice.key)
             self._first_steps.forget(notice.key)
-            is_wanted = self._live.pop(notice.key, False)
-            if isinstance(notice, Rejected) and is_wanted:
-                self._failures.append((notice.key, InvalidMessage(notice.reason)))
+            if isinstance(notice, Rejected):
+                self._fail_choices(prompt, InvalidMessage(notice.reason))
 
     def watch(self, step: Step) -> LayerStored | None:
         """See `Leg`. Prompts that the step completes are pushed layer by layer."""
@@ -169,15 +193,18 @@ class PrefillLeg:
         return self._finished
 
     def sent(self, now_s: float) -> None:
-        """Token 1 was sent to the router: push the rest and commit, unless the token ended the request."""
+        """Token 1 was sent to the router: push the rest and commit, unless it has ended every choice."""
+        firsts: dict[RequestKey, list[TokenEvent]] = {}
         for event in self._finished:
-            key = RequestKey(event.handoff_id, event.attempt)
-            if event.finish_reason:
+            prompt = self._prompt_of[RequestKey(event.handoff_id, event.attempt)]
+            firsts.setdefault(prompt.handoff, []).append(event)
+        for key, events in firsts.items():
+            if all(event.finish_reason for event in events):
                 reason = "the first token ended the request"
                 self._thread.post(CancelSending(key, reason, request_ended=True))
             else:
                 table = tuple(self._core.block_table(key))
-                self._thread.post(FinishHandoff(key, table, event, now_s))
+                self._thread.post(FinishHandoff(key, table, tuple(events), now_s))
         self._finished = []
 
     def lost(self, error: BatonError, now_s: float) -> None:
@@ -197,10 +224,14 @@ class PrefillLeg:
     def fail(self, key: RequestKey, error: BatonError, now_s: float) -> None:
         """See `Leg`."""
         # its blocks are held until nothing reads them; until then it may be in more steps, and fail again
-        if self._live.get(key):
-            self._live[key] = False
-            self._failures.append((key, error))
-            self._thread.post(CancelSending(key, str(error)))
+        prompt = self._prompt_of.get(key)
+        if prompt is not None and prompt.wanted:
+            self._fail_choices(prompt, error)
+            self._thread.post(CancelSending(prompt.handoff, str(error)))
+
+    def _fail_choices(self, prompt: _Prompt, error: BatonError) -> None:
+        self._failures += [(choice, error) for choice in prompt.choices if choice in prompt.wanted]
+        prompt.wanted.clear()
 
     def metrics(self) -> Iterable[Metric]:
         """See `Leg`."""

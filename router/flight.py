@@ -5,6 +5,10 @@ reader closes it. When an attempt fails (a node reports it, or a node is lost) t
 tokens, and tokens of earlier attempts are recognised by their attempt number and dropped. A handoff that failed twice
 is not tried a third time: the decode node computes the prompt itself.
 
+Choices of one prompt are a flight each. They begin together, with legs that they share; from then on nothing of one
+depends on another. An attempt that fails is tried again by each of them for itself, because each continues after other
+tokens; what the nodes have cached of the prompt is found there.
+
 Knows token ids only. Tokens for the client go into the reader's `Inbox`, which several flights share when an answer has
 several choices.
 """
@@ -14,18 +18,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from program.clock import now_us
 from router.cached_tokens import CachedTokens
 from router.inbox import Inbox
 from router.journal import Delivery, Journal
-from router.legs import Attempt, ControlSender, Legs, RelayRequest
+from router.legs import Attempt, ControlSender, Legs, RelayRequest, send_legs
 from router.node_wait import NodeWait
 from router.nodes import Node
 from router.request_trace import begin_flight
-from router.routing import Routing
+from router.routing import Route, Routing
 from router.scored_prompt import ScoredPrompt
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, NoNode, Overloaded, RequestFailed, TransferFailed, remote_error
@@ -113,10 +117,18 @@ class Flight:
         """The log probabilities of the prompt, whole from the first delivery on; None when they were not asked for."""
         return self._journal.prompt
 
-    def start(self) -> None:
-        """Begin the first attempt. When no node is available, the flight waits for one to join, or fails."""
-        self._context.counters.num_requests += 1
-        self._start_or_wait()
+    def start(self, siblings: Sequence[Flight] = ()) -> None:
+        """Begin the first attempt, and with the same legs that of `siblings`: the choices of this prompt whose numbers
+        follow. When no node is available, each waits for one to join, or fails."""
+        self._context.counters.num_requests += 1 + len(siblings)
+        try:
+            self._start_attempt(siblings)
+        except NoNode:
+            for flight in (self, *siblings):
+                flight._start_or_wait()
+        except BatonError as error:
+            for flight in (self, *siblings):
+                flight.fail(error)
 
     def on_event(self, event: TokenEvent, epoch: int) -> None:
         """Take tokens that the node of that epoch has sent."""
@@ -230,8 +242,8 @@ class Flight:
         else:
             self._stop_node_deadline()
 
-    def _start_attempt(self) -> None:
-        """Choose nodes and send both legs. Raises `NoNode`."""
+    def _start_attempt(self, siblings: Sequence[Flight] = ()) -> None:
+        """Choose nodes and send both legs, which `siblings` share. Raises `NoNode`."""
         request, journal, context = self._request, self._journal, self._context
         if journal.prompt is not None and journal.prompt.is_whole:
             request = replace(request, params=replace(request.params, prompt_logprobs=None))
@@ -244,13 +256,20 @@ class Flight:
             allows_handoff=self._num_transfer_failures < _MAX_TRANSFER_FAILURES,
             computes_all=journal.awaits_prompt,
         )
+        forks = tuple(sibling.handoff_id for sibling in siblings)
+        attempt = Attempt(self.handoff_id, journal.attempt, request, token_ids, forks)
+        for flight, legs in zip((self, *siblings), send_legs(context.sender, route, attempt), strict=True):
+            flight._take_legs(legs, route)
+
+    def _take_legs(self, legs: Legs, route: Route) -> None:
+        journal, counters = self._journal, self._context.counters
         nodes = [route.decode] if route.prefill is None else [route.prefill, route.decode]
         journal.times.legs_sent(now_us(), *(node.hello.clock for node in nodes))
         self._cached.begin(journal.attempt, is_split=route.prefill is not None)
-        self._legs = Legs(context.sender, route, Attempt(self.handoff_id, journal.attempt, request, token_ids))
+        self._legs = legs
         self.trace.attempt_sent("" if route.prefill is None else route.prefill.node_id, route.decode.node_id)
-        context.counters.num_handoff_attempts += route.prefill is not None
-        context.counters.num_decode_only_attempts += route.prefill is None
+        counters.num_handoff_attempts += route.prefill is not None
+        counters.num_decode_only_attempts += route.prefill is None
 
     def _cancel_legs(self) -> None:
         if self._legs is not None:

@@ -1,6 +1,8 @@
 """The legs of one attempt: both are sent to the nodes of a route at the same time, and cancelled when the attempt ends.
 
-Owns the load that an attempt puts on its nodes: each leg counts once from its sending until it is over.
+Owns the load that an attempt puts on its nodes: each leg counts once from its sending until it is over. Choices of one
+prompt begin with legs that they share: the prompt is computed once, which is the load of one prefill leg, and every
+choice is generated, so each counts at the decode node.
 """
 
 from __future__ import annotations
@@ -34,12 +36,14 @@ class RelayRequest:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at a request. `token_ids`: the prompt and what was emitted in earlier attempts."""
+    """One try at a request. `token_ids`: the prompt and what was emitted in earlier attempts. `forks`: the handoff ids
+    of further choices, with the next numbers, that begin with it."""
 
     handoff_id: bytes
     number: int
     request: RelayRequest
     token_ids: tuple[int, ...]
+    forks: tuple[bytes, ...] = ()
 
     def prefill_leg(self, decode: Node) -> Prefill:
         """The message for the prefill node; `decode` is the node that gets the KV."""
@@ -52,6 +56,7 @@ class Attempt:
             cache_salt=self.request.cache_salt,
             decode_node_id=decode.node_id,
             decode_epoch=decode.epoch,
+            forks=self.forks,
         )
 
     def decode_leg(self, prefill: Node | None) -> Decode:
@@ -66,21 +71,24 @@ class Attempt:
             params=self.request.params if prefill is None else replace(self.request.params, prompt_logprobs=None),
             cache_salt=self.request.cache_salt,
             prefill_peer=peer,
+            forks=self.forks,
         )
 
 
 class Legs:
-    """Both legs of one attempt, or the decode leg alone. Constructing it sends them."""
+    """Both legs of one attempt, or the decode leg alone, as one choice sees them. `prefill_load`: what it counts at the
+    prefill node, 0 when another choice counts there."""
 
-    def __init__(self, sender: ControlSender, route: Route, attempt: Attempt) -> None:
+    def __init__(self, sender: ControlSender, route: Route, cancel: Cancel, prefill_load: int) -> None:
         self.decode_epoch = route.decode.epoch
         self._sender = sender
-        self._cancel = Cancel(attempt.handoff_id, attempt.number)
+        self._cancel = cancel
         self._prefill = route.prefill
         self._decode: Node | None = route.decode
+        self._prefill_load = prefill_load
+        route.decode.load += 1
         if route.prefill is not None:
-            self._send(route.prefill, attempt.prefill_leg(route.decode))
-        self._send(route.decode, attempt.decode_leg(route.prefill))
+            route.prefill.load += prefill_load
 
     @property
     def prefill_runs(self) -> bool:
@@ -94,18 +102,25 @@ class Legs:
     def end_prefill(self) -> None:
         """The decode node generates, so it has the KV: the prefill leg is over."""
         if self._prefill is not None:
-            self._prefill.load -= 1
+            self._prefill.load -= self._prefill_load
             self._prefill = None
 
     def cancel(self) -> None:
-        """Cancel the legs that still run. Does nothing the second time."""
-        for node in (self._prefill, self._decode):
-            if node is not None:
-                node.load -= 1
-                self._sender.send(node.epoch, self._cancel)
-        self._prefill = self._decode = None
+        """Cancel the legs that still run; those of other choices go on. Does nothing the second time."""
+        nodes = [node for node in (self._prefill, self._decode) if node is not None]
+        self.end_prefill()
+        if self._decode is not None:
+            self._decode.load -= 1
+            self._decode = None
+        for node in nodes:
+            self._sender.send(node.epoch, self._cancel)
 
-    def _send(self, node: Node, message: Prefill | Decode) -> None:
-        node.load += 1
-        # a node that cannot be reached is declared lost soon, which starts the next attempt
-        self._sender.send(node.epoch, message)
+
+def send_legs(sender: ControlSender, route: Route, attempt: Attempt) -> list[Legs]:
+    """Send the legs of an attempt. They are returned once for each of its choices, in order."""
+    # a node that cannot be reached is declared lost soon, which starts the next attempt
+    if route.prefill is not None:
+        sender.send(route.prefill.epoch, attempt.prefill_leg(route.decode))
+    sender.send(route.decode.epoch, attempt.decode_leg(route.prefill))
+    choices = (attempt.handoff_id, *attempt.forks)
+    return [Legs(sender, route, Cancel(each, attempt.number), int(place == 0)) for place, each in enumerate(choices)]

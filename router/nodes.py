@@ -87,6 +87,10 @@ class NodeRegistry:
         """The longest prompt plus output that every node of a model can hold; None while it has no node."""
         return min((node.hello.max_request_tokens for node in self.of_model(model)), default=None)
 
+    def max_num_seqs(self, model: str) -> int | None:
+        """Requests that every node of a model can compute together; None while it has no node."""
+        return min((node.hello.max_num_seqs for node in self.of_model(model)), default=None)
+
     def register(self, hello: Hello, now_s: float) -> Node | None:
         """Add a node; returns the earlier life of the same node_id, which is over. Raises `Refused`."""
         model = self._model_of(hello)

@@ -8,6 +8,7 @@ A request stays in the table until its reader closes it, so that one whose answe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from program.clock import host_clock
@@ -104,11 +105,18 @@ class Relay:
 
         The caller has to `close` it, whatever comes. Raises `Overloaded`.
         """
-        self.check_room(1)
-        flight = Flight(self._context, request, inbox, index)
-        self._flights[flight.handoff_id] = flight
-        flight.start()
-        return flight
+        return self.start_choices([request], inbox, index)[0]
+
+    def start_choices(self, requests: Sequence[RelayRequest], inbox: Inbox, first_index: int) -> list[Flight]:
+        """As `start` for choices of one prompt, with numbers and indexes that follow each other. The nodes compute and
+        move the prompt once, or, if no step of theirs has room for so many choices, once for as many as it has."""
+        self.check_room(len(requests))
+        flights = [Flight(self._context, each, inbox, first_index + number) for number, each in enumerate(requests)]
+        self._flights |= {flight.handoff_id: flight for flight in flights}
+        size = self._registry.max_num_seqs(requests[0].model) or 1
+        for first in range(0, len(flights), size):
+            flights[first].start(flights[first + 1 : first + size])
+        return flights
 
     def close(self, flight: Flight) -> None:
         """The reader wants no more of this request: cancel what nodes still do for it. Harmless when repeated."""

@@ -40,7 +40,8 @@ PROTOCOL_VERSION = 6
 3: the clock of a node, and by it the times of a request's first tokens.
 4: pools in device memory: dot64 checksums, `needs_fence`, the memory of a nixl pool.
 5: the words of the glossary (`sampled_us`).
-6: log probabilities of prompt tokens (`PromptLogprobs`), allowed tokens and bad words.
+6: log probabilities of prompt tokens (`PromptLogprobs`), allowed tokens and bad words; choices of one prompt share its
+legs and its handoff (`forks`, `firsts`).
 """
 
 _MAGIC = b"BT"

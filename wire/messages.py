@@ -22,6 +22,7 @@ _Name = Annotated[str, Length(128)]
 _Text = Annotated[str, Length(1024)]
 _Count = Annotated[int, Bounds(0, 2**40)]
 _Attempt = Annotated[int, Bounds(1, 1000)]
+_Forks = Annotated[tuple[Id128, ...], Length(1024)]
 _TopIds = Annotated[tuple[int, ...], Packed("I", MAX_TOP_LOGPROBS)]
 _TopValues = Annotated[tuple[float, ...], Packed("d", MAX_TOP_LOGPROBS)]
 
@@ -113,6 +114,9 @@ class Prefill:
     `token_ids` is the prompt and, in later attempts, what was already emitted; the prompt is its first
     `num_prompt_tokens`. The next token's output index is len(token_ids) - num_prompt_tokens.
     `decode_node_id` and `decode_epoch` name the only node whose Grant is accepted.
+
+    `forks` are the handoff ids of further choices of the same prompt, which share this leg and the handoff. The i-th
+    one, counted from 1, samples with the number of a choice that is i above the one in `params`.
     """
 
     handoff_id: Id128
@@ -123,6 +127,7 @@ class Prefill:
     cache_salt: Annotated[bytes, Length(32)]
     decode_node_id: _Name
     decode_epoch: U64
+    forks: _Forks = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +150,13 @@ class Decode:
     params: DecodingParams
     cache_salt: Annotated[bytes, Length(32)]
     prefill_peer: PrefillPeer | None
+    forks: _Forks = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Router -> node: stop working on this attempt and release its blocks. Harmless when unknown."""
+    """Router -> node: stop working on this attempt and release its blocks. Harmless when unknown. Other choices that
+    share its leg go on."""
 
     handoff_id: Id128
     attempt: _Attempt

@@ -178,7 +178,7 @@ class PrefillEnd(_End):
         token = TokenEvent(*key, index=0, token_ids=(0,), logprobs=(), finish_reason="", num_cached_tokens=0)
         time.sleep(_SETTLE_S)
         computed_s = time.monotonic()
-        self._thread.post(commands.FinishHandoff(key, table, token, computed_s))
+        self._thread.post(commands.FinishHandoff(key, table, (token,), computed_s))
         return {"computed_s": computed_s, "let_go_s": self._told.wait_for(key, self._thread)}
 
     def memcpy(self, first: int, count: int) -> float:

@@ -33,6 +33,7 @@ from device.host import HostStaging
 from engine.attention.base import SequenceShare
 from engine.attention.torch_backend import TorchAttention
 from engine.build import Engine, build_engine
+from engine.core import FirstToken
 from engine.models.checkpoint import choose_dtype
 from engine.models.config import load_config
 from engine.models.decoder import TORCH_DTYPES
@@ -137,9 +138,8 @@ class EngineSteps:
                 reservation = self._core.reserve(key, token_ids[:-1])
                 if reservation is None:
                     raise RequestFailed(f"the engine has no room for {batch} requests of {context} tokens")
-                self._core.add_reserved(
-                    reservation, token_ids, params, num_prompt_tokens=context, num_computed_tokens=context
-                )
+                firsts = [FirstToken(key, params, token_ids[-1])]
+                self._core.add_reserved(reservation, token_ids[:-1], firsts, num_prompt_tokens=context)
             yield
         finally:
             self._forget(keys)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import TypeAlias
@@ -182,8 +182,12 @@ class BlockPool:
         self._stored, self._removed = {}, {}
         return changes
 
-    def check(self) -> None:
-        """Raise `RuntimeError` when an invariant of this module does not hold. O(num_blocks): for tests."""
+    def check(self, owners: Mapping[int, int] | None = None) -> None:
+        """Raise `RuntimeError` when an invariant of this module does not hold, or when a block has another number of
+        owners than in `owners`. O(num_blocks): for tests."""
+        for block_id, references in enumerate(self._references if owners is not None else ()):
+            if owners is not None and references != owners.get(block_id, 0):
+                raise RuntimeError(f"block {block_id} has {owners.get(block_id, 0)} owners, {references} are counted")
         cached = 0
         for block_id, references in enumerate(self._references):
             if references < 0 or (references == 0) != (block_id in self._free):

@@ -60,14 +60,21 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """Runs a decoder over paged KV. See `Runner`."""
+    """Runs a decoder over paged KV. See `Runner`. `blocks`: the tensor that `attention` reads and writes, [B, ...]."""
 
     def __init__(
-        self, decoder: Decoder, attention: AttentionBackend, sampler: Sampler, device: Device, limits: RunnerLimits
+        self,
+        decoder: Decoder,
+        attention: AttentionBackend,
+        blocks: torch.Tensor,
+        sampler: Sampler,
+        device: Device,
+        limits: RunnerLimits,
     ) -> None:
         self.is_asynchronous = device.is_asynchronous
         self._decoder = decoder
         self._attention = attention
+        self._blocks = blocks
         self._sampler = sampler
         self._device = device
         self._limits = limits
@@ -134,13 +141,13 @@ class ModelRunner:
                 raise
 
     def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
-        ends = zip(inputs.last_tokens, step.requests, strict=True)
-        due = [(end, request) for end, request in ends if request.needs_sample]
+        due = _due(step, inputs)
         rows, plan = self._begin(due, len(inputs.token_ids))
         scoring = PromptScoring(step, inputs.last_tokens, self._staging) if step.spans else None
         forward = self._stage(step, inputs, layer_stored, scoring)
         plan = plan.stage_changes(self._staging)
         self._staging.upload()
+        self._copy_blocks(step)
         logits = forward.compute(rows)
         scored = None if scoring is None else (scoring, self._device.fetch(scoring.outputs))
         if logits is None:
@@ -162,7 +169,15 @@ class ModelRunner:
         ends = np.array([end for end, _ in due], dtype=np.int64)
         index = self._staging.put(ends, max_num_rows)
         plan = self._sampler.plan([request for _, request in due], self._staging, max_num_rows)
-        return DueRows(len(due), index if len(due) < num_tokens else None), plan
+        are_all = np.array_equal(ends, np.arange(num_tokens))
+        return DueRows(len(due), None if are_all else index), plan
+
+    def _copy_blocks(self, step: Step) -> None:
+        """Make the copies that forks begin with, in stream order: before anything of this step is written."""
+        for share in step.requests:
+            if share.block_copy is not None:
+                source, target = share.block_copy
+                self._blocks[target].copy_(self._blocks[source])
 
     def _stage(
         self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None, scoring: PromptScoring | None
@@ -183,3 +198,13 @@ class ModelRunner:
         if self.is_asynchronous:
             self._sampled[: len(requests)].copy_(token_ids)
             self._sampled_rows = {request.key: row for row, request in enumerate(requests)}
+
+
+def _due(step: Step, inputs: StepInputs) -> list[tuple[int, ScheduledRequest]]:
+    """What samples in this step, with the places of its last token: requests, and each of their forks as a request."""
+    due: list[tuple[int, ScheduledRequest]] = []
+    for end, request in zip(inputs.last_tokens, step.requests, strict=True):
+        if request.needs_sample:
+            due.append((end, request))
+            due += [(end, request._replace(key=fork.key, params=fork.params)) for fork in request.forks]
+    return due

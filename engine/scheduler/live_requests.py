@@ -1,7 +1,8 @@
 """The live requests, which have not left the engine: those that run, and those that wait, each in their order.
 
-Owns the two lists and their order. It changes no state of a request but its place here, and knows neither steps nor
-blocks, except whether a request holds any.
+Owns the two lists and their order, and knows by their keys the forks that wait for the first token of a request. It
+changes no state of a request but its place here and its forks, and knows neither steps nor blocks, except whether a
+request holds any.
 
 The waiting ones stand in the order in which they are admitted: those that came with their KV in the order of their
 arrival, then those that lost their blocks while they ran, then all others as they came.
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from operator import attrgetter
 
-from engine.scheduler.request import Request, ScheduledRequest
+from engine.scheduler.request import Fork, Request, ScheduledRequest
 from wire.request_key import RequestKey
 
 _ARRIVAL = attrgetter("arrival")
@@ -25,12 +26,19 @@ class LiveRequests:
     def __init__(self) -> None:
         self.running: dict[RequestKey, Request] = {}
         self._waiting: deque[Request] = deque()
+        self._leaders: dict[RequestKey, Request] = {}
+        self._num_running_forks = 0
         self._num_arrivals = 0
 
     @property
     def num_running(self) -> int:
         """Requests that hold blocks and are served each step."""
         return len(self.running)
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that a step may have to sample: one for each running request and each of its forks."""
+        return len(self.running) + self._num_running_forks
 
     @property
     def num_waiting(self) -> int:
@@ -60,6 +68,14 @@ class LiveRequests:
         """The request of that key."""
         return self.running.get(key) or next((request for request in self._waiting if request.key == key), None)
 
+    def leader(self, fork: RequestKey) -> Request | None:
+        """The request whose first token the fork of that key waits for."""
+        return self._leaders.get(fork)
+
+    def wanted_keys(self) -> list[RequestKey]:
+        """Keys of all requests and forks that are wanted."""
+        return [*(request.key for request in self if request.is_wanted), *self._leaders]
+
     def owner(self, share: ScheduledRequest) -> Request | None:
         """The request that has this share of a step, unless it was removed; its key may be another's by now."""
         request = self.running.get(share.key)
@@ -73,23 +89,43 @@ class LiveRequests:
         if request.block_table:
             place = next((i for i, waiting in enumerate(self._waiting) if not waiting.block_table), place)
         self._waiting.insert(place, request)
+        for fork in request.forks:
+            self._leaders[fork.key] = request
 
     def remove(self, key: RequestKey) -> Request | None:
-        """Forget a request, wherever it is."""
-        request = self.running.pop(key, None)
-        if request is None and (request := self.get(key)) is not None:
+        """Forget a request, wherever it is, and its forks."""
+        request = self.get(key)
+        if request is None:
+            return None
+        if request.forks:
+            self.take_forks(request)
+        if self.running.pop(key, None) is None:
             self._waiting.remove(request)
         return request
+
+    def take_forks(self, request: Request) -> tuple[Fork, ...]:
+        """Forget the forks of a request; returns them."""
+        forks = request.forks
+        self._keep_forks(request, ())
+        return forks
+
+    def remove_fork(self, key: RequestKey) -> Request:
+        """Forget a fork; the request that it waited for."""
+        leader = self._leaders[key]
+        self._keep_forks(leader, tuple(fork for fork in leader.forks if fork.key != key))
+        return leader
 
     def admit_first(self) -> Request:
         """Let the first waiting request run."""
         request = self._waiting.popleft()
         self.running[request.key] = request
+        self._num_running_forks += len(request.forks)
         return request
 
     def preempt(self, request: Request) -> None:
         """Let a running request wait again, ahead of all others; one that waits keeps its place."""
         if self.running.pop(request.key, None) is not None:
+            self._num_running_forks -= len(request.forks)
             self._waiting.appendleft(request)
 
     def waiting_holders(self) -> list[Request]:
@@ -105,3 +141,13 @@ class LiveRequests:
             if not request.awaits_last_token:
                 (decoding if request.num_uncomputed_tokens == 1 else prompts).append(request)
         return decoding, prompts
+
+    def _keep_forks(self, request: Request, forks: tuple[Fork, ...]) -> None:
+        """Forget the forks of `request` that are not among `forks`."""
+        for fork in request.forks:
+            del self._leaders[fork.key]
+        for fork in forks:
+            self._leaders[fork.key] = request
+        if request.key in self.running:
+            self._num_running_forks += len(forks) - len(request.forks)
+        request.forks = forks

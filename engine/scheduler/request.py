@@ -19,6 +19,20 @@ PENDING_TOKEN = -1
 """In `token_ids`: a token that the step in flight is going to sample."""
 
 
+class BlockCopy(NamedTuple):
+    """A copy of all that block `source` holds into block `target`."""
+
+    source: int
+    target: int
+
+
+class Fork(NamedTuple):
+    """Another choice of a request's prompt: it becomes a request of its own when its first token is sampled."""
+
+    key: RequestKey
+    params: DecodingParams
+
+
 @dataclass(slots=True)
 class Request:
     """Mutable state of one request; only the scheduler changes it.
@@ -32,6 +46,9 @@ class Request:
 
     `num_scored_tokens` of the prompt need no log probability any more: the first has none, and those of the others are
     known. It matters with `prompt_logprobs` only, and never falls, so that nothing is reported twice.
+    `forks` are there until the first token is sampled. With `is_wanted` false only they are wanted of it, and it leaves
+    then. `block_copy` is to be made by its first step: the source, which it holds until then, has the KV that belongs
+    into the last block of its table.
     """
 
     key: RequestKey
@@ -50,6 +67,14 @@ class Request:
     num_pending_tokens: int = 0
     num_steps_in_flight: int = 0
     num_scored_tokens: int = 1
+    forks: tuple[Fork, ...] = ()
+    is_wanted: bool = True
+    block_copy: BlockCopy | None = None
+
+    @property
+    def held_blocks(self) -> BlockTable:
+        """All blocks that it owns: those of its table, and the source of its copy."""
+        return self.block_table if self.block_copy is None else pack_blocks((self.block_copy.source, *self.block_table))
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -73,7 +98,7 @@ class Request:
         """Whether the token that a step in flight samples for it is its last, whichever token that is."""
         if not self.num_pending_tokens:
             return False
-        return self.first_token_only or self.is_full(len(self.token_ids))
+        return self.first_token_only or not self.is_wanted or self.is_full(len(self.token_ids))
 
     def is_full(self, num_tokens: int) -> bool:
         """Whether `num_tokens` tokens are the most that the request may have."""
@@ -89,7 +114,8 @@ class ScheduledRequest(NamedTuple):
     Tokens start .. start + num_tokens - 1 of `token_ids` are computed and stored in the slots of `block_table`. Both
     lists are the request's own: they must not be changed, and they grow once the step was launched.
     `needs_sample`: this reaches the last token there is, so that the next one can be sampled. `arrival`: which of the
-    requests that ever had this key.
+    requests that ever had this key. With `needs_sample`, a token of each of `forks` is sampled after the same tokens.
+    `block_copy` is made before anything is computed.
     """
 
     key: RequestKey
@@ -101,6 +127,8 @@ class ScheduledRequest(NamedTuple):
     params: DecodingParams
     needs_sample: bool
     arrival: int = 0
+    forks: tuple[Fork, ...] = ()
+    block_copy: BlockCopy | None = None
 
 
 class PromptSpan(NamedTuple):
@@ -154,7 +182,8 @@ class RequestOutput(NamedTuple):
     `token` is the token sampled, if any, the `output_index`-th of the output. `finish_reason` is "" unless it ended the
     request; `has_left` also when it leaves because only its first token was wanted, or because it `has_failed`: a token
     was due and the model computed NaN. Its KV reaches over `num_computed_tokens`, `num_step_tokens` of them computed in
-    this step.
+    this step. The first output of a fork counts no token of the prompt as computed or cached: the request it was forked
+    from has counted them.
     """
 
     key: RequestKey

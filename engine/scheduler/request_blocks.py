@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from engine.cache.block_pool import BlockPool, BlockTable, pack_blocks
 from engine.cache.hashing import extend_hashes
-from engine.scheduler.request import Request
+from engine.scheduler.request import BlockCopy, Request
 
 
 class RequestBlocks:
@@ -65,6 +65,33 @@ class RequestBlocks:
         """Give `request` the blocks that it lacks. Raises `NoFreeBlocks`."""
         request.block_table.extend(self._pool.allocate(self.num_missing(request)))
 
+    def fork(self, request: Request, source: Request, num_computed_tokens: int) -> None:
+        """Give `request`, which has none, the blocks of `source` that hold the KV of their first `num_computed_tokens`
+        tokens: full blocks are shared, the last one becomes a copy if it is not full (see `Request.block_copy`).
+
+        Without room for the copy `request` gets no blocks: it is computed as any other, and finds the full blocks in
+        the prefix cache.
+        """
+        num_full, num_partial = divmod(num_computed_tokens, self._block_size)
+        if num_partial and not self._pool.num_available:
+            return
+        shared = source.block_table[:num_full]
+        self._pool.share(shared)
+        if num_partial:
+            request.block_copy = BlockCopy(source.block_table[num_full], *self._pool.allocate(1))
+            self._pool.share((request.block_copy.source,))
+            shared.append(request.block_copy.target)
+        request.block_table = shared
+        request.num_computed_tokens = num_computed_tokens
+        request.block_hashes = source.block_hashes[:num_full]
+        request.num_published_blocks = min(source.num_published_blocks, num_full)
+
+    def end_copy(self, request: Request) -> None:
+        """The copy of `request` is made: release its source."""
+        if request.block_copy is not None:
+            self._pool.release((request.block_copy.source,))
+            request.block_copy = None
+
     def publish(self, request: Request, num_computed_tokens: int) -> None:
         """Publish the blocks that `num_computed_tokens` tokens fill, so that other requests find them in the prefix
         cache."""
@@ -80,8 +107,8 @@ class RequestBlocks:
 
     def release_all(self, request: Request) -> None:
         """Release the blocks of `request`; it has nothing computed any more."""
-        self._pool.release(request.block_table)
-        request.block_table = pack_blocks(())
+        self._pool.release(request.held_blocks)
+        request.block_table, request.block_copy = pack_blocks(()), None
         request.num_computed_tokens = request.num_published_blocks = 0
 
     def _num_blocks(self, num_tokens: int) -> int:

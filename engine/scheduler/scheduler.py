@@ -17,6 +17,10 @@ undoes `advance`. Between the two it is in flight, and the token it samples for 
 preemption, and sampling with penalties. What only a result can tell (a stop token, a row of NaN) is found in `apply`;
 the share of such a request in the next step then has no owner and is skipped.
 
+Forks: choices of one prompt are one request until its first token is sampled. The step that does it samples one for
+each choice, and `apply` makes the forks requests of their own, which share the prompt's blocks. Until then each of them
+counts as a row of the running batch.
+
 Invariants:
 - the oldest request is never preempted for a newer one, so it always makes progress;
 - a request that could never fit is refused in `add`, not queued;
@@ -33,6 +37,7 @@ from engine.cache.block_pool import BlockPool
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.request import (
     PENDING_TOKEN,
+    Fork,
     PromptScores,
     PromptSpan,
     Request,
@@ -72,8 +77,10 @@ class SchedulerLimits:
             )
 
     def check(self, request: Request) -> None:
-        """Raise as `check_size`, and `InvalidRequest` for token ids outside the vocabulary."""
+        """Raise as `check_size`, and `InvalidRequest` for token ids outside the vocabulary and too many choices."""
         self.check_size(len(request.token_ids))
+        if len(request.forks) >= self.max_num_seqs:
+            raise InvalidRequest(f"{1 + len(request.forks)} choices, a step has {self.max_num_seqs} at most", "n")
         if max(request.token_ids) >= self.vocab_size:
             raise InvalidRequest(f"token id {max(request.token_ids)} is outside the vocabulary", "prompt")
         request.params.check_vocabulary(self.vocab_size)
@@ -92,6 +99,21 @@ def _scheduled(request: Request, count: int) -> ScheduledRequest:
         request.params,
         count == request.num_uncomputed_tokens,
         request.arrival,
+        request.forks,
+        None if request.num_steps_in_flight else request.block_copy,
+    )
+
+
+def _forked(request: Request, fork: Fork, token_ids: list[int]) -> Request:
+    """The request that `fork` of `request` becomes; its prompt is not counted as cached a second time."""
+    return Request(
+        key=fork.key,
+        token_ids=token_ids,
+        num_prompt_tokens=request.num_prompt_tokens,
+        params=fork.params,
+        hash_root=request.hash_root,
+        max_total_tokens=request.max_total_tokens,
+        num_cached_tokens=0,
     )
 
 
@@ -126,6 +148,11 @@ class Scheduler:
         """Queue a request whose `block_table` holds the KV of `num_computed_tokens` tokens and becomes its own."""
         self.limits.check(request)
         self.blocks.publish(request, request.num_computed_tokens)
+        self.requests.add(request)
+
+    def add_fork(self, request: Request, source: Request, num_computed_tokens: int) -> None:
+        """Queue a request that begins with the same `num_computed_tokens` tokens as `source`, and shares their KV."""
+        self.blocks.fork(request, source, num_computed_tokens)
         self.requests.add(request)
 
     def schedule(self) -> Step:
@@ -167,7 +194,14 @@ class Scheduler:
         """
         owner = self.requests.owner
         owned = [(request, share) for share in step.requests if (request := owner(share)) is not None]
-        return [self._apply(request, share, sampled.get(share.key)) for request, share in owned]
+        outputs: list[RequestOutput] = []
+        for request, share in owned:
+            output = self._apply(request, share, sampled.get(share.key))
+            if share.needs_sample and share.forks:
+                outputs += self._fork(output, request, sampled)
+            else:
+                outputs.append(output)
+        return outputs
 
     def score(self, step: Step, scores: Mapping[RequestKey, PromptScores]) -> list[PromptScores]:
         """Record what `step`, the oldest in flight, found out about prompts; to be called before `apply`. Returns what
@@ -193,11 +227,14 @@ class Scheduler:
                 request.num_pending_tokens -= 1
 
     def keys_of(self, step: Step) -> list[RequestKey]:
-        """Keys of the requests of `step` that are still live."""
-        return [share.key for share in step.requests if self.requests.owner(share) is not None]
+        """Keys of the requests of `step` that are still live, and of their forks."""
+        requests = [request for share in step.requests if (request := self.requests.owner(share)) is not None]
+        return [key for request in requests for key in (request.key, *(fork.key for fork in request.forks))]
 
     def _apply(self, request: Request, share: ScheduledRequest, token: SampledToken | None) -> RequestOutput:
         request.num_steps_in_flight -= 1
+        if share.block_copy is not None:
+            self.blocks.end_copy(request)
         num_known, finish_reason = request.num_known_tokens, ""
         if share.needs_sample:
             request.num_pending_tokens -= 1
@@ -219,6 +256,31 @@ class Scheduler:
             has_left,
             has_failed,
         )
+
+    def _fork(
+        self, output: RequestOutput, request: Request, sampled: Mapping[RequestKey, SampledToken]
+    ) -> list[RequestOutput]:
+        """Make requests of the forks of `request`, whose first token has just been sampled. The outputs of all of its
+        choices; `output` is its own."""
+        if not request.is_wanted:
+            output = output._replace(token=None, finish_reason="", has_left=True, has_failed=False)
+        outputs = [output]
+        for fork in self.requests.take_forks(request):
+            token, num_computed_tokens = sampled.get(fork.key), output.num_computed_tokens
+            finish_reason = ""
+            if token is not None:
+                forked = _forked(request, fork, [*request.token_ids[:num_computed_tokens], token.token_id])
+                finish_reason = self._finish_reason(forked)
+                if not finish_reason and not request.first_token_only:
+                    self.add_fork(forked, request, num_computed_tokens)
+            has_left = token is None or bool(finish_reason) or request.first_token_only
+            index = output.output_index
+            outputs.append(
+                RequestOutput(
+                    fork.key, 0, num_computed_tokens, 0, index, token, finish_reason, has_left, has_failed=token is None
+                )
+            )
+        return outputs
 
     def _finish_reason(self, request: Request) -> str:
         """Why the last known token of `request` ends it, or ""."""
@@ -290,7 +352,7 @@ class Scheduler:
     def _admit(self) -> Request | None:
         """Move the next waiting request into the batch if it fits now."""
         request = self.requests.first_waiting
-        if request is None or self.requests.num_running >= self.limits.max_num_seqs:
+        if request is None or self.requests.num_rows + len(request.forks) >= self.limits.max_num_seqs:
             return None
         has_blocks = self._complete_blocks(request) if request.block_table else self.blocks.take_for(request)
         return self.requests.admit_first() if has_blocks else None

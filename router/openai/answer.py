@@ -3,8 +3,7 @@
 Owns the start, the order and the end of an answer's choices. The code that writes the answer takes all pieces that are
 ready; this module does not know in which format they are written.
 
-Choices of one prompt share its KV through the prefix caches: the first choice starts alone, and its siblings start when
-it has its first token.
+Choices of one prompt start together, so that the prompt is computed and moved once.
 """
 
 from __future__ import annotations
@@ -58,15 +57,13 @@ class NoText:
 
 @dataclass(slots=True)
 class Choice:
-    """One of the answers to one prompt. `siblings` wait for its first token; `figures` are there when it has ended.
-    `echo`: the text of the prompt, where the answer begins with it.
-    """
+    """One of the answers to one prompt. `figures` are there when it has ended. `echo`: the text of the prompt, where
+    the answer begins with it."""
 
     index: int
     request: RelayRequest
     text: OutputText
     echo: str = ""
-    siblings: tuple[Choice, ...] = ()
     flight: Flight | None = None
     figures: FlightFigures | None = None
 
@@ -101,9 +98,11 @@ class Answer:
         self._inbox = Inbox()
         self._timers: dict[int, RequestTimer] = {}
         # the next `take` handles both lists: what the last one returned is to be written first
-        self._to_start = list(self._firsts)
+        self._to_start = list(prompts)
         self._to_close: list[Flight] = []
         self._num_ended = 0
+        self._is_scored = any(first.request.params.prompt_logprobs is not None for first in self._firsts)
+        self._early: list[tuple[int, Delivery]] = []
 
     def __enter__(self) -> Answer:
         return self
@@ -143,13 +142,26 @@ class Answer:
         pieces: list[Piece] = []
         while not pieces and not self.has_ended:
             self._start_waiting()
-            for index, delivery in await self._inbox.take():
+            for index, delivery in await self._deliveries():
                 choice = self.choices[index]
                 if choice.figures is None:
                     delta = self._advance(choice, delivery)
                     if not delta.is_empty:
                         pieces.append(Piece(choice, delta, choice.text.num_completion_tokens))
         return pieces
+
+    async def _deliveries(self) -> list[tuple[int, Delivery]]:
+        """What has come, but for tokens of choices whose prompt is not told whole yet: it is told for the first choice
+        of a prompt, and its siblings may be ahead."""
+        came = await self._inbox.take()
+        if not self._is_scored:
+            return came
+        came, self._early = [*self._early, *came], []
+        known: list[tuple[int, Delivery]] = []
+        for index, delivery in came:
+            scored = self.scored_prompt(self.choices[index])
+            (known if scored is None or scored.is_whole else self._early).append((index, delivery))
+        return known
 
     def scored_prompt(self, choice: Choice) -> ScoredPrompt | None:
         """The log probabilities of the prompt of `choice`, of which there has been a piece; None when not asked for.
@@ -173,9 +185,6 @@ class Answer:
 
     def _advance(self, choice: Choice, delivery: Delivery) -> TextDelta:
         self._timers[choice.index].tokens(len(delivery.token_ids))
-        if choice.siblings:
-            self._to_start += choice.siblings
-            choice.siblings = ()
         delta = choice.text.push(delivery.token_ids, delivery.logprobs, delivery.finish_reason)
         if delta.finish_reason is not None:
             self._end(choice, delta.finish_reason)
@@ -196,9 +205,14 @@ class Answer:
         self._to_close.clear()
 
     def _start_waiting(self) -> None:
-        for choice in self._to_start:
-            self._timers[choice.index] = RequestTimer(self._metrics, len(choice.request.prompt_ids))
-            choice.flight = self._relay.start(choice.request, self._inbox, choice.index)
+        for choices in self._to_start:
+            requests = [choice.request for choice in choices]
+            flights = self._relay.start_choices(requests, self._inbox, choices[0].index)
+            num_prompt_tokens = len(choices[0].request.prompt_ids)
+            for choice, flight in zip(choices, flights, strict=True):
+                self._timers[choice.index] = RequestTimer(self._metrics, num_prompt_tokens)
+                choice.flight = flight
+                num_prompt_tokens = 0  # the prompt is counted once
         self._to_start.clear()
 
 
@@ -231,6 +245,5 @@ def make_choices(
             )
             for position in range(num_choices)
         ]
-        choices[0].siblings = tuple(choices[1:])
         found.append(choices)
     return found

@@ -289,8 +289,7 @@ async def _parse(http: web.Request, schema: type[RequestT], notes: IgnoredFields
 
 
 def _usage(answer: Answer, request: GenerationRequest, times: ClientTimes) -> Usage:
-    """The usage of an answer. Only an answer of one choice has timings: several choices are several requests to
-    nodes."""
+    """The usage of an answer. Only an answer of one choice has timings: several choices are several requests."""
     usage = answer.usage()
     figures = answer.choices[0].figures
     if not request.return_timings or len(answer.choices) != 1 or figures is None:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from engine.attention.base import LayerStored
 from engine.build import Engine, build_engine
 from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore
+from engine.core import EngineCore, FirstToken
 from engine.runner.base import RunningStep
 from engine.runner.kv_memory import allocate_private
 from engine.scheduler.request import RequestOutput, SampledToken, Step
@@ -158,9 +158,8 @@ def hand_over(source: Engine, target: Engine, token_ids: list[int], key: Request
         target.memory.blocks[target_id] = source.memory.blocks[source_id]
     assert source.core.release(key)
     source.core.check()
-    target.core.add_reserved(
-        reservation, [*token_ids, *first], GREEDY, num_prompt_tokens=len(token_ids), num_computed_tokens=len(token_ids)
-    )
+    firsts = [FirstToken(key, GREEDY, first[0])]
+    target.core.add_reserved(reservation, token_ids, firsts, num_prompt_tokens=len(token_ids))
     target.core.check()
     return first + run(target.core)[key]
 
@@ -264,7 +263,7 @@ def test_aborting_a_request_that_came_with_its_kv_releases_its_blocks(checkpoint
     reservation = core.reserve(A, prompt(16))
     assert reservation is not None
     assert not core.abort(A)
-    core.add_reserved(reservation, [*prompt(16), 5], GREEDY, num_prompt_tokens=16, num_computed_tokens=16)
+    core.add_reserved(reservation, prompt(16), [FirstToken(A, GREEDY, 5)], num_prompt_tokens=16)
     assert core.abort(A)
     core.check()
     assert num_held(core) == 0

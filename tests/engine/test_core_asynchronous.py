@@ -11,7 +11,7 @@ import pytest
 from device.base import DeviceFailed
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore
+from engine.core import EngineCore, FirstToken
 from engine.scheduler.request import PENDING_TOKEN, PromptScores, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.steps_in_flight import StepFailed
@@ -175,7 +175,7 @@ def test_blocks_of_a_request_that_is_in_no_step_are_released_at_once() -> None:
     core.step()
     reservation = core.reserve(B, prompt(8, 300))
     assert reservation is not None
-    core.add_reserved(reservation, [*prompt(8, 300), 1], ENDLESS, num_prompt_tokens=8, num_computed_tokens=8)
+    core.add_reserved(reservation, prompt(8, 300), [FirstToken(B, ENDLESS, 1)], num_prompt_tokens=8)
     assert core.abort(B)
     assert num_held(core) == 2
     core.check()
@@ -286,7 +286,7 @@ def test_requests_with_kv_join_while_a_step_is_in_flight() -> None:
     reservation = core.reserve(B, prompt(8, 300))
     assert reservation is not None
     core.step()
-    core.add_reserved(reservation, [*prompt(8, 300), 1], ENDLESS, num_prompt_tokens=8, num_computed_tokens=8)
+    core.add_reserved(reservation, prompt(8, 300), [FirstToken(B, ENDLESS, 1)], num_prompt_tokens=8)
     core.check()
     assert run(core) == {A: positions(7, 10), B: positions(9, 11)}
     assert not runner.is_disturbed

@@ -103,7 +103,9 @@ class Traffic:
         while self.waiting or core.has_work:
             if self.waiting and len(core.request_keys()) < 9:
                 key, prompt, params = self.waiting.pop()
-                core.add(key, prompt, params)
+                number = len(self.waiting)
+                forks = [key_of(f"{number}.{fork}") for fork in range(0 if number % 5 else 2)]
+                core.add(key, prompt, params, forks=forks)
             for output in core.step():
                 if output.token is not None:
                     self.tokens.setdefault(output.key, []).append(output.token.token_id)
@@ -135,4 +137,4 @@ def test_eager_steps_are_recorded_nowhere(checkpoint: Path) -> None:
         assert built.device.num_graphs == 0
         traffic = Traffic(0)
         traffic.drive(built.core)
-        assert len(traffic.tokens) == 14
+        assert len(traffic.tokens) == 14 + 3 * 2

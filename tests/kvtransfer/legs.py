@@ -177,7 +177,9 @@ class Relay:
     stop_token_ids: tuple[int, ...] = ()
     now_s: float = 0.0
 
-    def ask_prefill(self, key: RequestKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
+    def ask_prefill(
+        self, key: RequestKey, token_ids: Sequence[int], *, max_tokens: int = 8, forks: Sequence[RequestKey] = ()
+    ) -> None:
         facts = receiving_facts()
         request = Prefill(
             handoff_id=key[0],
@@ -188,13 +190,18 @@ class Relay:
             cache_salt=b"",
             decode_node_id=facts.node_id,
             decode_epoch=facts.epoch,
+            forks=tuple(fork.handoff_id for fork in forks),
         )
         self.prefill.leg.begin(request, self.now_s)
 
-    def ask_decode(self, key: RequestKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
-        self.decode.leg.begin(self.decode_request(key, token_ids, max_tokens=max_tokens), self.now_s)
+    def ask_decode(
+        self, key: RequestKey, token_ids: Sequence[int], *, max_tokens: int = 8, forks: Sequence[RequestKey] = ()
+    ) -> None:
+        self.decode.leg.begin(self.decode_request(key, token_ids, max_tokens=max_tokens, forks=forks), self.now_s)
 
-    def decode_request(self, key: RequestKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> Decode:
+    def decode_request(
+        self, key: RequestKey, token_ids: Sequence[int], *, max_tokens: int = 8, forks: Sequence[RequestKey] = ()
+    ) -> Decode:
         return Decode(
             handoff_id=key[0],
             attempt=key[1],
@@ -203,12 +210,15 @@ class Relay:
             params=params(max_tokens, self.stop_token_ids),
             cache_salt=b"",
             prefill_peer=PrefillPeer("P", sending_facts().epoch, self.address),
+            forks=tuple(fork.handoff_id for fork in forks),
         )
 
-    def ask(self, key: RequestKey, token_ids: Sequence[int], *, max_tokens: int = 8) -> None:
-        """Begin both legs of a request."""
-        self.ask_prefill(key, token_ids, max_tokens=max_tokens)
-        self.ask_decode(key, token_ids, max_tokens=max_tokens)
+    def ask(
+        self, key: RequestKey, token_ids: Sequence[int], *, max_tokens: int = 8, forks: Sequence[RequestKey] = ()
+    ) -> None:
+        """Begin both legs of a request, and of further choices of the same prompt."""
+        self.ask_prefill(key, token_ids, max_tokens=max_tokens, forks=forks)
+        self.ask_decode(key, token_ids, max_tokens=max_tokens, forks=forks)
 
     def round(self) -> None:
         self.prefill.round(self.now_s)
@@ -246,11 +256,13 @@ def params(max_tokens: int, stop_token_ids: tuple[int, ...] = ()) -> DecodingPar
     return DecodingParams(temperature=0.0, max_tokens=max_tokens, stop_token_ids=stop_token_ids)
 
 
-def undisturbed(token_ids: Sequence[int], *, max_tokens: int = 8, stop_token_ids: tuple[int, ...] = ()) -> list[int]:
+def undisturbed(
+    token_ids: Sequence[int], *, max_tokens: int = 8, stop_token_ids: tuple[int, ...] = (), choice: int = 0
+) -> list[int]:
     """The tokens that one engine alone generates."""
     blocks = empty_blocks()
     core = make_core(blocks, OracleRunner(blocks))
-    core.add(RequestKey.numbered(0), token_ids, params(max_tokens, stop_token_ids))
+    core.add(RequestKey.numbered(0), token_ids, replace(params(max_tokens, stop_token_ids), choice=choice))
     found = []
     while core.has_work:
         found += [output.token.token_id for output in core.step() if output.token is not None]

@@ -12,7 +12,7 @@ from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
 from engine.runner.base import RunningStep
-from engine.scheduler.request import PENDING_TOKEN, PromptScores, SampledToken, Step
+from engine.scheduler.request import PENDING_TOKEN, BlockCopy, PromptScores, SampledToken, ScheduledRequest, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from kvtransfer.transports.base import Blocks
 from tests.computed_step import ComputedStep
@@ -34,6 +34,8 @@ class _Row:
     token_ids: tuple[int, ...]
     block_table: tuple[int, ...]
     needs_sample: bool
+    choices: tuple[tuple[RequestKey, int], ...]
+    block_copy: BlockCopy | None
 
 
 @dataclass(slots=True)
@@ -59,10 +61,7 @@ class OracleRunner:
             raise self.error
         if self.num_launched == self.failing_launch:
             raise MemoryError("no room for the step")
-        rows = [
-            _Row(s.key, s.start, s.num_tokens, tuple(s.token_ids), tuple(s.block_table), s.needs_sample)
-            for s in step.requests
-        ]
+        rows = [_row(share) for share in step.requests]
         late = _LateStep(self, rows, layer_stored)
         return late if self.is_asynchronous else ComputedStep(late.result())
 
@@ -72,10 +71,14 @@ class OracleRunner:
             raise self.error
         rows = [self._complete(row) for row in rows]
         for row in rows:
+            if row.block_copy is not None:
+                self.blocks[row.block_copy.target] = self.blocks[row.block_copy.source]
+        for row in rows:
             self._write(row)
         if layer_stored is not None:
             layer_stored()
-        self.sampled = {row.key: self._sample(row) for row in rows if row.needs_sample}
+        due = [(row, key, choice) for row in rows if row.needs_sample for key, choice in row.choices]
+        self.sampled = {key: self._sample(row, choice) for row, key, choice in due}
         return self.sampled
 
     def _complete(self, row: _Row) -> _Row:
@@ -91,12 +94,26 @@ class OracleRunner:
             self.blocks[block_id, slot * _SLOT_BYTES : (slot + 1) * _SLOT_BYTES] = np.frombuffer(content, np.uint8)
             self.num_slots_written += 1
 
-    def _sample(self, row: _Row) -> SampledToken:
+    def _sample(self, row: _Row, choice: int) -> SampledToken:
         if self.forced_token is not None:
             return SampledToken(self.forced_token, None)
         num_tokens = row.start + row.num_tokens
         kv = self.blocks[list(row.block_table)].tobytes()[: num_tokens * _SLOT_BYTES]
-        return SampledToken(int.from_bytes(blake2b(kv, digest_size=8).digest()) % _VOCABULARY, None)
+        token_id = int.from_bytes(blake2b(kv + bytes(choice), digest_size=8).digest()) % _VOCABULARY
+        return SampledToken(token_id, None)
+
+
+def _row(share: ScheduledRequest) -> _Row:
+    return _Row(
+        share.key,
+        share.start,
+        share.num_tokens,
+        tuple(share.token_ids),
+        tuple(share.block_table),
+        share.needs_sample,
+        ((share.key, share.params.choice), *((fork.key, fork.params.choice) for fork in share.forks)),
+        share.block_copy,
+    )
 
 
 @dataclass(frozen=True, slots=True)

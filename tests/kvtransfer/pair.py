@@ -112,7 +112,7 @@ class PrefillNode:
         """The last chunk is computed, now or earlier, and token 1 sampled."""
         self.pool.compute(key, num_tokens)
         at_s = self.now_s if computed_s is None else computed_s
-        self.side.do(FinishHandoff(key, self.pool.tables[key], first_token(key), at_s), self.now_s)
+        self.side.do(FinishHandoff(key, self.pool.tables[key], (first_token(key),), at_s), self.now_s)
 
     def prefill(self, key: RequestKey, num_tokens: int) -> None:
         """Begin and finish a prompt."""

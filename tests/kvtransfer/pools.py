@@ -112,7 +112,8 @@ class DecodePool:
 
     def put(self, notice: ReceivingNotice, /) -> None:
         if isinstance(notice, Delivered):
-            self.delivered(notice.key, notice.first, notice.figures)
+            (first,) = notice.firsts
+            self.delivered(notice.key, first, notice.figures)
         elif isinstance(notice, Failed):
             self.failed(notice.key, notice.reason)
         else:

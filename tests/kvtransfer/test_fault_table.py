@@ -181,7 +181,7 @@ class Swapper:
     [
         (named, "the commit is for another prompt"),
         (named_with_digest, "the commit names other blocks than the grant"),
-        (named_with_blocks, "the commit carries no first token of this request"),
+        (named_with_blocks, "the commit does not carry one first token of each choice"),
         (named_in_full, "damaged, twice"),
     ],
     ids=["name", "and digest", "and blocks", "all but checksums"],
@@ -329,7 +329,7 @@ def test_f18_an_id_that_nobody_knows_is_answered_or_ignored(transport: str) -> N
         for message in (Release(unknown), Resend(unknown, 1, (0,)), Revoke(unknown), Renew((unknown,))):
             say_to_prefill(pair, message)
         say_to_prefill(pair, replace(grant, handoff=HandoffName(*key_of(78))))
-        forged = replace(commit, handoff=unknown, first=first_token(key_of(77)))
+        forged = replace(commit, handoff=unknown, firsts=(first_token(key_of(77)),))
         for answer in (forged, Pushed(unknown, (0,)), Revoked(unknown, "", False), Renew((unknown,))):
             say_to_decode(pair, answer)
         pair.pass_time(LEASE_S + 1)

@@ -329,9 +329,11 @@ def swap_first_two(numbers: tuple[int, ...]) -> tuple[int, ...]:
         (lambda commit: replace(commit, generations=(9, *commit.generations[1:])), "other blocks than the grant"),
         (lambda commit: replace(commit, num_tokens=17), "covers 17 tokens, the grant 18"),
         (lambda commit: replace(commit, prompt_digest=digest_of(key_of(9))), "for another prompt"),
-        (lambda commit: replace(commit, first=first_token(key_of(9))), "no first token of this request"),
-        (lambda commit: replace(commit, first=first_token(key_of(1, attempt=2))), "no first token of this request"),
-        (lambda commit: replace(commit, first=replace(commit.first, token_ids=())), "no first token of this request"),
+        (lambda commit: replace(commit, firsts=(first_token(key_of(9)),)), "one first token of each choice"),
+        (lambda commit: replace(commit, firsts=(first_token(key_of(1, attempt=2)),)), "one first token"),
+        (lambda commit: replace(commit, firsts=()), "one first token of each choice"),
+        (lambda commit: replace(commit, firsts=(*commit.firsts, first_token(key_of(9)))), "one first token"),
+        (lambda commit: replace(commit, firsts=(replace(commit.firsts[0], token_ids=()),)), "one first token"),
     ],
 )
 def test_a_commit_that_does_not_fit_the_grant_fails(

@@ -354,7 +354,7 @@ class World:
         if prompt.layers is None:
             self.life.pool.compute(key, prompt.num_tokens)
         now_s, table = self.wire.now_s, tuple(self.life.pool.tables[key])
-        self.life.side.do(FinishHandoff(key, table, first_token(key), now_s), now_s)
+        self.life.side.do(FinishHandoff(key, table, (first_token(key),), now_s), now_s)
 
     def fail_step(self, key: RequestKey) -> None:
         """A step cannot be computed."""

@@ -167,13 +167,22 @@ class FakeNode:
             if isinstance(message, Introduce):
                 self.send(self.hello)
             if isinstance(message, Prefill | Decode) and self.script is not None:
-                self.script(self, message)
+                for leg in choice_legs(message):
+                    self.script(self, leg)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
             if self.is_beating:
                 self.send(Heartbeat(self.hello.epoch, self.hello.status))
+
+
+def choice_legs(leg: LegMessage) -> list[LegMessage]:
+    """The leg of each choice, as if it were alone."""
+    return [
+        replace(leg, handoff_id=handoff_id, params=replace(leg.params, choice=leg.params.choice + number), forks=())
+        for number, handoff_id in enumerate((leg.handoff_id, *leg.forks))
+    ]
 
 
 def first_index(leg: LegMessage) -> int:

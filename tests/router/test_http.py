@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from router.http.limits import HttpLimits
 from router.openai.prompts import PromptMaker
 from router.openai.responses import CompletionStream
-from tests.router.fake_node import FakeNode, LegMessage, Script, answering
+from tests.router.fake_node import FakeNode, LegMessage, Script, answering, choice_legs
 from tests.router.http_client import (
     chat_body,
     completion_body,
@@ -289,34 +289,15 @@ async def test_choices_of_several_prompts_have_their_indices(
     await server.rig.settle()
 
 
-async def test_siblings_start_when_the_first_choice_has_its_first_token(server: Server) -> None:
-    decode = await server.rig.join(DECODE)
-    waiting = asyncio.create_task(post_completion(server, n=3, seed=5))
-    first = await decode.expect(Decode)
-    other = asyncio.create_task(post_completion(server, seed=6))
-    leg = await decode.expect(Decode)
-    assert leg.params.seed == 6  # nothing of the first request came before
-    decode.emit(leg, [5], finish="length")
-    assert (await other).status == 200
-    decode.emit(first, [5])
-    others = [await decode.expect(Decode) for _ in range(2)]
-    assert [leg.params.choice for leg in (first, *others)] == [0, 1, 2]
-    assert {leg.params.seed for leg in (first, *others)} == {5}
-    for leg in (first, *others):
-        decode.emit(leg, [5, 5], 0, finish="length")
-    assert (await waiting).status == 200
-    await server.rig.settle()
-
-
 async def test_one_failed_choice_ends_the_others(server: Server) -> None:
     decode = await server.rig.join(DECODE)
     waiting = asyncio.create_task(post_completion(server, n=2))
-    first = await decode.expect(Decode)
+    first, second = choice_legs(await decode.expect(Decode))
     decode.emit(first, [5])
-    second = await decode.expect(Decode)
-    for _ in range(DEFAULTS.max_attempts):
+    for attempt in range(1, DEFAULTS.max_attempts + 1):
         decode.fail(second, RequestFailed.code)
-        second = await decode.expect(Decode) if _ < DEFAULTS.max_attempts - 1 else second
+        if attempt < DEFAULTS.max_attempts:
+            second = await decode.expect(Decode)
     reply = await waiting
     assert (reply.status, reply.error["code"]) == (502, "request_failed")
     await server.rig.settle()
@@ -544,9 +525,9 @@ async def test_what_comes_together_leaves_in_one_write(server: Server) -> None:
     async with connected(server) as connection:
         body = json.dumps(completion_body(stream=True, n=2)).encode()
         await connection.send(request_bytes("POST", "/v1/completions", body))
-        legs = [await decode.expect(Decode)]
+        legs = choice_legs(await decode.expect(Decode))
         decode.emit(legs[0], [70])
-        legs.append(await decode.expect(Decode))
+        await connection.until(b'"index":0')
         decode.emit(legs[1], [70])
         await connection.until(b'"index":1')
         for index, finish in ((1, ""), (2, ""), (3, "length")):

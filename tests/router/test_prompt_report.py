@@ -100,11 +100,9 @@ async def test_several_choices_of_several_prompts_share_what_is_told(server: Ser
     choices = reply.json()["choices"]
     assert [choice["text"] for choice in choices] == [text + TEXT for text in texts for _ in range(2)]
     assert choices[0]["logprobs"] == choices[1]["logprobs"]
-    legs = [await decode.expect(Decode) for _ in range(4)]
-    asked = {leg.token_ids: 0 for leg in legs}
-    for leg in legs:
-        asked[leg.token_ids] += leg.params.prompt_logprobs is not None
-    assert list(asked.values()) == [1, 1]
+    legs = [await decode.expect(Decode) for _ in texts]
+    assert [(len(leg.forks), leg.params.prompt_logprobs) for leg in legs] == [(1, 1), (1, 1)]
+    assert not decode.has(Decode)
 
 
 async def test_a_loglikelihood_request_of_lm_eval_can_be_read_as_it_reads_it(

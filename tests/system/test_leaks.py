@@ -6,11 +6,12 @@ import json
 import random
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from urllib.parse import urlsplit
 
-from tests.system.harness import MODEL_NAME, Relay
+from tests.system.harness import BLOCK_SIZE, MODEL_NAME, Relay
 from tests.system.reference import Reference, make_prompt
 
 NUM_DISCONNECTS = 50
@@ -64,14 +65,41 @@ def test_a_stop_string_ends_the_work_on_the_nodes(llama_relay: Relay) -> None:
 
 def test_several_choices_of_one_prompt(llama_relay: Relay, references: Callable[[str], Reference]) -> None:
     prompt = make_prompt(70, 43_000)
-    reply = llama_relay.client.completions.create(
+    answers = choices_of(llama_relay, prompt, num_choices=3, temperature=0.0)
+    assert answers == [list(references("llama").greedy(prompt).token_ids)] * 3
+
+
+def test_choices_of_one_prompt_cost_one_prompt_and_one_handoff(llama_relay: Relay) -> None:
+    def counts() -> list[int]:
+        llama_relay.settle()
+        received = [node.metrics() for node in llama_relay.decodes]
+        return [
+            sum(node.metrics().value("computed_tokens_total") for node in llama_relay.prefills),
+            sum(metrics.value("kv_receive_delivered_total") for metrics in received),
+            sum(metrics.value("kv_receive_blocks_total") for metrics in received),
+        ]
+
+    prompt = make_prompt(70, 43_001)
+    before = counts()
+    answers = choices_of(llama_relay, prompt, num_choices=4, seed=5)
+    differences = [after - earlier for after, earlier in zip(counts(), before, strict=True)]
+    assert differences == [len(prompt), 1, -(-len(prompt) // BLOCK_SIZE)]
+    assert len({tuple(token_ids) for token_ids in answers}) > 1
+    assert choices_of(llama_relay, prompt, num_choices=4, seed=5) == answers, "other nodes say the same"
+    assert choices_of(llama_relay, prompt, num_choices=1, seed=5) == answers[:1]
+
+
+def choices_of(relay: Relay, prompt: Sequence[int], num_choices: int, **options: Any) -> list[list[int]]:
+    """The tokens of all choices; their prompt must be counted once."""
+    reply = relay.client.completions.create(
         model=MODEL_NAME,
         prompt=list(prompt),
-        n=3,
+        n=num_choices,
         max_tokens=24,
-        temperature=0.0,
         extra_body={"return_token_ids": True, "ignore_eos": True},
+        **options,
     )
-    expected = list(references("llama").greedy(prompt).token_ids)
-    assert [choice.index for choice in reply.choices] == [0, 1, 2]
-    assert [(choice.model_extra or {})["token_ids"] for choice in reply.choices] == [expected] * 3
+    assert reply.usage is not None
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(prompt), 24 * num_choices)
+    assert [choice.index for choice in reply.choices] == list(range(num_choices))
+    return [(choice.model_extra or {})["token_ids"] for choice in reply.choices]

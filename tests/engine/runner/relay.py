@@ -112,7 +112,7 @@ LIMITS = RunnerLimits(
 def make_runner(decoder: Decoder, device: Device, kv: Tensor, *, is_recordable: bool = True) -> ModelRunner:
     """A runner within `LIMITS`; without graphs until they are recorded."""
     sampler = Sampler(frozenset({319}), decoder.config.vocab_size)
-    return ModelRunner(decoder, PagedAttention(kv, is_recordable=is_recordable), sampler, device, LIMITS)
+    return ModelRunner(decoder, PagedAttention(kv, is_recordable=is_recordable), kv, sampler, device, LIMITS)
 
 
 def scheduled(

@@ -207,7 +207,8 @@ def test_warming_up_keeps_to_the_limits(decoder: Decoder, limits: tuple[int, int
     max_num_seqs, max_tokens, first = limits
     sampler = Sampler(frozenset(), decoder.config.vocab_size)
     narrow = RunnerLimits(max_num_seqs, max_tokens, LIMITS.max_blocks_per_request, SPARE_BLOCK)
-    runner = ModelRunner(decoder, PagedAttention(make_kv(decoder)), sampler, EmulatedDevice(), narrow)
+    kv = make_kv(decoder)
+    runner = ModelRunner(decoder, PagedAttention(kv), kv, sampler, EmulatedDevice(), narrow)
     with mock.patch.object(ModelRunner, "launch", autospec=True, side_effect=ModelRunner.launch) as launch:
         runner.warm_up()
     assert [share.num_tokens for share in launch.call_args_list[0].args[1].requests] == first
@@ -216,7 +217,8 @@ def test_warming_up_keeps_to_the_limits(decoder: Decoder, limits: tuple[int, int
 def test_a_host_needs_no_warming_up(decoder: Decoder) -> None:
     sampler = Sampler(frozenset(), decoder.config.vocab_size)
     limits = RunnerLimits(4, 16, LIMITS.max_blocks_per_request)
-    runner = ModelRunner(decoder, BreakingAttention(make_kv(decoder)), sampler, HostDevice(), limits)
+    kv = make_kv(decoder)
+    runner = ModelRunner(decoder, BreakingAttention(kv), kv, sampler, HostDevice(), limits)
     runner.warm_up()
 
 
@@ -245,7 +247,8 @@ class BreakingAttention(PagedAttention):
 def test_no_layer_of_a_step_is_reported_after_it_has_failed(decoder: Decoder) -> None:
     device = EmulatedDevice()
     sampler = Sampler(frozenset(), decoder.config.vocab_size)
-    runner = ModelRunner(decoder, BreakingAttention(make_kv(decoder)), sampler, device, LIMITS)
+    kv = make_kv(decoder)
+    runner = ModelRunner(decoder, BreakingAttention(kv), kv, sampler, device, LIMITS)
     calls: list[int] = []
     share = scheduled(A, 0, 2, [3, 4], 2, [0], GREEDY)
     with pytest.raises(MemoryError):
@@ -265,7 +268,8 @@ def test_a_step_that_failed_has_ended_when_its_launch_has(decoder: Decoder) -> N
             return ()
 
     sampler = Sampler(frozenset(), decoder.config.vocab_size)
-    runner = ModelRunner(decoder, BreakingAttention(make_kv(decoder)), sampler, device, LIMITS)
+    kv = make_kv(decoder)
+    runner = ModelRunner(decoder, BreakingAttention(kv), kv, sampler, device, LIMITS)
     with mock.patch.object(device, "fetch", return_value=Pending()), pytest.raises(MemoryError):
         runner.launch(Step((scheduled(A, 0, 2, [3, 4], 2, [0], GREEDY),)))
     assert order == ["waited"]
@@ -292,7 +296,8 @@ class WanderingAttention(PagedAttention):
 
 def test_inputs_of_a_graph_that_moved_are_refused(decoder: Decoder) -> None:
     sampler = Sampler(frozenset(), decoder.config.vocab_size)
-    runner = ModelRunner(decoder, WanderingAttention(make_kv(decoder)), sampler, EmulatedDevice(), LIMITS)
+    kv = make_kv(decoder)
+    runner = ModelRunner(decoder, WanderingAttention(kv), kv, sampler, EmulatedDevice(), LIMITS)
     runner.record_graphs()
     with pytest.raises(RuntimeError, match="not where they were"):
         runner.launch(Step((scheduled(A, 0, 1, [3], 1, [0], GREEDY),)))

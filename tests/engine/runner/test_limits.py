@@ -88,7 +88,8 @@ def test_no_step_overflows_the_staging_memory(
     limits = RunnerLimits(max_num_seqs, max_num_batched_tokens, MAX_BLOCKS)
     layout = KvLayout.of_layers("float32", BLOCK_SIZE, decoder.layer_kvs)
     paged = host_kv_memory(layout, MAX_BLOCKS, allocate_private).paged
-    runner = ModelRunner(decoder, TorchAttention(paged), Sampler(frozenset({1}), vocab_size), EmulatedDevice(), limits)
+    sampler = Sampler(frozenset({1}), vocab_size)
+    runner = ModelRunner(decoder, TorchAttention(paged), paged.blocks, sampler, EmulatedDevice(), limits)
     longest = MAX_BLOCKS * BLOCK_SIZE
     for _ in range(6):
         # sequences share all blocks: what they compute does not matter here

@@ -19,9 +19,10 @@ from typing import TypeAlias
 
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore, Reservation
+from engine.core import EngineCore, FirstToken, Reservation, choices_of
 from engine.scheduler.request import (
     PENDING_TOKEN,
+    BlockCopy,
     PromptScores,
     Request,
     RequestOutput,
@@ -42,16 +43,16 @@ VOCAB_SIZE = 50
 EOS = 0
 
 
-def next_token(token_ids: Sequence[int]) -> int:
+def next_token(token_ids: Sequence[int], choice: int = 0) -> int:
     """The token that the simulated model samples after these tokens."""
-    return hash((7919, *token_ids)) % VOCAB_SIZE
+    return hash((7919 + choice, *token_ids)) % VOCAB_SIZE
 
 
 def continuation(prompt: Sequence[int], params: DecodingParams, max_total_tokens: int) -> tuple[list[int], str]:
     """(output, finish reason) that a request must have, whatever the scheduling."""
     output: list[int] = []
     while True:
-        output.append(next_token([*prompt, *output]))
+        output.append(next_token([*prompt, *output], params.choice))
         ends = (() if params.ignore_eos else (EOS,)) + params.stop_token_ids
         if output[-1] in ends and len(output) >= params.min_tokens:
             return output, "stop"
@@ -73,6 +74,22 @@ class Row:
     token_ids: tuple[int, ...]
     block_table: tuple[int, ...]
     needs_sample: bool
+    choices: tuple[tuple[RequestKey, int], ...]
+    block_copy: BlockCopy | None
+
+
+def _row(share: ScheduledRequest) -> Row:
+    choices = ((share.key, share.params), *share.forks)
+    return Row(
+        share.key,
+        share.start,
+        share.num_tokens,
+        tuple(share.token_ids),
+        tuple(share.block_table),
+        share.needs_sample,
+        tuple((key, params.choice) for key, params in choices),
+        share.block_copy,
+    )
 
 
 @dataclass
@@ -113,10 +130,7 @@ class Device:
             self.slots[self._slot(block_table, position)] = hash(tuple(token_ids[: position + 1]))
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> LaunchedStep:
-        rows = [
-            Row(s.key, s.start, s.num_tokens, tuple(s.token_ids), tuple(s.block_table), s.needs_sample)
-            for s in step.requests
-        ]
+        rows = [_row(share) for share in step.requests]
         for row, share in zip(rows, step.requests, strict=True):
             num_pending = row.token_ids.count(PENDING_TOKEN)
             assert num_pending <= (1 if self._launched else 0)
@@ -146,6 +160,9 @@ class Device:
         launched.is_computed = True
         sampled: dict[RequestKey, SampledToken] = {}
         for row in launched.rows:
+            if row.block_copy is not None:
+                self._copy(*row.block_copy)
+        for row in launched.rows:
             if launched.has_failed:
                 self._overwrite(row)
                 continue
@@ -154,7 +171,8 @@ class Device:
             self.write(token_ids, row.block_table, row.start, row.start + row.num_tokens)
             self.num_computed_tokens += row.num_tokens
             if row.needs_sample:
-                sampled[row.key] = SampledToken(next_token(token_ids), None)
+                for key, choice in row.choices:
+                    sampled[key] = SampledToken(next_token(token_ids, choice), None)
         if launched.has_failed:
             for later in self._launched:
                 later.has_failed = later.has_failed or not later.is_computed
@@ -164,6 +182,10 @@ class Device:
         if row.token_ids[-1] != PENDING_TOKEN:
             return row.token_ids
         return (*row.token_ids[:-1], self._sampled[row.key].token_id)
+
+    def _copy(self, source: int, target: int) -> None:
+        for slot in range(self.block_size):
+            self.slots[target, slot] = self.slots.get((source, slot))
 
     def _overwrite(self, row: Row) -> None:
         for position in range(row.start, row.start + row.num_tokens):
@@ -225,9 +247,13 @@ class Simulation:
     def request(self, name: Name, prompt: Sequence[int], params: DecodingParams) -> Request:
         return Request(self._key(name), list(prompt), len(prompt), params, b"root", self.limits.max_request_tokens)
 
-    def add(self, name: Name, prompt: Sequence[int], params: DecodingParams | None = None) -> None:
-        self.core.add(self._key(name), prompt, params or DecodingParams(max_tokens=4, ignore_eos=True))
-        self.outputs[name] = []
+    def add(
+        self, name: Name, prompt: Sequence[int], params: DecodingParams | None = None, forks: Sequence[Name] = ()
+    ) -> None:
+        chosen = params or DecodingParams(max_tokens=4, ignore_eos=True)
+        self.core.add(self._key(name), prompt, chosen, forks=[self._key(fork) for fork in forks])
+        for each in (name, *forks):
+            self.outputs[each] = []
 
     def reserve(self, name: Name, prompt: Sequence[int]) -> bool:
         """Reserve blocks for a prompt, as for a handoff, and write its KV as another node would. False without room."""
@@ -238,19 +264,22 @@ class Simulation:
         self.device.write(prompt, reservation.block_table, reservation.num_cached_tokens, len(prompt))
         return True
 
-    def deliver(self, name: Name, params: DecodingParams) -> None:
-        """As after a handoff: the request goes on here, unless its first token ended it."""
+    def deliver(self, name: Name, params: DecodingParams, forks: Sequence[Name] = ()) -> None:
+        """As after a handoff: the choices go on here, except those that their first token ended."""
         reservation, prompt = self._reserved.pop(name)
-        first = next_token(prompt)
-        self.outputs[name] = [first]
-        expected, reason = continuation(prompt, params, self.limits.max_request_tokens)
-        if len(expected) == 1:
-            self.finished[name] = reason
+        firsts: list[FirstToken] = []
+        for key, own in choices_of([self._key(each) for each in (name, *forks)], params):
+            each, first = self._names[key], next_token(prompt, own.choice)
+            self.outputs[each] = [first]
+            expected, reason = continuation(prompt, own, self.limits.max_request_tokens)
+            if len(expected) == 1:
+                self.finished[each] = reason
+            else:
+                firsts.append(FirstToken(key, own, first))
+        if firsts:
+            self.core.add_reserved(reservation, prompt, firsts, num_prompt_tokens=len(prompt))
+        else:
             self.core.release(self._key(name))
-            return
-        self.core.add_reserved(
-            reservation, [*prompt, first], params, num_prompt_tokens=len(prompt), num_computed_tokens=len(prompt)
-        )
 
     def add_computed(self, name: Name, prompt: Sequence[int], params: DecodingParams) -> bool:
         """`reserve` and `deliver`. False without room."""
@@ -325,7 +354,8 @@ class Simulation:
     def _awaits_its_last(self, request: Request) -> bool:
         num_tokens = len(request.token_ids)
         is_full = num_tokens - request.num_prompt_tokens == request.params.max_tokens
-        return request.token_ids[-1] == PENDING_TOKEN and (is_full or num_tokens == self.limits.max_request_tokens)
+        is_last = is_full or num_tokens == self.limits.max_request_tokens or not request.is_wanted
+        return request.token_ids[-1] == PENDING_TOKEN and is_last
 
     def _check_oldest_keeps_its_blocks(self) -> None:
         oldest = min(self.live(), key=lambda request: request.arrival, default=None)
