@@ -258,13 +258,14 @@ class Flight:
         )
         forks = tuple(sibling.handoff_id for sibling in siblings)
         attempt = Attempt(self.handoff_id, journal.attempt, request, token_ids, forks)
+        sent_us = now_us()  # before they leave: a node may begin at once
         for flight, legs in zip((self, *siblings), send_legs(context.sender, route, attempt), strict=True):
-            flight._take_legs(legs, route)
+            flight._take_legs(legs, route, sent_us)
 
-    def _take_legs(self, legs: Legs, route: Route) -> None:
+    def _take_legs(self, legs: Legs, route: Route, sent_us: int) -> None:
         journal, counters = self._journal, self._context.counters
         nodes = [route.decode] if route.prefill is None else [route.prefill, route.decode]
-        journal.times.legs_sent(now_us(), *(node.hello.clock for node in nodes))
+        journal.times.legs_sent(sent_us, *(node.hello.clock for node in nodes))
         self._cached.begin(journal.attempt, is_split=route.prefill is not None)
         self._legs = legs
         self.trace.attempt_sent("" if route.prefill is None else route.prefill.node_id, route.decode.node_id)

@@ -28,6 +28,7 @@ _BEAT_S = 0.5
 
 @dataclass(slots=True)
 class _Leg:
+    handoff_id: bytes
     request: messages.Decode
     num_sent: int = 0
 
@@ -87,7 +88,8 @@ class LoadNode:
         if isinstance(message, messages.Welcome):
             self.joined.set()
         elif isinstance(message, messages.Decode):
-            self._legs[message.handoff_id, message.attempt] = _Leg(message)
+            for handoff_id in (message.handoff_id, *message.forks):
+                self._legs[handoff_id, message.attempt] = _Leg(handoff_id, message)
         elif isinstance(message, messages.Cancel):
             self._legs.pop((message.handoff_id, message.attempt), None)
 
@@ -108,9 +110,7 @@ class LoadNode:
             count = request.params.logprobs
             top = tuple(range(self._token_id, self._token_id + count))
             scores = (messages.TokenLogprobs(-0.5, top, tuple(-0.1 - 0.3 * rank for rank in range(count))),)
-        return messages.TokenEvent(
-            request.handoff_id, request.attempt, index, (self._token_id,), scores, finish_reason, 0
-        )
+        return messages.TokenEvent(leg.handoff_id, request.attempt, index, (self._token_id,), scores, finish_reason, 0)
 
     def _send(self, message: object) -> None:
         self._link.send(messages.NODE_TO_ROUTER.encode(message))
