@@ -57,8 +57,7 @@ def _operation(method: str, path: str, doc: RouteDoc, schemas: dict[str, _Schema
     operation: dict[str, Any] = {"operationId": name, "summary": doc.summary, "responses": _responses(doc)}
     if parameters := _PARAMETER.findall(path):
         operation["parameters"] = [
-            {"name": each, "in": "path", "required": True, "schema": {"type": "string"}}
-            for each in parameters
+            {"name": each, "in": "path", "required": True, "schema": {"type": "string"}} for each in parameters
         ]
     if doc.request is not None:
         reference = {"$ref": f"#/components/schemas/{doc.request.__name__}"}
