@@ -59,8 +59,7 @@ def _operation(method: str, path: str, doc: RouteDoc, schemas: dict[str, _Schema
     operation: dict[str, Any] = {"operationId": name, "summary": doc.summary, "responses": _responses(doc)}
     if parameters := _PARAMETER.findall(path):
         operation["parameters"] = [
-            {"name": each, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-            for each in parameters
+            {"name": each, "in": "path", "required": True, "schema": {"type": "string"}} for each in parameters
         ]
     if doc.request is not None:
         reference = {"$ref": f"#/components/schemas/{doc.request.__name__}"}
@@ -73,7 +72,7 @@ def _responses(doc: RouteDoc) -> dict[str, Any]:
     answer = {"$ref": f"#/components/schemas/{doc.answer}"} if doc.answer else {}
     content: dict[str, Any] = {doc.media_type: {"schema": answer} if answer else {}}
     if doc.streams:
-        content[EVENTS] = {"schema": {"type": "string"}}
+        content[EVENTS] = {"schema": {"description": "Server-sent events; `data` of each is JSON"}}
     error = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
     found: dict[str, Any] = {"200": {"description": "Success", "content": content}}
     for status in sorted({*_EVERY_ROUTE, *doc.statuses}):
