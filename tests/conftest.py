@@ -17,12 +17,6 @@ settings.register_profile("baton", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("baton")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """The tests of a file run in one process, and so do all tests of the relay that several files share."""
-    is_shared = "llama_relay" in getattr(item, "fixturenames", ())
-    item.add_marker(pytest.mark.xdist_group("llama_relay" if is_shared else item.path.as_posix()))
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole relays come first: they take longest, and no core should wait for the other at the end."""
     items.sort(key=lambda item: "/tests/system/" not in item.path.as_posix())
