@@ -33,6 +33,7 @@ from router.openai.event_writer import EventWriter
 from router.openai.ignored import IgnoredFields
 from router.openai.prompt_report import PromptOptions, report_prompt
 from router.openai.prompts import truncated
+from router.openai.request_body import parse_body_aside
 from router.openai.responses import (
     NO_REPORT,
     ChatStream,
@@ -51,7 +52,7 @@ from router.openai.responses import (
 )
 from router.openai.responses_api import ResponseObject, ResponseStream
 from router.openai.responses_request import ResponsesRequest
-from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, parse_body_aside
+from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from router.relay import Relay
 from router.request_ids import REQUEST_ID
 from router.request_trace import note_request

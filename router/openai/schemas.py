@@ -12,24 +12,20 @@ would change the answer and is not supported is refused with code `unsupported_p
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     FailFast,
     Field,
-    ValidationError,
     ValidationInfo,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from engine.text.choice_text import TextOptions
 from router.openai import ignored
 from router.openai.fields import (
-    FIELD_ERROR,
     MAX_TEXT_CHARS,
     REFUSED,
     TOO_LONG,
@@ -52,9 +48,8 @@ from router.openai.fields import (
     ignored_fields_of,
 )
 from router.openai.prompt_report import PromptOptions
-from router.openai.strict_json import member_path, parse_object, shown
 from router.openai.unsupported import CHAT, COMMON, COMPLETION, MESSAGE, REASONS, Table, is_harmless
-from wire.errors import InvalidRequest, UnsupportedMediaType
+from wire.errors import InvalidRequest
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams, check_stop_strings
 
 MAX_MODEL_NAME = 512
@@ -62,9 +57,6 @@ MAX_MESSAGES = 2048
 MAX_CHOICES = 128
 MAX_TEMPLATE_CHARS = 2**17
 DEFAULT_COMPLETION_TOKENS = 16
-_MAX_INLINE_BYTES = 2**17
-
-_Request = TypeVar("_Request", bound=BaseModel)
 
 
 class Strict(BaseModel):
@@ -389,50 +381,3 @@ class CompletionRequest(_GenerationRequest):
                     f"prompt: token id {max(prompt)} is outside the vocabulary of {vocab_size}",
                     "prompt" if len(self.prompt) == 1 else f"prompt[{index}]",
                 )
-
-
-def parse_body(
-    body: bytes, content_type: str | None, schema: type[_Request], notes: ignored.IgnoredFields | None = None
-) -> _Request:
-    """The request in an HTTP body. What it carries that changes nothing is noted in `notes`.
-
-    Raises `UnsupportedMediaType` for anything but JSON in UTF-8, `InvalidRequest` for whatever else is wrong, and no
-    other error, whatever the bytes are. Ranges of sampling parameters are checked by `decoding_params()`.
-    """
-    _check_content_type(content_type)
-    try:
-        return schema.model_validate(parse_object(body), context=notes)
-    except ValidationError as error:
-        raise _invalid_request(error.errors(include_url=False, include_input=False)[0]) from None
-
-
-async def parse_body_aside(
-    body: bytes, content_type: str | None, schema: type[_Request], notes: ignored.IgnoredFields | None = None
-) -> _Request:
-    """`parse_body`, of a large body in a thread: a hostile one of megabytes takes seconds."""
-    if len(body) <= _MAX_INLINE_BYTES:
-        return parse_body(body, content_type, schema, notes)
-    return await asyncio.to_thread(parse_body, body, content_type, schema, notes)
-
-
-def _check_content_type(content_type: str | None) -> None:
-    if content_type is None:
-        raise UnsupportedMediaType("the Content-Type header is missing: send application/json")
-    media_type, *parameters = (part.strip().lower() for part in content_type.split(";"))
-    if media_type != "application/json":
-        raise UnsupportedMediaType(f"content type {shown(media_type)} is not supported: send application/json")
-    for parameter in parameters:
-        name, _, value = parameter.partition("=")
-        if name.strip() == "charset" and value.strip().strip('"') not in ("utf-8", "utf8"):
-            raise UnsupportedMediaType(f"charset {shown(value)} is not supported: send utf-8")
-
-
-def _invalid_request(details: ErrorDetails) -> InvalidRequest:
-    """Turns pydantic's first error into an `InvalidRequest` with the client's spelling of the field."""
-    context: dict[str, Any] = details.get("ctx", {})
-    param = ""
-    for part in (*details["loc"], *context.get("path", ())):
-        param = f"{param}[{part}]" if isinstance(part, int) else member_path(param, part)
-    message = "is required" if details["type"] == "missing" else details["msg"]
-    separator = " " if details["type"] in ("missing", FIELD_ERROR) else ": "
-    return InvalidRequest(f"{param or 'the request'}{separator}{message}", param or None, context.get("code"))

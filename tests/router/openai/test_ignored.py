@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from router.openai.ignored import OTHER, IgnoredFields
-from router.openai.schemas import ChatCompletionRequest, parse_body
+from router.openai.request_body import parse_body
+from router.openai.schemas import ChatCompletionRequest
 from wire.errors import InvalidRequest
 
 USER = {"role": "user", "content": "hi"}

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from engine.text.choice_text import TextOptions
 from router.openai.fields import MAX_TEXT_CHARS
-from router.openai.schemas import ChatCompletionRequest, CompletionRequest, parse_body
+from router.openai.request_body import parse_body
+from router.openai.schemas import ChatCompletionRequest, CompletionRequest
 from wire.errors import InvalidRequest, UnsupportedMediaType
 from wire.sampling import DecodingParams
 
