@@ -15,7 +15,8 @@ from typing import Any
 from engine.text.choice_text import ScoredToken
 from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.tokenizer import Tokenizer
-from router.openai.responses import PromptReport, completion_token, finite_logprob
+from router.openai.logprob_formats import completion_token, finite_logprob
+from router.openai.responses import PromptReport
 from router.scored_prompt import ScoredPrompt
 from wire.errors import InvalidRequest
 

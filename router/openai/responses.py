@@ -10,25 +10,27 @@ as OpenAI does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from json.encoder import encode_basestring
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from engine.text.choice_text import ScoredToken, TextDelta, TokenEntry
-from router.http.json_pieces import Items, dumps, json_pieces
+from engine.text.choice_text import TextDelta
+from router.http.json_pieces import dumps, json_pieces
 from router.openai.errors import error_body
+from router.openai.logprob_formats import (
+    chat_logprobs,
+    completion_logprobs,
+    prompt_and_output,
+    whole_logprobs,
+)
 from router.timings import Timings
 from wire.messages import HandoffFigures
 
 SSE_DONE = b"data: [DONE]\n\n"
-LOWEST_LOGPROB = -9999.0
 OWNER = "baton"
 
-_REPLACEMENT = "\ufffd"
 _NO_MEMBERS = ',"logprobs":null,"finish_reason":null'
-_ENTRIES_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,7 @@ def chat_completion(head: ReplyHead, choices: Sequence[FinishedChoice], usage: U
         {
             "index": choice.index,
             "message": {"role": "assistant", "content": choice.whole.text, "refusal": None},
-            "logprobs": _whole_logprobs(chat_logprobs, choice.whole.entries),
+            "logprobs": whole_logprobs(chat_logprobs, choice.whole.entries),
             "finish_reason": choice.whole.finish_reason,
             **_all_token_ids(choice),
         }
@@ -251,7 +253,9 @@ def text_completion(head: ReplyHead, choices: Iterable[FinishedChoice], usage: U
         {
             "index": choice.index,
             "text": choice.prompt.text + choice.whole.text,
-            "logprobs": _behind(choice.prompt.logprobs, _whole_logprobs(completion_logprobs, choice.whole.entries)),
+            "logprobs": prompt_and_output(
+                choice.prompt.logprobs, whole_logprobs(completion_logprobs, choice.whole.entries)
+            ),
             "finish_reason": choice.whole.finish_reason,
             **_all_token_ids(choice),
             **prompt_logprobs(choice),
@@ -287,33 +291,6 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     if usage.timings is not None:
         found["timings"] = usage.timings
     return found
-
-
-def chat_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
-    """The `logprobs` member of a chat choice; None when the request asked for none."""
-    content = [
-        {**_logprob_object(entry.chosen), "top_logprobs": [_logprob_object(token) for token in entry.top]}
-        for entry in entries
-        if entry.chosen is not None
-    ]
-    return {"content": content, "refusal": None} if content else None
-
-
-def completion_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
-    """The `logprobs` member of a completions choice: parallel lists, one item per token; None when not asked for.
-
-    A token that is no whole character is written `bytes:\\xe2`. Where the most likely tokens have one text several
-    times, the chosen token has it as its key, or else the likeliest; the others have `token_id:` and their id.
-    """
-    reported = [(entry.text_offset, entry.chosen, entry.top) for entry in entries if entry.chosen is not None]
-    if not reported:
-        return None
-    return {
-        "tokens": [completion_token(chosen) for _, chosen, _ in reported],
-        "token_logprobs": [finite_logprob(chosen.logprob) for _, chosen, _ in reported],
-        "top_logprobs": [_top_logprobs(chosen, top) for _, chosen, top in reported],
-        "text_offset": [offset for offset, _, _ in reported],
-    }
 
 
 def prompt_logprobs(choice: FinishedChoice) -> dict[str, Any]:
@@ -379,52 +356,10 @@ def _token_ids(delta: TextDelta, with_token_ids: bool) -> dict[str, Any]:
     return {"token_ids": [entry.token_id for entry in delta.entries]} if with_token_ids else {}
 
 
-def _behind(prompt: dict[str, list[Any]] | None, output: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The lists of `completion_logprobs` for the tokens of an echoed prompt and those of the output, which may be
-    `Items`."""
-    if prompt is None or output is None:
-        return prompt or output
-    return {name: Items(chain(prompt[name], _items_of(output[name]))) for name in prompt}
-
-
-def _items_of(values: Items | list[Any]) -> Iterable[object]:
-    return values.items if isinstance(values, Items) else values
-
-
 def _all_token_ids(choice: FinishedChoice) -> dict[str, Any]:
     if choice.prompt_ids is None:
         return {}
     return {"prompt_token_ids": list(choice.prompt_ids), **_token_ids(choice.whole, with_token_ids=True)}
-
-
-def _logprob_object(token: ScoredToken) -> dict[str, Any]:
-    return {"token": token.text, "bytes": list(token.data), "logprob": finite_logprob(token.logprob)}
-
-
-def _top_logprobs(chosen: ScoredToken, top: Sequence[ScoredToken]) -> dict[str, float]:
-    names = {completion_token(chosen): chosen.token_id}
-    found: dict[str, float] = {}
-    for token in (*top, chosen):
-        name = completion_token(token)
-        if names.setdefault(name, token.token_id) != token.token_id:
-            name = f"token_id:{token.token_id}"
-        found[name] = finite_logprob(token.logprob)
-    return found
-
-
-def completion_token(token: ScoredToken) -> str:
-    """What `logprobs` of completions calls a token; see `completion_logprobs`."""
-    if _REPLACEMENT not in token.text:
-        return token.text
-    try:
-        return token.data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data)
-
-
-def finite_logprob(logprob: float) -> float:
-    """`logprob` as JSON can say it."""
-    return max(LOWEST_LOGPROB, logprob)  # in this order a NaN becomes the lowest value too
 
 
 def _quoted(text: str) -> str:
@@ -437,18 +372,3 @@ def _one_line(text: str) -> str:
     if text.isascii():
         return text
     return text.replace("\u0085", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def _whole_logprobs(
-    render: Callable[[Sequence[TokenEntry]], dict[str, Any] | None], entries: Sequence[TokenEntry]
-) -> dict[str, Any] | None:
-    """What `render` makes of all `entries`, its lists as `Items`: a few entries are rendered at a time."""
-    rendered = render(entries[:_ENTRIES_AT_ONCE])
-    if rendered is None:
-        return None
-
-    def items(name: str) -> Iterable[object]:
-        for start in range(0, len(entries), _ENTRIES_AT_ONCE):
-            yield from (render(entries[start : start + _ENTRIES_AT_ONCE]) or {}).get(name, ())
-
-    return {name: Items(items(name)) if isinstance(member, list) else member for name, member in rendered.items()}

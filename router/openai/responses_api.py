@@ -14,16 +14,8 @@ from typing import Any, ClassVar
 
 from engine.text.choice_text import TextDelta, join_deltas
 from router.openai.errors import error_body
-from router.openai.responses import (
-    NO_REPORT,
-    PromptReport,
-    ReplyHead,
-    TokensSoFar,
-    Usage,
-    chat_logprobs,
-    json_bytes,
-    usage_object,
-)
+from router.openai.logprob_formats import chat_logprobs
+from router.openai.responses import NO_REPORT, PromptReport, ReplyHead, TokensSoFar, Usage, json_bytes, usage_object
 from router.openai.responses_request import ResponsesRequest
 from wire.messages import FINISH_LENGTH
 

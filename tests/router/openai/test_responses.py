@@ -12,6 +12,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from engine.text.choice_text import ScoredToken, TextDelta, TokenEntry
+from router.openai.logprob_formats import chat_logprobs, completion_logprobs
 from router.openai.responses import (
     SSE_DONE,
     ChatStream,
@@ -20,8 +21,6 @@ from router.openai.responses import (
     ReplyHead,
     Usage,
     chat_completion,
-    chat_logprobs,
-    completion_logprobs,
     json_bytes,
     model_list,
     model_object,
