@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 # Tests run on all cores at once (`make test`). With a pool of compute threads in each process as well, they would wait
 # for each other by spinning.
@@ -20,6 +22,26 @@ settings.load_profile("baton")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole relays come first: they take longest, and no core should wait for the other at the end."""
     items.sort(key=lambda item: "/tests/system/" not in item.path.as_posix())
+
+
+class _ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """The tests of a file stay in one process, and so do those of a folder that shares a relay of five nodes."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        folder = file.rpartition("/")[0]
+        return folder if folder.endswith("/shared_relay") else file
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Three processes for two cores: a quarter of the time a test waits for another process or a clock. Each process
+    takes about a gigabyte, and no more than sixteen find work of their own."""
+    return min(max(2, len(os.sched_getaffinity(0)) * 3 // 2), 16)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
+    """How tests are divided among the processes of `make test`."""
+    return _ByFile(config, log)
 
 
 def pytest_collection_finish() -> None:

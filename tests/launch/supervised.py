@@ -19,16 +19,17 @@ import json, os, signal, subprocess, sys, time
 
 name, behaviour, *rest = sys.argv[1:]
 log = lambda text: print(text, file=sys.stderr, flush=True)
+tell = lambda text: print(text, flush=True)  # arrives before the events that come after it
 
 def stop(*_):
     log(f"{name} drains")
     sys.exit(0)
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else stop)
-log(f"{name} has pid {os.getpid()}")
+tell(f"{name} has pid {os.getpid()}")
 if behaviour == "parent":
     sleeper = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(100)"])
-    log(f"sleeper has pid {sleeper.pid}")
+    tell(f"sleeper has pid {sleeper.pid}")
 if behaviour == "broken" or (behaviour == "breaks" and os.path.exists(rest[0])):
     log("error: no such model: llama-17")
     sys.exit(1)

@@ -1,4 +1,4 @@
-"""Relays shared by the tests of this folder: a node takes seconds to start, so tests vary requests, not processes."""
+"""Checkpoints, their references, and the claim that no test leaves a block behind."""
 
 from __future__ import annotations
 
@@ -8,20 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.system.harness import Relay, start_relay
+from tests.system.harness import Relay
 from tests.system.reference import Reference
 
 Checkpoints = Callable[[str], Path]
-LLAMA_PREFILL = (
-    ("--max-num-batched-tokens", "16"),
-    ("--no-enable-prefix-caching", "--num-blocks", "40"),
-)
-LLAMA_DECODE = (
-    ("--kv-transport", "shm"),
-    ("--kv-transport", "zmq", "--no-enable-prefix-caching"),
-    ("--kv-transport", "shm", "--num-blocks", "40"),
-)
-ROUND_ROBIN = ("--prefill-policy", "round_robin", "--decode-policy", "round_robin", "--local-prefill-tokens", "0")
 
 
 @pytest.fixture(scope="session")
@@ -53,22 +43,6 @@ def references(checkpoints: Checkpoints) -> Callable[[str], Reference]:
 def relays() -> list[Relay]:
     """Every relay that runs now."""
     return []
-
-
-@pytest.fixture(scope="session")
-def llama_relay(
-    checkpoints: Checkpoints, relays: list[Relay], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Relay]:
-    """Two prefill nodes (small chunks; large chunks without a prefix cache in a small pool) and three decode nodes
-    (shm; zmq without a prefix cache; shm with a small pool), each request on the next of each."""
-    relay = start_relay(
-        checkpoints("llama"),
-        tmp_path_factory.mktemp("llama-relay"),
-        prefill=LLAMA_PREFILL,
-        decode=LLAMA_DECODE,
-        router=ROUND_ROBIN,
-    )
-    yield from running(relay, relays)
 
 
 @pytest.fixture(autouse=True)
