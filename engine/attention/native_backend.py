@@ -125,7 +125,7 @@ class NativeAttention:
         return out
 
     def _make_room(self, num_blocks: int, max_context: int) -> None:
-        """For the step's arrays and the kernels' scratch: twice what is needed, because the next step is often larger."""
+        """For the arrays and the scratch of a step: twice what is needed, because the next step is often larger."""
         num_bytes = 64 + self._kernels.attention_scratch(
             self._num_tokens, self._num_sequences, max_context, self._num_heads, self._largest_head
         )
