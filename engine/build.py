@@ -55,6 +55,7 @@ class Engine:
     num_blocks: int
     max_request_tokens: int
     device: Device
+    attention: AttentionChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def build_engine(
         memory = _kv_memory(model.layout, num_blocks, allocate, device)
         runner = _runner(settings, model, limits, attention, memory, device, on_graphs)
         core = _core(settings, capacity, model, num_blocks, runner)
-    return Engine(core, memory, config, model.fingerprint, num_blocks, core.max_request_tokens, device)
+    return Engine(core, memory, config, model.fingerprint, num_blocks, core.max_request_tokens, device, attention)
 
 
 def _is_gpu(device: Device) -> bool:
