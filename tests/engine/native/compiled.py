@@ -9,17 +9,27 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+from ctypes import CDLL
+from pathlib import Path
 
 import pytest
 
 from engine.native.library import Kernels, levels, load_library
 
 HAS_COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++"))
+OTHER_LIBRARY = "BATON_TEST_KERNELS"
+"""An environment variable: test this library instead (see `tests.engine.native.sanitized`)."""
+
+
+def library() -> CDLL:
+    """The library under test. Raises `OSError`."""
+    other = os.environ.get(OTHER_LIBRARY)
+    return load_library(Path(other) if other else None)
 
 
 def _levels_here() -> list[str]:
     try:
-        return levels(load_library())
+        return levels(library())
     except OSError:
         return ["compiled"] if HAS_COMPILER else []
 
@@ -31,4 +41,4 @@ needs_kernels = pytest.mark.skipif(not LEVELS, reason="the CPU kernels are not c
 @functools.cache
 def kernels(level: str, num_threads: int = 2) -> Kernels:
     """Open for the rest of the process."""
-    return Kernels(load_library(), num_threads, level)
+    return Kernels(library(), num_threads, level)

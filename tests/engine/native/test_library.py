@@ -11,6 +11,7 @@ import torch
 
 from engine.native import arguments, library
 from engine.native.library import Kernels, huge_pages, levels, load_library, open_kernels
+from tests.engine.native import compiled
 from tests.engine.native.compiled import LEVELS, needs_kernels
 from wire.errors import InvalidSetting
 
@@ -86,7 +87,7 @@ def test_a_library_of_another_interface_is_not_loaded(monkeypatch: pytest.Monkey
 @needs_kernels
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 8])
 def test_every_tile_is_computed_once_whatever_the_threads(num_threads: int) -> None:
-    pool = Kernels(load_library(), num_threads, LEVELS[0])
+    pool = Kernels(compiled.library(), num_threads, LEVELS[0])
     for num_rows in (1, 2, 7, 1000):
         residual, delta = torch.zeros(num_rows, 2048), torch.ones(num_rows, 2048)
         out, weight = torch.empty_like(residual), torch.ones(2048)
@@ -120,7 +121,7 @@ def test_memory_for_weights_is_aligned_and_large_enough(num_bytes: int) -> None:
 def test_a_pool_that_is_closed_leaves_no_thread() -> None:
     tasks = Path("/proc/self/task")
     before = len(list(tasks.iterdir()))
-    pool = Kernels(load_library(), 5, LEVELS[0])
+    pool = Kernels(compiled.library(), 5, LEVELS[0])
     assert len(list(tasks.iterdir())) == before + 4
     pool.close()
     assert len(list(tasks.iterdir())) == before
