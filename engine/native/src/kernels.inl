@@ -6,22 +6,26 @@ namespace {
 
 #include "simd.h"
 #include "elementwise.inl"
+namespace products {
 #include "linear.inl"
+}
+namespace paged {
 #include "attention.inl"
+}
 
 }  // namespace
 }  // namespace BATON_LEVEL
 
-#define BATON_TABLE(variable, name)                                                                                  \
-    extern const KernelTable variable = {name,                                                                       \
-                                         BATON_LEVEL::packed_bytes,                                                  \
-                                         BATON_LEVEL::pack,                                                          \
-                                         BATON_LEVEL::linear,                                                        \
-                                         BATON_LEVEL::store_kv,                                                      \
-                                         BATON_LEVEL::attention_scratch,                                             \
-                                         BATON_LEVEL::attention,                                                     \
-                                         BATON_LEVEL::add_norm,                                                      \
-                                         BATON_LEVEL::norm_rotate,                                                   \
+#define BATON_TABLE(variable, name) \
+    extern const KernelTable variable = {name, \
+                                         BATON_LEVEL::products::packed_bytes, \
+                                         BATON_LEVEL::products::pack, \
+                                         BATON_LEVEL::products::linear, \
+                                         BATON_LEVEL::paged::store_kv, \
+                                         BATON_LEVEL::paged::attention_scratch, \
+                                         BATON_LEVEL::paged::attention, \
+                                         BATON_LEVEL::add_norm, \
+                                         BATON_LEVEL::norm_rotate, \
                                          BATON_LEVEL::gate}
 
 }  // namespace baton
