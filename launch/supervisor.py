@@ -36,7 +36,7 @@ FAILED_START_PATIENCE_S = 1.0
 finish."""
 LAST_PATIENCE_S = 2.0
 """The least time for the children that stop last, even when the others used up the time."""
-KILL_TIMEOUT_S = 5.0
+KILL_TIMEOUT_S = 30.0
 OWN_NAME = "baton"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

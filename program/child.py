@@ -26,7 +26,7 @@ from program.events import Ready, parse_event
 from wire.errors import ChildFailed
 
 PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
-KILL_S = 10.0
+KILL_S = 30.0
 """The time that the kernel gets to end a process after SIGKILL."""
 _TETHER = Path(__file__).with_name("tether.py")
 _READ_BYTES = 64 * 1024
