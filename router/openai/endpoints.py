@@ -52,7 +52,7 @@ from router.openai.responses import (
 )
 from router.openai.responses_api import ResponseObject, ResponseStream
 from router.openai.responses_request import ResponsesRequest
-from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
+from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
 from router.relay import Relay
 from router.request_ids import REQUEST_ID
 from router.request_trace import note_request
@@ -60,7 +60,6 @@ from router.served_model import ServedModel
 from router.timings import ClientTimes, timings_of
 from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded
 
-GenerationRequest = ChatCompletionRequest | CompletionRequest | ResponsesRequest
 RequestT = TypeVar("RequestT", ChatCompletionRequest, CompletionRequest, ResponsesRequest)
 _log = logging.getLogger(__name__)
 

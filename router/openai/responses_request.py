@@ -14,7 +14,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from router.openai import ignored
 from router.openai.fields import MAX_TEXT_CHARS, TOO_LONG, UNSUPPORTED, UserName, field_error
-from router.openai.schemas import MAX_MESSAGES, ChatCompletionRequest, Message, _GenerationRequest
+from router.openai.schemas import MAX_MESSAGES, ChatCompletionRequest, GenerationRequest, Message
 from router.openai.strict_json import shown
 from router.openai.unsupported import COMMON, Table, is_harmless
 from wire.sampling import MAX_TOP_LOGPROBS
@@ -180,7 +180,7 @@ _TextConfig = Annotated[Mapping[str, Any], PlainValidator(_read_text_config), Wi
 _Reasoning = Annotated[Mapping[str, Any], PlainValidator(_read_reasoning), WithJsonSchema(_REASONING)]
 
 
-class ResponsesRequest(_GenerationRequest):
+class ResponsesRequest(GenerationRequest):
     """The body of `POST /v1/responses`. `input` is a conversation, whatever form it came in."""
 
     unsupported = RESPONSES

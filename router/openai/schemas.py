@@ -139,8 +139,8 @@ class Message(Strict):
         return len(self.content) + len(self.reasoning or self.reasoning_content or "")
 
 
-class _GenerationRequest(Strict):
-    """The fields that both endpoints share."""
+class GenerationRequest(Strict):
+    """The fields that all endpoints share that generate text."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME)]
     stream: bool = False
@@ -267,7 +267,7 @@ class _GenerationRequest(Strict):
         )
 
 
-class ChatCompletionRequest(_GenerationRequest):
+class ChatCompletionRequest(GenerationRequest):
     """The body of `POST /v1/chat/completions`."""
 
     unsupported = {**COMMON, **CHAT}
@@ -330,7 +330,7 @@ class ChatCompletionRequest(_GenerationRequest):
         return variables | dict(self.chat_template_kwargs)
 
 
-class CompletionRequest(_GenerationRequest):
+class CompletionRequest(GenerationRequest):
     """The body of `POST /v1/completions`. `prompt` is always a tuple: of texts, or of tuples of token ids."""
 
     unsupported = {**COMMON, **COMPLETION}
