@@ -1,13 +1,13 @@
 """The request of /v1/responses: text in, text out.
 
 Owns the fields of this endpoint and how its input becomes a conversation. Parameters of sampling are those of the other
-endpoints. Answers are not stored: `store: true` is taken, as it is what clients send by default, and answered with a
-warning; what would need a stored answer is refused.
+endpoints. Answers are not stored: `store: true` is ignored with a warning, as everywhere; what would need a stored
+answer is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
@@ -45,13 +45,13 @@ _OF_OTHER_ENDPOINTS: Table = {
     "return_timings": (False,),
     "return_token_ids": (False,),
 }
-_ECHOED = ("metadata", "prompt_cache_key", "safety_identifier", "store", "user")
+_ECHOED = ("metadata", "prompt_cache_key", "safety_identifier", "user")
 """Fields that other endpoints ignore and that an answer of this one repeats."""
 
 _IGNORABLE = {name: rule for name, rule in ignored.COMMON.items() if name not in _ECHOED}
 
 RESPONSES: Table = {
-    **{name: neutral for name, neutral in COMMON.items() if name != "store"},
+    **COMMON,
     **_OF_OTHER_ENDPOINTS,
     "background": (False,),
     "context_management": ([],),
@@ -195,7 +195,6 @@ class ResponsesRequest(GenerationRequest):
         PlainValidator(_read_include),
         WithJsonSchema({"type": "array", "items": {"enum": [*_INCLUDABLE]}}),
     ] = ()
-    store: bool | None = None
     text: _TextConfig = Field(default_factory=dict)
     reasoning: _Reasoning = Field(default_factory=dict)
     truncation: Annotated[str, PlainValidator(_read_truncation), WithJsonSchema({"enum": ["disabled"]})] = "disabled"
@@ -230,11 +229,6 @@ class ResponsesRequest(GenerationRequest):
     @property
     def output_limit(self) -> tuple[str, int | None]:
         return "max_output_tokens", self.max_output_tokens
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """What was asked for and not done, where the answer is the same without it."""
-        return ["store: this answer is not stored"] if self.store else []
 
     def as_chat(self) -> ChatCompletionRequest:
         """The same conversation for /v1/chat/completions, the instructions as its first message."""
