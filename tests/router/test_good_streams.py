@@ -46,7 +46,7 @@ KEY = {"authorization": "Bearer key-of-alice"}
 SPARE_SEEDS = HELD_SEEDS[NUM_STREAMS:]
 OTHER_ADDRESS = "127.0.0.2"
 MAX_CONNECTIONS = 150
-HTTP_LIMITS = replace(http_layer.LIMITS, header_s=0.5, body_stall_s=0.5)
+HTTP_LIMITS = replace(http_layer.LIMITS, header_s=0.8, body_stall_s=0.5)
 LIFE_LIMITS = HttpLimits(body_s=0.5, write_s=0.5, max_connections_per_address=MAX_CONNECTIONS)
 
 
