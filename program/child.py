@@ -127,6 +127,10 @@ class Child:
         """Ask it to finish: SIGTERM to the process alone."""
         self._process.terminate()
 
+    def hang_up(self) -> None:
+        """Ask it to read its files again: SIGHUP to the process alone, which ends one that does not expect it."""
+        self._process.send_signal(signal.SIGHUP)
+
     def kill(self) -> None:
         """SIGKILL to it and to everything in its process group. Returns at once: `wait` notices the end."""
         with self._ending:
