@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="baton keys",
         description="Make an API key. Its entry for the file of --api-key-file goes to stdout, the key to stderr: "
-        "`baton keys new alice >> keys.toml`, then send SIGHUP to the router.",
+        "`baton keys new alice >> keys.toml`, then send SIGHUP to the router or `baton serve`.",
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

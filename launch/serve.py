@@ -82,7 +82,10 @@ def child_specs(
     """What to start: the router, then one node per share, prefill nodes first."""
     inherited = {**child_environment(environment), "PYTHONUNBUFFERED": "1"}
     router = dataclasses.replace(deployment.router, port=http_port, control_host=LOOPBACK, control_port=control_port)
-    specs = [ChildSpec(ROUTER_NAME, "router", tuple(as_flags(router)), inherited, stops_last=True)]
+    flags_of_router = tuple(as_flags(router))
+    specs = [
+        ChildSpec(ROUTER_NAME, "router", flags_of_router, inherited, stops_last=True, reloads=router.reloads_files)
+    ]
     for index, share in enumerate(shares):
         is_prefill = index < deployment.serve.prefill
         settings = deployment.prefill if is_prefill else deployment.decode

@@ -26,13 +26,15 @@ ERROR_PREFIX = "error: "
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to run: `python -m module *arguments` with exactly `environment`."""
+    """What to run: `python -m module *arguments` with exactly `environment`. `reloads`: once it is ready, SIGHUP makes
+    it read files again and does not end it."""
 
     name: str
     module: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     stops_last: bool = False
+    reloads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,10 @@ class SupervisedChild:
     def terminate(self) -> None:
         """Ask the child to drain and exit."""
         self._child.terminate()
+
+    def reload(self) -> None:
+        """Ask a child that `reloads` to read its files again. Only for one that is ready."""
+        self._child.hang_up()
 
     def kill(self) -> None:
         """Kill the child and everything in its process group."""

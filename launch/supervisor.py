@@ -4,9 +4,12 @@ Owns the children and the signals of this process. Does not know what the childr
 
 Phases, each with its own end:
     starting   all children at once, until every one is ready; when a child exits here, `run` raises that child's error
-    watching   until the first SIGINT, SIGTERM or SIGHUP; a child that exits is started again after a growing delay
+    watching   until the first SIGINT or SIGTERM; a child that exits is started again after a growing delay
     stopping   one line that says so; SIGTERM to all but the children that stop last, then to those; SIGKILL when time
                is up or on a second signal
+
+SIGHUP is passed on to the children that reload files on it, to one that is not ready as soon as it is. Without such a
+child it asks to stop: a terminal was closed.
 
 Invariants: everything happens on the main thread, in the order of one event queue; when `run` returns or raises no
 child is left; a kill is always by process id.
@@ -36,9 +39,9 @@ FAILED_START_PATIENCE_S = 1.0
 finish."""
 LAST_PATIENCE_S = 2.0
 """The least time for the children that stop last, even when the others used up the time."""
-KILL_TIMEOUT_S = 5.0
+KILL_TIMEOUT_S = 30.0
 OWN_NAME = "baton"
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +51,25 @@ class Signalled:
     number: int
 
 
-Event = ChildReport | Signalled
+@dataclass(frozen=True, slots=True)
+class ReloadAsked:
+    """This process was asked to have files read again."""
+
+
+Event = ChildReport | Signalled | ReloadAsked
 
 
 @dataclass(slots=True)
 class _ChildState:
     """One child over its restarts. `process` is None between an exit and the next start, due at `restart_at`; `delay_s`
-    comes before the start after that.
+    comes before the start after that. `must_reload`: it was asked to and has not been told yet.
     """
 
     spec: ChildSpec
     delay_s: float
     process: SupervisedChild | None = None
     is_ready: bool = False
+    must_reload: bool = False
     address: str = ""
     started_at: float = 0.0
     restart_at: float | None = None
@@ -135,7 +144,7 @@ class Supervisor:
                 case Signalled():
                     self._console.close_bar()
                     return False
-                case Reported():
+                case Reported() | ReloadAsked():
                     pass
         self._console.close_bar()
         return True
@@ -152,7 +161,7 @@ class Supervisor:
                     self._console.log(OWN_NAME, f"{name} is ready again at {self._children[name].address}")
                 case Signalled():
                     return
-                case Reported():
+                case Reported() | ReloadAsked():
                     pass
 
     def _stop(self, patience_s: float) -> bool:
@@ -184,6 +193,14 @@ class Supervisor:
                     self._start(child)
                 except OSError as error:  # out of processes or memory, which may be temporary
                     self._schedule_restart(child, str(error))
+
+    def _reload(self) -> None:
+        """Pass SIGHUP on to the children that have yet to reload and are ready: before that it would end them."""
+        for child in self._children.values():
+            if child.must_reload and child.is_ready and child.process is not None:
+                self._console.log(OWN_NAME, f"SIGHUP: {child.spec.name} reads its files again")
+                child.process.reload()
+                child.must_reload = False
 
     def _terminate(self, children: Sequence[_ChildState], deadline: float) -> bool:
         running = [child for child in children if child.process is not None]
@@ -226,21 +243,28 @@ class Supervisor:
             case Reported(name, Ready(address=address)):
                 self._children[name].is_ready = True
                 self._children[name].address = address
+                self._reload()
             case Exited():
                 self._children[event.name].process = None
                 self._children[event.name].is_ready = False
             case Signalled():
                 self._signals.append(event.number)
+            case ReloadAsked():
+                for child in self._children.values():
+                    child.must_reload = child.spec.reloads
+                self._reload()
             case Reported():
                 pass
         return event
 
     @contextmanager
     def _signals_as_events(self) -> Iterator[None]:
-        def put(number: int, _frame: FrameType | None) -> None:
-            self._events.put(Signalled(number))
+        has_reloads = any(child.spec.reloads for child in self._children.values())
 
-        previous = {number: signal.signal(number, put) for number in STOP_SIGNALS}
+        def put(number: int, _frame: FrameType | None) -> None:
+            self._events.put(ReloadAsked() if has_reloads and number == signal.SIGHUP else Signalled(number))
+
+        previous = {number: signal.signal(number, put) for number in SIGNALS}
         try:
             yield
         finally:

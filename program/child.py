@@ -26,7 +26,7 @@ from program.events import Ready, parse_event
 from wire.errors import ChildFailed
 
 PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
-KILL_S = 10.0
+KILL_S = 30.0
 """The time that the kernel gets to end a process after SIGKILL."""
 _TETHER = Path(__file__).with_name("tether.py")
 _READ_BYTES = 64 * 1024
@@ -126,6 +126,10 @@ class Child:
     def terminate(self) -> None:
         """Ask it to finish: SIGTERM to the process alone."""
         self._process.terminate()
+
+    def hang_up(self) -> None:
+        """Ask it to read its files again: SIGHUP to the process alone, which ends one that does not expect it."""
+        self._process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
         """SIGKILL to it and to everything in its process group. Returns at once: `wait` notices the end."""

@@ -268,7 +268,8 @@ class Flight:
         journal.times.legs_sent(sent_us, *(node.hello.clock for node in nodes))
         self._cached.begin(journal.attempt, is_split=route.prefill is not None)
         self._legs = legs
-        self.trace.attempt_sent("" if route.prefill is None else route.prefill.node_id, route.decode.node_id)
+        prefill_node = "" if route.prefill is None else route.prefill.node_id
+        self.trace.attempt_sent(sent_us, prefill_node, route.decode.node_id)
         counters.num_handoff_attempts += route.prefill is not None
         counters.num_decode_only_attempts += route.prefill is None
 

@@ -56,9 +56,9 @@ class FlightTrace:
     handoff: HandoffFigures | None = None
     _journal: Journal | None = None
 
-    def attempt_sent(self, prefill_node: str, decode_node: str) -> None:
-        """The legs of the next attempt were sent."""
-        self.attempts.append(AttemptTrace(now_us(), prefill_node, decode_node))
+    def attempt_sent(self, sent_us: int, prefill_node: str, decode_node: str) -> None:
+        """The legs of the next attempt were sent; `sent_us` is from before the first of them left."""
+        self.attempts.append(AttemptTrace(sent_us, prefill_node, decode_node))
 
     def attempt_ended(self, end: str) -> None:
         """The current attempt is over, if there is one. Harmless when repeated."""

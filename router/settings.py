@@ -56,3 +56,8 @@ class RouterSettings:
     log_format: str = setting("text", "lines for people, or one JSON object per line", choices=LOG_FORMATS)
     enable_log_requests: bool = setting(False, "log one line per request when it ends, without its text")
     enable_debug_endpoints: bool = setting(False, "serve /debug/requests: ids, nodes and times of recent requests")
+
+    @property
+    def reloads_files(self) -> bool:
+        """Whether there is a file that SIGHUP makes the router read or open again."""
+        return any((self.api_key_file, self.ssl_certfile, self.audit_log))

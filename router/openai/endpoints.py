@@ -7,6 +7,7 @@ finished. A client that leaves cancels its request.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -29,6 +30,7 @@ from router.legs import RelayRequest
 from router.metrics import RouterMetrics
 from router.openai.answer import Answer, Choice, make_choices
 from router.openai.answer_size import bounded
+from router.openai.best_of import best_choices
 from router.openai.event_writer import EventWriter
 from router.openai.ignored import IgnoredFields
 from router.openai.prompt_report import PromptOptions, report_prompt
@@ -52,7 +54,7 @@ from router.openai.responses import (
 )
 from router.openai.responses_api import ResponseObject, ResponseStream
 from router.openai.responses_request import ResponsesRequest
-from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
+from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
 from router.relay import Relay
 from router.request_ids import REQUEST_ID
 from router.request_trace import note_request
@@ -60,7 +62,6 @@ from router.served_model import ServedModel
 from router.timings import ClientTimes, timings_of
 from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded
 
-GenerationRequest = ChatCompletionRequest | CompletionRequest | ResponsesRequest
 RequestT = TypeVar("RequestT", ChatCompletionRequest, CompletionRequest, ResponsesRequest)
 _log = logging.getLogger(__name__)
 
@@ -108,6 +109,8 @@ class Endpoints:
             stream = CompletionStream(head, request.include_usage, request.with_token_ids)
             return await self._stream(http, answer, stream, request, times)
         choices = await self._collect(answer, request)
+        if request.num_candidates > request.n:
+            choices = await asyncio.to_thread(best_choices, choices, request)
         return await json_answer(http, text_completion(head, choices, _usage(answer, request, times)))
 
     async def responses(self, http: web.Request) -> web.StreamResponse:
@@ -165,30 +168,33 @@ class Endpoints:
         if request.bad_words:
             params = replace(params, bad_word_ids=model.prompts.bad_word_ids(request.bad_words))
         params.check_vocabulary(model.prompts.tokenizer.vocab_size)
-        if len(prompts) * request.n > MAX_CHOICES:
-            raise InvalidRequest(f"{len(prompts)} prompts x {request.n} choices is more than {MAX_CHOICES}", "n")
+        num_choices = len(prompts) * request.num_candidates
+        if num_choices > MAX_CHOICES:
+            name = "n" if request.num_candidates == request.n else "best_of"
+            raise InvalidRequest(f"{num_choices} choices over all prompts is more than {MAX_CHOICES}", name)
         await self.relay.node_wait.for_any_node(model.name)
         max_model_len = self.max_model_len(model.name)
         prompts = [truncated(request, prompt_ids, max_model_len) for prompt_ids in prompts]
         if not request.stream:
             room = (max_model_len or 0) - max(map(len, prompts))
-            params = bounded(params, len(prompts) * request.n, room, request.output_limit[0])
+            params = bounded(params, num_choices, room, request.output_limit[0])
         identity = http.get(IDENTITY)
         salt = cache_salt_of(identity, request.cache_salt)
         requests: list[RelayRequest] = []
         for prompt_ids in prompts:
             max_tokens = self.relay.check_size(model.name, len(prompt_ids), params.max_tokens, param)
             requests.append(RelayRequest(model.name, tuple(prompt_ids), params.with_at_most(max_tokens), salt))
-        request.prompt_options.check_size(sum(map(len, prompts)) * request.n)
+        request.prompt_options.check_size(sum(map(len, prompts)) * request.num_candidates)
         choices = make_choices(
             requests,
-            request.n,
+            request.num_candidates,
             request.text_options(),
             model.prompts.tokenizer,
             echoes,
             generates=request.generates,
         )
-        demand = Demand.of_prompts(identity, map(len, prompts), request.n, params.max_tokens, request.priority)
+        lengths = map(len, prompts)
+        demand = Demand.of_prompts(identity, lengths, request.num_candidates, params.max_tokens, request.priority)
         answer = Answer(choices, self.relay, self.metrics, self.admission, demand)
         http[GENERATION] = Generation(model.name, answer)
         return answer

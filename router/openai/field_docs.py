@@ -13,7 +13,8 @@ REQUEST: Mapping[str, str] = {
     "beginning. Chat templates write such tokens themselves.",
     "allowed_token_ids": "No other token is sampled.",
     "bad_words": "Texts that are not generated: the last token of each is withheld where the others came before it.",
-    "best_of": "Allowed when it equals `n`.",
+    "best_of": "So many answers are generated, at most 20, and the `n` with the highest mean log probability per token "
+    "are returned, the best first. `usage` counts the tokens of all. Above `n` not for streams.",
     "cache_salt": "Prefixes are shared by requests of the same salt only. Letters, digits, `_`, `-`; at most 128.",
     "chat_template": "A jinja template in place of the model's, for a router with `--trust-request-chat-template`. It "
     "is rendered in a process of its own, with limits of time and memory.",

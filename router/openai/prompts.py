@@ -18,8 +18,7 @@ from engine.text.tokenizer import Tokenizer
 from router.openai.fields import UNSUPPORTED
 from router.openai.prompt_report import prompt_text
 from router.openai.request_templates import RequestTemplates
-from router.openai.responses_request import ResponsesRequest
-from router.openai.schemas import ChatCompletionRequest, CompletionRequest
+from router.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from wire.errors import InvalidRequest
 
 _MAX_INLINE_CHARS = 4096
@@ -136,11 +135,7 @@ class PromptMaker:
         return tuple(found)
 
 
-def truncated(
-    request: ChatCompletionRequest | CompletionRequest | ResponsesRequest,
-    prompt_ids: Sequence[int],
-    max_model_len: int | None,
-) -> Sequence[int]:
+def truncated(request: GenerationRequest, prompt_ids: Sequence[int], max_model_len: int | None) -> Sequence[int]:
     """The part of a prompt that `truncate_prompt_tokens` asks for; -1: as much as leaves room for the output."""
     num_kept = request.truncate_prompt_tokens
     if num_kept is None or (num_kept < 0 and max_model_len is None):

@@ -32,7 +32,7 @@ class ResponseObject:
         self._response_id = f"resp_{secrets.token_hex(16)}"
         self._created = head.created
         self._model = head.model
-        self._warnings = [*head.warnings, *request.warnings]
+        self._warnings = head.warnings
 
     def begun(self) -> dict[str, Any]:
         """The answer before its first text."""

@@ -1,20 +1,20 @@
 """The request of /v1/responses: text in, text out.
 
 Owns the fields of this endpoint and how its input becomes a conversation. Parameters of sampling are those of the other
-endpoints. Answers are not stored: `store: true` is taken, as it is what clients send by default, and answered with a
-warning; what would need a stored answer is refused.
+endpoints. Answers are not stored: `store: true` is ignored with a warning, as everywhere; what would need a stored
+answer is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from router.openai import ignored
 from router.openai.fields import MAX_TEXT_CHARS, TOO_LONG, UNSUPPORTED, UserName, field_error
-from router.openai.schemas import MAX_MESSAGES, ChatCompletionRequest, Message, _GenerationRequest
+from router.openai.schemas import MAX_MESSAGES, ChatCompletionRequest, GenerationRequest, Message
 from router.openai.strict_json import shown
 from router.openai.unsupported import COMMON, Table, is_harmless
 from wire.sampling import MAX_TOP_LOGPROBS
@@ -45,13 +45,13 @@ _OF_OTHER_ENDPOINTS: Table = {
     "return_timings": (False,),
     "return_token_ids": (False,),
 }
-_ECHOED = ("metadata", "prompt_cache_key", "safety_identifier", "store", "user")
+_ECHOED = ("metadata", "prompt_cache_key", "safety_identifier", "user")
 """Fields that other endpoints ignore and that an answer of this one repeats."""
 
 _IGNORABLE = {name: rule for name, rule in ignored.COMMON.items() if name not in _ECHOED}
 
 RESPONSES: Table = {
-    **{name: neutral for name, neutral in COMMON.items() if name != "store"},
+    **COMMON,
     **_OF_OTHER_ENDPOINTS,
     "background": (False,),
     "context_management": ([],),
@@ -180,7 +180,7 @@ _TextConfig = Annotated[Mapping[str, Any], PlainValidator(_read_text_config), Wi
 _Reasoning = Annotated[Mapping[str, Any], PlainValidator(_read_reasoning), WithJsonSchema(_REASONING)]
 
 
-class ResponsesRequest(_GenerationRequest):
+class ResponsesRequest(GenerationRequest):
     """The body of `POST /v1/responses`. `input` is a conversation, whatever form it came in."""
 
     unsupported = RESPONSES
@@ -195,7 +195,6 @@ class ResponsesRequest(_GenerationRequest):
         PlainValidator(_read_include),
         WithJsonSchema({"type": "array", "items": {"enum": [*_INCLUDABLE]}}),
     ] = ()
-    store: bool | None = None
     text: _TextConfig = Field(default_factory=dict)
     reasoning: _Reasoning = Field(default_factory=dict)
     truncation: Annotated[str, PlainValidator(_read_truncation), WithJsonSchema({"enum": ["disabled"]})] = "disabled"
@@ -230,11 +229,6 @@ class ResponsesRequest(_GenerationRequest):
     @property
     def output_limit(self) -> tuple[str, int | None]:
         return "max_output_tokens", self.max_output_tokens
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """What was asked for and not done, where the answer is the same without it."""
-        return ["store: this answer is not stored"] if self.store else []
 
     def as_chat(self) -> ChatCompletionRequest:
         """The same conversation for /v1/chat/completions, the instructions as its first message."""

@@ -55,6 +55,7 @@ from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams, check_stop_strings
 MAX_MODEL_NAME = 512
 MAX_MESSAGES = 2048
 MAX_CHOICES = 128
+MAX_BEST_OF = 20
 MAX_TEMPLATE_CHARS = 2**17
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -139,8 +140,8 @@ class Message(Strict):
         return len(self.content) + len(self.reasoning or self.reasoning_content or "")
 
 
-class _GenerationRequest(Strict):
-    """The fields that both endpoints share."""
+class GenerationRequest(Strict):
+    """The fields that all endpoints share that generate text."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME)]
     stream: bool = False
@@ -205,6 +206,11 @@ class _GenerationRequest(Strict):
         return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
+    def num_candidates(self) -> int:
+        """How many choices are generated for each prompt. The client gets the best `n` of them."""
+        return self.n
+
+    @property
     def num_logprobs(self) -> int | None:
         """The number of alternatives to report beside each token; None: no log probabilities at all."""
         raise NotImplementedError
@@ -246,7 +252,8 @@ class _GenerationRequest(Strict):
                 min_tokens=self.min_tokens,
                 stop_token_ids=self.stop_token_ids,
                 ignore_eos=self.ignore_eos,
-                logprobs=self.num_logprobs,
+                # candidates are compared by them
+                logprobs=0 if self.num_logprobs is None and self.num_candidates > self.n else self.num_logprobs,
                 prompt_logprobs=self.prompt_options.num_wanted,
                 allowed_token_ids=self.allowed_token_ids,
             )
@@ -267,7 +274,7 @@ class _GenerationRequest(Strict):
         )
 
 
-class ChatCompletionRequest(_GenerationRequest):
+class ChatCompletionRequest(GenerationRequest):
     """The body of `POST /v1/chat/completions`."""
 
     unsupported = {**COMMON, **CHAT}
@@ -330,7 +337,7 @@ class ChatCompletionRequest(_GenerationRequest):
         return variables | dict(self.chat_template_kwargs)
 
 
-class CompletionRequest(_GenerationRequest):
+class CompletionRequest(GenerationRequest):
     """The body of `POST /v1/completions`. `prompt` is always a tuple: of texts, or of tuples of token ids."""
 
     unsupported = {**COMMON, **COMPLETION}
@@ -346,8 +353,10 @@ class CompletionRequest(_GenerationRequest):
 
     @model_validator(mode="after")
     def _check_completion(self) -> Self:
-        if self.best_of is not None and self.best_of != self.n:
-            raise field_error("is supported only when it equals n", ("best_of",), UNSUPPORTED)
+        if not self.n <= self.num_candidates <= max(self.n, MAX_BEST_OF):
+            raise field_error(f"must be at least n, and at most {MAX_BEST_OF}", ("best_of",))
+        if self.num_candidates > self.n and self.stream:
+            raise field_error("may be more than n only when stream is false", ("best_of",))
         if self.echo and (self.suffix or self.truncate_prompt_tokens is not None):
             raise field_error("is not supported with suffix or truncate_prompt_tokens", ("echo",), UNSUPPORTED)
         if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
@@ -355,6 +364,10 @@ class CompletionRequest(_GenerationRequest):
         if len(self.suffix or "") * len(self.prompt) > MAX_TEXT_CHARS:
             raise field_error(f"is longer than {MAX_TEXT_CHARS} characters over all prompts", ("suffix",), TOO_LONG)
         return self
+
+    @property
+    def num_candidates(self) -> int:
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def num_logprobs(self) -> int | None:

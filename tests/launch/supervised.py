@@ -33,6 +33,10 @@ if behaviour == "parent":
 if behaviour == "broken" or (behaviour == "breaks" and os.path.exists(rest[0])):
     log("error: no such model: llama-17")
     sys.exit(1)
+if behaviour == "reloads":
+    while rest and not os.path.exists(rest[0]):  # made by the test: until then SIGHUP would end this process
+        time.sleep(0.01)
+    signal.signal(signal.SIGHUP, lambda *_: log(f"{name} reloads"))
 if behaviour != "mute":
     print(json.dumps({"event": "loading", "role": "prefill", "done": 5, "total": 10}), flush=True)
     print(json.dumps({"event": "ready", "role": "prefill", "address": f"http://{name}"}), flush=True)
@@ -53,7 +57,14 @@ from launch.supervisor import Supervisor
 
 children, start_timeout_s, stop_timeout_s = json.loads(sys.argv[1])
 specs = [
-    ChildSpec(name, "fake_child", (name, *arguments), dict(os.environ), stops_last=name == "router")
+    ChildSpec(
+        name,
+        "fake_child",
+        (name, *arguments),
+        dict(os.environ),
+        stops_last=name == "router",
+        reloads=arguments[0] == "reloads",
+    )
     for name, *arguments in children
 ]
 supervisor = Supervisor(

@@ -59,6 +59,12 @@ def test_settings_in_the_environment_reach_a_child_as_flags_only() -> None:
         assert spec.environment["HOME"] == "/root"
 
 
+@pytest.mark.parametrize("flag", ["--api-key-file=keys.toml", "--ssl-certfile=cert.pem", "--audit-log=audit.jsonl"])
+def test_a_router_with_files_to_reload_gets_sighup(flag: str) -> None:
+    assert [spec.reloads for spec in specs(flag)] == [True, False, False]
+    assert [spec.reloads for spec in specs()] == [False, False, False]
+
+
 def test_each_node_gets_its_share_of_the_machine() -> None:
     _, prefill, decode = specs(shares=[Placement(2, (0, 1), "4"), Placement(3)])
     assert {"--node-id=prefill-0", "--num-threads=2", "--cpu-affinity=0,1"} <= set(prefill.arguments)

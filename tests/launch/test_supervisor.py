@@ -86,6 +86,36 @@ def test_ctrl_c_reaches_only_the_supervisor(supervise: Supervise) -> None:
     assert own_lines == ["[baton] stopping, within 60 s; a second signal ends all at once"]
 
 
+def test_sighup_stops_children_that_have_nothing_to_reload(supervise: Supervise) -> None:
+    supervisor = supervise(RELAY)
+    supervisor.wait_for("all ready")
+    supervisor.process.send_signal(signal.SIGHUP)
+    assert supervisor.wait() == 0
+    assert supervisor.output().count("drains") == 3
+
+
+def test_sighup_is_passed_on_to_a_child_that_reloads_and_stops_nothing(supervise: Supervise) -> None:
+    supervisor = supervise([("router", "reloads"), ("decode-0", "steady")])
+    supervisor.wait_for("all ready")
+    for number in (1, 2):
+        supervisor.process.send_signal(signal.SIGHUP)
+        supervisor.wait_for("[router] router reloads", num_times=number)
+    assert supervisor.running_pids() == supervisor.pids()
+    supervisor.process.send_signal(signal.SIGTERM)
+    assert supervisor.wait() == 0
+    assert len(supervisor.pids()) == 2
+
+
+def test_sighup_waits_for_a_child_that_is_not_ready(supervise: Supervise, tmp_path: Path) -> None:
+    supervisor = supervise([("router", "reloads", str(tmp_path / "may-begin")), ("decode-0", "steady")])
+    supervisor.wait_for("has pid", num_times=2)
+    supervisor.process.send_signal(signal.SIGHUP)
+    (tmp_path / "may-begin").touch()
+    supervisor.wait_for("[router] router reloads")
+    supervisor.wait_for("all ready")
+    assert len(supervisor.pids()) == 2
+
+
 def test_a_signal_while_children_start_stops_them(supervise: Supervise) -> None:
     supervisor = supervise([("router", "steady"), ("prefill-0", "mute")])
     supervisor.wait_for("has pid", num_times=2)

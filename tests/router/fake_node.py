@@ -87,12 +87,15 @@ class FakeNode:
         self._heart = self._loop.create_task(self._beat())
         self.send(hello)
 
-    async def expect(self, kind: type[MessageT], within_s: float = PATIENCE_S) -> MessageT:
-        """The next message of that kind that no earlier call returned; others keep their places."""
+    async def expect(
+        self, kind: type[MessageT], within_s: float = PATIENCE_S, handoff_id: bytes | None = None
+    ) -> MessageT:
+        """The next message of that kind, or of that kind about one handoff, that no earlier call returned; others keep
+        their places."""
         async with asyncio.timeout(within_s):
             while True:
                 for position, message in enumerate(self._unread):
-                    if isinstance(message, kind):
+                    if isinstance(message, kind) and handoff_id in (None, getattr(message, "handoff_id", None)):
                         del self._unread[position]
                         return message
                 self._changed.clear()

@@ -90,6 +90,19 @@ class Connection:
                 self.received += data
         return bytes(self.received)
 
+    def pause(self) -> None:
+        """Leave in the system's buffer what comes from now on."""
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """End a `pause`."""
+        self._transport.resume_reading()
+
+    @property
+    def _transport(self) -> asyncio.Transport:
+        assert isinstance(self.writer.transport, asyncio.Transport)
+        return self.writer.transport
+
     def break_off(self) -> None:
         """Hang up without reading the rest."""
         self.writer.transport.abort()

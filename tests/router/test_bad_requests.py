@@ -88,6 +88,8 @@ MORE_FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
     ("32", COMPLETIONS, {"prompt": ...}, "prompt"),
     ("33", CHAT, {"messages": []}, "messages"),
     ("33", CHAT, {"messages": {}}, "messages"),
+    ("33", CHAT, {"messages": None}, "messages"),
+    ("34", CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ("34", CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
     ("34", CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ("35", CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
@@ -105,19 +107,28 @@ MORE_FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
     ("42", CHAT, {"n": True}, "n"),
     ("44", CHAT, {"temperature": -0.1}, "temperature"),
     ("45", CHAT, {"top_p": 1.1}, "top_p"),
+    ("45", CHAT, {"top_p": -1}, "top_p"),
     ("46", CHAT, {"top_k": -2}, "top_k"),
+    ("46", CHAT, {"top_k": 1.5}, "top_k"),
     ("46", CHAT, {"top_k": 2**31}, "top_k"),
     ("47", CHAT, {"min_p": 1.1}, "min_p"),
+    ("47", CHAT, {"min_p": -0.1}, "min_p"),
     ("48", CHAT, {"presence_penalty": 2.1}, "presence_penalty"),
     ("48", CHAT, {"frequency_penalty": -2.1}, "frequency_penalty"),
     ("49", CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
     *[("50", CHAT, {"n": count}, "n") for count in (0, -1, 129, 2**31, 10**18)],
-    *[("52", CHAT, {"max_tokens": count}, "max_tokens") for count in (-1, 2**63, UNBOUNDED)],
+    *[("51", COMPLETIONS, {"n": 2, "best_of": count}, "best_of") for count in (1, 21, 2**63)],
+    ("51", COMPLETIONS, {"best_of": 2, "stream": True}, "best_of"),
+    ("51", COMPLETIONS, {"best_of": 20, "prompt": ["x"] * 7}, "best_of"),
+    *[("52", CHAT, {"max_tokens": count}, "max_tokens") for count in (-1, 0, 2**63, UNBOUNDED)],
+    ("53", CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
+    ("57", COMPLETIONS, {"prompt": [[5], [5] * 1024]}, "prompt"),
     ("58", CHAT, {"seed": 2**63}, "seed"),
     ("58", CHAT, {"seed": 1.5}, "seed"),
     ("59", COMPLETIONS, {"logprobs": 6}, "logprobs"),
     ("59", CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ("59", CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ("59", CHAT, {"top_logprobs": 2}, "top_logprobs"),
     ("60", CHAT, {"logit_bias": {"5": 100.1}}, "logit_bias"),
     ("60", CHAT, {"logit_bias": {"AI": 1}}, "logit_bias"),
     ("61", CHAT, {"stop": ["x", None]}, "stop"),
@@ -125,19 +136,29 @@ MORE_FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
     ("61", CHAT, {"stop": "x" * 2**20}, "stop"),
     ("63", CHAT, {"min_tokens": -1}, "min_tokens"),
     ("63", CHAT, {"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
-    ("67", CHAT, {"kv_transfer_params": {"remote_host": "10.0.0.1"}}, "kv_transfer_params"),
+    ("64", COMPLETIONS, {"max_tokens": 0, "logprobs": 1}, "max_tokens"),
+    *[("65", CHAT, {"cache_salt": salt}, "cache_salt") for salt in ("", "s" * 2048, "../", "\U0001f600")],
+    ("66", CHAT, {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+    ("66", CHAT, {"guided_regex": "(a+)+$"}, "guided_regex"),
+    ("67", CHAT, {"request_id": "x"}, "request_id"),
     ("67", CHAT, {"bootstrap_room": 1}, "bootstrap_room"),
     ("68", CHAT, {"user": {}}, "user"),
+    ("68", CHAT, {"metadata": {"a": "x" * 2**20}}, "metadata"),
     ("69", CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
 ]
 
 ACCEPTED: list[tuple[str, str, dict[str, Any]]] = [
     ("13", CHAT, {"messages": [{"role": "user", "content": "a\x00b\x1b"}]}),
     ("40", CHAT, {"unheard_of": 1}),
+    ("43", CHAT, {"temperature": None, "n": None, "stop": None}),
+    ("45", CHAT, {"top_p": 1, "top_k": 0}),
     ("50", COMPLETIONS, {"n": 128}),
     ("52", COMPLETIONS, {"max_tokens": 10_000}),
     ("55", COMPLETIONS, {"prompt": [5] * 250, "max_tokens": 7}),
     ("56", COMPLETIONS, {"prompt": [5] * 255, "max_tokens": 1}),
+    ("58", CHAT, {"seed": -1}),
+    ("58", CHAT, {"seed": 2**63 - 1}),
+    ("64", COMPLETIONS, {"prompt": [5], "echo": True, "max_tokens": 0}),
 ]
 
 UNKNOWN_PATHS = ("//v1", "/v1/../v1x", "/v1/%2e%2e/secret", "/v1", "/%00", "/v1/chat/completions//", "/V1/models")
@@ -168,7 +189,7 @@ async def _beside_a_stream(prompts: PromptMaker, request: Any, limits: HttpLimit
         return reply
 
 
-def _changed(path: str, members: dict[str, Any]) -> bytes:
+def changed_body(path: str, members: dict[str, Any]) -> bytes:
     body = (chat_body if path == CHAT else completion_body)(**members)
     text = json.dumps({name: value for name, value in body.items() if value is not ...})
     return text.encode()
@@ -185,7 +206,7 @@ async def test_bodies_that_cannot_be_read(prompts: PromptMaker, case: Raw) -> No
     ("path", "members", "param"), [case[1:] for case in FIELDS], ids=[f"{i}-{case[0]}" for i, case in enumerate(FIELDS)]
 )
 async def test_fields_that_are_wrong(prompts: PromptMaker, path: str, members: dict[str, Any], param: str) -> None:
-    body = _changed(path, members)
+    body = changed_body(path, members)
     reply = await _beside_a_stream(prompts, lambda server: fetch(server, "POST", path, body))
     assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
     assert reply.error["param"] == param
@@ -194,12 +215,12 @@ async def test_fields_that_are_wrong(prompts: PromptMaker, path: str, members: d
 
 @pytest.mark.parametrize(("path", "members"), [case[1:] for case in ACCEPTED], ids=[case[0] for case in ACCEPTED])
 async def test_fields_at_the_edge_of_what_is_allowed(prompts: PromptMaker, path: str, members: dict[str, Any]) -> None:
-    reply = await _beside_a_stream(prompts, lambda server: fetch(server, "POST", path, _changed(path, members)))
+    reply = await _beside_a_stream(prompts, lambda server: fetch(server, "POST", path, changed_body(path, members)))
     assert reply.status == 200
 
 
 async def test_an_unknown_model_is_not_found(prompts: PromptMaker) -> None:
-    body = _changed(CHAT, {"model": "gpt-0"})
+    body = changed_body(CHAT, {"model": "gpt-0"})
     reply = await _beside_a_stream(prompts, lambda server: fetch(server, "POST", CHAT, body))
     assert (reply.status, reply.error["code"], reply.error["param"]) == (404, "model_not_found", "model")
 
@@ -251,7 +272,7 @@ async def test_many_wrong_requests_at_once_affect_no_other_request(prompts: Prom
     replies: list[Reply] = []
 
     async def send(server: Server) -> Reply:
-        asked = [fetch(server, "POST", path, _changed(path, members)) for _, path, members, _ in cases]
+        asked = [fetch(server, "POST", path, changed_body(path, members)) for _, path, members, _ in cases]
         replies.extend(await asyncio.gather(*asked))
         return replies[0]
 

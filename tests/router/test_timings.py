@@ -10,6 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from program.clock import host_clock, now_us
+from router.control import ControlLink
+from router.inbox import Inbox
+from router.legs import RelayRequest
 from router.openai.prompts import PromptMaker
 from router.timings import ClientTimes, RelayTimes, timings_of
 from tests.router.fake_node import FakeNode, LegMessage, Script, answering, first_index
@@ -22,9 +25,10 @@ from tests.router.http_client import (
     post_completion,
     request_bytes,
 )
-from tests.router.rig import Server, serving
+from tests.router.rig import MODEL, PROMPT, Server, relaying, serving
 from wire.errors import RequestFailed
 from wire.messages import DECODE, PREFILL, Decode, Prefill, StepTimes, TokenEvent, Tokens
+from wire.sampling import DecodingParams
 
 FIRST, SECOND = StepTimes(None, 20, 30), StepTimes(40, 50, 60)
 OTHER_CLOCK = "ffffffff"
@@ -165,6 +169,29 @@ async def test_times_of_the_nodes_are_in_the_metrics(server: Server, prompts: Pr
     assert samples["baton:request_prefill_time_seconds_count"] == 2
     assert samples["baton:handover_seconds_count"] == 1
     assert 0 < samples["baton:handover_seconds_sum"] < 10
+
+
+async def test_legs_are_stamped_before_the_first_of_them_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    sending_us: list[int] = []
+    send = ControlLink.send
+
+    def send_slowly(link: ControlLink, epoch: int, message: object) -> bool:
+        sending_us.append(now_us())
+        while now_us() == sending_us[-1]:
+            pass
+        return send(link, epoch, message)
+
+    async with relaying() as rig:
+        await rig.pair()
+        monkeypatch.setattr(ControlLink, "send", send_slowly)
+        requests = [RelayRequest(MODEL, PROMPT, DecodingParams(seed=1, choice=number)) for number in range(2)]
+        flights = rig.relay.start_choices(requests, Inbox(), 0)
+        assert len(sending_us) == 2
+        for flight in flights:
+            sent_us = flight.figures.times.sent_us
+            assert sent_us is not None
+            assert max(sent_us, flight.trace.attempts[0].sent_us) <= sending_us[0]
+            rig.relay.close(flight)
 
 
 def test_the_first_attempt_says_when_the_legs_went_out() -> None:

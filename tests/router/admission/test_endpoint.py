@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.cache.block_pool import BlockPool
+from engine.cache.hashing import extend_hashes, root_hash
 from router.access.guard import Guard
 from router.access.keys import digest_of
 from router.admission.admission import AdmissionSettings
 from router.openai.prompts import PromptMaker
-from tests.router.fake_node import FakeNode, LegMessage, answering
+from tests.router.fake_node import LAYOUT, FakeNode, LegMessage, Script, answering
 from tests.router.http_client import Reply, completion_body, connected, fetch, parse_reply, request_bytes
 from tests.router.rig import DEFAULTS, Server, serving
 from wire.messages import DECODE, Decode
@@ -138,27 +140,38 @@ async def test_tokens_of_a_key_are_limited_by_what_it_used(prompts: PromptMaker,
         assert samples["baton:requests_rejected_total", "tokens_per_minute"] == 1
 
 
+def _caching(pool: BlockPool) -> Script:
+    """A node that computes one token, and caches the blocks of prompts as every node does."""
+
+    def script(node: FakeNode, leg: LegMessage) -> None:
+        hashes: list[bytes] = []
+        root = root_hash(node.hello.fingerprint, leg.cache_salt)
+        extend_hashes(hashes, leg.token_ids, LAYOUT.block_size, root)
+        num_known = len(pool.lookup(hashes))
+        block_ids = pool.allocate(len(hashes) - num_known)
+        for block_id, block_hash in zip(block_ids, hashes[num_known:], strict=True):
+            pool.publish(block_id, block_hash)
+        pool.release(block_ids)
+        node.emit(leg, [5], finish="length", cached=num_known * LAYOUT.block_size)
+
+    return script
+
+
 async def test_a_key_gets_nothing_from_the_cache_of_another(prompts: PromptMaker, tmp_path: Path) -> None:
-    """Nodes hash blocks with the salt of the leg, and the router looks for nodes under the same salt."""
     guard = _guard(tmp_path, alice='group = "research"', bob='group = "research"', carol="", dave="")
+    salt_of_alice = next(each.cache_root for each in guard.identities if each.name == "alice").hex()
     async with serving(prompts, guard=guard) as server:
-        cached: dict[tuple[bytes, tuple[int, ...]], int] = {}
+        await server.rig.join(DECODE, _caching(BlockPool(64)))
 
-        def script(node: FakeNode, leg: LegMessage) -> None:
-            known = cached.get((leg.cache_salt, leg.token_ids), 0)
-            cached[leg.cache_salt, leg.token_ids] = len(leg.token_ids)
-            node.emit(leg, [5], finish="length", cached=known)
-
-        await server.rig.join(DECODE, script)
-
-        async def num_cached(name: str) -> int:
-            reply = await _post(server, name, prompt=[7, 8, 9])
+        async def num_cached(name: str, **members: object) -> int:
+            reply = await _post(server, name, prompt=[*range(40, 54)], **members)
             return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
         assert [await num_cached(name) for name in ("alice", "carol", "dave")] == [0, 0, 0]
-        assert [await num_cached(name) for name in ("alice", "bob", "carol", "dave")] == [3, 3, 3, 3]
-        assert len({salt for salt, _ in cached}) == 3
-        assert {len(salt) for salt, _ in cached} == {32}
+        assert [await num_cached(name) for name in ("alice", "bob", "carol", "dave")] == [12, 12, 12, 12]
+        for salt in ("x", "alice", "research", salt_of_alice):  # what a client chooses leads to no other key's cache
+            assert [await num_cached(name, cache_salt=salt) for name in ("alice", "carol", "dave")] == [0, 0, 0]
+            assert [await num_cached(name, cache_salt=salt) for name in ("bob", "carol")] == [12, 12]
 
 
 async def test_without_keys_legs_have_no_salt(prompts: PromptMaker) -> None:

@@ -114,7 +114,7 @@ CASES = {
 }
 
 
-async def _answer_to(server: Server, case: Case) -> bytes:
+async def answer_to(server: Server, case: Case) -> bytes:
     """All that comes back, until the server hangs up or an answer is complete that leaves the connection open."""
     async with connected(server) as connection:
         await connection.send(case.sent)
@@ -133,7 +133,7 @@ async def _answer_to(server: Server, case: Case) -> bytes:
 async def _answers(prompts: PromptMaker) -> dict[str, bytes]:
     """What each case is answered, all sent at once."""
     async with serving(prompts, limits=LIMITS) as server:
-        found = await asyncio.gather(*[_answer_to(server, case) for case in CASES.values()])
+        found = await asyncio.gather(*[answer_to(server, case) for case in CASES.values()])
         await server.rig.settle()
         return dict(zip(CASES, found, strict=True))
 
@@ -144,7 +144,7 @@ def _is_complete(received: bytearray) -> bool:
     return bool(separator) and not is_last and parse_reply(bytes(received)).is_whole
 
 
-def _fault(raw: bytes, case: Case) -> str | None:
+def fault_of(raw: bytes, case: Case) -> str | None:
     """What is wrong with an answer; None when nothing is."""
     if case.status is None or not raw:
         return None if case.status is None and not raw else f"{raw!r:.300}"
@@ -174,7 +174,7 @@ def test_bad_http_is_answered_in_the_envelope(
     monkeypatch.setattr(aiohttp.web_protocol, "HttpRequestParser", parser)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         answers = runner.run(_answers(prompts))
-    faults = {name: _fault(answers[name], case) for name, case in CASES.items()}
+    faults = {name: fault_of(answers[name], case) for name, case in CASES.items()}
     assert {name: fault for name, fault in faults.items() if fault} == {}
     assert [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
     assert CANARY.decode() not in caplog.text

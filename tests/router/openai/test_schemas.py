@@ -249,9 +249,8 @@ COMPLETION = [
     ({"prompt": ["a"] * 129}, "prompt", INVALID),
     ({"prompt": "x" * (MAX_TEXT_CHARS + 1)}, "prompt", "string_above_max_length"),
     # 51, 59, 64
-    ({"best_of": 2}, "best_of", UNSUPPORTED),
-    ({"best_of": 21, "n": 2}, "best_of", UNSUPPORTED),
-    ({"best_of": 1, "n": 2}, "best_of", UNSUPPORTED),
+    *(({"best_of": count, "n": 2}, "best_of", INVALID) for count in (-1, 0, 1, 21, 2**63, "3", 3.0)),
+    ({"best_of": 3, "n": 2, "stream": True}, "best_of", INVALID),
     ({"logprobs": 6}, "logprobs", INVALID),
     ({"logprobs": -1}, "logprobs", INVALID),
     ({"logprobs": True}, "logprobs", INVALID),
