@@ -35,9 +35,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     made = os.environ.get("BATON_KERNELS")
     if made is None:
         made = str(tmp_path_factory.mktemp("kernels") / "kernels.so")
-        flags = "-std=c++20 -O3 -fPIC -shared -fno-math-errno -fvisibility=hidden -pthread -Isrc -Isrc/levels".split()
+        flags = ["-std=c++20", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fvisibility=hidden", "-pthread"]
         sources = [str(path) for path in (*SOURCES.glob("*.cpp"), *SOURCES.glob("levels/*.cpp"))]
-        subprocess.run(["g++", *flags, *sources, "-o", made], check=True, cwd=SOURCES.parent)
+        subprocess.run(["g++", *flags, "-Isrc", "-Isrc/levels", *sources, "-o", made], check=True, cwd=SOURCES.parent)
     return ctypes.CDLL(made)
 
 
