@@ -101,9 +101,9 @@ BATON_INLINE Floats load(const Bfloat16* from) {
     return reinterpret_cast<Floats>(__builtin_convertvector(read_vector<Halves>(from), Words) << 16);
 }
 BATON_INLINE Floats load(const Float16* from) {
-#if defined(__AVX512F__) && BATON_VECTOR_BYTES == 64
+#if BATON_VECTOR_BYTES == 64
     return reinterpret_cast<Floats>(_mm512_cvtph_ps(read_vector<__m256i>(from)));
-#elif defined(__F16C__) && BATON_VECTOR_BYTES == 32
+#elif BATON_VECTOR_BYTES == 32
     return reinterpret_cast<Floats>(_mm256_cvtph_ps(read_vector<__m128i>(from)));
 #else
     Floats values;
@@ -120,9 +120,9 @@ BATON_INLINE void store(Bfloat16* to, Floats values) {
     write_vector(to, __builtin_convertvector(rounded, Halves));
 }
 BATON_INLINE void store(Float16* to, Floats values) {
-#if defined(__AVX512F__) && BATON_VECTOR_BYTES == 64
+#if BATON_VECTOR_BYTES == 64
     write_vector(to, _mm512_cvtps_ph(reinterpret_cast<__m512>(values), _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__F16C__) && BATON_VECTOR_BYTES == 32
+#elif BATON_VECTOR_BYTES == 32
     write_vector(to, _mm256_cvtps_ph(reinterpret_cast<__m256>(values), _MM_FROUND_TO_NEAREST_INT));
 #else
     for (int lane = 0; lane < kLanes; ++lane) narrow(values[lane], to + lane);
