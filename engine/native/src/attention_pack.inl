@@ -52,55 +52,76 @@ BATON_INLINE void find_rows(TokenRows<T>& rows, const BatonPagedKv& kv, const in
 
 // Rows become columns: each pass merges row i with row i + kLanes / 2.
 BATON_INLINE void transpose(Words (&rows)[kLanes]) {
+#pragma GCC unroll 4
     for (int width = 1; width < kLanes; width *= 2) {
         Words merged[kLanes];
+#pragma GCC unroll 16
         for (int i = 0; i < kLanes / 2; ++i) {
             merged[2 * i] = __builtin_shufflevector(rows[i], rows[i + kLanes / 2], BATON_ZIP_LOW);
             merged[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + kLanes / 2], BATON_ZIP_HIGH);
         }
+#pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) rows[i] = merged[i];
     }
 }
 #undef BATON_ZIP_LOW
 #undef BATON_ZIP_HIGH
 
-// Keys become columns: [keys / kPanel][units of a row][kPanel].
+// What is read next is asked for while something else is packed: blocks lie far apart, so that the processor itself
+// foresees nothing beyond a block.
+template <class T>
+BATON_INLINE void ask_for(const T* const* rows, int64_t index, int64_t end, int64_t column) {
+    if (index < end) __builtin_prefetch(rows[index] + column);
+}
+
+// kLanes units of kLanes keys become columns of a panel, from unit `unit` on.
 template <class Units, class T>
-void pack_keys(uint32_t* packed, const TokenRows<T>& rows, int64_t head_dim) {
-    const int64_t num_units = (head_dim + Units::kValues - 1) / Units::kValues;
-    for (int64_t key = rows.begin / kLanes * kLanes; key < rows.end; key += kLanes) {
-        uint32_t* to = packed + key / kPanel * num_units * kPanel + key % kPanel;
-        for (int64_t unit = 0; unit < num_units; unit += kLanes) {
-            const int64_t value = unit * Units::kValues, left = head_dim - value;
-            Words vectors[kLanes];
-            if (left >= kLanes * Units::kValues) {
-                for (int i = 0; i < kLanes; ++i) vectors[i] = Units::load_units(rows.keys[key + i] + value);
-            } else {
-                for (int i = 0; i < kLanes; ++i) vectors[i] = Units::load_first_units(rows.keys[key + i] + value, left);
-            }
-            transpose(vectors);
-            const int64_t count = num_units - unit < kLanes ? num_units - unit : kLanes;
-            if (count == kLanes) {
-                for (int i = 0; i < kLanes; ++i) write_vector(to + (unit + i) * kPanel, vectors[i]);
-            } else {
-                for (int64_t i = 0; i < count; ++i) write_vector(to + (unit + i) * kPanel, vectors[i]);
-            }
-        }
+BATON_INLINE void pack_square(uint32_t* to, const T* const* keys, int64_t unit, int64_t head_dim) {
+    const int64_t value = unit * Units::kValues, left = head_dim - value;
+    const int64_t num_units = (left + Units::kValues - 1) / Units::kValues;
+    Words vectors[kLanes];
+    if (left >= kLanes * Units::kValues) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) vectors[i] = Units::load_units(keys[i] + value);
+        transpose(vectors);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) write_vector(to + (unit + i) * kPanel, vectors[i]);
+    } else {
+        for (int i = 0; i < kLanes; ++i) vectors[i] = Units::load_first_units(keys[i] + value, left);
+        transpose(vectors);
+        for (int64_t i = 0; i < num_units; ++i) write_vector(to + (unit + i) * kPanel, vectors[i]);
     }
 }
 
-// Columns stay columns, units run over keys: [columns / kPanel][kKeysAtOnce / Units::kValues][kPanel].
+// The keys of the panel that begins at `first` become columns: [units of a row][kPanel].
 template <class Units, class T>
-void pack_values(uint32_t* packed, const TokenRows<T>& rows, int64_t head_dim) {
-    constexpr int64_t kPanelUnits = kKeysAtOnce / Units::kValues * kPanel;
-    for (int64_t unit = rows.begin / Units::kValues; unit * Units::kValues < rows.end; ++unit) {
-        const T* const* joined = rows.values + unit * Units::kValues;
-        uint32_t* to = packed + unit * kPanel;
-        int64_t column = 0;
-        for (; column + kLanes <= head_dim; column += kLanes)
-            write_vector(to + column / kPanel * kPanelUnits + column % kPanel, Units::join_rows(joined, column));
-        if (column < head_dim)
-            write_vector(to + column / kPanel * kPanelUnits + column % kPanel,
-                         Units::join_rows_first(joined, column, head_dim - column));
+void pack_keys(uint32_t* packed, const TokenRows<T>& rows, int64_t first, int64_t head_dim) {
+    const int64_t begin = first > rows.begin ? first : rows.begin / kLanes * kLanes;
+    const int64_t end = first + kPanel < rows.end ? first + kPanel : rows.end;
+    for (int64_t key = begin; key < end; key += kLanes)
+        for (int64_t value = 0; value < head_dim; value += kLanes * Units::kValues) {
+            pack_square<Units>(packed + key % kPanel, rows.keys + key, value / Units::kValues, head_dim);
+            for (int64_t i = key; i < key + kLanes; ++i) ask_for(rows.values, i, rows.end, value);
+        }
+}
+
+// The columns of the panel that begins at `first` stay columns, units run over keys: [keys][kPanel].
+template <class Units, class T>
+void pack_values(uint32_t* packed, const TokenRows<T>& rows, const TokenRows<T>& next, int64_t first, int64_t head_dim) {
+    const int64_t end = first + kPanel < head_dim ? first + kPanel : head_dim;
+    for (int64_t key = rows.begin / Units::kValues * Units::kValues; key < rows.end; key += Units::kValues) {
+        const T* const* joined = rows.values + key;
+        uint32_t* to = packed + key / Units::kValues * kPanel - first;
+        int64_t column = first;
+        for (; column + 2 * kLanes <= end; column += 2 * kLanes) {
+            Words vectors[2];
+            Units::join_rows(vectors, joined, column);
+            write_vector(to + column, vectors[0]);
+            write_vector(to + column + kLanes, vectors[1]);
+            for (int64_t i = key; i < key + Units::kValues; ++i) ask_for(next.keys, i, next.end, column);
+        }
+        for (; column < end; column += kLanes)
+            write_vector(to + column,
+                         Units::join_rows_first(joined, column, end - column < kLanes ? end - column : kLanes));
     }
 }
