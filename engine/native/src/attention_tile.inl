@@ -131,17 +131,25 @@ void add_values(const Tile& tile, const TileMemory& memory, const Partial& parti
                 const TokenRows<T>& next, int64_t first_key) {
     const int64_t head_dim = tile.attention.kv.head_dim;
     for (int64_t column = 0; column < head_dim; column += kPanel) {
+        const auto product = [&](int64_t row, const SeenKeys& seen) {
+            return Product{reinterpret_cast<const uint32_t*>(memory.scores + row * kKeysAtOnce), memory.packed,
+                           partial.sums + row * partial.stride + column, memory.factors + row, kKeysAtOnce,
+                           partial.stride, seen.begin / Units::kValues,
+                           (seen.end + Units::kValues - 1) / Units::kValues};
+        };
+        if (tile.num_rows <= 2 && column + kPanel <= head_dim) {
+            (tile.num_rows == 1 ? multiply_in_place<Units, 1, T> : multiply_in_place<Units, 2, T>)(
+                product(0, {rows.begin, rows.end}), rows, next, column);
+            continue;
+        }
         pack_values<Units>(memory.packed, rows, next, column, head_dim);
         const int64_t num_vectors = (head_dim - column + kLanes - 1) / kLanes;
         for (int64_t row = 0, count; row < tile.num_rows; row += count) {
             count = rows_of_next_block(tile.num_rows - row);
             const SeenKeys seen = seen_keys(memory, row, count, first_key);
             if (seen.begin >= seen.end) continue;  // then the factors are 1
-            multiply<Units>({reinterpret_cast<const uint32_t*>(memory.scores + row * kKeysAtOnce), memory.packed,
-                             partial.sums + row * partial.stride + column, memory.factors + row, kKeysAtOnce,
-                             partial.stride, seen.begin / Units::kValues,
-                             (seen.end + Units::kValues - 1) / Units::kValues},
-                            count, static_cast<int>(num_vectors < kPanelVectors ? num_vectors : kPanelVectors));
+            multiply<Units>(product(row, seen), count,
+                            static_cast<int>(num_vectors < kPanelVectors ? num_vectors : kPanelVectors));
         }
     }
 }
@@ -157,18 +165,17 @@ void compute_span(const Tile& tile, const TileMemory& memory, const Partial& par
     for (int64_t row = 0; row < tile.num_rows; ++row) partial.highest[row] = kNothing;
     TokenRows<T> rows[2];
     const auto find = [&](TokenRows<T>& found, int64_t key, int64_t behind) {
-        found.end = 0;
-        if (key >= behind) return;
         find_rows(found, tile.attention.kv, tile.table, tile.kv_head, key, begin > key ? begin - key : 0,
                   behind - key < kKeysAtOnce ? behind - key : kKeysAtOnce);
     };
     int64_t key = begin / kKeysAtOnce * kKeysAtOnce;
     find(rows[0], key, end);
     for (int number = 0; key < end; key += kKeysAtOnce, number ^= 1) {
-        find(rows[number ^ 1], key + kKeysAtOnce, last);  // maybe of the next span
+        const bool is_last = key + kKeysAtOnce >= last;
+        if (!is_last) find(rows[number ^ 1], key + kKeysAtOnce, last);  // maybe of the next span
         compute_scores<Units>(tile, memory, rows[number], key);
         compute_weights<Units>(tile, memory, partial, key);
-        add_values<Units>(tile, memory, partial, rows[number], rows[number ^ 1], key);
+        add_values<Units>(tile, memory, partial, rows[number], rows[is_last ? number : number ^ 1], key);
     }
     for (int64_t row = 0; row < tile.num_rows; ++row)
         partial.totals[row] = sum_of_lanes(load(memory.lanes + row * kLanes));
