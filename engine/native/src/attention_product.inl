@@ -29,10 +29,11 @@ struct FloatUnits {
     BATON_INLINE Words load_first_units(const T* from, int64_t num_values) {
         return reinterpret_cast<Words>(load_first(from, num_values));
     }
-    // Rows of values, one per unit, so that a vector holds kLanes columns.
+    // Columns of kValues rows, of which each unit takes one value, so that a vector holds kLanes columns.
     template <class T>
-    BATON_INLINE Words join_rows(const T* const* rows, int64_t column) {
-        return load_units(rows[0] + column);
+    BATON_INLINE void join_rows(Words (&joined)[2], const T* const* rows, int64_t column) {
+        joined[0] = load_units(rows[0] + column);
+        joined[1] = load_units(rows[0] + column + kLanes);
     }
     template <class T>
     BATON_INLINE Words join_rows_first(const T* const* rows, int64_t column, int64_t count) {
@@ -60,19 +61,23 @@ struct PairUnits {
         for (int64_t i = 0; i < num_values; ++i) values[i] = from[i];
         return read_vector<Words>(values);
     }
-    BATON_INLINE Words join(Halves low, Halves high) {
-        return __builtin_convertvector(low, Words) | (__builtin_convertvector(high, Words) << 16);
-    }
-    BATON_INLINE Words join_rows(const Bfloat16* const* rows, int64_t column) {
-        return join(read_vector<Halves>(rows[0] + column), read_vector<Halves>(rows[1] + column));
+    BATON_INLINE void join_rows(Words (&joined)[2], const Bfloat16* const* rows, int64_t column) {
+        typedef uint16_t Bits __attribute__((vector_size(BATON_VECTOR_BYTES)));
+        const Bits low = read_vector<Bits>(rows[0] + column), high = read_vector<Bits>(rows[1] + column);
+        joined[0] = reinterpret_cast<Words>(__builtin_shufflevector(
+            low, high, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13,
+            45, 14, 46, 15, 47));
+        joined[1] = reinterpret_cast<Words>(__builtin_shufflevector(
+            low, high, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59,
+            28, 60, 29, 61, 30, 62, 31, 63));
     }
     BATON_INLINE Words join_rows_first(const Bfloat16* const* rows, int64_t column, int64_t count) {
-        Bfloat16 values[2][kLanes] = {};
+        Bfloat16 values[2 * kLanes] = {};
         for (int64_t i = 0; i < count; ++i) {
-            values[0][i] = rows[0][column + i];
-            values[1][i] = rows[1][column + i];
+            values[2 * i] = rows[0][column + i];
+            values[2 * i + 1] = rows[1][column + i];
         }
-        return join(read_vector<Halves>(values[0]), read_vector<Halves>(values[1]));
+        return read_vector<Words>(values);
     }
     BATON_INLINE void write_row(uint32_t* row, int64_t index, Floats values) {
         const __m256bh rounded = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(values));
@@ -101,10 +106,13 @@ struct Product {
     int64_t a_stride, c_stride, begin, end;
 };
 
+// The loops over rows and vectors are unrolled before the sums are given registers.
 template <class Units, int kRows, int kVectors>
 void multiply_block(const Product& p) {
     Floats sums[kRows][kVectors];
+#pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 8
         for (int vector = 0; vector < kVectors; ++vector) {
             const float* from = p.c + row * p.c_stride + vector * kLanes;
             sums[row][vector] = p.factors == nullptr ? Floats{} : round_to(load(from) * p.factors[row], from);
@@ -112,14 +120,19 @@ void multiply_block(const Product& p) {
     const uint32_t* b = p.b + p.begin * kPanel;
     for (int64_t unit = p.begin; unit < p.end; ++unit, b += kPanel) {
         Words columns[kVectors];
+#pragma GCC unroll 8
         for (int vector = 0; vector < kVectors; ++vector) columns[vector] = read_vector<Words>(b + vector * kLanes);
+#pragma GCC unroll 8
         for (int row = 0; row < kRows; ++row) {
             const uint32_t value = p.a[row * p.a_stride + unit];
+#pragma GCC unroll 8
             for (int vector = 0; vector < kVectors; ++vector)
                 sums[row][vector] = Units::add_product(sums[row][vector], columns[vector], value);
         }
     }
+#pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 8
         for (int vector = 0; vector < kVectors; ++vector)
             store(p.c + row * p.c_stride + vector * kLanes, sums[row][vector]);
 }

@@ -8,8 +8,7 @@ constexpr int64_t kTileRows = 96;
 // A thread's memory, in floats; sizes are those of `tile_memory`.
 struct TileMemory {
     uint32_t* queries;  // [rows][units]
-    uint32_t* keys;
-    uint32_t* values;
+    uint32_t* packed;   // a panel of keys or of values
     float* scores;  // [rows][kKeysAtOnce], then weights
     float* lanes;   // [rows][kLanes], sums of weights
     float* factors;
@@ -30,8 +29,7 @@ int64_t tile_memory(TileMemory* memory, char* start, int64_t head_dim) {
         return reinterpret_cast<float*>(from);
     };
     memory->queries = reinterpret_cast<uint32_t*>(take(kTileRows * head_dim));
-    memory->keys = reinterpret_cast<uint32_t*>(take(kKeysAtOnce * padded));
-    memory->values = reinterpret_cast<uint32_t*>(take(kKeysAtOnce * padded));
+    memory->packed = reinterpret_cast<uint32_t*>(take(kPanel * (head_dim > kKeysAtOnce ? head_dim : kKeysAtOnce)));
     memory->scores = take(kTileRows * kKeysAtOnce);
     memory->lanes = take(kTileRows * kLanes);
     memory->factors = take(kTileRows);
@@ -89,18 +87,20 @@ BATON_INLINE SeenKeys seen_keys(const TileMemory& memory, int64_t first_row, int
     return {begin > 0 ? begin : 0, end < kKeysAtOnce ? end : kKeysAtOnce};
 }
 
-template <class Units>
-void compute_scores(const Tile& tile, const TileMemory& memory, int64_t first_key) {
-    const int64_t num_units = (tile.attention.kv.head_dim + Units::kValues - 1) / Units::kValues;
-    for (int64_t key = 0; key < kKeysAtOnce; key += kPanel)
+template <class Units, class T>
+void compute_scores(const Tile& tile, const TileMemory& memory, const TokenRows<T>& rows, int64_t first_key) {
+    const int64_t head_dim = tile.attention.kv.head_dim, num_units = (head_dim + Units::kValues - 1) / Units::kValues;
+    for (int64_t key = rows.begin / kPanel * kPanel; key < rows.end; key += kPanel) {
+        pack_keys<Units>(memory.packed, rows, key, head_dim);
         for (int64_t row = 0, count; row < tile.num_rows; row += count) {
             count = rows_of_next_block(tile.num_rows - row);
             const SeenKeys seen = seen_keys(memory, row, count, first_key);
             if (key >= seen.end || key + kPanel <= seen.begin) continue;
-            multiply<Units>({memory.queries + row * num_units, memory.keys + key * num_units,
-                             memory.scores + row * kKeysAtOnce + key, nullptr, num_units, kKeysAtOnce, 0, num_units},
+            multiply<Units>({memory.queries + row * num_units, memory.packed, memory.scores + row * kKeysAtOnce + key,
+                             nullptr, num_units, kKeysAtOnce, 0, num_units},
                             count, kPanelVectors);
         }
+    }
 }
 
 template <class Units>
@@ -126,21 +126,30 @@ void compute_weights(const Tile& tile, const TileMemory& memory, const Partial& 
     }
 }
 
-template <class Units>
-void add_values(const Tile& tile, const TileMemory& memory, const Partial& partial, int64_t first_key) {
-    constexpr int64_t kPanelUnits = kKeysAtOnce / Units::kValues * kPanel;
-    const int64_t size = rounded_up(tile.attention.kv.head_dim, kLanes);
-    for (int64_t column = 0; column < size; column += kPanel) {
-        const int64_t left = (size - column) / kLanes;
+template <class Units, class T>
+void add_values(const Tile& tile, const TileMemory& memory, const Partial& partial, const TokenRows<T>& rows,
+                const TokenRows<T>& next, int64_t first_key) {
+    const int64_t head_dim = tile.attention.kv.head_dim;
+    for (int64_t column = 0; column < head_dim; column += kPanel) {
+        const auto product = [&](int64_t row, const SeenKeys& seen) {
+            return Product{reinterpret_cast<const uint32_t*>(memory.scores + row * kKeysAtOnce), memory.packed,
+                           partial.sums + row * partial.stride + column, memory.factors + row, kKeysAtOnce,
+                           partial.stride, seen.begin / Units::kValues,
+                           (seen.end + Units::kValues - 1) / Units::kValues};
+        };
+        if (tile.num_rows <= 2 && column + kPanel <= head_dim) {
+            (tile.num_rows == 1 ? multiply_in_place<Units, 1, T> : multiply_in_place<Units, 2, T>)(
+                product(0, {rows.begin, rows.end}), rows, next, column);
+            continue;
+        }
+        pack_values<Units>(memory.packed, rows, next, column, head_dim);
+        const int64_t num_vectors = (head_dim - column + kLanes - 1) / kLanes;
         for (int64_t row = 0, count; row < tile.num_rows; row += count) {
             count = rows_of_next_block(tile.num_rows - row);
             const SeenKeys seen = seen_keys(memory, row, count, first_key);
             if (seen.begin >= seen.end) continue;  // then the factors are 1
-            multiply<Units>({reinterpret_cast<const uint32_t*>(memory.scores + row * kKeysAtOnce),
-                             memory.values + column / kPanel * kPanelUnits, partial.sums + row * partial.stride + column,
-                             memory.factors + row, kKeysAtOnce, partial.stride, seen.begin / Units::kValues,
-                             (seen.end + Units::kValues - 1) / Units::kValues},
-                            count, static_cast<int>(left < kPanelVectors ? left : kPanelVectors));
+            multiply<Units>(product(row, seen), count,
+                            static_cast<int>(num_vectors < kPanelVectors ? num_vectors : kPanelVectors));
         }
     }
 }
@@ -149,21 +158,24 @@ void add_values(const Tile& tile, const TileMemory& memory, const Partial& parti
 template <class T>
 void compute_span(const Tile& tile, const TileMemory& memory, const Partial& partial, int64_t span) {
     using Units = typename UnitsFor<T>::Units;
-    const BatonPagedKv& kv = tile.attention.kv;
     const int64_t last = memory.end[tile.num_rows - 1], end = (span + 1) * kSpan < last ? (span + 1) * kSpan : last;
     const int64_t begin = span * kSpan > memory.begin[0] ? span * kSpan : memory.begin[0];
     __builtin_memset(partial.sums, 0, tile.num_rows * partial.stride * 4);
     __builtin_memset(memory.lanes, 0, tile.num_rows * kLanes * 4);
     for (int64_t row = 0; row < tile.num_rows; ++row) partial.highest[row] = kNothing;
-    for (int64_t key = begin / kKeysAtOnce * kKeysAtOnce; key < end; key += kKeysAtOnce) {
-        TokenRows<T> rows;
-        find_rows(rows, kv, tile.table, tile.kv_head, key, begin > key ? begin - key : 0,
-                  end - key < kKeysAtOnce ? end - key : kKeysAtOnce);
-        pack_keys<Units>(memory.keys, rows, kv.head_dim);
-        compute_scores<Units>(tile, memory, key);
+    TokenRows<T> rows[2];
+    const auto find = [&](TokenRows<T>& found, int64_t key, int64_t behind) {
+        find_rows(found, tile.attention.kv, tile.table, tile.kv_head, key, begin > key ? begin - key : 0,
+                  behind - key < kKeysAtOnce ? behind - key : kKeysAtOnce);
+    };
+    int64_t key = begin / kKeysAtOnce * kKeysAtOnce;
+    find(rows[0], key, end);
+    for (int number = 0; key < end; key += kKeysAtOnce, number ^= 1) {
+        const bool is_last = key + kKeysAtOnce >= last;
+        if (!is_last) find(rows[number ^ 1], key + kKeysAtOnce, last);  // maybe of the next span
+        compute_scores<Units>(tile, memory, rows[number], key);
         compute_weights<Units>(tile, memory, partial, key);
-        pack_values<Units>(memory.values, rows, kv.head_dim);
-        add_values<Units>(tile, memory, partial, key);
+        add_values<Units>(tile, memory, partial, rows[number], rows[is_last ? number : number ^ 1], key);
     }
     for (int64_t row = 0; row < tile.num_rows; ++row)
         partial.totals[row] = sum_of_lanes(load(memory.lanes + row * kLanes));
