@@ -102,7 +102,7 @@ BATON_INLINE Floats load(const Bfloat16* from) {
 }
 BATON_INLINE Floats load(const Float16* from) {
 #if BATON_VECTOR_BYTES == 64
-    return reinterpret_cast<Floats>(_mm512_cvtph_ps(read_vector<__m256i>(from)));
+    return reinterpret_cast<Floats>(_mm512_maskz_cvtph_ps(0xffff, read_vector<__m256i>(from)));
 #elif BATON_VECTOR_BYTES == 32
     return reinterpret_cast<Floats>(_mm256_cvtph_ps(read_vector<__m128i>(from)));
 #else
@@ -121,7 +121,7 @@ BATON_INLINE void store(Bfloat16* to, Floats values) {
 }
 BATON_INLINE void store(Float16* to, Floats values) {
 #if BATON_VECTOR_BYTES == 64
-    write_vector(to, _mm512_cvtps_ph(reinterpret_cast<__m512>(values), _MM_FROUND_TO_NEAREST_INT));
+    write_vector(to, _mm512_maskz_cvtps_ph(0xffff, reinterpret_cast<__m512>(values), _MM_FROUND_TO_NEAREST_INT));
 #elif BATON_VECTOR_BYTES == 32
     write_vector(to, _mm256_cvtps_ph(reinterpret_cast<__m256>(values), _MM_FROUND_TO_NEAREST_INT));
 #else
