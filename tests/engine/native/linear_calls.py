@@ -1,4 +1,4 @@
-"""Calls the products of the CPU kernels through their C interface, with memory that ends at a page nobody may touch."""
+"""Calls the products of the CPU kernels, with memory that ends at a page nobody may touch."""
 
 from __future__ import annotations
 
@@ -9,36 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+from engine.native.arguments import DTYPES, BatonLinear, BatonPack
+from tests.engine.native.compiled import kernels
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _Pack(ctypes.Structure):
-    _fields_ = (
-        ("packed", ctypes.c_void_p),
-        ("weight", ctypes.c_void_p),
-        ("num_out", ctypes.c_int64),
-        ("num_in", ctypes.c_int64),
-        ("weight_stride", ctypes.c_int64),
-        ("dtype", ctypes.c_int32),
-    )
-
-
-class _Linear(ctypes.Structure):
-    _fields_ = (
-        ("out", ctypes.c_void_p),
-        ("x", ctypes.c_void_p),
-        ("packed", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("num_tokens", ctypes.c_int64),
-        ("num_out", ctypes.c_int64),
-        ("num_in", ctypes.c_int64),
-        ("out_stride", ctypes.c_int64),
-        ("x_stride", ctypes.c_int64),
-        ("dtype", ctypes.c_int32),
-        ("out_is_float32", ctypes.c_int32),
-    )
 
 
 def guarded(shape: Sequence[int], dtype: torch.dtype, row_stride: int | None = None) -> torch.Tensor:
@@ -73,33 +47,25 @@ class Packed:
 class Products:
     """One pool of threads at one dispatch level."""
 
-    def __init__(self, library: ctypes.CDLL, level: str, num_threads: int = 1) -> None:
-        self._library = library
-        library.baton_pool_open.restype = ctypes.c_void_p
-        library.baton_packed_bytes.restype = ctypes.c_int64
-        self._pool = ctypes.c_void_p(library.baton_pool_open(ctypes.c_int32(num_threads), level.encode()))
-        assert self._pool
-
-    def close(self) -> None:
-        self._library.baton_pool_close(self._pool)
+    def __init__(self, level: str, num_threads: int) -> None:
+        self._kernels = kernels(level, num_threads)
 
     def packed_bytes(self, dtype: torch.dtype, num_out: int, num_in: int) -> int:
-        call = self._library.baton_packed_bytes
-        return int(call(self._pool, DTYPES[dtype], ctypes.c_int64(num_out), ctypes.c_int64(num_in)))
+        return self._kernels.packed_bytes(dtype, num_out, num_in)
 
     def pack(self, weight: torch.Tensor) -> Packed:
         num_out, num_in = weight.shape
         memory = guarded((self.packed_bytes(weight.dtype, num_out, num_in),), torch.uint8)
         memory.fill_(0xFF)  # not a number in every dtype
         dtype = DTYPES[weight.dtype]
-        arguments = _Pack(memory.data_ptr(), weight.data_ptr(), num_out, num_in, weight.stride(0), dtype)
-        self._library.baton_pack(self._pool, ctypes.byref(arguments))
+        arguments = BatonPack(memory.data_ptr(), weight.data_ptr(), num_out, num_in, weight.stride(0), dtype)
+        self._kernels.pack(arguments)
         return Packed(memory, num_out, num_in, weight.dtype)
 
     def linear(
         self, out: torch.Tensor, x: torch.Tensor, packed: Packed, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        arguments = _Linear(
+        arguments = BatonLinear(
             out.data_ptr(),
             x.data_ptr(),
             packed.memory.data_ptr(),
@@ -112,5 +78,5 @@ class Products:
             DTYPES[packed.dtype],
             int(out.dtype == torch.float32),
         )
-        self._library.baton_linear(self._pool, ctypes.byref(arguments))
+        self._kernels.linear(arguments)
         return out

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 from tests.engine.native.calls import Share, Threads
+from tests.engine.native.compiled import needs_kernels
+
+pytestmark = needs_kernels
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 DTYPES = list(TOLERANCES)

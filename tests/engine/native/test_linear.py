@@ -1,19 +1,13 @@
 from __future__ import annotations
 
-import ctypes
-import os
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 
+from tests.engine.native.compiled import needs_kernels
 from tests.engine.native.linear_calls import Products, guarded, guarded_copy
 
-SOURCES = Path(__file__).parents[3] / "engine/native/src"
+pytestmark = needs_kernels
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LEVELS = ("avx512_bf16", "avx512", "avx2", "baseline")
 # num_out, num_in, rows: whole panels, parts of them, odd sizes, several stretches, several blocks of rows
 SHAPES = (
     (64, 64, 1),
@@ -28,39 +22,6 @@ SHAPES = (
     (17, 1030, 5),
     (33, 70, 201),
 )
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    made = os.environ.get("BATON_KERNELS")
-    if made is None:
-        made = str(tmp_path_factory.mktemp("kernels") / "kernels.so")
-        flags = ["-std=c++20", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fvisibility=hidden", "-pthread"]
-        sources = [str(path) for path in (*SOURCES.glob("*.cpp"), *SOURCES.glob("levels/*.cpp"))]
-        subprocess.run(["g++", *flags, "-Isrc", "-Isrc/levels", *sources, "-o", made], check=True, cwd=SOURCES.parent)
-    return ctypes.CDLL(made)
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest, library: ctypes.CDLL) -> str:
-    library.baton_levels.restype = ctypes.c_char_p
-    if request.param not in library.baton_levels().decode().split(","):
-        pytest.skip("not a level of this processor")
-    return str(request.param)
-
-
-@pytest.fixture
-def products(library: ctypes.CDLL, level: str) -> Iterator[Products]:
-    products = Products(library, level)
-    yield products
-    products.close()
-
-
-@pytest.fixture
-def two_threads(library: ctypes.CDLL, level: str) -> Iterator[Products]:
-    products = Products(library, level, num_threads=2)
-    yield products
-    products.close()
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -96,27 +57,27 @@ def test_products_are_right_and_touch_nothing_else(products: Products, dtype: to
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_does_not_depend_on_other_rows_or_threads(
-    products: Products, two_threads: Products, dtype: torch.dtype
+    products: Products, two_threads_products: Products, dtype: torch.dtype
 ) -> None:
     weight, x = random((70, 519), dtype, 1), random((203, 519), dtype, 2)
     packed = products.pack(weight)
     whole = products.linear(guarded((203, 70), torch.float32), x, packed)
     for rows in (*range(1, 15), 64, 193):
-        for pool, first in ((products, 0), (products, 203 - rows), (two_threads, 3)):
+        for pool, first in ((products, 0), (products, 203 - rows), (two_threads_products, 3)):
             out = pool.linear(guarded((min(rows, 203 - first), 70), torch.float32), x[first : first + rows], packed)
             assert torch.equal(out, whole[first : first + rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_two_threads_pack_and_multiply_as_one_does(
-    products: Products, two_threads: Products, dtype: torch.dtype
+    products: Products, two_threads_products: Products, dtype: torch.dtype
 ) -> None:
     weight, x = random((1000, 100), dtype, 3), random((9, 100), dtype, 4)
-    one, two = products.pack(weight), two_threads.pack(weight)
+    one, two = products.pack(weight), two_threads_products.pack(weight)
     assert torch.equal(one.memory, two.memory)
     expected = products.linear(guarded((9, 1000), dtype), x, one)
     for _ in range(3):
-        assert torch.equal(two_threads.linear(guarded((9, 1000), dtype), x, two), expected)
+        assert torch.equal(two_threads_products.linear(guarded((9, 1000), dtype), x, two), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
