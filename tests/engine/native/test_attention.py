@@ -31,7 +31,8 @@ def dense(q: Tensor, k: Tensor, v: Tensor, start: int, window: int) -> Tensor:
     positions = torch.arange(start, start + len(q))[:, None]
     keys_seen = torch.arange(len(k))
     hidden = (keys_seen > positions) | (keys_seen <= positions - (window or len(k) + 1))
-    return (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values).transpose(0, 1)
+    weights: Tensor = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return (weights @ values).transpose(0, 1)
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Sequences:
         chosen = numbers or range(len(self.shares))
         shares = [self.shares[i] for i in chosen]
         found = threads.attend(self.planes, shares, torch.cat([self.q[i] for i in chosen]), self.window)
-        return list(found.split([share.num_tokens for share in shares]))
+        return list(torch.split(found, [share.num_tokens for share in shares]))
 
     def check(self, threads: Threads) -> None:
         for i, found in enumerate(self.attend(threads)):
