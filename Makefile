@@ -25,7 +25,7 @@ install: $(STAMP) ## make .venv with Baton and everything its tests need
 
 # torch first and by itself: a machine without a GPU can take a small CPU build from TORCH_INDEX, and the step after it
 # finds the requirement satisfied.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(wildcard engine/native/src/* engine/native/src/levels/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Baton needs Python 3.11 or newer")'
 	$(BIN)/python -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'

@@ -27,6 +27,8 @@ from engine.models.decoder import TORCH_DTYPES, Decoder
 from engine.models.dummy import dummy_fingerprint, fill_with_noise
 from engine.models.identity import find_checkpoint, model_fingerprint
 from engine.models.loading import load_weights
+from engine.models.ops.choose import choose_ops
+from engine.native.library import Kernels, open_kernels
 from engine.pool_size import chosen_num_blocks, gpu_num_blocks, host_num_blocks, measure_needs
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory
 from engine.runner.limits import RunnerLimits
@@ -53,6 +55,7 @@ class Engine:
     num_blocks: int
     max_request_tokens: int
     device: Device
+    attention: AttentionChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,31 +81,44 @@ def build_engine(
     recorded graphs. Sets the number of torch threads of this process. Raises `ModelLoadError` and `InvalidSetting`.
     """
     device = open_device(settings.device)
-    torch.set_num_threads(settings.num_threads or len(os.sched_getaffinity(0)))
+    num_threads = settings.num_threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(num_threads)
+    kernels = open_kernels(settings.cpu_kernels, num_threads) if _runs_kernels(device) else None
     with enough_memory():
         folder = find_checkpoint(settings.model, weights=settings.load_format != _DUMMY)
         config = load_config(folder)
         capacity = find_capacity(settings, config, is_gpu=_is_gpu(device))
         limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
-        model = _load(settings, folder, config, device, on_weights)
-        attention = _choose_attention(settings, model, limits, device)
+        model = _load(settings, folder, config, device, kernels, on_weights)
+        attention = _choose_attention(settings, model, limits, device, kernels)
         num_blocks = _num_blocks(settings, capacity, model, limits, attention, device)
         memory = _kv_memory(model.layout, num_blocks, allocate, device)
         runner = _runner(settings, model, limits, attention, memory, device, on_graphs)
         core = _core(settings, capacity, model, num_blocks, runner)
-    return Engine(core, memory, config, model.fingerprint, num_blocks, core.max_request_tokens, device)
+    return Engine(core, memory, config, model.fingerprint, num_blocks, core.max_request_tokens, device, attention)
 
 
 def _is_gpu(device: Device) -> bool:
     return device.torch_device.type == "cuda"
 
 
+def _runs_kernels(device: Device) -> bool:
+    """Whether CPU kernels can be called on its tensors: at once, in the order of the program, in host memory."""
+    return device.torch_device.type == "cpu" and not device.is_asynchronous
+
+
 def _load(
-    settings: EngineSettings, folder: Path, config: ModelConfig, device: Device, on_weights: OnProgress | None
+    settings: EngineSettings,
+    folder: Path,
+    config: ModelConfig,
+    device: Device,
+    kernels: Kernels | None,
+    on_weights: OnProgress | None,
 ) -> _Model:
     dtype = choose_dtype(settings.dtype, config)
     before = read_memory(device.torch_device) if _is_gpu(device) else None
-    decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device)
+    ops = choose_ops(device.torch_device, kernels)
+    decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops)
     if settings.load_format == _DUMMY:
         fill_with_noise(decoder)
         fingerprint = dummy_fingerprint(config, device.torch_device.type)
@@ -114,7 +130,9 @@ def _load(
     return _Model(decoder, sampler, layout, fingerprint, before)
 
 
-def _choose_attention(settings: EngineSettings, model: _Model, limits: RunnerLimits, device: Device) -> AttentionChoice:
+def _choose_attention(
+    settings: EngineSettings, model: _Model, limits: RunnerLimits, device: Device, kernels: Kernels | None
+) -> AttentionChoice:
     shape = AttentionShape(
         num_heads=model.decoder.config.num_heads,
         dtype=model.decoder.dtype,
@@ -122,7 +140,7 @@ def _choose_attention(settings: EngineSettings, model: _Model, limits: RunnerLim
         max_blocks=limits.max_blocks_per_request,
         max_graph_sequences=0 if settings.enforce_eager else limits.max_decodes,
     )
-    return choose_attention(settings.attention_backend, device, shape)
+    return choose_attention(settings.attention_backend, device, shape, kernels)
 
 
 def _num_blocks(

@@ -31,7 +31,15 @@ class EngineSettings:
     )
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompt beginnings seen before")
     attention_backend: str = setting(
-        "auto", "attention kernels; auto: flashinfer on a GPU where it fits", choices=("auto", "flashinfer", "torch")
+        "auto",
+        "attention kernels; auto: flashinfer on a GPU where it fits, Baton's own on a CPU",
+        choices=("auto", "flashinfer", "native", "torch"),
+    )
+    cpu_kernels: str = setting(
+        "auto",
+        "kernels on a CPU; auto: Baton's own where they were compiled, for the best this processor can; torch; or "
+        "avx512_bf16, avx512, avx2, baseline",
+        metavar="{auto,torch,LEVEL}",
     )
     enforce_eager: bool = setting(False, "run decode steps without recorded CUDA graphs")
     load_format: str = setting(

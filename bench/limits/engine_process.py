@@ -31,7 +31,6 @@ from bench.limits.result import TIMES_CACHE, LimitsSettings, ceiling_of, in_turn
 from bench.numbers import median
 from device.host import HostStaging
 from engine.attention.base import SequenceShare
-from engine.attention.torch_backend import TorchAttention
 from engine.build import Engine, build_engine
 from engine.core import FirstToken
 from engine.models.checkpoint import choose_dtype
@@ -234,7 +233,7 @@ class EngineLimits:
             num_blocks=1 - -num_tokens // _BLOCK_SIZE,
         )
         self._steps = EngineSteps(engine)
-        self._attention = TorchAttention(self._steps.engine.memory.paged)
+        self._attention = self._steps.engine.attention.build(self._steps.engine.memory.paged)
         products = self._shapes.prefill_products(self._chunk)
         self._machine = Machine(settings.buffer_bytes, settings.num_threads, self._dtype, products)
         self._samples: dict[str, list[float]] = {}

@@ -18,12 +18,14 @@ from device.cuda_context import compute_facts
 from engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
 from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls, load_flashinfer
 from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes, unsupported_reason
+from engine.attention.native_backend import NativeAttention
 from engine.attention.paged_kv import PagedKv
 from engine.attention.torch_backend import TorchAttention
+from engine.native.library import Kernels
 from wire.errors import InvalidSetting
 from wire.layout import DTYPE_BYTES, KvLayout
 
-AUTO, FLASHINFER, TORCH = "auto", "flashinfer", "torch"
+AUTO, FLASHINFER, NATIVE, TORCH = "auto", "flashinfer", "native", "torch"
 _TRIED_BLOCK_SIZE = 16
 _log = logging.getLogger(__name__)
 
@@ -89,19 +91,26 @@ def choose_attention(
     setting: str,
     device: Device,
     shape: AttentionShape,
+    kernels: Kernels | None = None,
     *,
     load: Callable[[], FlashInferCalls] = load_flashinfer,
     look: Callable[[torch.device], Gpu] = gpu_of,
     attempt: TryOut = try_out,
 ) -> AttentionChoice:
-    """`auto`: flashinfer where it works, else torch, with one log line that says why on a GPU.
+    """`auto`: flashinfer on a GPU where it works, `kernels` on a CPU where there are some, else torch; on a GPU one log
+    line says why.
 
-    `setting`: auto, flashinfer or torch. `look` and `load` find the GPU's facts and the package, `attempt` tries it
-    out, which may compile kernels for minutes. Raises `InvalidSetting` for flashinfer where it does not work, and for
-    an unknown name.
+    `setting`: auto, flashinfer, native or torch. `look` and `load` find the GPU's facts and the package, `attempt`
+    tries it out, which may compile kernels for minutes. Raises `InvalidSetting` for a backend where it does not work,
+    and for an unknown name.
     """
-    if setting not in (AUTO, FLASHINFER, TORCH):
-        raise InvalidSetting(f"--attention-backend {setting!r:.50} is not one of {AUTO}, {FLASHINFER}, {TORCH}")
+    if setting not in (AUTO, FLASHINFER, NATIVE, TORCH):
+        names = ", ".join((AUTO, FLASHINFER, NATIVE, TORCH))
+        raise InvalidSetting(f"--attention-backend {setting!r:.50} is not one of {names}")
+    if setting == NATIVE and kernels is None:
+        raise InvalidSetting(f"--attention-backend {NATIVE} needs Baton's CPU kernels (see --cpu-kernels)")
+    if kernels is not None and setting in (AUTO, NATIVE):
+        return AttentionChoice(NATIVE, 0, lambda pool: NativeAttention(kernels, pool, shape.num_heads))
     if setting == TORCH or (setting == AUTO and device.torch_device.type != "cuda"):
         return _torch_choice()
     found = _find_flashinfer(device, shape, load, look, attempt)

@@ -67,7 +67,7 @@ def _paged(memory: torch.Tensor, layout: KvLayout) -> PagedKv:
 
 def allocate_private(num_bytes: int) -> ByteArray:
     """Anonymous memory of this process, in huge pages where the system has them."""
-    region = mmap.mmap(-1, num_bytes)
+    region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         region.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(region, dtype=np.uint8)

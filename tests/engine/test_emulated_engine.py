@@ -41,7 +41,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return make_checkpoint(folder, request.param, changes={"head_dim": 64})
 
 
-def choose_stand_in(setting: str, device: Device, shape: AttentionShape) -> AttentionChoice:
+def choose_stand_in(setting: str, device: Device, shape: AttentionShape, kernels: None) -> AttentionChoice:
     """As `choose_attention` does where there is flashinfer."""
     kv = shape.layout.groups[0].kv
     num_bytes = float_workspace_bytes(

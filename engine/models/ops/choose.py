@@ -13,7 +13,9 @@ import torch
 
 from engine.models.ops.base import DecoderOps
 from engine.models.ops.cpu_ops import CpuOps
+from engine.models.ops.native_ops import NativeOps
 from engine.models.ops.torch_ops import TorchOps
+from engine.native.library import Kernels
 
 _log = logging.getLogger(__name__)
 
@@ -28,14 +30,19 @@ def load_triton_ops(device: torch.device) -> DecoderOps:
     return ops
 
 
-def choose_ops(device: torch.device, *, load: Callable[[torch.device], DecoderOps] = load_triton_ops) -> DecoderOps:
-    """The fastest operations for `device`: Triton's on CUDA, where Triton works; packed products on a CPU; torch's
-    everywhere else.
+def choose_ops(
+    device: torch.device,
+    kernels: Kernels | None = None,
+    *,
+    load: Callable[[torch.device], DecoderOps] = load_triton_ops,
+) -> DecoderOps:
+    """The fastest operations for `device`: Triton's on CUDA, where Triton works; `kernels` on a CPU where there are
+    some, else packed products; torch's everywhere else.
 
     One log line says why a GPU gets plain torch.
     """
     if device.type == "cpu":
-        return CpuOps()
+        return CpuOps() if kernels is None else NativeOps(kernels)
     if device.type != "cuda":
         return TorchOps()
     try:

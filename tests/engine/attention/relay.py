@@ -14,9 +14,11 @@ from device.emulated import EmulatedStaging
 from engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
 from engine.attention.flashinfer import FlashInferAttention
 from engine.attention.flashinfer_limits import float_workspace_bytes
+from engine.attention.native_backend import NativeAttention
 from engine.attention.paged_kv import PagedKv
 from engine.attention.torch_backend import TorchAttention
 from tests.engine.attention import flashinfer_stand_in as stand_in
+from tests.engine.native.compiled import kernels
 from wire.layout import KvLayout, LayerKv
 
 NUM_LAYERS = 2
@@ -44,9 +46,11 @@ def paged_of(kv: Tensor, windows: Sequence[int | None]) -> PagedKv:
 
 
 def make_backend(name: str, paged: PagedKv, num_heads: int) -> AttentionBackend:
-    """The torch backend, or the flashinfer backend on its stand-in."""
+    """The torch backend, the CPU kernels' at a dispatch level, or the flashinfer backend on its stand-in."""
     if name == "torch":
         return TorchAttention(paged)
+    if name != "flashinfer":
+        return NativeAttention(kernels(name), paged, num_heads)
     num_bytes = max(
         float_workspace_bytes(
             num_heads, group.kv.num_kv_heads, group.kv.head_dim, stand_in.NUM_PROCESSORS, MAX_SEQUENCES

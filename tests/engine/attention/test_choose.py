@@ -175,5 +175,5 @@ def test_flashinfer_cannot_be_asked_for_without_a_gpu() -> None:
 
 
 def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="'triton' is not one of auto, flashinfer, torch"):
+    with pytest.raises(InvalidSetting, match="'triton' is not one of auto, flashinfer, native, torch"):
         choose_attention("triton", CUDA, SHAPE)

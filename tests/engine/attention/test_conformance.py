@@ -1,4 +1,5 @@
-"""Promises of every attention backend. flashinfer runs on its stand-in, so its arguments are what these tests check."""
+"""Promises of every attention backend. flashinfer runs on its stand-in, so its arguments are what these tests check.
+The CPU kernels run at every level of this processor."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ import torch
 
 from engine.attention.base import SequenceShare
 from tests.engine.attention.relay import NUM_LAYERS, Relay, dense, run_ragged_mix
+from tests.engine.native.compiled import LEVELS
 from wire.layout import LayerKv
 
-BACKENDS = ("torch", "flashinfer")
+BACKENDS = ("torch", "flashinfer", *LEVELS)
 
 
 def relay_of(backend: str, group: int = 2, windows: tuple[int | None, ...] = (None, None)) -> Relay:

@@ -1,0 +1,123 @@
+"""The operations of a decoder by Baton's own CPU kernels (`engine.native`).
+
+Owns the packed weights. What the kernels have no product for is multiplied as on any CPU. Here an operation is one
+call, where torch needs several and passes over memory: at decode sizes, starting them takes longer than they run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.models.linear_weights import LinearWeight, PlainWeight
+from engine.models.ops.cpu_ops import CpuOps
+from engine.models.parameters import Parameter
+from engine.models.rope import Rotation
+from engine.native.arguments import DTYPES, BatonAddNorm, BatonGate, BatonLinear, BatonNormRotate, BatonPack
+from engine.native.library import Kernels, huge_pages
+
+_MAX_HEAD_DIM = 512
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeWeight:
+    """`packed`: [num_out, num_in] in the layout of the kernels. `product`: the arguments of a product with it, of which
+    a call changes those that belong to its tokens."""
+
+    packed: Tensor
+    num_out: int
+    product: BatonLinear
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """See `LinearWeight.parameters`."""
+        return ()
+
+
+class NativeOps(CpuOps):
+    """See `DecoderOps`. For the dtypes of `DTYPES`, and heads of at most 512 elements."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__()
+        self._kernels = kernels
+
+    def pack(self, weight: PlainWeight) -> LinearWeight:
+        """See `DecoderOps.pack`. A packed weight is a copy; the plain one is freed with its last owner."""
+        matrix = weight.matrix
+        num_out, num_in = matrix.shape
+        num_bytes = self._kernels.packed_bytes(matrix.dtype, num_out, num_in)
+        if num_bytes == 0:
+            return super().pack(weight)
+        packed, dtype = huge_pages(num_bytes), DTYPES[matrix.dtype]
+        self._kernels.pack(
+            BatonPack(packed.data_ptr(), matrix.data_ptr(), num_out, num_in, matrix.stride(0), dtype=dtype)
+        )
+        product = BatonLinear(packed=packed.data_ptr(), num_out=num_out, num_in=num_in, out_stride=num_out, dtype=dtype)
+        return NativeWeight(packed, num_out, product)
+
+    def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+        """See `DecoderOps.linear`."""
+        if not isinstance(weight, NativeWeight):
+            return super().linear(x, weight, bias)
+        out = x.new_empty(x.shape[0], weight.num_out)
+        product = weight.product
+        product.out, product.x = out.data_ptr(), x.data_ptr()
+        product.num_tokens, product.x_stride = x.shape[0], x.stride(0)
+        product.bias = None if bias is None else bias.data_ptr()
+        self._kernels.linear(product)
+        return out
+
+    def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """See `DecoderOps.add_norm`."""
+        num_rows, size = residual.shape
+        out = torch.empty((num_rows, size), dtype=residual.dtype)
+        self._kernels.add_norm(
+            BatonAddNorm(
+                out.data_ptr(),
+                residual.data_ptr(),
+                None if delta is None else delta.data_ptr(),
+                weight.data_ptr(),
+                num_rows,
+                size,
+                size,
+                residual.stride(0),
+                0 if delta is None else delta.stride(0),
+                eps,
+                DTYPES[residual.dtype],
+            )
+        )
+        return out
+
+    def norm_rotate(self, x: Tensor, weight: Tensor | None, eps: float, rotation: Rotation) -> Tensor:
+        """See `DecoderOps.norm_rotate`."""
+        num_tokens, num_heads, head_dim = x.shape
+        if head_dim > _MAX_HEAD_DIM:
+            return super().norm_rotate(x, weight, eps, rotation)
+        cos, signed_sin = rotation
+        out = torch.empty(x.shape, dtype=x.dtype)
+        self._kernels.norm_rotate(
+            BatonNormRotate(
+                out.data_ptr(),
+                x.data_ptr(),
+                None if weight is None else weight.data_ptr(),
+                cos.data_ptr(),
+                signed_sin.data_ptr(),
+                num_tokens,
+                x.stride(0),
+                num_heads,
+                head_dim,
+                eps,
+                DTYPES[x.dtype],
+            )
+        )
+        return out
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """See `DecoderOps.gate`."""
+        num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty((num_rows, size), dtype=gate_up.dtype)
+        self._kernels.gate(
+            BatonGate(out.data_ptr(), gate_up.data_ptr(), num_rows, size, gate_up.stride(0), DTYPES[gate_up.dtype])
+        )
+        return out

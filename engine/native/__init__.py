@@ -1,0 +1,1 @@
+"""Baton's own kernels for CPUs: C++ in `src`, compiled when the package is installed."""

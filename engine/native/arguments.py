@@ -1,0 +1,142 @@
+"""The arguments of the kernels, as `src/kernels.h` declares them: field by field the same (a test compares them).
+
+Pointers are addresses (`Tensor.data_ptr`). Who fills in an address keeps its tensor alive until the call has returned.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+
+import torch
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""`BatonDtype`."""
+
+
+class BatonPack(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("packed", c_void_p),
+        ("weight", c_void_p),
+        ("num_out", c_int64),
+        ("num_in", c_int64),
+        ("weight_stride", c_int64),
+        ("dtype", c_int32),
+    ]
+
+
+class BatonLinear(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("out", c_void_p),
+        ("x", c_void_p),
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("num_tokens", c_int64),
+        ("num_out", c_int64),
+        ("num_in", c_int64),
+        ("out_stride", c_int64),
+        ("x_stride", c_int64),
+        ("dtype", c_int32),
+        ("out_is_float32", c_int32),
+    ]
+
+
+class BatonPagedKv(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("block_stride", c_int64),
+        ("num_kv_heads", c_int32),
+        ("block_size", c_int32),
+        ("head_dim", c_int32),
+        ("dtype", c_int32),
+    ]
+
+
+class BatonStore(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("kv", BatonPagedKv),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("k_stride", c_int64),
+        ("v_stride", c_int64),
+        ("slots", c_void_p),
+        ("num_tokens", c_int64),
+    ]
+
+
+class BatonAttention(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("kv", BatonPagedKv),
+        ("out", c_void_p),
+        ("q", c_void_p),
+        ("q_stride", c_int64),
+        ("first_token", c_void_p),
+        ("start", c_void_p),
+        ("num_tokens", c_void_p),
+        ("table_begin", c_void_p),
+        ("block_tables", c_void_p),
+        ("num_sequences", c_int64),
+        ("scratch", c_void_p),
+        ("scale", c_float),
+        ("num_heads", c_int32),
+        ("window", c_int64),
+    ]
+
+
+class BatonAddNorm(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("out", c_void_p),
+        ("residual", c_void_p),
+        ("delta", c_void_p),
+        ("weight", c_void_p),
+        ("num_rows", c_int64),
+        ("size", c_int64),
+        ("out_stride", c_int64),
+        ("residual_stride", c_int64),
+        ("delta_stride", c_int64),
+        ("eps", c_float),
+        ("dtype", c_int32),
+    ]
+
+
+class BatonNormRotate(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("out", c_void_p),
+        ("x", c_void_p),
+        ("weight", c_void_p),
+        ("cos", c_void_p),
+        ("signed_sin", c_void_p),
+        ("num_tokens", c_int64),
+        ("x_stride", c_int64),
+        ("num_heads", c_int32),
+        ("head_dim", c_int32),
+        ("eps", c_float),
+        ("dtype", c_int32),
+    ]
+
+
+class BatonGate(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("out", c_void_p),
+        ("x", c_void_p),
+        ("num_rows", c_int64),
+        ("size", c_int64),
+        ("x_stride", c_int64),
+        ("dtype", c_int32),
+    ]

@@ -1,0 +1,153 @@
+"""Loads the compiled kernels, and opens pools of threads that run them.
+
+Owns the one place where a shared library is found and its functions get their types. What cannot be loaded is said in
+one log line; torch computes then.
+
+Invariant: the library that is loaded speaks the interface of `src/kernels.h` that this package was written for.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_int32, c_int64, c_void_p
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.native import arguments
+from engine.native.arguments import DTYPES
+from wire.errors import InvalidSetting
+
+AUTO, TORCH = "auto", "torch"
+_INTERFACE = 1
+_NAME = "_kernels"
+_HUGE_PAGE_BYTES = 1 << 21
+_MADV_HUGEPAGE = 14
+_log = logging.getLogger(__name__)
+
+
+class Kernels:
+    """One pool of threads, and the kernels of one dispatch level on it. One call at a time: it belongs to one engine.
+
+    Every call returns when its results are there. `arguments` may be used again afterwards.
+    """
+
+    def __init__(self, library: CDLL, num_threads: int, level: str) -> None:
+        """Raises `OSError` when the threads cannot be started."""
+        pool = library.baton_pool_open(num_threads, level.encode())
+        if not pool:
+            raise OSError(f"{num_threads} threads for the {level} kernels could not be started")
+        self.level = level
+        self._library = library
+        self._pool = c_void_p(pool)
+        self._close = weakref.finalize(self, library.baton_pool_close, self._pool)
+        self.pack = self._call("pack", arguments.BatonPack)
+        self.linear = self._call("linear", arguments.BatonLinear)
+        self.store = self._call("store", arguments.BatonStore)
+        self.attention = self._call("attention", arguments.BatonAttention)
+        self.add_norm = self._call("add_norm", arguments.BatonAddNorm)
+        self.norm_rotate = self._call("norm_rotate", arguments.BatonNormRotate)
+        self.gate = self._call("gate", arguments.BatonGate)
+
+    def packed_bytes(self, dtype: torch.dtype, num_out: int, num_in: int) -> int:
+        """The bytes of a packed weight [num_out, num_in]; 0 where there is no product for `dtype`."""
+        if dtype not in DTYPES:
+            return 0
+        return int(self._library.baton_packed_bytes(self._pool, DTYPES[dtype], num_out, num_in))
+
+    def attention_scratch(
+        self, max_tokens: int, max_sequences: int, max_context: int, num_heads: int, head_dim: int
+    ) -> int:
+        """The bytes of scratch that attention over a step needs at most."""
+        return int(
+            self._library.baton_attention_scratch(
+                self._pool, max_tokens, max_sequences, max_context, num_heads, head_dim
+            )
+        )
+
+    def close(self) -> None:
+        """End the threads. No call afterwards."""
+        self._close()
+
+    def _call(self, name: str, structure: type[Structure]) -> Callable[[Structure], None]:
+        function: Any = getattr(self._library, f"baton_{name}")
+        function.argtypes, function.restype = (c_void_p, POINTER(structure)), None
+        pool = self._pool
+
+        def call(given: Structure) -> None:
+            function(pool, byref(given))
+
+        return call
+
+
+def load_library(path: Path | None = None) -> CDLL:
+    """The compiled kernels, from the package's own folder unless `path` is given. Raises `OSError`."""
+    library = CDLL(str(path or _installed()))
+    found = library.baton_interface()
+    if found != _INTERFACE:
+        raise OSError(f"the compiled kernels have interface {found}, not {_INTERFACE}: install Baton again")
+    library.baton_levels.restype = c_char_p
+    library.baton_pool_open.argtypes, library.baton_pool_open.restype = (c_int32, c_char_p), c_void_p
+    library.baton_pool_close.argtypes, library.baton_pool_close.restype = (c_void_p,), None
+    library.baton_packed_bytes.argtypes = (c_void_p, c_int32, c_int64, c_int64)
+    library.baton_packed_bytes.restype = c_int64
+    library.baton_attention_scratch.argtypes = (c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32)
+    library.baton_attention_scratch.restype = c_int64
+    return library
+
+
+def levels(library: CDLL) -> list[str]:
+    """The dispatch levels that this processor can run, best first."""
+    names: bytes = library.baton_levels()
+    return names.decode().split(",")
+
+
+def open_kernels(setting: str, num_threads: int, load: Callable[[], CDLL] = load_library) -> Kernels | None:
+    """The kernels that `--cpu-kernels` asks for, None for torch's.
+
+    `auto`: the best level of this processor, or torch with one log line that says why. Raises `InvalidSetting` for a
+    level that is not here.
+    """
+    if setting == TORCH:
+        return None
+    try:
+        library = load()
+        here = levels(library)
+        if setting != AUTO and setting not in here:
+            raise InvalidSetting(f"--cpu-kernels {setting!r:.50} is not one of {AUTO}, {TORCH}, {', '.join(here)}")
+        return Kernels(library, num_threads, here[0] if setting == AUTO else setting)
+    except OSError as error:
+        if setting != AUTO:
+            raise InvalidSetting(f"--cpu-kernels {setting!r:.50}: {error}") from None
+        _log.warning("CPU kernels: torch's instead of Baton's own, which are faster: %s", error)
+        return None
+
+
+def huge_pages(num_bytes: int) -> Tensor:
+    """`num_bytes` of memory, uint8 and aligned to 64 bytes, on huge pages where the system gives them: a stream through
+    a large weight is a fifth faster then."""
+    if num_bytes < _HUGE_PAGE_BYTES:
+        whole = torch.empty(num_bytes + 64, dtype=torch.uint8)
+        return whole[-whole.data_ptr() % 64 :][:num_bytes]
+    whole = torch.empty(num_bytes + 2 * _HUGE_PAGE_BYTES, dtype=torch.uint8)
+    gap = -whole.data_ptr() % _HUGE_PAGE_BYTES
+    try:
+        madvise: Any = CDLL(None).madvise
+        madvise.argtypes = (c_void_p, c_int64, c_int32)
+        madvise(whole.data_ptr() + gap, num_bytes, _MADV_HUGEPAGE)  # advice: slower, not wrong, when it is not taken
+    except AttributeError:
+        pass  # another system
+    return whole[gap : gap + num_bytes]
+
+
+def _installed() -> Path:
+    folder = Path(__file__).parent
+    for suffix in EXTENSION_SUFFIXES:
+        if (path := folder / f"{_NAME}{suffix}").exists():
+            return path
+    raise OSError("they were not compiled when Baton was installed, since there was no C++ compiler")

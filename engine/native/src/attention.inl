@@ -1,0 +1,187 @@
+// Attention over a paged KV pool: what a step's tiles are, and who computes them.
+//
+// A sequence is divided into tiles of at most kTileRows query rows of one KV head. A tile of a long context that is
+// more than a small part of the whole step, as for a single sequence that decodes, is divided further into spans of
+// keys, which are joined in a second operation of the pool. That changes nothing of a result: see
+// `attention_softmax.inl`.
+
+#include "attention_product.inl"
+#include "attention_pack.inl"
+#include "attention_softmax.inl"
+#include "attention_tile.inl"
+
+constexpr int64_t kTokensPerStoreTile = 16;
+
+// Keys and values are moved, whatever they are.
+template <class Bits>
+void store_tokens(const BatonStore& a, int64_t first, int64_t end) {
+    const int64_t size = a.kv.head_dim, block_size = a.kv.block_size;
+    for (int64_t token = first; token < end; ++token) {
+        const int64_t slot = a.slots[token];
+        const int64_t base = slot / block_size * a.kv.block_stride + slot % block_size * size;
+        for (int64_t head = 0; head < a.kv.num_kv_heads; ++head) {
+            const int64_t to = base + head * block_size * size;
+            __builtin_memcpy(static_cast<Bits*>(a.kv.keys) + to,
+                             static_cast<const Bits*>(a.k) + token * a.k_stride + head * size, size * sizeof(Bits));
+            __builtin_memcpy(static_cast<Bits*>(a.kv.values) + to,
+                             static_cast<const Bits*>(a.v) + token * a.v_stride + head * size, size * sizeof(Bits));
+        }
+    }
+}
+
+void store_kv(Pool& threads, const BatonStore& a) {
+    threads.each((a.num_tokens + kTokensPerStoreTile - 1) / kTokensPerStoreTile, [&](int64_t tile, int) {
+        const int64_t first = tile * kTokensPerStoreTile, end = first + kTokensPerStoreTile;
+        (a.kv.dtype == BATON_FLOAT32 ? store_tokens<uint32_t> : store_tokens<uint16_t>)(
+            a, first, end < a.num_tokens ? end : a.num_tokens);
+    });
+}
+
+// A tile that is more than one of so many parts of a thread's share is divided into spans, within these limits.
+constexpr int64_t kPartsPerThread = 8;
+constexpr int64_t kPartialRowsPerThread = 1024;
+
+// A sequence in a step. Tiles are numbered through all entries, and so are those of the second operation.
+struct Entry {
+    int64_t sequence, num_rows, num_tiles_of_rows;
+    int64_t first_span, num_spans;  // num_spans: 0 when tiles are not divided into spans
+    int64_t first_tile, first_join, first_partial_row;
+};
+
+struct Step {
+    const BatonAttention& attention;
+    Entry* entries;
+    float* partials;
+    char* tile_memory;
+    int64_t num_entries, num_tiles, num_joins, num_partial_rows, max_partial_rows, divide_above;
+};
+
+BATON_INLINE int64_t partial_row_floats(int64_t head_dim) { return rounded_up(head_dim, kPanel) + 16; }
+
+// Scratch is: an entry for each sequence, the partial sums of tiles that are divided, the memory of each thread.
+int64_t attention_scratch(int num_threads, int64_t, int64_t max_sequences, int64_t, int32_t, int32_t head_dim) {
+    TileMemory memory;
+    return rounded_up(max_sequences * static_cast<int64_t>(sizeof(Entry)), 64) +
+           num_threads * (kPartialRowsPerThread * partial_row_floats(head_dim) * 4 + tile_memory(&memory, nullptr, head_dim));
+}
+
+BATON_INLINE int64_t first_key_of(const BatonAttention& a, int64_t sequence) {
+    return a.window > 0 && a.start[sequence] >= a.window ? a.start[sequence] + 1 - a.window : 0;
+}
+
+// The keys that a tile of the sequence goes through.
+BATON_INLINE int64_t num_keys_of(const BatonAttention& a, int64_t sequence) {
+    return a.start[sequence] + a.num_tokens[sequence] - first_key_of(a, sequence);
+}
+
+void add_entry(Step& step, int64_t sequence) {
+    const BatonAttention& a = step.attention;
+    const int64_t num_kv_heads = a.kv.num_kv_heads, num_rows = a.num_tokens[sequence] * (a.num_heads / num_kv_heads);
+    const int64_t first_span = first_key_of(a, sequence) / kSpan;
+    const int64_t end_span = (a.start[sequence] + a.num_tokens[sequence] + kSpan - 1) / kSpan;
+    const int64_t num_tiles_of_rows = (num_rows + kTileRows - 1) / kTileRows;
+    Entry entry = {sequence, num_rows, num_tiles_of_rows, first_span, 0, step.num_tiles, step.num_joins, 0};
+    const int64_t partial_rows = num_kv_heads * (end_span - first_span) * num_rows;
+    if (num_tiles_of_rows == 1 && end_span - first_span > 1 &&
+        num_rows * num_keys_of(a, sequence) > step.divide_above &&
+        step.num_partial_rows + partial_rows <= step.max_partial_rows) {
+        entry.num_spans = end_span - first_span;
+        entry.first_partial_row = step.num_partial_rows;
+        step.num_partial_rows += partial_rows;
+        step.num_joins += num_kv_heads;
+    }
+    step.num_tiles += num_kv_heads * (entry.num_spans > 0 ? entry.num_spans : num_tiles_of_rows);
+    step.entries[step.num_entries++] = entry;
+}
+
+// Long tiles come first, so that all threads end at about the same time: those of prompts, their last ones first.
+void plan_step(Step& step, int num_threads) {
+    const BatonAttention& a = step.attention;
+    const int64_t group = a.num_heads / a.kv.num_kv_heads;
+    int64_t work = 0;
+    for (int64_t sequence = 0; sequence < a.num_sequences; ++sequence)
+        work += a.num_tokens[sequence] * group * a.kv.num_kv_heads * num_keys_of(a, sequence);
+    step.divide_above = num_threads == 1 ? work : work / (num_threads * kPartsPerThread);
+    for (const bool prompts : {true, false})
+        for (int64_t sequence = 0; sequence < a.num_sequences; ++sequence)
+            if ((a.num_tokens[sequence] * group > kTileRows) == prompts) add_entry(step, sequence);
+}
+
+// The last entry that begins at or before `number`.
+template <int64_t Entry::*kFirst>
+BATON_INLINE const Entry& find_entry(const Step& step, int64_t number) {
+    int64_t low = 0, high = step.num_entries;
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        (step.entries[middle].*kFirst <= number ? low : high) = middle;
+    }
+    return step.entries[low];
+}
+
+BATON_INLINE Tile tile_of(const Step& step, const Entry& entry, int64_t kv_head, int64_t tile_of_rows) {
+    const BatonAttention& a = step.attention;
+    const int64_t first_row = tile_of_rows * kTileRows, num_rows = entry.num_rows - first_row;
+    return {a,
+            a.block_tables + a.table_begin[entry.sequence],
+            a.first_token[entry.sequence],
+            a.start[entry.sequence],
+            kv_head,
+            a.num_heads / a.kv.num_kv_heads,
+            first_row,
+            num_rows < kTileRows ? num_rows : kTileRows};
+}
+
+BATON_INLINE Partial partial_of(const Step& step, const Entry& entry, int64_t kv_head, int64_t span) {
+    const int64_t head_dim = step.attention.kv.head_dim, stride = rounded_up(head_dim, kPanel);
+    const int64_t row = entry.first_partial_row + (kv_head * entry.num_spans + span) * entry.num_rows;
+    float* sums = step.partials + row * partial_row_floats(head_dim);
+    float* highest = sums + entry.num_rows * stride;
+    return {sums, highest, highest + entry.num_rows, stride};
+}
+
+template <class T>
+void compute_number(const Step& step, int64_t number, int thread) {
+    TileMemory memory;
+    const int64_t bytes = tile_memory(&memory, nullptr, step.attention.kv.head_dim);
+    tile_memory(&memory, step.tile_memory + thread * bytes, step.attention.kv.head_dim);
+    const Entry& entry = find_entry<&Entry::first_tile>(step, number);
+    const int64_t num_kv_heads = step.attention.kv.num_kv_heads, local = number - entry.first_tile;
+    if (entry.num_spans == 0) {
+        const int64_t tile_of_rows = entry.num_tiles_of_rows - 1 - local / num_kv_heads;
+        return compute_tile<T>(tile_of(step, entry, local % num_kv_heads, tile_of_rows), memory);
+    }
+    const int64_t kv_head = local / entry.num_spans, span = local % entry.num_spans;
+    const Tile tile = tile_of(step, entry, kv_head, 0);
+    begin_tile<T>(tile, memory);
+    compute_span<T>(tile, memory, partial_of(step, entry, kv_head, span), entry.first_span + span);
+}
+
+template <class T>
+void join_number(const Step& step, int64_t number) {
+    const Entry& entry = find_entry<&Entry::first_join>(step, number);
+    const int64_t kv_head = number - entry.first_join;
+    const Partial all = partial_of(step, entry, kv_head, 0);
+    for (int64_t span = 1; span < entry.num_spans; ++span)
+        join_span(all, partial_of(step, entry, kv_head, span), entry.num_rows);
+    write_results<T>(tile_of(step, entry, kv_head, 0), all);
+}
+
+template <class T>
+void attention_of(Pool& threads, const BatonAttention& a) {
+    char* scratch = static_cast<char*>(a.scratch);
+    const int64_t entry_bytes = rounded_up(a.num_sequences * static_cast<int64_t>(sizeof(Entry)), 64);
+    const int64_t max_partial_rows = threads.num_threads() * kPartialRowsPerThread;
+    const int64_t partial_bytes = max_partial_rows * partial_row_floats(a.kv.head_dim) * 4;
+    Step step = {a,
+                 reinterpret_cast<Entry*>(scratch),
+                 reinterpret_cast<float*>(scratch + entry_bytes),
+                 scratch + entry_bytes + partial_bytes,
+                 0, 0, 0, 0, max_partial_rows, 0};
+    plan_step(step, threads.num_threads());
+    threads.each(step.num_tiles, [&](int64_t tile, int thread) { compute_number<T>(step, tile, thread); });
+    threads.each(step.num_joins, [&](int64_t join, int) { join_number<T>(step, join); });
+}
+
+void attention(Pool& threads, const BatonAttention& arguments) {
+    BATON_BY_DTYPE(arguments.kv.dtype, attention_of);
+}

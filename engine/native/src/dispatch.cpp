@@ -1,0 +1,94 @@
+// The C interface: chooses the kernels of a dispatch level when a pool is opened, and calls through them.
+#include <cstring>
+#include <exception>
+#include <new>
+
+#include "kernel_table.h"
+
+namespace baton {
+namespace {
+
+struct Level {
+    const KernelTable* table;
+    bool runs_here;
+};
+
+// Best first. Asked for anew each time: this is called when an engine starts.
+int levels(const Level** found) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    static const bool has_avx2 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    static const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    static const Level all[] = {{&kAvx512Bf16, has_avx512 && __builtin_cpu_supports("avx512bf16")},
+                                {&kAvx512, has_avx512},
+                                {&kAvx2, has_avx2},
+                                {&kBaseline, true}};
+#else
+    static const Level all[] = {{&kBaseline, true}};
+#endif
+    *found = all;
+    return sizeof all / sizeof all[0];
+}
+
+const KernelTable* find(const char* name) {
+    const Level* all;
+    for (int number = 0, count = levels(&all); number < count; ++number)
+        if (all[number].runs_here && std::strcmp(all[number].table->name, name) == 0) return all[number].table;
+    return nullptr;
+}
+
+}  // namespace
+}  // namespace baton
+
+extern "C" {
+
+int32_t baton_interface(void) { return BATON_INTERFACE; }
+
+const char* baton_levels(void) {
+    static char names[128];
+    const baton::Level* all;
+    char* end = names;
+    for (int number = 0, count = baton::levels(&all); number < count; ++number) {
+        if (!all[number].runs_here) continue;
+        if (end != names) *end++ = ',';
+        std::strcpy(end, all[number].table->name);
+        end += std::strlen(end);
+    }
+    return names;
+}
+
+BatonPool* baton_pool_open(int32_t num_threads, const char* level) {
+    const baton::KernelTable* table = baton::find(level);
+    if (table == nullptr || num_threads < 1) return nullptr;
+    try {
+        return new BatonPool(num_threads, *table);
+    } catch (const std::exception&) {  // no memory, or no more threads
+        return nullptr;
+    }
+}
+
+void baton_pool_close(BatonPool* pool) { delete pool; }
+
+int64_t baton_packed_bytes(const BatonPool* pool, int32_t dtype, int64_t num_out, int64_t num_in) {
+    return pool->table.packed_bytes(dtype, num_out, num_in);
+}
+void baton_pack(BatonPool* pool, const BatonPack* arguments) { pool->table.pack(pool->threads, *arguments); }
+void baton_linear(BatonPool* pool, const BatonLinear* arguments) { pool->table.linear(pool->threads, *arguments); }
+void baton_store(BatonPool* pool, const BatonStore* arguments) { pool->table.store(pool->threads, *arguments); }
+int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_tokens, int64_t max_sequences, int64_t max_context,
+                                int32_t num_heads, int32_t head_dim) {
+    return pool->table.attention_scratch(pool->threads.num_threads(), max_tokens, max_sequences, max_context, num_heads,
+                                         head_dim);
+}
+void baton_attention(BatonPool* pool, const BatonAttention* arguments) {
+    pool->table.attention(pool->threads, *arguments);
+}
+void baton_add_norm(BatonPool* pool, const BatonAddNorm* arguments) { pool->table.add_norm(pool->threads, *arguments); }
+void baton_norm_rotate(BatonPool* pool, const BatonNormRotate* arguments) {
+    pool->table.norm_rotate(pool->threads, *arguments);
+}
+void baton_gate(BatonPool* pool, const BatonGate* arguments) { pool->table.gate(pool->threads, *arguments); }
+
+}  // extern "C"

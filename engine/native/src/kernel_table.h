@@ -1,0 +1,34 @@
+// The kernels of one dispatch level, and the pool that runs them.
+#pragma once
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace baton {
+
+struct KernelTable {
+    const char* name;
+    int64_t (*packed_bytes)(int32_t dtype, int64_t num_out, int64_t num_in);
+    void (*pack)(Pool&, const BatonPack&);
+    void (*linear)(Pool&, const BatonLinear&);
+    void (*store)(Pool&, const BatonStore&);
+    int64_t (*attention_scratch)(int num_threads, int64_t max_tokens, int64_t max_sequences, int64_t max_context,
+                                 int32_t num_heads, int32_t head_dim);
+    void (*attention)(Pool&, const BatonAttention&);
+    void (*add_norm)(Pool&, const BatonAddNorm&);
+    void (*norm_rotate)(Pool&, const BatonNormRotate&);
+    void (*gate)(Pool&, const BatonGate&);
+};
+
+#if defined(__x86_64__)
+extern const KernelTable kAvx512Bf16, kAvx512, kAvx2;
+#endif
+extern const KernelTable kBaseline;
+
+}  // namespace baton
+
+struct BatonPool {
+    BatonPool(int num_threads, const baton::KernelTable& kernels) : threads(num_threads), table(kernels) {}
+    baton::Pool threads;
+    const baton::KernelTable& table;
+};

@@ -1,0 +1,142 @@
+// The interface of Baton's CPU kernels: plain C over data pointers, so that any Python and any torch can load it.
+//
+// Each call gets a pool of threads and one block of arguments. The caller owns all memory, and it owns the arguments
+// for the time of the call only. No call allocates, keeps a pointer, prints, or fails: what a kernel cannot do is asked
+// for before (`baton_supports_*`). Sizes and strides count elements unless a name says bytes. Strides are distances
+// between rows; what lies within a row is contiguous.
+//
+// What is computed within an operation is float32. A result is rounded to the dtype to nearest, ties to even.
+#pragma once
+
+#include <cstdint>
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+enum BatonDtype : int32_t { BATON_FLOAT32 = 0, BATON_BFLOAT16 = 1, BATON_FLOAT16 = 2 };
+
+// Raise it with every change of what follows: `engine/native/library.py` loads no other version.
+constexpr int32_t BATON_INTERFACE = 1;
+int32_t baton_interface(void);
+
+// The dispatch levels that this processor can run, best first, as a list of names separated by commas.
+const char* baton_levels(void);
+
+// Threads that compute with the caller's. `level`: a name of `baton_levels`. NULL when there is no such level or no
+// thread could be started. One call at a time may use a pool.
+struct BatonPool;
+BatonPool* baton_pool_open(int32_t num_threads, const char* level);
+void baton_pool_close(BatonPool* pool);
+
+// --- products: out[t][n] = bias[n] + sum over k of x[t][k] * weight[n][k]
+
+// The bytes of a packed weight [num_out, num_in], 0 when the level has no product for the dtype.
+int64_t baton_packed_bytes(const BatonPool* pool, int32_t dtype, int64_t num_out, int64_t num_in);
+// Pack rows of `weight` (`weight_stride` apart) into `packed`, aligned to 64 bytes.
+struct BatonPack {
+    void* packed;
+    const void* weight;
+    int64_t num_out, num_in, weight_stride;
+    int32_t dtype;
+};
+void baton_pack(BatonPool* pool, const BatonPack* arguments);
+
+struct BatonLinear {
+    void* out;
+    const void* x;
+    const void* packed;
+    const void* bias;  // NULL for none
+    int64_t num_tokens, num_out, num_in, out_stride, x_stride;
+    int32_t dtype;
+    int32_t out_is_float32;  // the result is not rounded to the dtype
+};
+void baton_linear(BatonPool* pool, const BatonLinear* arguments);
+
+// --- attention over a paged KV pool
+
+// Keys and values of a layer begin at `keys` and `values`. Block b of them begins b * block_stride further; within a
+// block they are [num_kv_heads][block_size][head_dim].
+struct BatonPagedKv {
+    void* keys;
+    void* values;
+    int64_t block_stride;
+    int32_t num_kv_heads, block_size, head_dim;
+    int32_t dtype;
+};
+
+// Write k and v [num_tokens][num_kv_heads][head_dim] of a step to their slots (block * block_size + place).
+struct BatonStore {
+    BatonPagedKv kv;
+    const void* k;
+    const void* v;
+    int64_t k_stride, v_stride;
+    const int64_t* slots;
+    int64_t num_tokens;
+};
+void baton_store(BatonPool* pool, const BatonStore* arguments);
+
+// Causal attention of all sequences of a step. Sequence i has the tokens first_token[i] .. first_token[i] +
+// num_tokens[i] - 1 of q and out, at the positions start[i] ...; its blocks are block_tables[table_begin[i]] ... A token
+// at position p sees the keys at max(0, p - window + 1) .. p; window 0: no bound. Nothing behind the context is read,
+// whatever a block holds there.
+struct BatonAttention {
+    BatonPagedKv kv;
+    void* out;  // [T][num_heads][head_dim], contiguous
+    const void* q;
+    int64_t q_stride;
+    const int64_t* first_token;
+    const int64_t* start;
+    const int64_t* num_tokens;
+    const int64_t* table_begin;
+    const int64_t* block_tables;
+    int64_t num_sequences;
+    void* scratch;  // of baton_attention_scratch bytes, aligned to 64
+    float scale;
+    int32_t num_heads;
+    int64_t window;
+};
+// Scratch for any step of at most so many tokens and sequences with contexts up to max_context.
+int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_tokens, int64_t max_sequences, int64_t max_context,
+                                int32_t num_heads, int32_t head_dim);
+void baton_attention(BatonPool* pool, const BatonAttention* arguments);
+
+// --- what lies between products. Rounding as `engine/models/ops/base.py` says: after each step that it names.
+
+// residual += delta (unless it is NULL), rounded; out = RMS norm of the residual, rounded, times weight, rounded.
+struct BatonAddNorm {
+    void* out;
+    void* residual;
+    const void* delta;
+    const void* weight;
+    int64_t num_rows, size, out_stride, residual_stride, delta_stride;
+    float eps;
+    int32_t dtype;
+};
+void baton_add_norm(BatonPool* pool, const BatonAddNorm* arguments);
+
+// Norm (unless weight [num_heads][head_dim] is NULL) and rotation of x [num_tokens][num_heads][head_dim]; cos and
+// signed_sin: [num_tokens][head_dim]; out is contiguous.
+struct BatonNormRotate {
+    void* out;
+    const void* x;
+    const void* weight;
+    const void* cos;
+    const void* signed_sin;
+    int64_t num_tokens, x_stride;
+    int32_t num_heads, head_dim;
+    float eps;
+    int32_t dtype;
+};
+void baton_norm_rotate(BatonPool* pool, const BatonNormRotate* arguments);
+
+// out[t][i] = silu(x[t][i]), rounded, times x[t][size + i], rounded; out is contiguous.
+struct BatonGate {
+    void* out;
+    const void* x;
+    int64_t num_rows, size, x_stride;
+    int32_t dtype;
+};
+void baton_gate(BatonPool* pool, const BatonGate* arguments);
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,31 @@
+// All kernels for one dispatch level. See the files of `levels/`.
+
+namespace baton {
+namespace BATON_LEVEL {
+namespace {
+
+#include "simd.h"
+#include "elementwise.inl"
+namespace products {
+#include "linear.inl"
+}
+namespace paged {
+#include "attention.inl"
+}
+
+}  // namespace
+}  // namespace BATON_LEVEL
+
+#define BATON_TABLE(variable, name) \
+    extern const KernelTable variable = {name, \
+                                         BATON_LEVEL::products::packed_bytes, \
+                                         BATON_LEVEL::products::pack, \
+                                         BATON_LEVEL::products::linear, \
+                                         BATON_LEVEL::paged::store_kv, \
+                                         BATON_LEVEL::paged::attention_scratch, \
+                                         BATON_LEVEL::paged::attention, \
+                                         BATON_LEVEL::add_norm, \
+                                         BATON_LEVEL::norm_rotate, \
+                                         BATON_LEVEL::gate}
+
+}  // namespace baton

@@ -1,0 +1,59 @@
+// Threads that share the tiles of one operation after another.
+//
+// Owns the threads and the one operation that runs. Knows nothing about what a tile computes.
+//
+// An operation is divided into tiles, which threads take one by one: a thread that has lost its core keeps at most the
+// tile in its hands, and all others are computed by the rest. The caller takes tiles like all threads, and returns when
+// all of them are done. Between two operations a thread spins for some microseconds, since the next one of a step comes
+// at once, and then sleeps.
+//
+// The next tile and the number of its operation are one atomic word: a thread that comes late cannot take a tile of an
+// operation with the arguments of another.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace baton {
+
+class Pool {
+public:
+    using Tile = void (*)(const void* work, int64_t tile, int thread);
+
+    // `num_threads`: with the caller's.
+    explicit Pool(int num_threads);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
+
+    // Call `compute(work, tile, thread)` for each tile below `num_tiles`, and wait for all. `thread`: 0 is the caller;
+    // no two calls at once have the same. At most 2^31 tiles.
+    void run(Tile compute, const void* work, int64_t num_tiles);
+
+    // The same with a callable `compute(tile, thread)`.
+    template <class Compute>
+    void each(int64_t num_tiles, const Compute& compute) {
+        run([](const void* work, int64_t tile, int thread) { (*static_cast<const Compute*>(work))(tile, thread); },
+            &compute, num_tiles);
+    }
+
+private:
+    void serve(int thread);
+    void take_tiles(uint32_t operation, int thread);
+
+    // Next tile in the low half, number of the operation in the high half.
+    alignas(64) std::atomic<uint64_t> next_{0};
+    alignas(64) std::atomic<int64_t> num_done_{0};
+    // What is waited for, written last. Odd values end the threads.
+    alignas(64) std::atomic<uint32_t> operation_{0};
+    std::atomic<Tile> compute_{nullptr};
+    std::atomic<const void*> work_{nullptr};
+    std::atomic<int64_t> num_tiles_{0};
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace baton
