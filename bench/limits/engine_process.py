@@ -231,6 +231,7 @@ class EngineLimits:
             max_num_batched_tokens=settings.max_num_batched_tokens,
             block_size=_BLOCK_SIZE,
             num_blocks=1 - -num_tokens // _BLOCK_SIZE,
+            cpu_kernels=settings.cpu_kernels,
         )
         self._steps = EngineSteps(engine)
         self._attention = self._steps.engine.attention.build(self._steps.engine.memory.paged)

@@ -141,6 +141,7 @@ class LimitsSettings:
     contexts: str = setting("512,1024", "tokens in front of the token that is decoded")
     prompt_tokens: int = setting(512, "length of the prompts of prefill_flop_ratio")
     max_num_batched_tokens: int = setting(512, "token budget of an engine's step: the largest chunk of a prompt")
+    cpu_kernels: str = setting("auto", "the engine's kernels, as in `baton serve`: compare auto with torch")
     json: str = setting("", "file for the results")
     quick: bool = setting(False, "tiny sizes and two rounds: whether it works, not how fast")
 
