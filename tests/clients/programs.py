@@ -73,8 +73,8 @@ def _guidellm(name: str, path: str, **prompts: int) -> Program:
     )
 
 
-def _aiperf(name: str, arguments: str, **prompts: int) -> Program:
-    sums = {"request_count": NUM_REQUESTS, "request_error_rate": 0, "total_usage_completion_tokens": OUTPUT, **prompts}
+def _aiperf(name: str, arguments: str, **sums_of_tokens: int) -> Program:
+    sums = {"request_count": NUM_REQUESTS, "request_error_rate": 0, **sums_of_tokens}
     return Program(
         f"aiperf: {name}",
         "aiperf",
@@ -93,10 +93,17 @@ PROGRAMS = (
     _guidellm("completions", "/v1/completions", prompt_token_count=PROMPTS),
     _guidellm("chat", "/v1/chat/completions"),
     _guidellm("responses", "/v1/responses"),
-    _aiperf("completions", "--endpoint-type completions --streaming", total_usage_prompt_tokens=PROMPTS),
-    _aiperf("chat", "--endpoint-type chat --streaming"),
-    _aiperf("chat, not streamed", "--endpoint-type chat"),
+    _aiperf(
+        "completions",
+        "--endpoint-type completions --streaming",
+        total_usage_prompt_tokens=PROMPTS,
+        total_usage_completion_tokens=OUTPUT,
+    ),
+    _aiperf("chat", "--endpoint-type chat --streaming", total_usage_completion_tokens=OUTPUT),
+    _aiperf("chat, not streamed", "--endpoint-type chat", total_usage_completion_tokens=OUTPUT),
+    # of a stream it reads the usage in `response.completed`, and an answer cut at its limit ends in another event
     _aiperf("responses", "--endpoint-type responses --streaming"),
+    _aiperf("responses, not streamed", "--endpoint-type responses", total_usage_completion_tokens=OUTPUT),
 )
 
 
