@@ -95,7 +95,7 @@ ANSWERS: dict[str, _Schema] = {
         temperature=_NUMBER,
         top_p=_NUMBER,
     ),
-    "Model": _object(id=_STRING, object={"const": "model"}, created=_INTEGER, owned_by=_STRING),
+    "Model": _object(id=_STRING, object={"const": "model"}, created=_INTEGER, owned_by=_STRING, root=_STRING),
     "ModelList": _object(object={"const": "list"}, data=_array(_ref("Model"))),
     "Health": _object(status={"enum": ["ok", "not ready"]}, nodes=_object(prefill=_INTEGER, decode=_INTEGER)),
 }

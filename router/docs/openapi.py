@@ -70,7 +70,7 @@ def _operation(method: str, path: str, doc: RouteDoc, schemas: dict[str, _Schema
 
 def _responses(doc: RouteDoc) -> dict[str, Any]:
     answer = {"$ref": f"#/components/schemas/{doc.answer}"} if doc.answer else {}
-    content: dict[str, Any] = {doc.media_type: {"schema": answer} if answer else {}}
+    content: dict[str, Any] = {doc.media_type: {"schema": answer} if answer else {}} if doc.media_type else {}
     if doc.streams:
         content[EVENTS] = {"schema": {"description": "Server-sent events; `data` of each is JSON"}}
     error = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}

@@ -19,8 +19,8 @@ JSON, EVENTS, TEXT, HTML = "application/json", "text/event-stream", "text/plain"
 
 @dataclass(frozen=True, slots=True)
 class RouteDoc:
-    """`answer` names a schema of `router.docs.answers`, "" where there is none. `streams`: the answer may be events.
-    `statuses`: of errors, beyond those that every route may answer with."""
+    """`answer` names a schema of `router.docs.answers`, "" where there is none. `media_type`: "" where the answer is
+    empty. `streams`: it may be events. `statuses`: of errors, beyond those that every route may answer with."""
 
     summary: str
     request: type[BaseModel] | None = None
@@ -45,6 +45,8 @@ ROUTES: dict[tuple[str, str], RouteDoc] = {
     ),
     ("GET", "/v1/models"): RouteDoc("List the models", answer="ModelList"),
     ("GET", "/v1/models/{name}"): RouteDoc("Describe one model", answer="Model", statuses=(404,)),
+    ("GET", "/ping"): RouteDoc("Whether the process answers, as SageMaker asks", media_type=""),
+    ("POST", "/ping"): RouteDoc("Whether the process answers, as SageMaker asks", media_type=""),
     ("GET", "/health"): RouteDoc("Whether requests can be served now", answer="Health", statuses=(503,)),
     ("GET", "/metrics"): RouteDoc("Metrics for Prometheus", media_type=TEXT),
     ("POST", "/tokenize"): RouteDoc(

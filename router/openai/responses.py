@@ -299,8 +299,10 @@ def prompt_logprobs(choice: FinishedChoice) -> dict[str, Any]:
 
 
 def model_object(name: str, created: int, max_model_len: int | None = None) -> dict[str, Any]:
-    """One model, for /v1/models/NAME. `max_model_len` (prompt and output together) is what vLLM adds here too."""
-    model: dict[str, Any] = {"id": name, "object": "model", "created": created, "owned_by": OWNER}
+    """One model, for /v1/models/NAME. vLLM adds these too: `max_model_len` (prompt and output together), and `root`,
+    which its load generator reads when it is not told a model. Here `root` is the name again: a path is not shown.
+    """
+    model: dict[str, Any] = {"id": name, "object": "model", "created": created, "owned_by": OWNER, "root": name}
     return model if max_model_len is None else {**model, "max_model_len": max_model_len}
 
 

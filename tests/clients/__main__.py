@@ -1,8 +1,8 @@
 """`python -m tests.clients`: real clients against a real relay, unmodified. Exit status 1 when one of them fails.
 
 Starts `baton serve` with the demo model, or takes a running server by --url. Runs the libraries that this interpreter
-can import, and the recorded requests of clients that are no libraries. The libraries may live in an environment of
-their own: --server-python names the interpreter that has Baton.
+can import, the programs that are on PATH or named by --program, and the recorded requests of clients that are neither.
+All of them may live in environments of their own: --server-python names the interpreter that has Baton.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,9 +18,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+from demo.location import checkpoint_path
 from tests.clients.libraries import LIBRARIES
+from tests.clients.programs import PROGRAMS, NotInstalled, run_program
 from tests.clients.recorded import MODEL, RECORDED, Recorded
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +38,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.clients", description=__doc__)
     parser.add_argument("--url", help="a running server (default: start one)")
     parser.add_argument("--server-python", default=sys.executable, help="interpreter that has Baton")
+    parser.add_argument("--tokenizer", default=checkpoint_path(), help="folder of the model's tokenizer, for programs")
+    parser.add_argument("--program", action="append", default=[], type=_named_program, metavar="NAME=PATH")
+    parser.add_argument("--only", default="", help="run those with this text in their name")
     flags = parser.parse_args()
+    executables = {program.command: program.command for program in PROGRAMS} | dict(flags.program)
     with contextlib.nullcontext(flags.url) if flags.url else _relay(flags.server_python) as url:
         model = json.loads(_get(f"{url}/v1/models"))["data"][0]["id"]
         runs: dict[str, Callable[[], None]] = {}
@@ -42,8 +50,18 @@ def main() -> int:
             runs[name] = lambda use=use: use(f"{url}/v1", model)  # type: ignore[misc]
         for recorded in RECORDED:
             runs[f"recorded: {recorded.client}"] = lambda sent=recorded: _replay(url, model, sent)  # type: ignore[misc]
-        results = [_run(name, run) for name, run in runs.items()]
+        filled_in = {"url": url, "model": model, "tokenizer": str(flags.tokenizer)}
+        for program in PROGRAMS:
+            runs[program.name] = partial(run_program, program, executables[program.command], filled_in)
+        results = [_run(name, run) for name, run in runs.items() if flags.only in name]
     return 1 if FAILED in results else 0
+
+
+def _named_program(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if name not in {program.command for program in PROGRAMS} or shutil.which(path) is None:
+        raise argparse.ArgumentTypeError(f"{text}: not the name of a program with the path of an executable")
+    return name, path
 
 
 @contextlib.contextmanager
@@ -68,7 +86,7 @@ def _run(name: str, run: Callable[[], None]) -> str:
     try:
         run()
         result = PASSED
-    except ImportError as error:
+    except (ImportError, NotInstalled) as error:
         result, detail = ABSENT, str(error)
     except Exception as error:  # each client has errors of its own; the next one runs all the same
         result, detail = FAILED, f"{type(error).__name__}: {error}"

@@ -140,6 +140,11 @@ async def test_answers_have_the_members_that_the_document_promises(server: Serve
     require((await fetch(server, "GET", "/v1/models/other")).json(), schemas["Error"], "error")
 
 
+async def test_an_empty_answer_promises_no_content(document: dict[str, Any]) -> None:
+    ping = document["paths"]["/ping"]
+    assert [ping[method]["responses"]["200"]["content"] for method in ("get", "post")] == [{}, {}]
+
+
 async def test_the_page_lists_every_operation_and_loads_nothing(server: Server, document: dict[str, Any]) -> None:
     reply = await fetch(server, "GET", "/docs")
     page = reply.body.decode()

@@ -211,5 +211,6 @@ def test_models() -> None:
     model = Model.model_validate(model_object("qwen", 1, 4096), strict=False)
     assert (model.id, model.object, model.owned_by) == ("qwen", "model", "baton")
     assert model_object("qwen", 1, 4096)["max_model_len"] == 4096
+    assert model_object("qwen", 1)["root"] == "qwen"
     assert "max_model_len" not in model_object("qwen", 1)
     assert model_list([model_object("qwen", 1)])["data"][0]["id"] == "qwen"

@@ -1,0 +1,156 @@
+"""Load generators as their users run them: a command line each, and what the file that it writes has to say.
+
+Each sends `NUM_REQUESTS` requests of `PROMPT_TOKENS` random tokens and asks for `OUTPUT_TOKENS`. A token that Baton
+lost or added shows in the sums. Sums of prompts are compared where a prompt is sent as it is: chat templates add
+tokens, and the texts that vLLM makes of its random tokens have a few more or less.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NUM_REQUESTS, CONCURRENCY, PROMPT_TOKENS, OUTPUT_TOKENS = 20, 4, 32, 16
+PROMPTS, OUTPUT = NUM_REQUESTS * PROMPT_TOKENS, NUM_REQUESTS * OUTPUT_TOKENS
+TIMEOUT_S = 600.0
+# aiperf 0.13 takes the folder of a tokenizer for the name of a repository when one of these is set
+UNSET = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
+class NotInstalled(Exception):
+    """The program is not on PATH, and no flag says where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`command` with `arguments` runs in an empty folder and writes `result` there. `{url}`, `{model}` and
+    `{tokenizer}` in the arguments are filled in. `expected`: values of the result by path, such as `benchmarks.0.type`.
+    """
+
+    name: str
+    command: str
+    arguments: str
+    result: str
+    expected: Mapping[str, Any]
+
+
+def _vllm(name: str, arguments: str) -> Program:
+    return Program(
+        f"vllm bench serve: {name}",
+        "vllm",
+        f"bench serve --base-url {{url}} --tokenizer {{tokenizer}} {arguments} --ignore-eos --num-warmups 2"
+        f" --dataset-name random --random-input-len {PROMPT_TOKENS} --random-output-len {OUTPUT_TOKENS}"
+        f" --num-prompts {NUM_REQUESTS} --max-concurrency {CONCURRENCY} --ready-check-timeout-sec 60"
+        " --disable-tqdm --save-result --result-dir . --result-filename result.json",
+        "result.json",
+        {"completed": NUM_REQUESTS, "failed": 0, "total_output_tokens": OUTPUT},
+    )
+
+
+def _guidellm(name: str, path: str, **prompts: int) -> Program:
+    sums = {"output_token_count": OUTPUT, **prompts}
+    return Program(
+        f"guidellm: {name}",
+        "guidellm",
+        f"run --backend kind=openai_http,target={{url}},model={{model}},request_format={path}"
+        f" --profile kind=concurrent,streams={CONCURRENCY} --constraint kind=max_requests,count={NUM_REQUESTS}"
+        f" --data kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={OUTPUT_TOKENS}"
+        " --tokenizer kind=huggingface_auto,model={tokenizer} --disable-progress --output kind=json,path=result.json",
+        "result.json",
+        {
+            "benchmarks.0.metrics.request_totals.successful": NUM_REQUESTS,
+            "benchmarks.0.metrics.request_totals.total": NUM_REQUESTS,
+            **{f"benchmarks.0.metrics.{name}.successful.total_sum": total for name, total in sums.items()},
+        },
+    )
+
+
+def _aiperf(name: str, arguments: str, **sums_of_tokens: int) -> Program:
+    sums = {"request_count": NUM_REQUESTS, "request_error_rate": 0, **sums_of_tokens}
+    return Program(
+        f"aiperf: {name}",
+        "aiperf",
+        f"profile --url {{url}} --model {{model}} --tokenizer {{tokenizer}} {arguments} --concurrency {CONCURRENCY}"
+        f" --request-count {NUM_REQUESTS} --isl {PROMPT_TOKENS} --osl {OUTPUT_TOKENS} --extra-inputs ignore_eos:true"
+        " --ui-type none --no-gpu-telemetry --output-artifact-dir result",
+        "result/profile_export_aiperf.json",
+        {"error_summary": [], "is_complete": True, **{f"{name}.avg": total for name, total in sums.items()}},
+    )
+
+
+PROGRAMS = (
+    _vllm("completions", "--backend openai --logprobs 2"),  # without --model: it asks for the list of models
+    _vllm("chat", "--backend openai-chat --endpoint /v1/chat/completions --model {model}"),
+    _vllm("responses", "--backend openai-responses --endpoint /v1/responses --model {model}"),
+    _guidellm("completions", "/v1/completions", prompt_token_count=PROMPTS),
+    _guidellm("chat", "/v1/chat/completions"),
+    _guidellm("responses", "/v1/responses"),
+    _aiperf(
+        "completions",
+        "--endpoint-type completions --streaming",
+        total_usage_prompt_tokens=PROMPTS,
+        total_usage_completion_tokens=OUTPUT,
+    ),
+    _aiperf("chat", "--endpoint-type chat --streaming", total_usage_completion_tokens=OUTPUT),
+    _aiperf("chat, not streamed", "--endpoint-type chat", total_usage_completion_tokens=OUTPUT),
+    # of a stream it reads the usage in `response.completed`, and an answer cut at its limit ends in another event
+    _aiperf("responses", "--endpoint-type responses --streaming"),
+    _aiperf("responses, not streamed", "--endpoint-type responses", total_usage_completion_tokens=OUTPUT),
+)
+
+
+def run_program(program: Program, executable: str, filled_in: Mapping[str, str]) -> None:
+    """Run it and judge its result. Raises `NotInstalled`, `ValueError`, and `TimeoutExpired` after ten minutes.
+
+    Not every one exits with an error when requests fail: the result decides.
+    """
+    path = shutil.which(executable)
+    if path is None:
+        raise NotInstalled
+    command = [path, *(argument.format(**filled_in) for argument in program.arguments.split())]
+    environment = {name: value for name, value in os.environ.items() if name not in UNSET}
+    with tempfile.TemporaryDirectory() as name:
+        folder, log = Path(name), Path(name, "log")
+        status = _finish(command, folder, log, environment)
+        if status:
+            raise ValueError(f"exit status {status}, and at the end: {' '.join(log.read_text().split())[-300:]}")
+        check(json.loads((folder / program.result).read_text()), program.expected)
+
+
+def check(result: Any, expected: Mapping[str, Any]) -> None:
+    """Raise `ValueError` that names each path at which `result` has another value, or none."""
+    found = {path: _at(result, path) for path in expected}
+    wrong = [f"{path} is {found[path]}, not {value}" for path, value in expected.items() if found[path] != value]
+    if wrong:
+        raise ValueError("; ".join(wrong))
+
+
+def _at(result: Any, path: str) -> Any:
+    for step in path.split("."):
+        try:
+            result = result[int(step) if isinstance(result, list) else step]
+        except (LookupError, TypeError, ValueError):
+            return "absent"
+    return result
+
+
+def _finish(command: list[str], folder: Path, log: Path, environment: Mapping[str, str]) -> int:
+    # a group of its own: aiperf has many processes, which do not end with their parent
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, process_group=0
+        )
+    try:
+        return process.wait(TIMEOUT_S)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
