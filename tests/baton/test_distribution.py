@@ -18,6 +18,9 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS: dict[str, Any] = PROJECT["tool"]["setuptools"]
 STAYS_HERE = ("bench/results/*", "bench/traces/.gitattributes")
 """Only a checkout needs these: measurements from which documentation is made."""
+KERNELS = "engine/native"
+COMPILED = (f"{KERNELS}/src/*", f"{KERNELS}/_kernels.*")
+"""The sources of the CPU kernels, which only a source distribution has, and what is compiled of them."""
 
 
 def test_every_package_is_in_it_and_nothing_else() -> None:
@@ -56,7 +59,11 @@ def is_packaged(path: Path) -> bool:
 
 
 def test_every_file_beside_the_modules_is_in_it() -> None:
-    stays = {path for path in files_beside_modules() if any(fnmatch(str(path), pattern) for pattern in STAYS_HERE)}
+    stays = {
+        path
+        for path in files_beside_modules()
+        if any(fnmatch(str(path), pattern) for pattern in (*STAYS_HERE, *COMPILED))
+    }
     assert [path for path in files_beside_modules() if path not in stays and not is_packaged(path)] == []
 
 
@@ -65,3 +72,13 @@ def test_a_script_names_a_function_that_is_there(command: str) -> None:
     module, function = command.split(":")
     source = (ROOT / Path(*module.split("."))).with_suffix(".py").read_text()
     assert f"def {function}(" in source
+
+
+def test_every_source_of_the_kernels_is_compiled_and_in_the_source_distribution() -> None:
+    sources = {path for path in (ROOT / KERNELS / "src").rglob("*") if path.is_file()}
+    (extension,) = SETUPTOOLS["ext-modules"]
+    assert {ROOT / source for source in extension["sources"]} == {path for path in sources if path.suffix == ".cpp"}
+    assert extension["optional"], "an install without a compiler must not fail"
+    manifest = (ROOT / "MANIFEST.in").read_text().split()
+    assert manifest[:2] == ["recursive-include", f"{KERNELS}/src"]
+    assert {path for path in sources if not any(fnmatch(path.name, pattern) for pattern in manifest[2:])} == set()
