@@ -70,7 +70,7 @@ class NativeAttention:
 
     def __init__(self, kernels: Kernels, pool: PagedKv, num_heads: int) -> None:
         self._kernels = kernels
-        self._blocks = pool.blocks
+        self._blocks = pool.blocks  # the addresses below stay valid as long as somebody holds it
         self._block_size = pool.layout.block_size
         self._num_heads = num_heads
         self._layers = [self._layer(pool, layer) for layer in range(len(pool.layout.layers))]

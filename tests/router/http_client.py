@@ -109,9 +109,14 @@ class Connection:
 
 
 @asynccontextmanager
-async def connected(server: Server, buffer_bytes: int | None = None) -> AsyncIterator[Connection]:
-    """A connection that is closed at the end. `buffer_bytes` is what the system may receive ahead of the reader."""
+async def connected(
+    server: Server, buffer_bytes: int | None = None, source: str | None = None
+) -> AsyncIterator[Connection]:
+    """A connection that is closed at the end. `buffer_bytes` is what the system may receive ahead of the reader;
+    `source`: the address it comes from."""
     client = socket.socket()
+    if source is not None:
+        client.bind((source, 0))
     if buffer_bytes is not None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
     client.setblocking(False)

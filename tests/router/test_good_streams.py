@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -146,24 +145,13 @@ async def _ask_twice(server: Server, _: HoldingNodes) -> str | None:
 
 async def _open_too_many(server: Server, _: HoldingNodes) -> str | None:
     async with contextlib.AsyncExitStack() as stack:
-        held = [await stack.enter_async_context(_from_elsewhere(server)) for _ in range(MAX_CONNECTIONS)]
-        refused = await stack.enter_async_context(_from_elsewhere(server))
+        held = [
+            await stack.enter_async_context(connected(server, source=OTHER_ADDRESS)) for _ in range(MAX_CONNECTIONS)
+        ]
+        refused = await stack.enter_async_context(connected(server, source=OTHER_ADDRESS))
         fault = _mismatch(parse_reply(await refused.until(b"}}")), 429)
         await held[0].send(request_bytes("POST", CHAT, fields.GOOD, KEY))
         return fault or _mismatch(parse_reply(await held[0].to_end()), 200)
-
-
-@asynccontextmanager
-async def _from_elsewhere(server: Server) -> AsyncIterator[Connection]:
-    client = socket.socket()
-    client.bind((OTHER_ADDRESS, 0))
-    client.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(client, (server.host, server.port))
-    reader, writer = await asyncio.open_connection(sock=client)
-    try:
-        yield Connection(reader, writer)
-    finally:
-        writer.transport.abort()
 
 
 async def _leave_early(server: Server, _: HoldingNodes) -> None:

@@ -1,8 +1,8 @@
 // What lies between products: norms, rotation, gate. Rows are independent; each is read once or twice while it is in the
 // cache.
 
+// Less is not worth waking a thread for.
 constexpr int64_t kElementsPerTile = 1 << 14;
-// Fewer rows than this are not worth waking a thread for.
 
 BATON_INLINE int64_t rows_per_tile(int64_t row_size) {
     return row_size >= kElementsPerTile ? 1 : (kElementsPerTile + row_size - 1) / row_size;

@@ -44,14 +44,6 @@ BATON_INLINE float sum_of_lanes(Floats vector) {
 
 BATON_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-BATON_INLINE float largest_lane(Floats vector) {
-    float lanes[kLanes];
-    write_vector(lanes, vector);
-    float largest = lanes[0];
-    for (int lane = 1; lane < kLanes; ++lane) largest = lanes[lane] > largest ? lanes[lane] : largest;
-    return largest;
-}
-
 // --- single values
 
 BATON_INLINE float from_bits(uint32_t bits) {
