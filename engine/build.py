@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -36,6 +37,9 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.settings import EngineSettings
+from engine.structured.matcher import Grammars
+from engine.structured.vocabulary import Vocabulary
+from engine.text.tokenizer_digest import tokenizer_digest
 from wire.layout import KvLayout
 
 _DUMMY = "dummy"
@@ -56,6 +60,7 @@ class Engine:
     max_request_tokens: int
     device: Device
     attention: AttentionChoice
+    tokenizer_digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +99,19 @@ def build_engine(
         num_blocks = _num_blocks(settings, capacity, model, limits, attention, device)
         memory = _kv_memory(model.layout, num_blocks, allocate, device)
         runner = _runner(settings, model, limits, attention, memory, device, on_graphs)
-        core = _core(settings, capacity, model, num_blocks, runner)
-    return Engine(core, memory, config, model.fingerprint, num_blocks, core.max_request_tokens, device, attention)
+        grammars = Grammars(partial(Vocabulary.from_folder, folder, config.eos_token_ids))
+        core = _core(settings, capacity, model, num_blocks, runner, grammars)
+    return Engine(
+        core,
+        memory,
+        config,
+        model.fingerprint,
+        num_blocks,
+        core.max_request_tokens,
+        device,
+        attention,
+        tokenizer_digest(folder),
+    )
 
 
 def _is_gpu(device: Device) -> bool:
@@ -188,7 +204,12 @@ def _runner(
 
 
 def _core(
-    settings: EngineSettings, capacity: Capacity, model: _Model, num_blocks: int, runner: ModelRunner
+    settings: EngineSettings,
+    capacity: Capacity,
+    model: _Model,
+    num_blocks: int,
+    runner: ModelRunner,
+    grammars: Grammars,
 ) -> EngineCore:
     config = model.decoder.config
     pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching)
@@ -200,4 +221,4 @@ def _core(
         vocab_size=config.vocab_size,
     )
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids))
-    return EngineCore(pool, scheduler, runner, model.fingerprint)
+    return EngineCore(pool, scheduler, runner, model.fingerprint, grammars)

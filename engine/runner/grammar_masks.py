@@ -1,0 +1,93 @@
+"""Masks of grammars: which tokens the rows of a step may sample, as bits.
+
+Owns the stacking on the host, where matchers compute their masks without Python's lock while the device is busy with
+the step before, and how the device applies the bits. Has no state between steps. A row for which no token is left holds
+-inf alone after this, which the sampler reports as it reports NaN.
+
+Letters: G rows with a grammar, V vocabulary, W bytes of a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from device.base import Array
+
+_NO_TOKEN = "allowed_token_ids and the grammar have no token in common"
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """rows: [G] int64; bits: [G * W] uint8, a bit for each token id, the lowest first; 8 * W is at least V.
+
+    `are_all_rows`: they are the first G rows, in their order.
+    """
+
+    rows: Tensor
+    bits: Tensor
+    are_all_rows: bool
+
+    def staged(self, put: Callable[[Tensor], Tensor]) -> Masks:
+        """The same on the device, where there is room."""
+        return Masks(put(self.rows), put(self.bits), self.are_all_rows)
+
+
+class MaskSource(Protocol):
+    """The part of `engine.scheduler.request.Matcher` that sampling needs."""
+
+    def mask(self) -> npt.NDArray[np.uint8] | None:
+        """See `Matcher.mask`."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """See `Matcher.fail`."""
+        ...
+
+
+class GrammarRow(NamedTuple):
+    """A row with a grammar. `allowed`: no other token may be sampled anyway; () allows all."""
+
+    row: int
+    matcher: MaskSource
+    allowed: Sequence[int]
+
+
+def stack_masks(grammar_rows: Sequence[GrammarRow], vocab_size: int) -> Masks:
+    """The masks of these rows, on the host. A row without a mask has failed: it may sample nothing."""
+    num_bytes = -(-vocab_size // 8)
+    bits = np.zeros((len(grammar_rows), num_bytes), np.uint8)
+    for place, (_, matcher, allowed) in enumerate(grammar_rows):
+        mask = matcher.mask()
+        if mask is None:
+            continue
+        bits[place, : len(mask)] = mask[:num_bytes]
+        if allowed and not _has_any(bits[place], allowed):
+            matcher.fail(_NO_TOKEN)
+    rows = [row for row, _, _ in grammar_rows]
+    return Masks(torch.tensor(rows), torch.from_numpy(bits.reshape(-1)), rows == list(range(len(rows))))
+
+
+def apply_masks(masks: Masks, logits: Tensor) -> None:
+    """Rule out all tokens that the masks do not allow. logits: [N, V], changed in place. NaN stays NaN: its row must
+    not be taken for a valid one."""
+    rows, bits = masks.rows.to(logits.device), masks.bits.to(logits.device)
+    places = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    single = bits.view(len(rows), -1, 1).bitwise_right_shift(places).bitwise_and_(1)
+    is_ruled_out = single.view(len(rows), -1)[:, : logits.shape[1]].eq(0)
+    is_whole = masks.are_all_rows and len(rows) == len(logits)
+    values = logits if is_whole else logits.index_select(0, rows)
+    values.masked_fill_(is_ruled_out.logical_and_(values.eq(values)), -torch.inf)
+    if not is_whole:
+        logits.index_copy_(0, rows, values)
+
+
+def _has_any(bits: Array, token_ids: Sequence[int]) -> bool:
+    ids = np.array(token_ids)
+    return bool((bits[ids >> 3] >> (ids & 7).astype(np.uint8) & 1).any())

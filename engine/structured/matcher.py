@@ -1,0 +1,139 @@
+"""Where the output of one request is in its grammar, and the grammars that this process has compiled.
+
+Owns the matchers of live requests and a bounded cache of compiled grammars. A matcher depends on the grammar and the
+tokens of the output alone, so any node can make it at any place of an output. Compiling runs in a thread, without
+Python's lock: a request whose grammar is not compiled yet waits, and nothing waits with it.
+
+Whatever goes wrong with a grammar, here or in llguidance, is the `error` of that one matcher: its masks are empty, no
+token can be sampled, and its request fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.structured.vocabulary import Vocabulary, require_sound
+from wire.errors import BatonError, InvalidRequest
+from wire.grammar import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_log = logging.getLogger(__name__)
+Mask = npt.NDArray[np.uint8]
+MAX_COMPILED = 32
+_NUM_THREADS = 2
+
+
+class GrammarMatcher:
+    """Follows one output. `compiled`: the matcher before any token, once it is there; `output`: the tokens so far.
+
+    See `engine.scheduler.request.Matcher`.
+    """
+
+    def __init__(self, compiled: Future[LLMatcher], output: Sequence[int]) -> None:
+        self.error = ""
+        self._compiled = compiled
+        self._unread = list(output)
+        self._matcher: LLMatcher | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its grammar was compiled, or could not be."""
+        return self._compiled.done()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output obeys the grammar and nothing can follow."""
+        matcher = self._current()
+        return matcher is not None and matcher.is_stopped() and self._is_sound(matcher)
+
+    def take(self, token_id: int) -> None:
+        """The output goes on with this token."""
+        self._unread.append(token_id)
+
+    def fork(self, output: Sequence[int]) -> GrammarMatcher:
+        """A matcher of another output."""
+        return GrammarMatcher(self._compiled, output)
+
+    def mask(self) -> Mask | None:
+        """A bit for each token id, the lowest first: whether it may be next. None: none may, see `error`."""
+        matcher = self._current()
+        if matcher is None:
+            return None
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        return bits if self._is_sound(matcher) else None
+
+    def fail(self, reason: str) -> None:
+        """No token can be sampled any more, and why."""
+        self.error = self.error or reason
+
+    def _current(self) -> LLMatcher | None:
+        """The matcher behind all tokens; None after an error."""
+        if self._matcher is None:
+            try:
+                self._matcher = self._compiled.result().deep_copy()
+            except BatonError as error:
+                self.fail(error.message)
+                return None
+        if self._unread:
+            self._matcher.consume_tokens(self._unread)
+            self._unread.clear()
+        return self._matcher if self._is_sound(self._matcher) else None
+
+    def _is_sound(self, matcher: LLMatcher) -> bool:
+        try:
+            require_sound(matcher)
+        except BatonError as error:
+            self.fail(error.message)
+        return not self.error
+
+
+class Grammars:
+    """Makes matchers for one vocabulary, which `load` loads when it is first needed, in a thread.
+
+    Called by one thread. At most `MAX_COMPILED` grammars are kept.
+    """
+
+    def __init__(self, load: Callable[[], Vocabulary]) -> None:
+        self._load = load
+        self._loading = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def prepare(self, grammar: Grammar) -> Future[LLMatcher]:
+        """Begin to compile `grammar`, unless that was done."""
+        found = self._compiled.get(grammar)
+        if found is None:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(_NUM_THREADS, "grammars")
+            found = self._compiled[grammar] = self._threads.submit(self._compile, grammar)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        return found
+
+    def matcher(self, grammar: Grammar, output: Sequence[int]) -> GrammarMatcher:
+        """The matcher of a request with this output so far."""
+        return GrammarMatcher(self.prepare(grammar), output)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        try:
+            with self._loading:
+                if self._vocabulary is None:
+                    self._vocabulary = self._load()
+            return self._vocabulary.compile(grammar)
+        except BatonError:
+            raise
+        except Exception as error:  # the outer edge of a thread: whatever it was, it fails the requests concerned
+            _log.warning("a grammar could not be compiled: %s", type(error).__name__)
+            raise InvalidRequest("the grammar could not be compiled", "grammar") from None
