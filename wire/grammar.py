@@ -44,7 +44,7 @@ class Grammar:
     def json_schema(cls, schema: Mapping[str, Any] | bool, whitespace: str | None = None) -> Grammar:
         """JSON that is valid by `schema`. `whitespace`: a regular expression for what may stand between its tokens, ""
         for nothing; None: `WHITESPACE`."""
-        members = {"anyOf": [schema]} if isinstance(schema, bool) else dict(schema)
+        members: dict[str, Any] = {"anyOf": [schema]} if isinstance(schema, bool) else dict(schema)
         members.pop(_OPTIONS, None)
         pattern = WHITESPACE if whitespace is None else whitespace
         members[_OPTIONS] = {"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}

@@ -53,10 +53,10 @@ def _serve(folder: Path) -> None:
     for line in sys.stdin:
         # processor time, so that a busy machine refuses no grammar; the signal's default action ends the process
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        error = _error_of(vocabulary, line)
+        found = _error_of(vocabulary, line)
         signal.setitimer(signal.ITIMER_PROF, 0)
         is_last = _address_space() - size > _KEPT_BYTES
-        _answer(error, is_last)
+        _answer(found, is_last)
         if is_last:
             return
 

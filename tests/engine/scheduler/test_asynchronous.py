@@ -120,6 +120,7 @@ def test_sampling_with_penalties_waits_for_the_values_and_nothing_waits_with_it(
     scheduler.add(request(B, first=200))
     first = launched(scheduler)
     others = scheduler.schedule_ahead()
+    assert others is not None
     assert shares(others) == [(B, 5, 1)]
     scheduler.advance(others)
     scheduler.apply(first, {A: TOKEN, B: TOKEN})
