@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -78,14 +79,20 @@ def apply_masks(masks: Masks, logits: Tensor) -> None:
     """Rule out all tokens that the masks do not allow. logits: [N, V], changed in place. NaN stays NaN: its row must
     not be taken for a valid one."""
     rows, bits = masks.rows.to(logits.device), masks.bits.to(logits.device)
-    places = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    single = bits.view(len(rows), -1, 1).bitwise_right_shift(places).bitwise_and_(1)
-    is_ruled_out = single.view(len(rows), -1)[:, : logits.shape[1]].eq(0)
-    is_whole = masks.are_all_rows and len(rows) == len(logits)
-    values = logits if is_whole else logits.index_select(0, rows)
-    values.masked_fill_(is_ruled_out.logical_and_(values.eq(values)), -torch.inf)
-    if not is_whole:
-        logits.index_copy_(0, rows, values)
+    # eight logits at a time: unpacking single bits takes ten times as long on a host
+    changes = _changes_by_byte(logits.device).index_select(0, bits.to(torch.int64))
+    changes = changes.view(len(rows), -1)[:, : logits.shape[1]]
+    if masks.are_all_rows and len(rows) == len(logits):
+        logits.add_(changes)
+    else:
+        logits.index_add_(0, rows, changes)
+
+
+@cache
+def _changes_by_byte(device: torch.device) -> Tensor:
+    """What a byte of a mask adds to eight logits: 0 or -inf. [256, 8]."""
+    bits = torch.arange(256, device=device).unsqueeze(1).bitwise_right_shift(torch.arange(8, device=device))
+    return torch.zeros(256, 8, device=device).masked_fill_(bits.bitwise_and_(1).eq(0), -torch.inf)
 
 
 def _has_any(bits: Array, token_ids: Sequence[int]) -> bool:
