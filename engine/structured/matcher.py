@@ -54,7 +54,7 @@ class GrammarMatcher:
     def is_complete(self) -> bool:
         """Whether the output obeys the grammar and nothing can follow."""
         matcher = self._current()
-        return matcher is not None and matcher.is_stopped() and self._is_sound(matcher)
+        return matcher is not None and matcher.is_stopped()
 
     def take(self, token_id: int) -> None:
         """The output goes on with this token."""
@@ -69,8 +69,11 @@ class GrammarMatcher:
         matcher = self._current()
         if matcher is None:
             return None
-        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        return bits if self._is_sound(matcher) else None
+        bits = matcher.compute_bitmask()
+        if matcher.is_error():
+            self._give_up(matcher)
+            return None
+        return np.frombuffer(bits, np.uint8)
 
     def fail(self, reason: str) -> None:
         """No token can be sampled any more, and why."""
@@ -78,6 +81,8 @@ class GrammarMatcher:
 
     def _current(self) -> LLMatcher | None:
         """The matcher behind all tokens; None after an error."""
+        if self.error:
+            return None
         if self._matcher is None:
             try:
                 self._matcher = self._compiled.result().deep_copy()
@@ -85,16 +90,18 @@ class GrammarMatcher:
                 self.fail(error.message)
                 return None
         if self._unread:
-            self._matcher.consume_tokens(self._unread)
+            if not self._matcher.consume_tokens(self._unread):
+                self._give_up(self._matcher)
+                return None
             self._unread.clear()
-        return self._matcher if self._is_sound(self._matcher) else None
+        return self._matcher
 
-    def _is_sound(self, matcher: LLMatcher) -> bool:
+    def _give_up(self, matcher: LLMatcher) -> None:
         try:
             require_sound(matcher)
         except BatonError as error:
             self.fail(error.message)
-        return not self.error
+        self.fail("a token does not fit")
 
 
 class Grammars:

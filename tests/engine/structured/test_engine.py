@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,12 @@ def test_penalties_bias_and_narrow_sampling_keep_to_the_grammar(llm: LLM) -> Non
 
 def test_an_end_comes_with_the_grammar_and_never_before_it(llm: LLM, checkpoint: Path) -> None:
     eos = max(Tokenizer.from_folder(checkpoint).eos_token_ids)
-    wants_end = {"temperature": 0.0, "logit_bias_ids": (eos,), "logit_bias_values": (100.0,), "max_tokens": 30}
+    wants_end: dict[str, Any] = {
+        "temperature": 0.0,
+        "logit_bias_ids": (eos,),
+        "logit_bias_values": (100.0,),
+        "max_tokens": 30,
+    }
     variants = {
         2: SamplingParams(grammar=DIGITS, **wants_end),
         5: SamplingParams(grammar=DIGITS, min_tokens=5, **wants_end),

@@ -68,7 +68,8 @@ def test_a_matcher_that_begins_behind_some_tokens_allows_the_same(
     name: str, vocabulary: Vocabulary, tokenizer: Tokenizer
 ) -> None:
     first = _matcher(vocabulary, GRAMMARS[name][0])
-    walked, output = first.fork(()), []
+    walked = first.fork(())
+    output: list[int] = []
     for _ in range(12):
         begun_here = first.fork(output)
         allowed = _allowed(walked)
