@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from engine.build import build_engine
 from engine.core import EngineCore
@@ -42,7 +43,7 @@ def step_times(core: EngineCore, batch: int, grammar: Grammar | None) -> list[fl
         params = DecodingParams(
             temperature=0.8, seed=number, max_tokens=NUM_STEPS + 2, ignore_eos=True, grammar=grammar
         )
-        core.add(key, _PROMPT, params)
+        core.add(key, _PROMPT, replace(params, grammar=grammar))
     while len(core.step()) < batch:
         continue
     times = []

@@ -15,11 +15,8 @@ from functools import cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-
-from device.base import Array
 
 _NO_TOKEN = "allowed_token_ids and the grammar have no token in common"
 
@@ -43,7 +40,7 @@ class Masks:
 class MaskSource(Protocol):
     """The part of `engine.scheduler.request.Matcher` that sampling needs."""
 
-    def mask(self) -> npt.NDArray[np.uint8] | None:
+    def mask(self) -> bytes | None:
         """See `Matcher.mask`."""
         ...
 
@@ -63,16 +60,18 @@ class GrammarRow(NamedTuple):
 def stack_masks(grammar_rows: Sequence[GrammarRow], vocab_size: int) -> Masks:
     """The masks of these rows, on the host. A row without a mask has failed: it may sample nothing."""
     num_bytes = -(-vocab_size // 8)
-    bits = np.zeros((len(grammar_rows), num_bytes), np.uint8)
-    for place, (_, matcher, allowed) in enumerate(grammar_rows):
-        mask = matcher.mask()
-        if mask is None:
-            continue
-        bits[place, : len(mask)] = mask[:num_bytes]
-        if allowed and not _has_any(bits[place], allowed):
+    masks: list[bytes] = []
+    for _, matcher, allowed in grammar_rows:
+        mask = matcher.mask() or b""
+        if len(mask) != num_bytes:
+            mask = mask[:num_bytes].ljust(num_bytes, b"\0")
+        if allowed and not any(mask[token_id >> 3] >> (token_id & 7) & 1 for token_id in allowed):
             matcher.fail(_NO_TOKEN)
-    rows = [row for row, _, _ in grammar_rows]
-    return Masks(torch.tensor(rows), torch.from_numpy(bits.reshape(-1)), rows == list(range(len(rows))))
+        masks.append(mask)
+    rows = np.array([row for row, _, _ in grammar_rows])
+    # a copy, because the bytes of `join` are read-only
+    bits = np.frombuffer(bytearray().join(masks), np.uint8)
+    return Masks(torch.from_numpy(rows), torch.from_numpy(bits), rows[-1] == len(rows) - 1)
 
 
 def apply_masks(masks: Masks, logits: Tensor) -> None:
@@ -93,8 +92,3 @@ def _changes_by_byte(device: torch.device) -> Tensor:
     """What a byte of a mask adds to eight logits: 0 or -inf. [256, 8]."""
     bits = torch.arange(256, device=device).unsqueeze(1).bitwise_right_shift(torch.arange(8, device=device))
     return torch.zeros(256, 8, device=device).masked_fill_(bits.bitwise_and_(1).eq(0), -torch.inf)
-
-
-def _has_any(bits: Array, token_ids: Sequence[int]) -> bool:
-    ids = np.array(token_ids)
-    return bool((bits[ids >> 3] >> (ids & 7).astype(np.uint8) & 1).any())

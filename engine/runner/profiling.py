@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,9 +29,9 @@ _HARDEST = DecodingParams(top_p=0.9, min_p=0.01, seed=0, logprobs=MAX_TOP_LOGPRO
 class _AnyToken:
     """See `MaskSource`: a grammar that allows whatever comes first in the vocabulary."""
 
-    def mask(self) -> npt.NDArray[np.uint8]:
+    def mask(self) -> bytes:
         """See `MaskSource.mask`."""
-        return np.full(1, 0xFF, np.uint8)
+        return b"\xff"
 
     def fail(self, reason: str) -> None:
         """See `MaskSource.fail`."""

@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from engine.cache.block_pool import BlockTable, pack_blocks
 from wire.messages import TokenLogprobs
 from wire.request_key import RequestKey
@@ -48,7 +45,7 @@ class Matcher(Protocol):
         """The matcher of another output in the same grammar."""
         ...
 
-    def mask(self) -> npt.NDArray[np.uint8] | None:
+    def mask(self) -> bytes | None:
         """A bit for each token id, the lowest first: whether it may be next. None: none may, see `error`."""
         ...
 

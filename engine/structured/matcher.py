@@ -17,9 +17,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from engine.structured.vocabulary import Vocabulary, require_sound
 from wire.errors import BatonError, InvalidRequest
 from wire.grammar import Grammar
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _log = logging.getLogger(__name__)
-Mask = npt.NDArray[np.uint8]
 MAX_COMPILED = 32
 _NUM_THREADS = 2
 
@@ -64,7 +60,7 @@ class GrammarMatcher:
         """A matcher of another output."""
         return GrammarMatcher(self._compiled, output)
 
-    def mask(self) -> Mask | None:
+    def mask(self) -> bytes | None:
         """A bit for each token id, the lowest first: whether it may be next. None: none may, see `error`."""
         matcher = self._current()
         if matcher is None:
@@ -73,7 +69,7 @@ class GrammarMatcher:
         if matcher.is_error():
             self._give_up(matcher)
             return None
-        return np.frombuffer(bits, np.uint8)
+        return bits
 
     def fail(self, reason: str) -> None:
         """No token can be sampled any more, and why."""

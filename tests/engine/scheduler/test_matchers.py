@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from engine.cache.block_pool import BlockPool
 from engine.scheduler.request import Matcher, Request, SampledToken
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -38,8 +35,8 @@ class FakeMatcher:
     def fork(self, output: Sequence[int]) -> Matcher:
         return FakeMatcher(self._length, output)
 
-    def mask(self) -> npt.NDArray[np.uint8] | None:
-        return np.full(1, 255, np.uint8)
+    def mask(self) -> bytes | None:
+        return b"\xff"
 
     def fail(self, reason: str) -> None:
         self.error = reason

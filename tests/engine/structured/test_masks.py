@@ -32,7 +32,7 @@ def _matcher(vocabulary: Vocabulary, grammar: Grammar, output: tuple[int, ...] =
 def _allowed(matcher: GrammarMatcher) -> list[int]:
     mask = matcher.mask()
     assert mask is not None, matcher.error
-    return np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
+    return np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()
 
 
 def _walk(matcher: GrammarMatcher, tokenizer: Tokenizer, chance: random.Random) -> list[int]:
