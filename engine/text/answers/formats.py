@@ -19,7 +19,7 @@ from engine.text.answers.reader import AnswerParser, Reader, Steps
 from engine.text.answers.thinking import Tags, thinking
 from engine.text.answers.typed_values import Schemas
 
-NONE = "none"
+AUTO, NONE = "auto", "none"
 _HARMONY = "openai"
 _HARMONY_REASONING = "openai_gptoss"
 
@@ -118,6 +118,25 @@ def find_call_format(template: str) -> str:
 def find_reasoning_format(template: str) -> str:
     """The format of reasoning that a chat template speaks of; "none"."""
     return next((name for marker, name in _REASONING_IN_TEMPLATE if marker in template), NONE)
+
+
+CALL_PARSERS = (AUTO, NONE, *CALL_FORMATS)
+REASONING_PARSERS = (AUTO, NONE, *REASONING_FORMATS)
+
+
+@dataclass(frozen=True, slots=True)
+class ParserNames:
+    """Names of formats as a router is started with them; "auto": what the chat template speaks of."""
+
+    calls: str = AUTO
+    reasoning: str = AUTO
+
+    def format_of(self, template: str) -> AnswerFormat:
+        """The format of the answers of a model with this chat template."""
+        return AnswerFormat(
+            find_call_format(template) if self.calls == AUTO else self.calls,
+            find_reasoning_format(template) if self.reasoning == AUTO else self.reasoning,
+        )
 
 
 @dataclass(frozen=True, slots=True)
