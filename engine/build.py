@@ -38,7 +38,7 @@ from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.settings import EngineSettings
 from engine.structured.matcher import Grammars
-from engine.structured.vocabulary import Vocabulary
+from engine.structured.vocabulary import Vocabulary, is_large
 from engine.text.tokenizer_digest import tokenizer_digest
 from wire.layout import KvLayout
 
@@ -92,6 +92,7 @@ def build_engine(
     with enough_memory():
         folder = find_checkpoint(settings.model, weights=settings.load_format != _DUMMY)
         config = load_config(folder)
+        grammars = _grammars(folder, config)
         capacity = find_capacity(settings, config, is_gpu=_is_gpu(device))
         limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
         model = _load(settings, folder, config, device, kernels, on_weights)
@@ -99,8 +100,8 @@ def build_engine(
         num_blocks = _num_blocks(settings, capacity, model, limits, attention, device)
         memory = _kv_memory(model.layout, num_blocks, allocate, device)
         runner = _runner(settings, model, limits, attention, memory, device, on_graphs)
-        grammars = Grammars(partial(Vocabulary.from_folder, folder, config.eos_token_ids))
         core = _core(settings, capacity, model, num_blocks, runner, grammars)
+        grammars.finish_loading()
     return Engine(
         core,
         memory,
@@ -112,6 +113,14 @@ def build_engine(
         attention,
         tokenizer_digest(folder),
     )
+
+
+def _grammars(folder: Path, config: ModelConfig) -> Grammars:
+    """Makes matchers. A large vocabulary is loaded while the weights are."""
+    grammars = Grammars(partial(Vocabulary.from_folder, folder, config.eos_token_ids))
+    if is_large(folder):
+        grammars.begin_loading()
+    return grammars
 
 
 def _is_gpu(device: Device) -> bool:
