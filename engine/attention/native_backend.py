@@ -18,8 +18,9 @@ from torch import Tensor
 from device.base import Array, Staging
 from engine.attention.base import LayerStored, SequenceShare
 from engine.attention.paged_kv import PagedKv
-from engine.native.arguments import DTYPES, BatonAttention, BatonPagedKv, BatonStore
+from engine.native.arguments import DTYPES, BatonAttention, BatonPagedKv, BatonStep, BatonStore
 from engine.native.library import Kernels
+from engine.native.recording import Recording
 
 
 class _StepArrays:
@@ -77,6 +78,7 @@ class NativeAttention:
         self._largest_head = max(kv.head_dim for kv in pool.layout.layers)
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._arrays = _StepArrays(0, 0, 0)
+        self._step = BatonStep()
         self._num_sequences = 0
         self._num_tokens = 0
         self._layer_stored: LayerStored | None = None
@@ -118,11 +120,16 @@ class NativeAttention:
         self._kernels.store(store)
         if self._layer_stored is not None:
             self._layer_stored()
-        out = torch.empty(q.shape, dtype=q.dtype)
+        out = self._kernels.empty(q.shape, q.dtype)
         attention.out, attention.q, attention.q_stride = out.data_ptr(), q.data_ptr(), q.stride(0)
         attention.num_sequences = self._num_sequences
         self._kernels.attention(attention)
         return out
+
+    def replay(self, recording: Recording) -> None:
+        """Make the calls of `recording` for the step that was planned last."""
+        self._step.num_sequences = self._num_sequences
+        recording.replay(self._step, self._num_tokens, self._layer_stored)
 
     def _make_room(self, num_blocks: int, max_context: int) -> None:
         """For the arrays and the scratch of a step: twice what is needed, because the next step is often larger."""
@@ -139,14 +146,16 @@ class NativeAttention:
             max(2 * num_blocks, len(held.tables)),
         )
         for layer in self._layers:
-            self._set_addresses(layer)
+            layer.store.slots = self._arrays.slots.ctypes.data
+            self._set_addresses(layer.attention)
+        self._step.slots = self._arrays.slots.ctypes.data
+        self._set_addresses(self._step)
 
-    def _set_addresses(self, layer: _Layer) -> None:
-        arrays, attention = self._arrays, layer.attention
-        layer.store.slots = arrays.slots.ctypes.data
-        attention.first_token = arrays.first_token.ctypes.data
-        attention.start = arrays.start.ctypes.data
-        attention.num_tokens = arrays.num_tokens.ctypes.data
-        attention.table_begin = arrays.table_begin.ctypes.data
-        attention.block_tables = arrays.tables.ctypes.data
-        attention.scratch = self._scratch.data_ptr() + -self._scratch.data_ptr() % 64
+    def _set_addresses(self, step: BatonAttention | BatonStep) -> None:
+        arrays = self._arrays
+        step.first_token = arrays.first_token.ctypes.data
+        step.start = arrays.start.ctypes.data
+        step.num_tokens = arrays.num_tokens.ctypes.data
+        step.table_begin = arrays.table_begin.ctypes.data
+        step.block_tables = arrays.tables.ctypes.data
+        step.scratch = self._scratch.data_ptr() + -self._scratch.data_ptr() % 64
