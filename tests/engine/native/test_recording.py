@@ -128,6 +128,13 @@ def test_what_layers_hand_on_shares_memory(tmp_path: Path) -> None:
     assert recording.num_bytes < row_bytes * MAX_TOKENS // decoder.config.num_layers
 
 
+def test_a_step_beyond_the_limit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    model = model_of(tmp_path)
+    assert model.recorded is not None
+    with pytest.raises(RuntimeError), torch.inference_mode():
+        model.recorded.forward(*model.plan([SequenceShare(0, MAX_TOKENS + 1, tuple(range(11)))]))
+
+
 class HalfNativeOps(NativeOps):
     """One operation is torch's, as a part without a kernel would have it."""
 
