@@ -223,7 +223,7 @@ async def serving(
     """A router on a loopback port, set up as `python -m router` does, without nodes. Without `queue` no request waits
     for room."""
     async with relaying(settings, models=models) as rig:
-        metrics = RouterMetrics()
+        metrics = RouterMetrics(models)
         metrics.watch(rig.relay, rig.registry, rig.control)
         admission = Admission(queue or AdmissionSettings(settings.max_concurrent_requests, 0, 0, 0.0), lambda: 10**6)
         metrics.include(AccessMetrics(admission, guard))
