@@ -2,7 +2,12 @@
 
 Each sends `NUM_REQUESTS` requests of `PROMPT_TOKENS` random tokens and asks for `OUTPUT_TOKENS`. A token that Baton
 lost or added shows in the sums. Sums of prompts are compared where a prompt is sent as it is: chat templates add
-tokens, and the texts that vLLM makes of its random tokens have a few more or less.
+tokens, and the texts that vLLM makes of its random tokens have a few more or less. aiperf records what it got, so of
+its streams text and usage are compared too (`streams.py`).
+
+guidellm 0.8.1 may lose the last result of a run on a busy machine: the thread that receives results says that all of
+them are there before it passes the last one on, and whoever waits for results looks up ten times a second and leaves as
+soon as that is said. It then reports one request less than it has sent, all of which were answered: run it again.
 """
 
 from __future__ import annotations
@@ -18,9 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.clients.streams import asking, check_streams
+
 NUM_REQUESTS, CONCURRENCY, PROMPT_TOKENS, OUTPUT_TOKENS = 20, 4, 32, 16
 PROMPTS, OUTPUT = NUM_REQUESTS * PROMPT_TOKENS, NUM_REQUESTS * OUTPUT_TOKENS
 TIMEOUT_S = 600.0
+CHAT = "/v1/chat/completions"
 # aiperf 0.13 takes the folder of a tokenizer for the name of a repository when one of these is set
 UNSET = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
@@ -33,6 +41,7 @@ class NotInstalled(Exception):
 class Program:
     """`command` with `arguments` runs in an empty folder and writes `result` there. `{url}`, `{model}` and
     `{tokenizer}` in the arguments are filled in. `expected`: values of the result by path, such as `benchmarks.0.type`.
+    `streams`: the file with all streams as they came, and the path at which they were asked for.
     """
 
     name: str
@@ -40,6 +49,7 @@ class Program:
     arguments: str
     result: str
     expected: Mapping[str, Any]
+    streams: tuple[str, str] | None = None
 
 
 def _vllm(name: str, arguments: str) -> Program:
@@ -73,16 +83,20 @@ def _guidellm(name: str, path: str, **prompts: int) -> Program:
     )
 
 
-def _aiperf(name: str, arguments: str, **sums_of_tokens: int) -> Program:
+def _aiperf(name: str, path: str, *, streams: bool, **sums_of_tokens: int) -> Program:
     sums = {"request_count": NUM_REQUESTS, "request_error_rate": 0, **sums_of_tokens}
+    kind = path.rpartition("/")[2] if path != CHAT else "chat"
     return Program(
         f"aiperf: {name}",
         "aiperf",
-        f"profile --url {{url}} --model {{model}} --tokenizer {{tokenizer}} {arguments} --concurrency {CONCURRENCY}"
+        f"profile --url {{url}} --model {{model}} --tokenizer {{tokenizer}} --endpoint-type {kind}"
+        f"{' --streaming' * streams} --concurrency {CONCURRENCY}"
         f" --request-count {NUM_REQUESTS} --isl {PROMPT_TOKENS} --osl {OUTPUT_TOKENS} --extra-inputs ignore_eos:true"
+        " --extra-inputs temperature:0 --export-level raw"
         " --ui-type none --no-gpu-telemetry --output-artifact-dir result",
         "result/profile_export_aiperf.json",
         {"error_summary": [], "is_complete": True, **{f"{name}.avg": total for name, total in sums.items()}},
+        ("result/profile_export_raw.jsonl", path) if streams else None,
     )
 
 
@@ -95,20 +109,22 @@ PROGRAMS = (
     _guidellm("responses", "/v1/responses"),
     _aiperf(
         "completions",
-        "--endpoint-type completions --streaming",
+        "/v1/completions",
+        streams=True,
         total_usage_prompt_tokens=PROMPTS,
         total_usage_completion_tokens=OUTPUT,
     ),
-    _aiperf("chat", "--endpoint-type chat --streaming", total_usage_completion_tokens=OUTPUT),
-    _aiperf("chat, not streamed", "--endpoint-type chat", total_usage_completion_tokens=OUTPUT),
+    _aiperf("chat", CHAT, streams=True, total_usage_completion_tokens=OUTPUT),
+    _aiperf("chat, not streamed", CHAT, streams=False, total_usage_completion_tokens=OUTPUT),
     # of a stream it reads the usage in `response.completed`, and an answer cut at its limit ends in another event
-    _aiperf("responses", "--endpoint-type responses --streaming"),
-    _aiperf("responses, not streamed", "--endpoint-type responses", total_usage_completion_tokens=OUTPUT),
+    _aiperf("responses", "/v1/responses", streams=True),
+    _aiperf("responses, not streamed", "/v1/responses", streams=False, total_usage_completion_tokens=OUTPUT),
 )
 
 
 def run_program(program: Program, executable: str, filled_in: Mapping[str, str]) -> None:
-    """Run it and judge its result. Raises `NotInstalled`, `ValueError`, and `TimeoutExpired` after ten minutes.
+    """Run it and judge its result. Raises `NotInstalled`, `ValueError`, `OSError`, and after ten minutes
+    `TimeoutExpired`.
 
     Not every one exits with an error when requests fail: the result decides.
     """
@@ -123,6 +139,9 @@ def run_program(program: Program, executable: str, filled_in: Mapping[str, str])
         if status:
             raise ValueError(f"exit status {status}, and at the end: {' '.join(log.read_text().split())[-300:]}")
         check(json.loads((folder / program.result).read_text()), program.expected)
+        if program.streams is not None:
+            file, endpoint = program.streams
+            check_streams(folder / file, asking(f"{filled_in['url']}{endpoint}"), NUM_REQUESTS)
 
 
 def check(result: Any, expected: Mapping[str, Any]) -> None:
