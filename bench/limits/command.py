@@ -36,7 +36,7 @@ from bench.limits.result import (
     ceiling_of,
     difference_of,
 )
-from bench.limits.router_hop import RouterPlan, measure_router_hop, router_ratios
+from bench.limits.router_hop import RatePlan, RouterPlan, measure_router_hop, measure_router_rate, router_ratios
 from bench.limits.served import handoff_ratios, isolation_ratio, measure_handoffs, measure_isolation
 from bench.numbers import median, percentile
 from bench.report.document import as_text
@@ -124,6 +124,9 @@ def system_limits(settings: LimitsSettings, found: Found, say: Callable[[str], N
             small = {"concurrencies": (1, 4), "num_tokens": 20} if settings.quick else {}
             plan = RouterPlan(num_rounds=settings.num_rounds, **small)  # type: ignore[arg-type]
             found.ratios.extend(ratio for each in measure_router_hop(plan, say) for ratio in router_ratios(each))
+        if "router_events_per_cpu_s" in wanted:
+            few = {"concurrencies": (4,), "num_tokens": 50} if settings.quick else {}
+            found.ratios.extend(measure_router_rate(RatePlan(num_rounds=settings.num_rounds, **few), say))  # type: ignore[arg-type]
         if "itl_isolation" in wanted:
             found.ratios.extend(map(isolation_ratio, measure_isolation(settings, say)))
 

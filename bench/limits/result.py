@@ -25,7 +25,8 @@ KERNEL_NAMES = ("attn_kernel_ratio", "linear_bw_ratio", "linear_flop_ratio")
 ENGINE_NAMES = (*CEILING_NAMES, *STEP_NAMES, "prefill_flop_ratio", "linear_bw_ratio", "linear_flop_ratio")
 """Ceilings and ratios that are measured in one process with an engine."""
 HANDOFF_NAMES, KV_NAMES = ("exposed_ratio", "handover_us"), ("kv_bw_ratio", "kv_overhead_us")
-SYSTEM_NAMES = ("zmq_round_trip", *KV_NAMES, *HANDOFF_NAMES, "router_us_per_token", "itl_isolation")
+ROUTER_NAMES = ("router_us_per_token", "router_events_per_cpu_s")
+SYSTEM_NAMES = ("zmq_round_trip", *KV_NAMES, *HANDOFF_NAMES, *ROUTER_NAMES, "itl_isolation")
 """Those that need several processes: nodes, a router, clients."""
 _QUICK_ROUNDS = 2
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -45,6 +46,7 @@ MEANINGS = {
     "router_us_per_token": "What each streamed token takes longer through the router than straight from its source.",
     "router_ttft_us": "What the first token takes longer through the router than straight from its source.",
     "router_cpu_s_per_1000_tokens": "Processor time of the router for 1000 streamed tokens.",
+    "router_events_per_cpu_s": "Server-sent events, one for each token, that the router sends per second of its CPU.",
     "itl_isolation": "How much longer the slowest gaps between tokens get when prompts are computed beside them.",
 }
 """One sentence a ratio."""
