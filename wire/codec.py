@@ -42,7 +42,7 @@ PROTOCOL_VERSION = 7
 5: the words of the glossary (`sampled_us`).
 6: log probabilities of prompt tokens (`PromptLogprobs`), allowed tokens and bad words; choices of one prompt share its
 legs and its handoff (`forks`, `firsts`).
-7: grammars that an output must obey (`grammar`), and the digest of a node's tokenizer.
+7: preemptions in a node's status; grammars that an output must obey (`grammar`), and the digest of a node's tokenizer.
 """
 
 _MAGIC = b"BT"
