@@ -77,12 +77,17 @@ BATON_INLINE int64_t num_keys_of(const BatonAttention& a, int64_t sequence) {
     return a.start[sequence] + a.num_tokens[sequence] - first_key_of(a, sequence);
 }
 
+// Of keys and values that a thread asks for before it needs them: a part of the second-level cache.
+constexpr int64_t kCachedBytes = 1 << 18;
+
 // How many KV heads a tile takes of a sequence with so many rows a head, each of them `head_work`.
 int64_t choose_heads(const Step& step, int64_t num_rows, int64_t head_work) {
     const BatonPagedKv& kv = step.attention.kv;
     if (!suits_few(kv, num_rows)) return 1;
     int64_t most = step.divide_above / head_work;
     if (most > kTileRows / num_rows) most = kTileRows / num_rows;
+    const int64_t most_cached = kCachedBytes / (2 * kKeysAtOnce * kv.head_dim * (kv.dtype == BATON_FLOAT32 ? 4 : 2));
+    if (most > most_cached) most = most_cached;
     const int64_t num_parts = most > 1 ? (kv.num_kv_heads + most - 1) / most : kv.num_kv_heads;
     return (kv.num_kv_heads + num_parts - 1) / num_parts;
 }
@@ -156,9 +161,9 @@ BATON_INLINE Partial partial_of(const Step& step, const Entry& entry, int64_t pa
     return {sums, highest, highest + num_rows, stride};
 }
 
-// The sums of a tile over the keys of one span.
+// The sums of a tile over the keys of one span. `goes_on`: the same thread computes the next one then.
 template <class T>
-void compute_span(const Tile& tile, const TileMemory& memory, const Partial& partial, int64_t span) {
+void compute_span(const Tile& tile, const TileMemory& memory, const Partial& partial, int64_t span, bool goes_on) {
     const int64_t last = memory.end[tile.num_rows - 1], end = (span + 1) * kSpan < last ? (span + 1) * kSpan : last;
     const int64_t begin = span * kSpan > memory.begin[0] ? span * kSpan : memory.begin[0];
     const int64_t num_rows = tile.num_heads * tile.num_rows;
@@ -166,7 +171,7 @@ void compute_span(const Tile& tile, const TileMemory& memory, const Partial& par
     __builtin_memset(memory.lanes, 0, num_rows * kLanes * 4);
     for (int64_t row = 0; row < num_rows; ++row) partial.highest[row] = kNothing;
     (suits_few(tile.attention.kv, tile.num_rows) ? compute_few<T> : compute_many<T>)(tile, memory, partial,
-                                                                                    {begin, end}, last);
+                                                                                    {begin, end}, goes_on ? last : end);
     for (int64_t row = 0; row < num_rows; ++row)
         partial.totals[row] = sum_of_lanes(load(memory.lanes + row * kLanes));
 }
@@ -176,9 +181,9 @@ template <class T>
 void compute_tile(const Tile& tile, const TileMemory& memory) {
     begin_tile<T>(tile, memory);
     const int64_t first_span = memory.begin[0] / kSpan, end = memory.end[tile.num_rows - 1];
-    compute_span<T>(tile, memory, memory.all, first_span);
+    compute_span<T>(tile, memory, memory.all, first_span, true);
     for (int64_t span = first_span + 1; span * kSpan < end; ++span) {
-        compute_span<T>(tile, memory, memory.span, span);
+        compute_span<T>(tile, memory, memory.span, span, true);
         join_span(memory.all, memory.span, tile.num_heads * tile.num_rows);
     }
     write_results<T>(tile, memory.all);
@@ -198,7 +203,7 @@ void compute_number(const Step& step, int64_t number, int thread) {
     const int64_t part = local / entry.num_spans, span = local % entry.num_spans;
     const Tile tile = tile_of(step, entry, part, 0);
     begin_tile<T>(tile, memory);
-    compute_span<T>(tile, memory, partial_of(step, entry, part, span), entry.first_span + span);
+    compute_span<T>(tile, memory, partial_of(step, entry, part, span), entry.first_span + span, false);
 }
 
 template <class T>

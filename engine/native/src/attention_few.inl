@@ -1,8 +1,9 @@
 // A tile of few rows of one or several KV heads, as of a sequence that decodes: every key and value passes once, from
 // its block through registers into the products of all rows.
 //
-// Tokens come in pieces of kLanes, which lie within a block. Of kKeysAtOnce tokens each head has its turn before the
-// next ones: heads are neighbours in a block. While keys are computed the values are asked for, and then the next keys.
+// Tokens come in pieces of kLanes, which lie within a block. Of kKeysAtOnce tokens, all heads' keys are computed and
+// then all heads' values, since heads are neighbours in a block: while keys are computed the values are asked for, and
+// then the next keys.
 //
 // Invariant: the products take their units in the order of `attention_product.inl`, so that a row has the same result
 // in either kind of tile.
@@ -62,11 +63,18 @@ void find_stretch(Stretch<T>& stretch, const Pieces& pieces, const T* plane, int
     }
 }
 
+// While the pieces of head after head are computed, those of `pieces` are asked for in the order in which they lie in
+// memory: for each block, one head after the other. `plane`: of the tile's first head.
 template <class T>
-BATON_INLINE void ask_meanwhile(Stretch<T>& stretch, const Pieces& pieces, const T* plane) {
-    const int first = stretch.begin / kLanes, behind = (stretch.end + kLanes - 1) / kLanes;
-    for (int piece = first; piece < behind; ++piece)
-        if (piece >= pieces.first() && piece < pieces.behind()) stretch.asked[piece] = plane + pieces.offsets[piece];
+void ask_meanwhile(Stretch<T>& stretch, const Pieces& pieces, const T* plane, const Tile& tile, int64_t head) {
+    const BatonPagedKv& kv = tile.attention.kv;
+    const int64_t first = stretch.begin / kLanes, behind = (stretch.end + kLanes - 1) / kLanes;
+    int64_t number = head * (behind - first);
+    for (int64_t piece = first; piece < behind; ++piece, ++number) {
+        const int64_t asked = pieces.first() + number / tile.num_heads;
+        if (asked < pieces.behind())
+            stretch.asked[piece] = plane + pieces.offsets[asked] + number % tile.num_heads * kv.block_size * kv.head_dim;
+    }
 }
 
 // Rows that a kernel computes more than there are do what the last one does.
@@ -86,15 +94,14 @@ BATON_INLINE void ask_for_values(const T* values) {
 
 // The scores of the keys of kPieces pieces, from `key` on.
 template <class Units, int kRows, int kPieces, class T>
-BATON_INLINE void score_pieces(const Stretch<T>& keys, const TileMemory& memory, const uint32_t* queries,
-                               const FewRows& rows, int64_t key) {
+BATON_INLINE void score_pieces(const Stretch<T>& keys, const TileMemory& memory, const FewRows& rows, int64_t key) {
     static_assert(Units::kColumns * Units::kValues == kLanes);
     constexpr int kAsked = kPieces * kLanes / 2;
     const int64_t head_dim = keys.head_dim, num_units = head_dim / Units::kValues;
     const T* const* pieces = keys.pieces + key / kLanes;
     const T* const* asked = keys.asked + key / kLanes;
     const uint32_t* query[kRows];
-    for (int row = 0; row < kRows; ++row) query[row] = queries + rows[row] * num_units;
+    for (int row = 0; row < kRows; ++row) query[row] = memory.queries + rows[row] * num_units;
     Floats sums[kRows][kPieces] = {};
     for (int64_t value = 0; value < head_dim; value += 2 * kLanes) {
 #pragma GCC unroll 2
@@ -126,13 +133,13 @@ BATON_INLINE void score_pieces(const Stretch<T>& keys, const TileMemory& memory,
 }
 
 template <class Units, int kRows, class T>
-void few_scores(const Stretch<T>& keys, const TileMemory& memory, const uint32_t* queries, const FewRows& rows) {
+void few_scores(const Stretch<T>& keys, const TileMemory& memory, const FewRows& rows) {
     int64_t key = keys.begin / kLanes * kLanes;
     // two pieces side by side: for one or two rows, a sum would wait for itself
     if constexpr (kRows <= 2 && Units::kColumns < kLanes)
         for (; key + kLanes < keys.end; key += 2 * kLanes)
-            score_pieces<Units, kRows, 2>(keys, memory, queries, rows, key);
-    for (; key < keys.end; key += kLanes) score_pieces<Units, kRows, 1>(keys, memory, queries, rows, key);
+            score_pieces<Units, kRows, 2>(keys, memory, rows, key);
+    for (; key < keys.end; key += kLanes) score_pieces<Units, kRows, 1>(keys, memory, rows, key);
 }
 
 // The values of one unit of weights, `from` their first row.
@@ -200,27 +207,57 @@ void few_values(const Stretch<T>& values, const TileMemory& memory, const Partia
         few_columns<Units, kRows, 2>(values, memory, partial.sums + column, partial.stride, column, rows);
 }
 
-// One head's turn: kKeysAtOnce keys are added to its rows' sums. `next`, `next_head`: whose keys come after this.
+template <class Units>
+BATON_INLINE TileMemory rows_of_head(TileMemory memory, const Tile& tile, int64_t head) {
+    const int64_t row = head * tile.num_rows;
+    memory.queries += row * units_of<Units>(tile.attention.kv.head_dim);
+    memory.scores += row * kKeysAtOnce;
+    memory.lanes += row * kLanes;
+    memory.factors += row;
+    return memory;
+}
+
+BATON_INLINE Partial rows_of_head(const Partial& all, const Tile& tile, int64_t head) {
+    const int64_t row = head * tile.num_rows;
+    return {all.sums + row * all.stride, all.highest + row, all.totals + row, all.stride};
+}
+
+// The keys and values of `pieces` are added to the sums of all heads; the keys of `next` are asked for.
 template <int kRows, class T>
-void add_pieces(const Tile& tile, const TileMemory& memory, const Partial& partial, const Pieces& pieces, int64_t head,
-                const Pieces& next, int64_t next_head, int64_t first_key) {
+void add_pieces(const Tile& tile, const TileMemory& memory, const Partial& partial, const Pieces& pieces,
+                const Pieces& next, int64_t first_key) {
     using Units = typename UnitsFor<T>::Units;
     const BatonPagedKv& kv = tile.attention.kv;
-    const int64_t head_size = kv.block_size * kv.head_dim, first_row = head * tile.num_rows;
+    const int64_t head_size = kv.block_size * kv.head_dim, num_rows = tile.num_rows;
     const T* keys = static_cast<const T*>(kv.keys) + tile.first_head * head_size;
-    const T* values = static_cast<const T*>(kv.values) + (tile.first_head + head) * head_size;
+    const T* values = static_cast<const T*>(kv.values) + tile.first_head * head_size;
     T* copies = reinterpret_cast<T*>(memory.packed);
-    const Partial rows = {partial.sums + first_row * partial.stride, partial.highest + first_row,
-                          partial.totals + first_row, partial.stride};
     Stretch<T> stretch;
-    find_stretch(stretch, pieces, keys + head * head_size, kv.head_dim, copies);
-    ask_meanwhile(stretch, pieces, values);
-    few_scores<Units, kRows>(stretch, memory, memory.queries + first_row * units_of<Units>(kv.head_dim),
-                             {tile.num_rows});
-    compute_weights<Units>(tile, memory, rows, memory.lanes + first_row * kLanes, first_key);
-    find_stretch(stretch, pieces, values, kv.head_dim, copies);
-    ask_meanwhile(stretch, next, keys + next_head * head_size);
-    few_values<Units, kRows>(stretch, memory, rows, {tile.num_rows});
+    for (int64_t head = 0; head < tile.num_heads; ++head) {
+        find_stretch(stretch, pieces, keys + head * head_size, kv.head_dim, copies);
+        ask_meanwhile(stretch, pieces, values, tile, head);
+        few_scores<Units, kRows>(stretch, rows_of_head<Units>(memory, tile, head), {num_rows});
+    }
+    for (int64_t head = 0; head < tile.num_heads; ++head)
+        compute_weights<Units>(tile, rows_of_head<Units>(memory, tile, head), rows_of_head(partial, tile, head), first_key);
+    for (int64_t head = 0; head < tile.num_heads; ++head) {
+        find_stretch(stretch, pieces, values + head * head_size, kv.head_dim, copies);
+        ask_meanwhile(stretch, next, keys, tile, head);
+        few_values<Units, kRows>(stretch, rows_of_head<Units>(memory, tile, head), rows_of_head(partial, tile, head), {num_rows});
+    }
+}
+
+// The first keys of a tile, which nothing has asked for.
+template <class T>
+void ask_for_keys(const Tile& tile, const Pieces& pieces) {
+    const BatonPagedKv& kv = tile.attention.kv;
+    for (int piece = pieces.first(); piece < pieces.behind(); ++piece)
+        for (int64_t head = tile.first_head; head < tile.first_head + tile.num_heads; ++head) {
+            const T* keys = static_cast<const T*>(kv.keys) + pieces.offsets[piece] + head * kv.block_size * kv.head_dim;
+            for (int64_t row = 0; row < kLanes; ++row)
+                for (int64_t value = 0; value < kv.head_dim; value += 2 * kLanes)
+                    ask_for_values(keys + row * kv.head_dim + value);
+        }
 }
 
 template <int kRows, class T>
@@ -229,15 +266,11 @@ void compute_rows(const Tile& tile, const TileMemory& memory, const Partial& par
     Pieces pieces[2];
     int64_t key = range.begin / kKeysAtOnce * kKeysAtOnce;
     find_pieces(pieces[0], tile, key, range.begin, range.end);
+    ask_for_keys<T>(tile, pieces[0]);
     for (int number = 0; key < range.end; key += kKeysAtOnce, number ^= 1) {
         const bool is_last = key + kKeysAtOnce >= last;
         if (!is_last) find_pieces(pieces[number ^ 1], tile, key + kKeysAtOnce, range.begin, last);
-        for (int64_t head = 0; head < tile.num_heads; ++head) {
-            const bool is_last_head = head + 1 == tile.num_heads;
-            add_pieces<kRows, T>(tile, memory, partial, pieces[number], head,
-                                 pieces[is_last_head && !is_last ? number ^ 1 : number], is_last_head ? 0 : head + 1,
-                                 key);
-        }
+        add_pieces<kRows, T>(tile, memory, partial, pieces[number], pieces[is_last ? number : number ^ 1], key);
     }
 }
 
