@@ -77,17 +77,12 @@ BATON_INLINE int64_t num_keys_of(const BatonAttention& a, int64_t sequence) {
     return a.start[sequence] + a.num_tokens[sequence] - first_key_of(a, sequence);
 }
 
-// Of keys and values that a thread asks for before it needs them: a part of the second-level cache.
-constexpr int64_t kCachedBytes = 1 << 18;
-
 // How many KV heads a tile takes of a sequence with so many rows a head, each of them `head_work`.
 int64_t choose_heads(const Step& step, int64_t num_rows, int64_t head_work) {
     const BatonPagedKv& kv = step.attention.kv;
     if (!suits_few(kv, num_rows)) return 1;
     int64_t most = step.divide_above / head_work;
     if (most > kTileRows / num_rows) most = kTileRows / num_rows;
-    const int64_t most_cached = kCachedBytes / (2 * kKeysAtOnce * kv.head_dim * (kv.dtype == BATON_FLOAT32 ? 4 : 2));
-    if (most > most_cached) most = most_cached;
     const int64_t num_parts = most > 1 ? (kv.num_kv_heads + most - 1) / most : kv.num_kv_heads;
     return (kv.num_kv_heads + num_parts - 1) / num_parts;
 }
