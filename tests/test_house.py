@@ -63,7 +63,8 @@ NEEDS_TORCH = (
     "kvtransfer.pools.device_checksums",
     "kvtransfer.transports.nccl",
 )
-"""Belongs to `bench.limits.engine_process`; runs in a child process of its own; imported for pools in device memory; imported for `--kv-transport nccl`."""
+"""Belongs to `bench.limits.engine_process`; runs in a child process of its own; imported for pools in device memory;
+imported for `--kv-transport nccl`."""
 OWN_PROCESS_SUFFIX = "_process"
 """A module of bench/ with this ending runs in a process of its own, which may need torch."""
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "cloudpickle"}
