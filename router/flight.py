@@ -19,6 +19,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from program.clock import now_us
@@ -136,6 +137,8 @@ class Flight:
         if legs is None or event.attempt != journal.attempt:
             return
         is_of_decode = epoch == legs.decode_epoch
+        if not is_of_decode:
+            legs.has_prefilled = True
         if self._cached.awaits_more:
             self._cached.note(event, is_of_decode=is_of_decode)
         if journal.prompt is not None and journal.awaits_prompt:
@@ -173,6 +176,13 @@ class Flight:
         else:
             self._avoided.add(epoch)
         self._attempt_failed(remote_error(failed.code, failed.message))
+
+    def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
+        """The node knows the attempts `live`, as in `Legs.are_missed`; this attempt fails when it should be one of
+        them and is not."""
+        legs = self._legs
+        if legs is not None and self._needs(node.epoch) and legs.are_missed(node, live, received):
+            self._attempt_failed(RequestFailed(f"{node.role} node {node.node_id} has forgotten the request"))
 
     def on_node_joined(self) -> None:
         """Begin the attempt that has waited for a node."""

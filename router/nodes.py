@@ -17,17 +17,23 @@ from dataclasses import dataclass, field
 
 from engine.cache.hashing import HASH_BYTES
 from wire.errors import Refused
-from wire.messages import DECODE, PREFILL, CacheEvents, Heartbeat, Hello, NodeStatus
+from wire.messages import DECODE, PREFILL, ROUTER_TO_NODE, CacheEvents, Heartbeat, Hello, NodeStatus
+from wire.session import Session, new_session_number
 
 DEAD_AFTER_S = 3.0
 MAX_KNOWN_HASHES = 2**20
 _log = logging.getLogger(__name__)
 
 
+def _new_session() -> Session:
+    return Session(new_session_number(), ROUTER_TO_NODE)
+
+
 @dataclass(slots=True)
 class Node:
-    """One life of a node, named by its epoch. `model` is the served model whose weights it has. `load` counts legs,
-    also those that the node has not received yet."""
+    """One registration of a node, whose life is named by its epoch. `model` is the served model whose weights it has.
+    `load` counts legs, also those that the node has not received yet. `session` is the router's end of it. `rival`: the
+    epoch of another one that wants to join under the same node_id, and when it first asked."""
 
     hello: Hello
     model: str
@@ -36,6 +42,8 @@ class Node:
     load: int = 0
     is_leaving: bool = False
     cached_hashes: set[bytes] = field(default_factory=set)
+    session: Session = field(default_factory=_new_session)
+    rival: tuple[int, float] | None = None
 
     @property
     def epoch(self) -> int:
@@ -90,6 +98,21 @@ class NodeRegistry:
     def max_num_seqs(self, model: str) -> int | None:
         """Requests that every node of a model can compute together; None while it has no node."""
         return min((node.hello.max_num_seqs for node in self.of_model(model)), default=None)
+
+    def predecessor(self, hello: Hello, now_s: float) -> Node | None:
+        """The registered node with the node_id of `hello` and another epoch, whose successor the sender wants to be.
+
+        Raises `Refused` when that node has been heard since the sender first asked: both are alive.
+        """
+        earlier = next((node for node in self._nodes.values() if node.node_id == hello.node_id), None)
+        if earlier is None or earlier.epoch == hello.epoch:
+            return None
+        if earlier.rival is None or earlier.rival[0] != hello.epoch:
+            earlier.rival = (hello.epoch, now_s)
+        elif earlier.heard_s > earlier.rival[1]:
+            where = earlier.hello.http_address
+            raise Refused(f"another {earlier.role} node called {hello.node_id} is alive at {where}: choose another id")
+        return earlier
 
     def register(self, hello: Hello, now_s: float) -> Node | None:
         """Add a node; returns the earlier life of the same node_id, which is over. Raises `Refused`."""

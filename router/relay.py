@@ -9,6 +9,7 @@ A request stays in the table until its reader closes it, so that one whose answe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from program.clock import host_clock
@@ -151,6 +152,11 @@ class Relay:
         flight = self._flights.get(failed.handoff_id)
         if flight is not None:
             flight.on_failed(failed, epoch)
+
+    def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
+        """See `ControlHandler`."""
+        for flight in self._flights.values():
+            flight.on_live(node, live, received)
 
     def stop_waiting(self) -> None:
         """The router shuts down: no request waits for a node any more."""

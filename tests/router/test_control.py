@@ -62,9 +62,9 @@ def _envelope(body: bytes, version: int = PROTOCOL_VERSION) -> bytes:
 
 
 async def test_a_node_is_welcomed_and_pinged() -> None:
-    async with relaying(epoch=42) as rig:
+    async with relaying() as rig:
         node = rig.dial(DECODE)
-        assert await node.expect(Welcome) == Welcome(42)
+        assert await node.expect(Welcome) == Welcome(rig.member(node).session.number)
         await _until(lambda: node.num_pings >= 2)
 
 
@@ -187,9 +187,9 @@ async def test_a_node_finds_a_router_that_was_restarted() -> None:
         node = await rig.join(DECODE, answering([1, 2]))
         await rig.control.close()
         await _until(lambda: _is_free(port))
-        async with relaying(port=port, epoch=8) as second:
-            assert await node.expect(Introduce) == Introduce(8)
-            assert await node.expect(Welcome) == Welcome(8)
+        async with relaying(port=port) as second:
+            await node.expect(Introduce)
+            assert await node.expect(Welcome) == Welcome(second.member(node).session.number)
             assert await second.call().result() == [1, 2]
 
 
@@ -213,9 +213,9 @@ async def test_a_silent_node_is_lost_and_its_work_done_elsewhere(monkeypatch: py
         frozen.is_beating = False
         assert await call.result() == [1, 2]
         assert rig.registry.get(frozen.hello.epoch) is None
-        await frozen.expect(Cancel)
-        frozen.is_beating = True  # it was only slow: it may come back
+        frozen.is_beating = True  # it was only slow: it may come back, and begins anew
         await frozen.join()
+        assert not frozen.live
         assert len(rig.registry) == 2
         await rig.settle()
 
@@ -225,11 +225,34 @@ async def test_a_node_that_restarts_fails_its_earlier_work() -> None:
         node = await rig.join(DECODE, node_id="d")
         call = rig.call()
         await node.expect(Decode)
+        node.die()
         reborn = await rig.join(DECODE, answering([1]), node_id="d")
         assert await call.result() == [1]
         assert (await reborn.expect(Decode)).attempt == 2
         assert len(rig.registry) == 1
         await rig.settle()
+
+
+async def test_of_two_living_nodes_with_one_name_the_later_is_refused() -> None:
+    async with relaying() as rig:
+        node = await rig.join(DECODE, node_id="d", http_address="http://first")
+        call = rig.call()
+        leg = await node.expect(Decode)
+        other = rig.dial(DECODE, node_id="d")
+        assert "called d is alive at http://first" in (await other.expect(Refusal)).message
+        node.emit(leg, [1], finish="stop")
+        assert await call.result() == [1]
+        assert rig.relay.counters.num_retries == 0
+
+
+async def test_a_name_is_free_again_when_its_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router.nodes, "DEAD_AFTER_S", 0.6)
+    async with relaying() as rig:
+        frozen = await rig.join(DECODE, node_id="d")
+        frozen.is_beating = False
+        await rig.has_heard(frozen)
+        successor = await rig.join(DECODE, node_id="d")
+        assert [node.epoch for node in rig.registry.all()] == [successor.hello.epoch]
 
 
 async def test_many_messages_at_once_are_all_read() -> None:
@@ -246,7 +269,7 @@ async def test_a_port_in_use_is_an_error_with_its_name() -> None:
     async with relaying() as rig:
         port = int(rig.control.address.rpartition(":")[2])
         with pytest.raises(InvalidSetting, match=f"127.0.0.1:{port}"):
-            ControlLink(rig.context, "127.0.0.1", port, links.LinkSettings(), NodeRegistry({MODEL: None}), 1)
+            ControlLink(rig.context, "127.0.0.1", port, links.LinkSettings(), NodeRegistry({MODEL: None}))
 
 
 async def test_a_node_that_cannot_be_reached_is_reported() -> None:
