@@ -70,7 +70,7 @@ class ControlHandler(Protocol):
         """A node says which attempts it knows, having had every message up to `received`."""
         ...
 
-    def on_node_joined(self) -> None:
+    def on_node_joined(self, node: Node) -> None:
         """A node can be given legs."""
         ...
 
@@ -253,7 +253,7 @@ class ControlLink:
         node = self._registry.get(hello.epoch)
         if node is not None:
             self._send(identity, Welcome(node.session.number))
-            handler.on_node_joined()
+            handler.on_node_joined(node)
 
     async def _ping_forever(self, handler: ControlHandler) -> None:
         last_s = time.monotonic()

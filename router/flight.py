@@ -30,6 +30,7 @@ from router.legs import Attempt, ControlSender, Legs, RelayRequest, send_legs
 from router.node_wait import NodeWait
 from router.nodes import Node
 from router.request_trace import begin_flight
+from router.retries import Retries
 from router.routing import Route, Routing
 from router.scored_prompt import ScoredPrompt
 from router.timings import RelayTimes
@@ -98,6 +99,8 @@ class Flight:
         self._avoided: set[int] = set()
         self._num_transfer_failures = 0
         self._has_failed = False
+        self._retries = Retries(context.max_attempts)
+        self._retry: asyncio.TimerHandle | None = None
         self._node_deadline: asyncio.TimerHandle | None = None
         self._deadline = asyncio.get_running_loop().call_later(context.timeout_s, self._on_deadline)
 
@@ -184,8 +187,9 @@ class Flight:
         if legs is not None and self._needs(node.epoch) and legs.are_missed(node, live, received):
             self._attempt_failed(RequestFailed(f"{node.role} node {node.node_id} has forgotten the request"))
 
-    def on_node_joined(self) -> None:
+    def on_node_joined(self, epoch: int) -> None:
         """Begin the attempt that has waited for a node."""
+        self._retries.is_back(epoch)
         if self._node_deadline is not None:
             self._start_or_wait()
 
@@ -197,7 +201,8 @@ class Flight:
     def on_node_lost(self, node: Node, reason: str) -> None:
         """A node is lost; the attempt fails if one of its legs runs there."""
         if self._needs(node.epoch):
-            self._attempt_failed(RequestFailed(f"{node.role} node {node.node_id} was lost: {reason}"))
+            lost = RequestFailed(f"{node.role} node {node.node_id} was lost: {reason}")
+            self._attempt_failed(lost, node.epoch)
 
     def fail(self, error: BatonError) -> None:
         """End with `error`, which the reader gets after all earlier deliveries. Does nothing to a flight that has
@@ -227,9 +232,12 @@ class Flight:
     def _on_deadline(self) -> None:
         self.fail(DeadlineExceeded(f"the request took longer than {self._context.timeout_s:g} s"))
 
-    def _attempt_failed(self, error: BatonError) -> None:
-        """Try again where that can help, otherwise hand the error to the reader."""
-        if not isinstance(error, _RETRYABLE) or self._journal.attempt >= self._context.max_attempts:
+    def _attempt_failed(self, error: BatonError, lost_epoch: int | None = None) -> None:
+        """Try again where that can help, otherwise hand the error to the reader. `lost_epoch`: of the node that was
+        lost, if that was the reason."""
+        loop = asyncio.get_running_loop()
+        delay_s = self._retries.failed(loop.time(), lost_epoch)
+        if not isinstance(error, _RETRYABLE) or not self._retries.allow_another:
             self.fail(error)
             return
         self._cancel_legs()
@@ -237,10 +245,14 @@ class Flight:
         self._journal.next_attempt()
         self.trace.attempt_ended(error.code)
         _log.warning("request %s is tried again, attempt %d: %s", self.trace.request_id, self._journal.attempt, error)
-        self._start_or_wait()
+        if delay_s:
+            self._retry = loop.call_later(delay_s, self._start_or_wait)
+        else:
+            self._start_or_wait()
 
     def _start_or_wait(self) -> None:
         """Start the attempt. Without a node it waits for one, as long as a flight may."""
+        self._retry = None
         try:
             self._start_attempt()
         except NoNode as error:
@@ -295,5 +307,7 @@ class Flight:
 
     def _stop(self) -> None:
         self._deadline.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
         self._stop_node_deadline()
         self._cancel_legs()

@@ -88,7 +88,7 @@ class Legs:
         self.decode_epoch = route.decode.epoch
         self.has_prefilled = False
         self._sent = {node.epoch: node.session.sent for node in (route.decode, route.prefill) if node is not None}
-        self._num_missed = 0
+        self._num_missed = dict.fromkeys(self._sent, 0)
         self._sender = sender
         self._cancel = cancel
         self._prefill = route.prefill
@@ -113,10 +113,10 @@ class Legs:
         if received < self._sent[node.epoch] or (node.epoch != self.decode_epoch and self.has_prefilled):
             return False
         if live_key(self._cancel.handoff_id, self._cancel.attempt) in live:
-            self._num_missed = 0
+            self._num_missed[node.epoch] = 0
             return False
-        self._num_missed += 1
-        return self._num_missed >= _MAX_MISSED
+        self._num_missed[node.epoch] += 1
+        return self._num_missed[node.epoch] >= _MAX_MISSED
 
     def end_prefill(self) -> None:
         """The decode node generates, so it has the KV: the prefill leg is over."""

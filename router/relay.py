@@ -164,11 +164,11 @@ class Relay:
         for flight in self._flights.values():
             flight.stop_waiting()
 
-    def on_node_joined(self) -> None:
+    def on_node_joined(self, node: Node) -> None:
         """See `ControlHandler`."""
         self.node_wait.on_node_joined()
         for flight in self._flights.values():
-            flight.on_node_joined()
+            flight.on_node_joined(node.epoch)
 
     def on_node_lost(self, node: Node, reason: str) -> None:
         """See `ControlHandler`."""

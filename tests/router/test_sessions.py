@@ -27,7 +27,8 @@ async def cut(rig: Rig, node: FakeNode) -> None:
     """Break the connection of `node`, and wait until the router has noticed."""
     node.cut()
     async with asyncio.timeout(10):
-        while rig.control.is_reachable(rig.member(node)):  # noqa: ASYNC110
+        member = rig.member(node)
+        while rig.control.is_reachable(member):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
