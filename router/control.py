@@ -249,11 +249,19 @@ class ControlLink:
             if self.is_reachable(earlier):
                 return  # it may be alive: the answer to the next heartbeat makes the other one ask again
             self._lose([earlier], "it was started again", handler)
+        self._refuse(self._registry.outvoted(hello, time.monotonic()), hello, handler)
         self._registry.register(hello, time.monotonic())
         node = self._registry.get(hello.epoch)
         if node is not None:
             self._send(identity, Welcome(node.session.number))
             handler.on_node_joined(node)
+
+    def _refuse(self, nodes: Sequence[Node], hello: Hello, handler: ControlHandler) -> None:
+        """These nodes have to give way to the sender of `hello`, and to those that have its layout too."""
+        for node in nodes:
+            reason = f"most nodes of its model have the KV layout of {hello.node_id}, not its own"
+            self._send(control_identity(node.epoch), Refusal(reason))
+        self._lose(nodes, "most nodes of its model have another KV layout", handler)
 
     async def _ping_forever(self, handler: ControlHandler) -> None:
         last_s = time.monotonic()

@@ -21,6 +21,9 @@ from wire.messages import DECODE, PREFILL, ROUTER_TO_NODE, CacheEvents, Heartbea
 from wire.session import Session, new_session_number
 
 DEAD_AFTER_S = 3.0
+CLAIM_S = 60.0
+"""For so long a node that was refused counts as one that wants its layout; it asks again within half of this."""
+_MAX_CLAIMS = 1024
 MAX_KNOWN_HASHES = 2**20
 _log = logging.getLogger(__name__)
 
@@ -69,6 +72,7 @@ class NodeRegistry:
     def __init__(self, fingerprints: Mapping[str, str | None]) -> None:
         self._fingerprints = dict(fingerprints)
         self._nodes: dict[int, Node] = {}
+        self._claims: dict[str, tuple[Hello, float]] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -114,6 +118,19 @@ class NodeRegistry:
             raise Refused(f"another {earlier.role} node called {hello.node_id} is alive at {where}: choose another id")
         return earlier
 
+    def outvoted(self, hello: Hello, now_s: float) -> list[Node]:
+        """The registered nodes of the model of `hello` with another layout, if more nodes that have served before want
+        the layout of `hello`: after a restart of the router it must not count which of them was the first to join."""
+        others = [node for node in self._nodes.values() if node.hello.fingerprint == hello.fingerprint]
+        others = [node for node in others if node.hello.layout != hello.layout]
+        if not others or not (hello.session or hello.node_id in self._claims):
+            return []
+        alive = {name: claim for name, claim in self._claims.items() if now_s - claim[1] < CLAIM_S}
+        self._claims = dict([*alive.items(), (hello.node_id, (hello, now_s))][-_MAX_CLAIMS:])
+        wanted = [claim for claim, _ in self._claims.values() if claim.fingerprint == hello.fingerprint]
+        num_same = sum(1 for claim in wanted if claim.layout == hello.layout)
+        return others if num_same > len(others) else []
+
     def register(self, hello: Hello, now_s: float) -> Node | None:
         """Add a node; returns the earlier life of the same node_id, which is over. Raises `Refused`."""
         model = self._model_of(hello)
@@ -124,6 +141,7 @@ class NodeRegistry:
         earlier = next((node for node in self._nodes.values() if node.node_id == hello.node_id), None)
         if earlier is not None:
             del self._nodes[earlier.epoch]
+        self._claims.pop(hello.node_id, None)
         self._nodes[hello.epoch] = Node(hello, model, now_s, hello.status)
         _log.info("%s node %s joined for %s: %d blocks", hello.role, hello.node_id, model, hello.num_blocks)
         return earlier

@@ -99,6 +99,29 @@ async def test_a_node_that_does_not_fit_is_told_why() -> None:
         assert len(rig.registry) == 1
 
 
+async def test_after_a_restart_of_the_router_most_nodes_decide_and_not_the_first() -> None:
+    async with relaying() as rig:
+        odd = await rig.join(DECODE, layout=OTHER_LAYOUT, session=2**40)
+        first = rig.dial(PREFILL, session=2**40)
+        await first.expect(Refusal)
+        second = rig.dial(DECODE, session=2**40)
+        await second.join()
+        assert "KV layout" in (await odd.expect(Refusal)).message
+        await first.join()  # asked again because it is unknown
+        joined = {node.epoch for node in rig.registry.all()}
+        assert joined == {first.hello.epoch, second.hello.epoch}
+
+
+async def test_new_nodes_with_another_layout_do_not_outvote_those_that_serve() -> None:
+    async with relaying() as rig:
+        good = await rig.join(DECODE)
+        for _ in range(3):
+            stranger = rig.dial(DECODE, layout=OTHER_LAYOUT)
+            await stranger.expect(Refusal)
+            stranger.die()
+        assert [node.epoch for node in rig.registry.all()] == [good.hello.epoch]
+
+
 async def test_a_node_with_another_protocol_version_is_told_both() -> None:
     async with relaying() as rig:
         node = await rig.join(DECODE)
