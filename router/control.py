@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import zmq
 
 from router.nodes import Node, NodeRegistry
+from router.rubbish import MAX_STRANGER_BYTES, RubbishLog
 from wire import links
 from wire.errors import BatonError, InvalidMessage, Refused
 from wire.messages import (
@@ -48,6 +49,7 @@ PING_INTERVAL_S = 0.5
 UNREACHABLE_S = 0.3
 """A connection that was cut is made again within 0.1 s."""
 _MAX_PER_TURN = 256
+_MAX_TURN_S = 0.05
 _log = logging.getLogger(__name__)
 
 
@@ -100,11 +102,16 @@ class ControlLink:
         registry: NodeRegistry,
     ) -> None:
         """Listens; what nodes send waits for `start`. Raises `InvalidSetting` when the address cannot be used."""
-        self.num_rejected_messages = 0
+        self._rubbish = RubbishLog()
         self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings)
         self._registry = registry
         self._reading: _Reading | None = None
         self._suspects: dict[int, Node] = {}
+
+    @property
+    def num_rejected_messages(self) -> int:
+        """Messages that could not be understood or did not fit."""
+        return self._rubbish.num_bad
 
     def start(self, handler: ControlHandler) -> None:
         """Begin to read messages and hand them to `handler`. Must be called on the event loop."""
@@ -155,40 +162,47 @@ class ControlLink:
     def _read(self, handler: ControlHandler) -> None:
         if self._socket.closed:
             return
-        num_events = 0
+        num_events, until_s = 0, time.monotonic() + _MAX_TURN_S
         for _ in range(_MAX_PER_TURN):
-            if num_events >= _MAX_PER_TURN:
+            if num_events >= _MAX_PER_TURN or time.monotonic() > until_s:
                 break  # each event wakes the task of a stream; what else is due comes before the next of them
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            if self._rubbish.is_cut_off(identity):
+                continue
             try:
                 num_events += self._dispatch(identity, frames, handler)
             except BatonError as error:
-                self.num_rejected_messages += 1
-                _log.warning("message from a node rejected: %s", error)
-                if isinstance(error, Refused):
-                    self._send(identity, Refusal(str(error)[:1000]))
+                self._reject(identity, error, handler)
         self._read_soon()
+
+    def _reject(self, identity: bytes, error: BatonError, handler: ControlHandler) -> None:
+        if isinstance(error, Refused):
+            self._send(identity, Refusal(str(error)[:1000]))
+        if self._rubbish.note(identity, error):
+            node = self._registry.get(epoch_of_identity(identity) or 0)
+            self._lose([node] if node is not None else [], "it sends rubbish", handler)
 
     def _dispatch(self, identity: bytes, frames: list[bytes], handler: ControlHandler) -> int:
         """Handle one message; the number of its token events."""
+        epoch = epoch_of_identity(identity)
+        node = None if epoch is None else self._registry.get(epoch)
+        if node is None and sum(map(len, frames)) > MAX_STRANGER_BYTES:
+            raise InvalidMessage("a long message from a connection that is not a node's")
         message = NODE_TO_ROUTER.decode(frames[-1])
         if isinstance(message, Hello):
             self._on_hello(identity, message, handler)
         elif isinstance(message, Heartbeat):
             if not self._registry.heartbeat(message, time.monotonic()):
                 self._send(control_identity(message.epoch), Introduce())
-        else:
-            epoch = epoch_of_identity(identity)
-            node = None if epoch is None else self._registry.get(epoch)
-            if node is None:
-                self._send(identity, Introduce())
-            elif isinstance(message, Pong | Resume):
-                self._on_session(node, message, handler)
-            elif self._accepts(node, number_of(frames)):
-                self._on_work(node, message, handler)
+        elif node is None:
+            self._send(identity, Introduce())
+        elif isinstance(message, Pong | Resume):
+            self._on_session(node, message, handler)
+        elif self._accepts(node, number_of(frames)):
+            self._on_work(node, message, handler)
         return len(message.events) if isinstance(message, Tokens) else 0
 
     def _accepts(self, node: Node, number: int) -> bool:

@@ -5,6 +5,9 @@ reader closes it. When an attempt fails (a node reports it, or a node is lost) t
 tokens, and tokens of earlier attempts are recognised by their attempt number and dropped. A handoff that failed twice
 is not tried a third time: the decode node computes the prompt itself.
 
+A flight whose reader does not keep up is paused: its legs are cancelled, so that others get its place in the batch, and
+the next attempt begins when the reader has taken everything. Its blocks are in the node's prefix cache meanwhile.
+
 Choices of one prompt are a flight each. They begin together, with legs that they share; from then on nothing of one
 depends on another. An attempt that fails is tried again by each of them for itself, because each continues after other
 tokens; what the nodes have cached of the prompt is found there.
@@ -53,6 +56,7 @@ class RelayCounters:
     num_retries: int = 0
     num_handoff_attempts: int = 0
     num_decode_only_attempts: int = 0
+    num_pauses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +103,12 @@ class Flight:
         self._avoided: set[int] = set()
         self._num_transfer_failures = 0
         self._has_failed = False
+        self._is_paused = False
         self._retries = Retries(context.max_attempts)
         self._retry: asyncio.TimerHandle | None = None
         self._node_deadline: asyncio.TimerHandle | None = None
-        self._deadline = asyncio.get_running_loop().call_later(context.timeout_s, self._on_deadline)
+        overdue = DeadlineExceeded(f"the request took longer than {context.timeout_s:g} s")
+        self._deadline = asyncio.get_running_loop().call_later(context.timeout_s, self.fail, overdue)
 
     @property
     def figures(self) -> FlightFigures:
@@ -225,12 +231,32 @@ class Flight:
         for delivery in deliveries:
             self._inbox.put(self._index, delivery)
             self._context.counters.num_finished += bool(delivery.finish_reason)
+        if self._inbox.is_behind and self._legs is not None and not self._journal.has_finished:
+            self._pause()
+
+    def _pause(self) -> None:
+        """The reader does not keep up: give the place in the batch up until it has taken everything."""
+        _log.info("request %s is paused: its client does not read", self.trace.request_id)
+        self._cancel_legs()
+        self._journal.next_attempt()
+        self.trace.attempt_ended("paused")
+        self._is_paused = True
+        self._context.counters.num_pauses += 1
+        self._context.node_wait.num_paused += 1
+        self._inbox.when_read(self._go_on)
+        self._context.node_wait.has_more_room()
+
+    def _go_on(self) -> None:
+        if self._is_paused:
+            self._end_pause()
+            self._start_or_wait()
+
+    def _end_pause(self) -> None:
+        self._context.node_wait.num_paused -= self._is_paused
+        self._is_paused = False
 
     def _needs(self, epoch: int) -> bool:
         return self._legs is not None and self._legs.run_on(epoch) and not self._journal.has_finished
-
-    def _on_deadline(self) -> None:
-        self.fail(DeadlineExceeded(f"the request took longer than {self._context.timeout_s:g} s"))
 
     def _attempt_failed(self, error: BatonError, lost_epoch: int | None = None) -> None:
         """Try again where that can help, otherwise hand the error to the reader. `lost_epoch`: of the node that was
@@ -310,4 +336,5 @@ class Flight:
         if self._retry is not None:
             self._retry.cancel()
         self._stop_node_deadline()
+        self._end_pause()
         self._cancel_legs()

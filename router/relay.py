@@ -75,9 +75,11 @@ class Relay:
 
     @property
     def capacity(self) -> int:
-        """For how many requests the nodes have use: more would only wait there, in no fair order."""
+        """For how many requests the nodes have use: more would only wait there, in no fair order. Those that wait for
+        their readers are not at any node."""
         nodes = [node for node in self._registry.all() if node.role == DECODE and not node.is_leaving]
-        return _ADMITTED_PER_SEQ * sum(node.hello.max_num_seqs for node in nodes) or self._max_concurrent_requests
+        num_served = _ADMITTED_PER_SEQ * sum(node.hello.max_num_seqs for node in nodes)
+        return num_served + self.node_wait.num_paused if num_served else self._max_concurrent_requests
 
     def check_size(self, model: str, num_prompt_tokens: int, max_tokens: int | None, param: str) -> int | None:
         """How many of `max_tokens` (None: as many as there is room for) fit behind a prompt on every node of `model`.

@@ -18,6 +18,7 @@ import zmq
 import router.nodes
 from router.control import ControlLink
 from router.nodes import NodeRegistry
+from router.rubbish import MAX_BAD_MESSAGES
 from tests.router.fake_node import PATIENCE_S, STATUS, FakeNode, answering, make_hello
 from tests.router.rig import MODEL, relaying
 from wire import links
@@ -174,6 +175,46 @@ async def test_connections_that_are_no_node_get_nothing() -> None:
             assert len(rig.registry) == 0
         finally:
             other.close(0)
+
+
+async def test_a_stranger_that_sends_rubbish_is_logged_once_and_not_listened_to(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with relaying() as rig:
+        node = await rig.join(DECODE, answering([1]))
+        other = rig.context.socket(zmq.DEALER)
+        try:
+            other.connect(rig.control.address)
+            for _ in range(3 * MAX_BAD_MESSAGES):
+                await asyncio.to_thread(other.send, b"rubbish")
+            await asyncio.to_thread(other.send, NODE_TO_ROUTER.encode(Heartbeat(node.hello.epoch, STATUS)))
+            await _until(lambda: rig.control.num_rejected_messages == MAX_BAD_MESSAGES)
+            await rig.has_heard(node)
+            assert await rig.call().result() == [1]
+            assert rig.control.num_rejected_messages == MAX_BAD_MESSAGES
+            assert sum("rejected" in record.message for record in caplog.records) == 1
+        finally:
+            other.close(0)
+
+
+async def test_a_stranger_is_not_heard_out() -> None:
+    async with relaying() as rig:
+        other = rig.context.socket(zmq.DEALER)
+        try:
+            other.connect(rig.control.address)
+            events = tuple(TokenEvent(bytes(16), 1, 0, (), (), "", 0) for _ in range(2000))
+            await asyncio.to_thread(other.send, NODE_TO_ROUTER.encode(Tokens(1, events)))
+            await _until(lambda: rig.control.num_rejected_messages == 1)
+        finally:
+            other.close(0)
+
+
+async def test_a_node_that_sends_nothing_but_rubbish_is_lost() -> None:
+    async with relaying() as rig:
+        node = await rig.join(DECODE)
+        for _ in range(MAX_BAD_MESSAGES):
+            node.send_raw(b"rubbish")
+        await rig.loses(DECODE)
 
 
 async def test_work_of_an_unknown_node_is_answered_by_introduce() -> None:
