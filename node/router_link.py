@@ -4,8 +4,9 @@ Owns the control socket and the session, and knows whether the router lives. Doe
 
 The router may come later than the node, restart, pause, or vanish, and the connection may break. `Hello` is sent at
 start, whenever a router says that it does not know us, and when its Ping names a session that is not ours. A new
-session, or `ROUTER_TIMEOUT_S` without a word, makes every earlier request void. Within a session nothing is lost
-(`wire.session`), so a pause of the router or a short cut of the connection changes nothing.
+session, or `ROUTER_TIMEOUT_S` without a word, makes every earlier request void; after such a silence the node dials
+again. Within a session nothing is lost (`wire.session`), so a pause of the router or a short cut of the connection
+changes nothing.
 """
 
 from __future__ import annotations
@@ -67,13 +68,14 @@ class RouterLink:
         self.socket = links.open_socket(context, zmq.DEALER, settings)
         self.socket.setsockopt(zmq.IDENTITY, control_identity(hello.epoch))
         links.connect(self.socket, address, settings)
+        self._address, self._settings = address, settings
         self.num_rejected_messages = 0
         self._hello = hello
         self._status = status
         self._epoch = hello.epoch
         self._session: Session | None = None
         self._was_registered = self._is_void = self._owes_pong = False
-        self._heard_s = self._retry_s = now_s
+        self._heard_s = self._dialled_s = self._retry_s = now_s
         self._retry_delay_s = FIRST_RETRY_S
         self._introduce()
 
@@ -230,8 +232,17 @@ class RouterLink:
         return True
 
     def _look_for_silence(self, now_s: float) -> None:
-        if self._session is not None and now_s - self._heard_s >= ROUTER_TIMEOUT_S:
+        if now_s - self._heard_s >= ROUTER_TIMEOUT_S and self._session is not None:
             self._end_session(f"the router was silent for {ROUTER_TIMEOUT_S:g} s")
+        if now_s - max(self._heard_s, self._dialled_s) >= ROUTER_TIMEOUT_S:
+            self._dial_again(now_s)
+
+    def _dial_again(self, now_s: float) -> None:
+        """Make a new connection: somebody else may have taken this node's identity, and its answers with it."""
+        self._dialled_s = now_s
+        self.socket.disconnect(self._address)
+        links.connect(self.socket, self._address, self._settings)
+        self._introduce()
 
     def _send_unnumbered(self, message: object) -> None:
         self._send_frames([NODE_TO_ROUTER.encode(message)])

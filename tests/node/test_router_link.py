@@ -6,10 +6,12 @@ import pytest
 import zmq
 
 from node.router_link import FIRST_RETRY_S, ROUTER_TIMEOUT_S
-from tests.node.conftest import EPOCH, MARKER, WAIT_MS, FakeRouter, Node
+from tests.node.conftest import EPOCH, MARKER, SETTINGS, WAIT_MS, FakeRouter, Node
+from wire import links
 from wire.codec import PROTOCOL_VERSION
 from wire.errors import Overloaded, Refused
 from wire.messages import (
+    NODE_TO_ROUTER,
     ROUTER_TO_NODE,
     CacheEvents,
     Cancel,
@@ -182,6 +184,23 @@ def test_a_router_that_speaks_again_after_its_silence_is_told_that_all_is_void(n
     assert hello.session == 0
     router.send(Welcome(2**40), CANCEL)
     assert node.receive() == ([CANCEL], True)
+
+
+def test_a_node_whose_identity_was_taken_dials_again_after_the_silence(node: Node, router: FakeRouter) -> None:
+    registered(node, router)
+    thief = links.open_socket(router.context, zmq.DEALER, SETTINGS)
+    try:
+        thief.setsockopt(zmq.IDENTITY, control_identity(EPOCH))
+        links.connect(thief, router.address, SETTINGS)
+        thief.send(NODE_TO_ROUTER.encode(Leaving(EPOCH)))
+        assert isinstance(router.receive(), Leaving)
+        assert node.link.receive(ROUTER_TIMEOUT_S) == ([], True)
+        assert isinstance(router.receive(), Hello)
+        thief.close(0)
+        router.send(Welcome(2**40), CANCEL)
+        assert node.receive() == ([CANCEL], True)
+    finally:
+        thief.close(0)
 
 
 def test_a_router_that_never_came_is_not_silent(node: Node) -> None:
