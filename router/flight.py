@@ -296,11 +296,13 @@ class Flight:
         if journal.prompt is not None and journal.prompt.is_whole:
             request = replace(request, params=replace(request.params, prompt_logprobs=None))
         token_ids = (*request.prompt_ids, *journal.token_ids)
+        max_tokens = request.params.max_tokens and request.params.max_tokens - len(journal.token_ids)
         route = context.routing.choose(
             request.model,
             token_ids,
             request.cache_salt,
             self._avoided,
+            max_tokens,
             allows_handoff=self._num_transfer_failures < _MAX_TRANSFER_FAILURES,
             computes_all=journal.awaits_prompt,
         )

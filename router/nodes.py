@@ -96,8 +96,11 @@ class NodeRegistry:
         return [node for node in self._nodes.values() if node.model == model]
 
     def max_request_tokens(self, model: str) -> int | None:
-        """The longest prompt plus output that every node of a model can hold; None while it has no node."""
-        return min((node.hello.max_request_tokens for node in self.of_model(model)), default=None)
+        """The longest prompt plus output that a node of a model can hold, of its decode nodes if it has any; None while
+        it has no node."""
+        nodes = self.of_model(model)
+        sizes = [node.hello.max_request_tokens for node in nodes if node.role == DECODE]
+        return max(sizes or [node.hello.max_request_tokens for node in nodes], default=None)
 
     def max_num_seqs(self, model: str) -> int | None:
         """Requests that every node of a model can compute together; None while it has no node."""

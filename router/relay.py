@@ -82,7 +82,8 @@ class Relay:
         return num_served + self.node_wait.num_paused if num_served else self._max_concurrent_requests
 
     def check_size(self, model: str, num_prompt_tokens: int, max_tokens: int | None, param: str) -> int | None:
-        """How many of `max_tokens` (None: as many as there is room for) fit behind a prompt on every node of `model`.
+        """How many of `max_tokens` (None: as many as there is room for) fit behind a prompt on the largest node of
+        `model`.
 
         Raises `ContextLengthExceeded` when not a single one does, `NoNode` without nodes.
         """

@@ -42,7 +42,7 @@ def test_a_deployment_has_a_cluster_key_of_its_own_unless_it_is_asked_not_to(tmp
     deployment = with_cluster_key(resolve_serve([], {}), tmp_path)
     keys = {part.cluster_key for part in (deployment.router, deployment.prefill, deployment.decode)}
     assert keys == {str(tmp_path / "cluster.key")}
-    assert ClusterKey.from_file(tmp_path / "cluster.key")
+    assert len(ClusterKey.from_file(tmp_path / "cluster.key").secret) == 40
     assert (tmp_path / "cluster.key").stat().st_mode & 0o777 == 0o600
     named = resolve_serve(["--cluster-key=mine"], {})
     assert with_cluster_key(named, tmp_path) == named
