@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
@@ -260,7 +260,6 @@ class DecodeLeg:
         yield from self._exposed.metrics()
         help_text = "Handoffs received by this node, since its start"
         yield from counters_as_metrics("baton:kv_receive_", help_text, asdict(self._receiving.counters))
-        yield CounterMetricFamily("baton:num_preemptions", "Requests computed again", self._core.num_preemptions)
         quarantined = self._receiving.num_quarantined_blocks
         yield GaugeMetricFamily("baton:kv_quarantined_blocks", "Blocks a dead or silent peer may write", quarantined)
 

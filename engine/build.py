@@ -18,6 +18,7 @@ from device.base import Device
 from device.choose import open_device
 from device.memory import MemoryReading, enough_memory, read_memory
 from engine.attention.choose import NATIVE, AttentionChoice, AttentionShape, choose_attention
+from engine.attention.native_backend import NativeAttention
 from engine.cache.block_pool import BlockPool
 from engine.capacity import Capacity, find_capacity
 from engine.core import EngineCore
@@ -35,6 +36,7 @@ from engine.pool_size import chosen_num_blocks, gpu_num_blocks, host_num_blocks,
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory
 from engine.runner.limits import RunnerLimits
 from engine.runner.model_runner import ModelRunner
+from engine.runner.recorded_layers import record_layers
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.settings import EngineSettings
@@ -99,7 +101,7 @@ def build_engine(
             _require_batch_invariance(model, attention)
         num_blocks = _num_blocks(settings, capacity, model, limits, attention, device)
         memory = _kv_memory(model.layout, num_blocks, allocate, device)
-        runner = _runner(settings, model, limits, attention, memory, device, on_graphs)
+        runner = _runner(settings, model, limits, attention, memory, device, kernels, on_graphs)
         core = _core(settings, capacity, model, num_blocks, runner)
     return Engine(core, memory, config, model.fingerprint, num_blocks, core.max_request_tokens, device, attention)
 
@@ -196,11 +198,16 @@ def _runner(
     choice: AttentionChoice,
     memory: KvMemory,
     device: Device,
+    kernels: Kernels | None,
     on_graphs: OnProgress | None,
 ) -> ModelRunner:
     attention = choice.build(memory.paged)
     with_spare = replace(limits, spare_block=memory.spare_block)
-    runner = ModelRunner(model.decoder, attention, memory.paged.blocks, model.sampler, device, with_spare)
+    recorded = None
+    if kernels is not None and isinstance(attention, NativeAttention) and not settings.enforce_eager:
+        recorded = record_layers(model.decoder, attention, kernels, limits.max_num_batched_tokens)
+    run = None if recorded is None else recorded.forward
+    runner = ModelRunner(model.decoder, attention, memory.paged.blocks, model.sampler, device, with_spare, run)
     if not settings.enforce_eager:
         runner.record_graphs(on_graphs)
     runner.warm_up()

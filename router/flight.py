@@ -111,6 +111,11 @@ class Flight:
         self._deadline = asyncio.get_running_loop().call_later(context.timeout_s, self.fail, overdue)
 
     @property
+    def model(self) -> str:
+        """The served model that was asked for."""
+        return self._request.model
+
+    @property
     def figures(self) -> FlightFigures:
         """The measurements so far."""
         journal = self._journal

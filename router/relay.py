@@ -8,6 +8,7 @@ A request stays in the table until its reader closes it, so that one whose answe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -72,6 +73,10 @@ class Relay:
     def num_in_flight(self) -> int:
         """Requests that have not been closed."""
         return len(self._flights)
+
+    def count_by_model(self) -> Counter[str]:
+        """The same by the name of the model."""
+        return Counter(flight.model for flight in self._flights.values())
 
     @property
     def capacity(self) -> int:

@@ -32,7 +32,7 @@ FINISH_STOP, FINISH_LENGTH = "stop", "length"
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node's load, as of its last step."""
+    """A node's load, as of its last step. `num_preemptions` counts from its start."""
 
     num_running: _Count
     num_waiting: _Count
@@ -40,6 +40,7 @@ class NodeStatus:
     num_cached_blocks: _Count
     num_held_blocks: _Count
     loop_age_s: Annotated[float, Bounds(0, 1e9)]
+    num_preemptions: _Count = 0
 
 
 @dataclass(frozen=True, slots=True)

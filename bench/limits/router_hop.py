@@ -6,6 +6,9 @@ pinned, as where `baton serve` starts the router. A stamp is taken when bytes ar
 
 Of a token: from the moment its step was handed to the fake node's link until its bytes are here; of the first token of
 a request: from the sending of the request on.
+
+How many events the router sends per second of its own CPU is measured with a node that has everything ready: a client
+then gets one event for each token still, and how fast clients and node are does not count.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ import selectors
 import socket
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from urllib.parse import urlsplit
@@ -45,6 +48,7 @@ _SESSION = 1
 _READY_S, _WAIT_S = 30.0, 20.0
 _READ_BYTES = 2**16
 _CPUCLOCK_SCHED = 2
+_GOAL_EVENTS = "20000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,17 @@ class RouterPlan:
     num_tokens: int = 200
     interval_s: float = 0.01
     num_prompt_tokens: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class RatePlan:
+    """What is measured: so many requests at once, each of `num_tokens`, all of which the node has ready."""
+
+    concurrencies: tuple[int, ...] = (64, 256)
+    num_rounds: int = 7
+    num_tokens: int = 1000
+    num_prompt_tokens: int = 128
+    limit_s: float = 120.0
 
 
 @dataclass(slots=True)
@@ -93,41 +108,86 @@ class RouterSamples:
 
 def measure_router_hop(plan: RouterPlan, say: Callable[[str], None]) -> list[RouterSamples]:
     """Measure in turns, the bare way first. Raises `RequestFailed`, `ChildFailed`."""
-    token_id = Tokenizer.from_folder(checkpoint_path()).encode(" word")[-1]
-    fingerprint = model_fingerprint(checkpoint_path(), load_config(checkpoint_path()))
     found, limit_s = [], plan.num_tokens * plan.interval_s + _WAIT_S
-    with ExitStack() as stack:
-        node = stack.enter_context(Commanded(_FAKE_NODE, {"fingerprint": fingerprint, "token_id": token_id}))
-        router = stack.enter_context(Child("router", *_ROUTER_FLAGS, stdout=PIPE))  # with the demo model's tokenizer
-        direct = stack.enter_context(DirectEnd())
-        ready = router.wait_ready(_READY_S)
-        node.hear()
-        node.ask("join", end=_ROUTER, address=ready.control_address)
+    with running_router() as hop, DirectEnd() as direct:
+        node = hop.node
         node.tell("join", end=_DIRECT, address=direct.address)
         direct.welcome()
         node.hear()
         for concurrency in plan.concurrencies:
             say(f"router, {concurrency} requests at once")
-            prompts = [[token_id] * plan.num_prompt_tokens] * concurrency
+            prompts = hop.prompts(concurrency, plan.num_prompt_tokens)
             load = {"count": concurrency, "num_tokens": plan.num_tokens, "interval_s": plan.interval_s}
             warm_up, into = (RouterSamples(concurrency, plan.num_tokens) for _ in range(2))
             for samples in (warm_up, *[into] * plan.num_rounds):
                 node.tell("emit", end=_DIRECT, **load)
                 received = direct.receive(prompts, plan.num_tokens, limit_s)
                 samples.direct.add(received, node.hear())
-                node.tell("emit", end=_ROUTER, **load)
-                before_s = _cpu_s(router.pid)
-                received = receive_streams(ready.address, DEMO_MODEL_NAME, prompts, plan.num_tokens, limit_s)
-                samples.cpu_s.append(_cpu_s(router.pid) - before_s)
-                samples.routed.add(received, node.hear())
+                received, cpu_s, stamps_s = hop.relay(prompts, plan.num_tokens, plan.interval_s, limit_s)
+                samples.cpu_s.append(cpu_s)
+                samples.routed.add(received, stamps_s)
             found.append(into)
     return found
 
 
-def _cpu_s(pid: int) -> float:
-    """Seconds of CPU that all threads of a process have used so far."""
-    # clock_getcpuclockid(3), which Python does not have: nanoseconds, where /proc has hundredths of a second
-    return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
+def measure_router_rate(plan: RatePlan, say: Callable[[str], None]) -> list[Ratio]:
+    """`router_events_per_cpu_s` at each concurrency. Raises `RequestFailed`, `ChildFailed`."""
+    found = []
+    with running_router() as hop:
+        for concurrency in plan.concurrencies:
+            say(f"router, events of {concurrency} requests as fast as they go")
+            prompts, num_events = hop.prompts(concurrency, plan.num_prompt_tokens), concurrency * plan.num_tokens
+            rates = []
+            for _ in range(1 + plan.num_rounds):
+                _, cpu_s, _ = hop.relay(prompts, plan.num_tokens, 0.0, plan.limit_s)
+                rates.append(num_events / cpu_s)
+            note = f"{num_events} events a round, one for each token; requests included, clients and node not"
+            case = f"concurrency {concurrency}"
+            found.append(range_of("router_events_per_cpu_s", case, rates[1:], "1/s", _GOAL_EVENTS, note))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRouter:
+    """A router with the demo model's tokenizer, and the fake node that it has taken in."""
+
+    pid: int
+    base_url: str
+    node: Commanded
+    token_id: int
+
+    def prompts(self, count: int, num_tokens: int) -> list[list[int]]:
+        return [[self.token_id] * num_tokens] * count
+
+    def relay(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int, interval_s: float, limit_s: float
+    ) -> tuple[list[Received], float, list[float]]:
+        """Have all prompts answered; what came, the seconds of CPU that the router used, and when each step after the
+        first token was made. Raises `RequestFailed`."""
+        self.node.tell("emit", end=_ROUTER, count=len(prompts), num_tokens=num_tokens, interval_s=interval_s)
+        before_s = self._cpu_s()
+        received = receive_streams(self.base_url, DEMO_MODEL_NAME, prompts, num_tokens, limit_s)
+        return received, self._cpu_s() - before_s, self.node.hear()
+
+    def _cpu_s(self) -> float:
+        """Seconds of CPU that all threads of the router have used so far."""
+        # clock_getcpuclockid(3), which Python does not have: nanoseconds, where /proc has hundredths of a second
+        return time.clock_gettime((~self.pid << 3) | _CPUCLOCK_SCHED)
+
+
+@contextmanager
+def running_router() -> Iterator[RunningRouter]:
+    """Raises `RequestFailed`, `ChildFailed`."""
+    token_id = Tokenizer.from_folder(checkpoint_path()).encode(" word")[-1]
+    fingerprint = model_fingerprint(checkpoint_path(), load_config(checkpoint_path()))
+    with (
+        Commanded(_FAKE_NODE, {"fingerprint": fingerprint, "token_id": token_id}) as node,
+        Child("router", *_ROUTER_FLAGS, stdout=PIPE) as router,
+    ):
+        ready = router.wait_ready(_READY_S)
+        node.hear()
+        node.ask("join", end=_ROUTER, address=ready.control_address)
+        yield RunningRouter(router.pid, ready.address, node, token_id)
 
 
 def router_ratios(samples: RouterSamples) -> list[Ratio]:

@@ -218,11 +218,12 @@ async def serving(
     guard: Guard | None = None,
     queue: AdmissionSettings | None = None,
     audit: AuditLog | None = None,
+    decode_policy: Policy | None = None,
 ) -> AsyncIterator[Server]:
     """A router on a loopback port, set up as `python -m router` does, without nodes. Without `queue` no request waits
     for room."""
-    async with relaying(settings, models=models) as rig:
-        metrics = RouterMetrics()
+    async with relaying(settings, decode_policy=decode_policy, models=models) as rig:
+        metrics = RouterMetrics(models)
         metrics.watch(rig.relay, rig.registry, rig.control)
         admission = Admission(queue or AdmissionSettings(settings.max_concurrent_requests, 0, 0, 0.0), lambda: 10**6)
         metrics.include(AccessMetrics(admission, guard))

@@ -59,7 +59,7 @@ from wire.prompt_logprobs import row_bytes
 from wire.sampling import DecodingParams
 
 LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(4, 64), LayerKv(4, 64, window=128)])
-STATUS = NodeStatus(1, 2, 3, 4, 5, 0.25)
+STATUS = NodeStatus(1, 2, 3, 4, 5, 0.25, 6)
 TEN_YEARS_US = 10 * 365 * 24 * 3600 * 10**6
 PARAMS = DecodingParams(
     temperature=0.5,

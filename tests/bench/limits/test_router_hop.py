@@ -10,11 +10,13 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from bench.limits.router_hop import (
+    RatePlan,
     Received,
     RouterPlan,
     RouterSamples,
     Way,
     measure_router_hop,
+    measure_router_rate,
     receive_streams,
     router_ratios,
 )
@@ -115,3 +117,11 @@ def test_a_real_router_passes_every_token_on() -> None:
             # stamped before it is sent
             assert min(map(min, way.token_us + way.first_us)) > 0
         assert min(each.cpu_s) > 0
+
+
+def test_the_rate_counts_every_token_over_the_time_of_the_router_alone() -> None:
+    plan = RatePlan(concurrencies=(3,), num_rounds=2, num_tokens=40, num_prompt_tokens=8)
+    (found,) = measure_router_rate(plan, lambda _: None)
+    assert (found.name, found.case, found.unit) == ("router_events_per_cpu_s", "concurrency 3", "1/s")
+    assert 0 < found.low <= found.value <= found.high
+    assert found.note.startswith("120 events a round")
