@@ -176,12 +176,15 @@ def test_a_ping_ends_the_silence(node: Node, router: FakeRouter) -> None:
 def test_a_router_that_speaks_again_after_its_silence_is_told_that_all_is_void(node: Node, router: FakeRouter) -> None:
     registered(node, router)
     node.link.receive(2 * ROUTER_TIMEOUT_S)
+    said = [router.receive()]  # on a new connection
     router.send(CANCEL, ping(router))
-    wait_for(node.link.socket)
-    assert node.link.receive(2 * ROUTER_TIMEOUT_S) == ([], False)
-    hello = router.receive()
-    assert isinstance(hello, Hello)
-    assert hello.session == 0
+    for _ in range(WAIT_MS):
+        node.link.socket.poll(1)
+        assert node.link.receive(2 * ROUTER_TIMEOUT_S) == ([], False)
+        if router.socket.poll(0):
+            break
+    said.append(router.receive())
+    assert [(type(each), each.session) for each in said] == [(Hello, 0), (Hello, 0)]
     router.send(Welcome(2**40), CANCEL)
     assert node.receive() == ([CANCEL], True)
 
