@@ -31,7 +31,7 @@ import xxhash
 
 from wire.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.
@@ -43,6 +43,7 @@ PROTOCOL_VERSION = 7
 6: log probabilities of prompt tokens (`PromptLogprobs`), allowed tokens and bad words; choices of one prompt share its
 legs and its handoff (`forks`, `firsts`).
 7: preemptions in a node's status.
+8: sessions: messages between router and nodes are numbered, acknowledged and sent again when they were lost.
 """
 
 _MAGIC = b"BT"

@@ -45,7 +45,7 @@ from wire.sampling import DecodingParams
 _FAKE_NODE = "bench.limits.fake_node_process"
 _ROUTER_FLAGS = ("--port=0", "--control-port=0", "--shutdown-timeout-s=1", "--log-level=warning")
 _ROUTER, _DIRECT = "router", "direct"
-_ROUTER_EPOCH = 1
+_SESSION = 1
 _READY_S, _WAIT_S = 30.0, 20.0
 _READ_BYTES = 2**16
 _CPUCLOCK_SCHED = 2
@@ -294,11 +294,11 @@ class DirectEnd:
             _, message = self._next(time.monotonic() + _WAIT_S)
             if isinstance(message, Hello):
                 self._identity = control_identity(message.epoch)
-                self._send(Welcome(_ROUTER_EPOCH))
+                self._send(Welcome(_SESSION))
 
     def receive(self, prompts: Sequence[Sequence[int]], num_tokens: int, limit_s: float) -> list[Received]:
         """As `receive_streams`, without a router."""
-        self._send(Ping(_ROUTER_EPOCH))  # as a router does
+        self._send(Ping(_SESSION, _SESSION, _SESSION))  # as a router does
         received: dict[bytes, Received] = {}
         params = DecodingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         for prompt in prompts:
@@ -317,7 +317,7 @@ class DirectEnd:
         """When the next message came, before it was looked at, and the message. Raises `RequestFailed`."""
         if not self._link.poll(max(0, round((deadline_s - time.monotonic()) * 1000))):
             raise RequestFailed("the fake node went silent")
-        _, frame = self._link.recv_multipart()
+        frame = self._link.recv_multipart()[-1]
         return time.monotonic(), NODE_TO_ROUTER.decode(frame)
 
     def _send(self, message: object) -> None:
