@@ -127,6 +127,7 @@ class DecodeLeg:
             self._first_steps.watch(key, num_tokens=2)
             return
         self._core.check_size(len(request.token_ids))
+        self._core.prepare(request.params)
         awaited = self._awaited[key] = _Awaited(request, request.prefill_peer, choices, set(choices))
         self._awaited_of |= dict.fromkeys(choices, awaited)
         # requests that wait for room already come first

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -40,6 +41,9 @@ from engine.runner.recorded_layers import record_layers
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.settings import EngineSettings
+from engine.structured.matcher import Grammars
+from engine.structured.vocabulary import Vocabulary, is_large
+from engine.text.tokenizer_digest import tokenizer_digest
 from wire.errors import InvalidSetting
 from wire.layout import KvLayout
 
@@ -61,6 +65,7 @@ class Engine:
     max_request_tokens: int
     device: Device
     attention: AttentionChoice
+    tokenizer_digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,7 @@ def build_engine(
     with enough_memory():
         folder = find_checkpoint(settings.model, weights=settings.load_format != _DUMMY)
         config = load_config(folder)
+        grammars = _grammars(folder, config)
         capacity = find_capacity(settings, config, is_gpu=_is_gpu(device))
         limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
         model = _load(settings, folder, config, device, kernels, on_weights)
@@ -102,8 +108,27 @@ def build_engine(
         num_blocks = _num_blocks(settings, capacity, model, limits, attention, device)
         memory = _kv_memory(model.layout, num_blocks, allocate, device)
         runner = _runner(settings, model, limits, attention, memory, device, kernels, on_graphs)
-        core = _core(settings, capacity, model, num_blocks, runner)
-    return Engine(core, memory, config, model.fingerprint, num_blocks, core.max_request_tokens, device, attention)
+        core = _core(settings, capacity, model, num_blocks, runner, grammars)
+        grammars.finish_loading()
+    return Engine(
+        core,
+        memory,
+        config,
+        model.fingerprint,
+        num_blocks,
+        core.max_request_tokens,
+        device,
+        attention,
+        tokenizer_digest(folder),
+    )
+
+
+def _grammars(folder: Path, config: ModelConfig) -> Grammars:
+    """Makes matchers. A large vocabulary is loaded while the weights are."""
+    grammars = Grammars(partial(Vocabulary.from_folder, folder, config.eos_token_ids))
+    if is_large(folder):
+        grammars.begin_loading()
+    return grammars
 
 
 def _is_gpu(device: Device) -> bool:
@@ -215,7 +240,12 @@ def _runner(
 
 
 def _core(
-    settings: EngineSettings, capacity: Capacity, model: _Model, num_blocks: int, runner: ModelRunner
+    settings: EngineSettings,
+    capacity: Capacity,
+    model: _Model,
+    num_blocks: int,
+    runner: ModelRunner,
+    grammars: Grammars,
 ) -> EngineCore:
     config = model.decoder.config
     pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching)
@@ -227,4 +257,4 @@ def _core(
         vocab_size=config.vocab_size,
     )
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids))
-    return EngineCore(pool, scheduler, runner, model.fingerprint)
+    return EngineCore(pool, scheduler, runner, model.fingerprint, grammars)

@@ -28,6 +28,8 @@ from wire.messages import Cancel, TokenEvent
 from wire.request_key import RequestKey
 
 _TICK_S = 0.25
+_GRAMMAR_TICK_S = 0.002
+"""While a request waits for its grammar, which a thread compiles: mostly for less than that."""
 
 _log = logging.getLogger(__name__)
 
@@ -120,6 +122,7 @@ class EngineLoop:
         self._heartbeat = heartbeat
         self._stopper = stopper
         self._could_step = False
+        self._awaits_grammar = False
         self._poller = zmq.Poller()
         for source in (router.socket, stopper.wakeup, *leg.wait_on()):
             self._poller.register(source, zmq.POLLIN)
@@ -148,7 +151,8 @@ class EngineLoop:
                 return
 
     def _wait(self) -> None:
-        self._poller.poll(0 if self._could_step else int(_TICK_S * 1000))
+        tick_s = _GRAMMAR_TICK_S if self._awaits_grammar else _TICK_S
+        self._poller.poll(0 if self._could_step else int(tick_s * 1000))
         self._stopper.drain()
 
     def _serve_router(self, now_s: float, is_leaving: bool) -> None:
@@ -171,7 +175,7 @@ class EngineLoop:
                     self._router.send_failed(handoff_id, request.attempt, error)
 
     def _step(self, now_s: float) -> None:
-        self._could_step = False
+        self._could_step = self._awaits_grammar = False
         if not self._core.has_work:
             return
         was_in_flight = self._core.has_step_in_flight
@@ -185,6 +189,7 @@ class EngineLoop:
             return
         # a step whose requests were all aborted has no outputs, but there may be room now
         self._could_step = was_in_flight or bool(outputs)
+        self._awaits_grammar = self._core.awaits_grammar
         done_s = time.monotonic()
         for output in outputs:
             if output.has_failed:

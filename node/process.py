@@ -150,6 +150,7 @@ def _hello(role: str, parts: NodeParts, max_num_seqs: int, peer_address: str, ht
         max_num_seqs=max_num_seqs,
         status=engine.core.status(),
         clock=host_clock(),
+        tokenizer=engine.tokenizer_digest,
     )
 
 

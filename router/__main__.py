@@ -63,8 +63,12 @@ async def serve(settings: RouterSettings) -> None:
     models = load_served_models(
         settings.model, settings.served_model_name, settings.more_models, int(time.time()), templates
     )
-    registry = NodeRegistry({model.name: model.fingerprint for model in models})
+    registry = NodeRegistry(
+        {model.name: model.fingerprint for model in models}, {model.name: model.tokenizer_digest for model in models}
+    )
     async with contextlib.AsyncExitStack() as stack:
+        for model in models:
+            stack.callback(model.prompts.close)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         authenticator = start_authenticator(context, key)

@@ -67,10 +67,12 @@ class Node:
 class NodeRegistry:
     """Registered nodes by epoch. `fingerprints`: of each served model, by its name, that of the router's own
     checkpoint, or None if it has no weights: then the first node of an unknown fingerprint decides. At most one model
-    may have None."""
+    may have None. `tokenizers`: of each served model the digest of the router's tokenizer; a node that has another one
+    would read grammars differently, one without any cannot serve them."""
 
-    def __init__(self, fingerprints: Mapping[str, str | None]) -> None:
+    def __init__(self, fingerprints: Mapping[str, str | None], tokenizers: Mapping[str, str] | None = None) -> None:
         self._fingerprints = dict(fingerprints)
+        self._tokenizers = dict(tokenizers or {})
         self._nodes: dict[int, Node] = {}
         self._claims: dict[str, tuple[Hello, float]] = {}
 
@@ -198,6 +200,9 @@ class NodeRegistry:
         if model is None:
             known = ", ".join(f"{known} ({model})" for model, known in expected.items())
             raise Refused(f"model differs: fingerprint {known} here, {hello.fingerprint} at {hello.node_id}")
+        tokenizer = self._tokenizers.get(model, "")
+        if tokenizer and hello.tokenizer and tokenizer != hello.tokenizer:
+            raise Refused(f"tokenizer differs: {tokenizer} here, {hello.tokenizer} at {hello.node_id}")
         for other in others:
             if other.model == model:
                 other.hello.layout.require_same(hello.layout, hello.node_id)

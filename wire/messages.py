@@ -27,7 +27,9 @@ _TopIds = Annotated[tuple[int, ...], Packed("I", MAX_TOP_LOGPROBS)]
 _TopValues = Annotated[tuple[float, ...], Packed("d", MAX_TOP_LOGPROBS)]
 
 LIVE_KEY_BYTES = 20
-FINISH_STOP, FINISH_LENGTH = "stop", "length"
+FINISH_STOP, FINISH_LENGTH, FINISH_COMPLETE = "stop", "length", "complete"
+"""Why a node ended an output: its last token is one that ends outputs, and no part of the text; it has all the tokens
+it may have; its grammar allows no further token. A client is told "stop" in the last case too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Hello:
     `fingerprint` names the weights and architecture. `peer_address` is where other nodes reach this one.
     `max_request_tokens` is the longest prompt plus output the node's context and pool can hold. `clock` names the clock
     of its stamps (see `program.clock`), "" when it has no name. `session` is the one that it is in, 0 for none.
+    `tokenizer` is the digest of its tokenizer, "" when its checkpoint has none: masks of grammars depend on it.
     """
 
     role: _Name
@@ -65,6 +68,7 @@ class Hello:
     status: NodeStatus
     clock: _Name
     session: U64 = 0
+    tokenizer: _Name = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ class Endpoints:
         if request.bad_words:
             params = replace(params, bad_word_ids=model.prompts.bad_word_ids(request.bad_words))
         params.check_vocabulary(model.prompts.tokenizer.vocab_size)
+        params = await model.prompts.with_grammar(request, params)
         num_choices = len(prompts) * request.num_candidates
         if num_choices > MAX_CHOICES:
             name = "n" if request.num_candidates == request.n else "best_of"

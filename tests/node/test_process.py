@@ -68,7 +68,13 @@ def role(monkeypatch: pytest.MonkeyPatch) -> Idle:
     core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 64), frozenset()), cast(Any, None), "f")
     memory = SimpleNamespace(layout=LAYOUT)
     engine = SimpleNamespace(
-        core=core, device=device, memory=memory, fingerprint="f", num_blocks=16, max_request_tokens=64
+        core=core,
+        device=device,
+        memory=memory,
+        fingerprint="f",
+        num_blocks=16,
+        max_request_tokens=64,
+        tokenizer_digest="",
     )
     monkeypatch.setattr(process, "build_engine", lambda *arguments: engine)
     for name in ("configure_logging", "keep_freed_memory", "freeze_startup_objects"):  # they change the whole process

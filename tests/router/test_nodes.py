@@ -43,6 +43,15 @@ def test_the_largest_decode_node_limits_requests(registry: NodeRegistry) -> None
     assert registry.max_request_tokens(MODEL) == 150
 
 
+def test_another_tokenizer_is_refused_with_both_digests() -> None:
+    registry = NodeRegistry({MODEL: None}, {MODEL: "aaaa"})
+    _join(registry, tokenizer="aaaa")
+    _join(registry, PREFILL, tokenizer="")  # its checkpoint has none, so it cannot disagree
+    with pytest.raises(Refused, match="tokenizer differs: aaaa here, bbbb at stranger"):
+        registry.register(make_hello(PREFILL, node_id="stranger", tokenizer="bbbb"), 0.0)
+    assert len(registry) == 2
+
+
 def test_another_model_is_refused_with_both_fingerprints(registry: NodeRegistry) -> None:
     _join(registry)
     with pytest.raises(Refused, match=rf"{FINGERPRINT} \({MODEL}\) here, 1234 at stranger"):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import openai
@@ -116,6 +118,22 @@ def test_a_sampled_stream_continues_exactly_when_its_decode_node_is_killed(relay
         victim.kill()
         stream.read_all()
     assert stream.answer().token_ids == undisturbed.token_ids
+
+
+def test_a_structured_stream_continues_exactly_when_its_decode_node_is_killed(relay: Relay) -> None:
+    ensure(relay, prefill=1, decode=2)
+    pattern = "([a-z]{3} [0-9]{2}[,;]){40}"
+    options: dict[str, Any] = {"temperature": 1.5, "seed": 7, "extra_body": {"structured_outputs": {"regex": pattern}}}
+    prompt = make_prompt(66, 220)
+    undisturbed = relay.ask(prompt, LONG, **options)
+    assert re.fullmatch(pattern, undisturbed.text)
+    with relay.open(prompt, LONG, **options) as stream:
+        stream.read(5)
+        victim = busy_decode(relay)
+        relay.nodes.remove(victim)
+        victim.kill()
+        stream.read_all()
+    assert (stream.answer().text, stream.answer().finish_reason) == (undisturbed.text, "stop")
 
 
 def test_without_another_decode_node_the_stream_ends_with_an_error(relay: Relay) -> None:

@@ -28,6 +28,7 @@ from kvtransfer.messages import (
     Revoked,
 )
 from wire.codec import Bounds, Codec, Length, Packed
+from wire.grammar import Grammar
 from wire.layout import DTYPE_BYTES, KvLayout, LayerKv
 from wire.messages import (
     NODE_TO_ROUTER,
@@ -72,6 +73,7 @@ PARAMS = DecodingParams(
     prompt_logprobs=3,
     allowed_token_ids=(5, 6),
     bad_word_ids=((5,), (6, 5)),
+    grammar=Grammar.regex("[a-z]+"),
 )
 EVENT = TokenEvent(b"h" * 16, 1, 3, (17,), (TokenLogprobs(-0.5, (17, 4), (-0.5, -2.0)),), "stop", 16)
 TIMED_EVENT = dataclasses.replace(
@@ -89,7 +91,7 @@ SAMPLES: tuple[tuple[Codec, Any], ...] = (
     (ROUTER_TO_NODE, Prefill(b"h" * 16, 1, (1, 2, 3), 3, PARAMS, b"salt", "decode-1", 8, (b"i" * 16, b"j" * 16))),
     (ROUTER_TO_NODE, Decode(b"h" * 16, 1, (1, 2, 3), 2, PARAMS, b"", PrefillPeer("p", 1, "tcp://127.0.0.1:5"))),
     (ROUTER_TO_NODE, Cancel(b"h" * 16, 1000)),
-    (NODE_TO_ROUTER, Hello("decode", "d", 1, "f", LAYOUT, "", "http://x", 64, 1024, 8, STATUS, "0a1b2c3d", 9)),
+    (NODE_TO_ROUTER, Hello("decode", "d", 1, "f", LAYOUT, "", "http://x", 64, 1024, 8, STATUS, "0a1b2c3d", 9, "5e6f")),
     (NODE_TO_ROUTER, Heartbeat(1, STATUS)),
     (NODE_TO_ROUTER, Pong(1, 2, 3, b"k" * 40)),
     (NODE_TO_ROUTER, Leaving(1)),
