@@ -38,6 +38,7 @@ class Mix:
     token_ids: Sequence[int]
     num_prompt_tokens: int
     params: DecodingParams
+    matcher: None = None
 
 
 def parameter_mixes(count: int, vocab_size: int, seed: int = 0) -> list[Mix]:
