@@ -100,6 +100,10 @@ class DecodeLeg:
     def _num_waiting(self) -> int:
         return sum(1 for awaited in self._awaited.values() if awaited.reservation is None)
 
+    def live_keys(self) -> Iterable[RequestKey]:
+        """See `Leg`."""
+        return (*self._awaited_of, *self._core.request_keys())
+
     def wait_on(self) -> Sequence[Any]:
         """The receiving side's notices."""
         return [self._notices.wakeup]

@@ -18,7 +18,7 @@ import torch
 from device.base import Device
 from device.choose import open_device
 from device.memory import MemoryReading, enough_memory, read_memory
-from engine.attention.choose import AttentionChoice, AttentionShape, choose_attention
+from engine.attention.choose import NATIVE, AttentionChoice, AttentionShape, choose_attention
 from engine.attention.native_backend import NativeAttention
 from engine.cache.block_pool import BlockPool
 from engine.capacity import Capacity, find_capacity
@@ -29,7 +29,9 @@ from engine.models.decoder import TORCH_DTYPES, Decoder
 from engine.models.dummy import dummy_fingerprint, fill_with_noise
 from engine.models.identity import find_checkpoint, model_fingerprint
 from engine.models.loading import load_weights
+from engine.models.ops.base import DecoderOps
 from engine.models.ops.choose import choose_ops
+from engine.models.ops.native_ops import NativeOps
 from engine.native.library import Kernels, open_kernels
 from engine.pool_size import chosen_num_blocks, gpu_num_blocks, host_num_blocks, measure_needs
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory
@@ -42,6 +44,7 @@ from engine.settings import EngineSettings
 from engine.structured.matcher import Grammars
 from engine.structured.vocabulary import Vocabulary, is_large
 from engine.text.tokenizer_digest import tokenizer_digest
+from wire.errors import InvalidSetting
 from wire.layout import KvLayout
 
 _DUMMY = "dummy"
@@ -74,6 +77,7 @@ class _Model:
     layout: KvLayout
     fingerprint: str
     before: MemoryReading | None
+    ops: DecoderOps
 
 
 def build_engine(
@@ -99,6 +103,8 @@ def build_engine(
         limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
         model = _load(settings, folder, config, device, kernels, on_weights)
         attention = _choose_attention(settings, model, limits, device, kernels)
+        if settings.batch_invariant:
+            _require_batch_invariance(model, attention)
         num_blocks = _num_blocks(settings, capacity, model, limits, attention, device)
         memory = _kv_memory(model.layout, num_blocks, allocate, device)
         runner = _runner(settings, model, limits, attention, memory, device, kernels, on_graphs)
@@ -134,6 +140,20 @@ def _runs_kernels(device: Device) -> bool:
     return device.torch_device.type == "cpu" and not device.is_asynchronous
 
 
+def _require_batch_invariance(model: _Model, attention: AttentionChoice) -> None:
+    """Raise `InvalidSetting` when anything computes that may add in another order in another batch."""
+    ops = model.ops
+    if not isinstance(ops, NativeOps):
+        reason = "it needs Baton's CPU kernels (see --cpu-kernels)"
+    elif attention.name != NATIVE:
+        reason = f"attention is computed by {attention.name}"
+    elif not ops.has_packed_all:
+        reason = "some weights have a type that Baton's CPU kernels do not multiply"
+    else:
+        return
+    raise InvalidSetting(f"--batch-invariant cannot be promised here: {reason}")
+
+
 def _load(
     settings: EngineSettings,
     folder: Path,
@@ -154,7 +174,7 @@ def _load(
         fingerprint = model_fingerprint(folder, config)
     sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size)
     layout = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
-    return _Model(decoder, sampler, layout, fingerprint, before)
+    return _Model(decoder, sampler, layout, fingerprint, before, ops)
 
 
 def _choose_attention(

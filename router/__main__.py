@@ -81,7 +81,6 @@ async def serve(settings: RouterSettings) -> None:
                 settings.control_port,
                 links.LinkSettings(cluster_key=key),
                 registry,
-                secrets.randbits(63),
             )
         except InvalidSetting as error:
             raise InvalidSetting(f"--control-host, --control-port: {error}") from None

@@ -125,7 +125,7 @@ def system_limits(settings: LimitsSettings, found: Found, say: Callable[[str], N
             plan = RouterPlan(num_rounds=settings.num_rounds, **small)  # type: ignore[arg-type]
             found.ratios.extend(ratio for each in measure_router_hop(plan, say) for ratio in router_ratios(each))
         if "router_events_per_cpu_s" in wanted:
-            few = {"concurrencies": (4,), "num_tokens": 50} if settings.quick else {}
+            few = {"concurrencies": (4,), "num_events": 200} if settings.quick else {}
             found.ratios.extend(measure_router_rate(RatePlan(num_rounds=settings.num_rounds, **few), say))  # type: ignore[arg-type]
         if "itl_isolation" in wanted:
             found.ratios.extend(map(isolation_ratio, measure_isolation(settings, say)))

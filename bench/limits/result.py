@@ -47,6 +47,7 @@ MEANINGS = {
     "router_ttft_us": "What the first token takes longer through the router than straight from its source.",
     "router_cpu_s_per_1000_tokens": "Processor time of the router for 1000 streamed tokens.",
     "router_events_per_cpu_s": "Server-sent events, one for each token, that the router sends per second of its CPU.",
+    "router_core_share": "The share of one core that the router uses while it sends so many events.",
     "itl_isolation": "How much longer the slowest gaps between tokens get when prompts are computed beside them.",
 }
 """One sentence a ratio."""

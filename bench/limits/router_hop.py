@@ -7,8 +7,9 @@ pinned, as where `baton serve` starts the router. A stamp is taken when bytes ar
 Of a token: from the moment its step was handed to the fake node's link until its bytes are here; of the first token of
 a request: from the sending of the request on.
 
-How many events the router sends per second of its own CPU is measured with a node that has everything ready: a client
-then gets one event for each token still, and how fast clients and node are does not count.
+How many events the router sends per second of its own CPU is measured with a node that has everything ready. A client
+still gets one event for each token, but several of them in one write. How much of a core the router uses at a given
+rate is measured at that rate.
 """
 
 from __future__ import annotations
@@ -44,11 +45,10 @@ from wire.sampling import DecodingParams
 _FAKE_NODE = "bench.limits.fake_node_process"
 _ROUTER_FLAGS = ("--port=0", "--control-port=0", "--shutdown-timeout-s=1", "--log-level=warning")
 _ROUTER, _DIRECT = "router", "direct"
-_ROUTER_EPOCH = 1
+_SESSION = 1
 _READY_S, _WAIT_S = 30.0, 20.0
 _READ_BYTES = 2**16
 _CPUCLOCK_SCHED = 2
-_GOAL_EVENTS = "20000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,13 @@ class RouterPlan:
 
 @dataclass(frozen=True, slots=True)
 class RatePlan:
-    """What is measured: so many requests at once, each of `num_tokens`, all of which the node has ready."""
+    """What is measured: so many requests at once that have about `num_events` tokens together, which the node has all
+    ready, or sends at `events_per_s`."""
 
     concurrencies: tuple[int, ...] = (64, 256)
     num_rounds: int = 7
-    num_tokens: int = 1000
+    num_events: int = 64_000
+    events_per_s: int = 20_000
     num_prompt_tokens: int = 128
     limit_s: float = 120.0
 
@@ -131,19 +133,26 @@ def measure_router_hop(plan: RouterPlan, say: Callable[[str], None]) -> list[Rou
 
 
 def measure_router_rate(plan: RatePlan, say: Callable[[str], None]) -> list[Ratio]:
-    """`router_events_per_cpu_s` at each concurrency. Raises `RequestFailed`, `ChildFailed`."""
+    """`router_events_per_cpu_s` and `router_core_share` at each concurrency. Raises `RequestFailed`, `ChildFailed`."""
     found = []
     with running_router() as hop:
         for concurrency in plan.concurrencies:
-            say(f"router, events of {concurrency} requests as fast as they go")
-            prompts, num_events = hop.prompts(concurrency, plan.num_prompt_tokens), concurrency * plan.num_tokens
-            rates = []
-            for _ in range(1 + plan.num_rounds):
-                _, cpu_s, _ = hop.relay(prompts, plan.num_tokens, 0.0, plan.limit_s)
-                rates.append(num_events / cpu_s)
-            note = f"{num_events} events a round, one for each token; requests included, clients and node not"
-            case = f"concurrency {concurrency}"
-            found.append(range_of("router_events_per_cpu_s", case, rates[1:], "1/s", _GOAL_EVENTS, note))
+            say(f"router, events of {concurrency} requests")
+            prompts, num_tokens = hop.prompts(concurrency, plan.num_prompt_tokens), plan.num_events // concurrency
+            rates, shares, paced = [], [], Way()
+            for _ in range(plan.num_rounds):
+                _, cpu_s, _ = hop.relay(prompts, num_tokens, 0.0, plan.limit_s)
+                rates.append(concurrency * num_tokens / cpu_s)
+                received, cpu_s, stamps_s = hop.relay(
+                    prompts, num_tokens, concurrency / plan.events_per_s, plan.limit_s
+                )
+                shares.append(cpu_s / (max(each.token_s[-1] for each in received) - received[0].sent_s))
+                paced.add(received, stamps_s)
+            late_ms = median([percentile(of_round, 99) for of_round in paced.token_us]) / 1000
+            case, note = f"concurrency {concurrency}", "requests included; what clients and node use is not"
+            found.append(range_of("router_events_per_cpu_s", case, rates, "1/s", f"{plan.events_per_s}", note))
+            case, note = f"{case}, {plan.events_per_s} events/s", f"p99 of a token's way {late_ms:.0f} ms"
+            found.append(range_of("router_core_share", case, shares, "", "1", note))
     return found
 
 
@@ -285,11 +294,11 @@ class DirectEnd:
             _, message = self._next(time.monotonic() + _WAIT_S)
             if isinstance(message, Hello):
                 self._identity = control_identity(message.epoch)
-                self._send(Welcome(_ROUTER_EPOCH))
+                self._send(Welcome(_SESSION))
 
     def receive(self, prompts: Sequence[Sequence[int]], num_tokens: int, limit_s: float) -> list[Received]:
         """As `receive_streams`, without a router."""
-        self._send(Ping(_ROUTER_EPOCH))  # as a router does
+        self._send(Ping(_SESSION, _SESSION, _SESSION))  # as a router does
         received: dict[bytes, Received] = {}
         params = DecodingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         for prompt in prompts:
@@ -308,7 +317,7 @@ class DirectEnd:
         """When the next message came, before it was looked at, and the message. Raises `RequestFailed`."""
         if not self._link.poll(max(0, round((deadline_s - time.monotonic()) * 1000))):
             raise RequestFailed("the fake node went silent")
-        _, frame = self._link.recv_multipart()
+        frame = self._link.recv_multipart()[-1]
         return time.monotonic(), NODE_TO_ROUTER.decode(frame)
 
     def _send(self, message: object) -> None:

@@ -171,14 +171,13 @@ class Call:
 async def relaying(
     settings: RelaySettings = DEFAULTS,
     port: int = 0,
-    epoch: int = 7,
     decode_policy: Policy | None = None,
     models: Mapping[str, str | None] = DEFAULT_MODELS,
 ) -> AsyncIterator[Rig]:
     """A running relay without nodes. `models`: see `NodeRegistry`."""
     context: Context = zmq.Context()
     registry = NodeRegistry(models)
-    control = ControlLink(context, "127.0.0.1", port, links.LinkSettings(), registry, epoch)
+    control = ControlLink(context, "127.0.0.1", port, links.LinkSettings(), registry)
     relay = Relay(registry, control, RoundRobin(), decode_policy or RoundRobin(), settings)
     control.start(relay)
     rig = Rig(context, registry, relay, control)

@@ -156,9 +156,9 @@ BATON_INLINE Partial partial_of(const Step& step, const Entry& entry, int64_t pa
     return {sums, highest, highest + num_rows, stride};
 }
 
-// The sums of a tile over the keys of one span.
+// The sums of a tile over the keys of one span. `goes_on`: the same thread computes the next one then.
 template <class T>
-void compute_span(const Tile& tile, const TileMemory& memory, const Partial& partial, int64_t span) {
+void compute_span(const Tile& tile, const TileMemory& memory, const Partial& partial, int64_t span, bool goes_on) {
     const int64_t last = memory.end[tile.num_rows - 1], end = (span + 1) * kSpan < last ? (span + 1) * kSpan : last;
     const int64_t begin = span * kSpan > memory.begin[0] ? span * kSpan : memory.begin[0];
     const int64_t num_rows = tile.num_heads * tile.num_rows;
@@ -166,7 +166,7 @@ void compute_span(const Tile& tile, const TileMemory& memory, const Partial& par
     __builtin_memset(memory.lanes, 0, num_rows * kLanes * 4);
     for (int64_t row = 0; row < num_rows; ++row) partial.highest[row] = kNothing;
     (suits_few(tile.attention.kv, tile.num_rows) ? compute_few<T> : compute_many<T>)(tile, memory, partial,
-                                                                                    {begin, end}, last);
+                                                                                    {begin, end}, goes_on ? last : end);
     for (int64_t row = 0; row < num_rows; ++row)
         partial.totals[row] = sum_of_lanes(load(memory.lanes + row * kLanes));
 }
@@ -176,9 +176,9 @@ template <class T>
 void compute_tile(const Tile& tile, const TileMemory& memory) {
     begin_tile<T>(tile, memory);
     const int64_t first_span = memory.begin[0] / kSpan, end = memory.end[tile.num_rows - 1];
-    compute_span<T>(tile, memory, memory.all, first_span);
+    compute_span<T>(tile, memory, memory.all, first_span, true);
     for (int64_t span = first_span + 1; span * kSpan < end; ++span) {
-        compute_span<T>(tile, memory, memory.span, span);
+        compute_span<T>(tile, memory, memory.span, span, true);
         join_span(memory.all, memory.span, tile.num_heads * tile.num_rows);
     }
     write_results<T>(tile, memory.all);
@@ -198,7 +198,7 @@ void compute_number(const Step& step, int64_t number, int thread) {
     const int64_t part = local / entry.num_spans, span = local % entry.num_spans;
     const Tile tile = tile_of(step, entry, part, 0);
     begin_tile<T>(tile, memory);
-    compute_span<T>(tile, memory, partial_of(step, entry, part, span), entry.first_span + span);
+    compute_span<T>(tile, memory, partial_of(step, entry, part, span), entry.first_span + span, false);
 }
 
 template <class T>

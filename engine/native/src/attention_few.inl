@@ -1,14 +1,16 @@
 // A tile of few rows of one or several KV heads, as of a sequence that decodes: every key and value passes once, from
 // its block through registers into the products of all rows.
 //
-// Tokens come in pieces of kLanes, which lie within a block. Of kKeysAtOnce tokens each head has its turn before the
-// next ones: heads are neighbours in a block. While keys are computed the values are asked for, and then the next keys.
+// Tokens come in pieces of kLanes, which lie within a block. A few pieces of all heads are computed, then the next ones,
+// since heads are neighbours in a block: first the keys of kKeysAtOnce tokens, then their values. What comes next is
+// asked for meanwhile, in the order in which it lies in memory.
 //
 // Invariant: the products take their units in the order of `attention_product.inl`, so that a row has the same result
 // in either kind of tile.
 
 constexpr int64_t kFewRows = 8;
 constexpr int kPiecesAtOnce = kKeysAtOnce / kLanes;
+constexpr int kPiecesOfChunk = 2;
 
 BATON_INLINE bool suits_few(const BatonPagedKv& kv, int64_t num_rows) {
     return num_rows > 0 && num_rows <= kFewRows && kv.head_dim % (2 * kLanes) == 0 && kv.block_size % kLanes == 0;
@@ -34,39 +36,51 @@ void find_pieces(Pieces& pieces, const Tile& tile, int64_t first_key, int64_t be
     }
 }
 
-// The keys or the values of one head: what is read, and what is asked for meanwhile.
+// A few pieces of the keys or of the values of all heads. `plane`: those of the tile's first head in block 0.
 template <class T>
-struct Stretch {
-    const T* pieces[kPiecesAtOnce];
-    const T* asked[kPiecesAtOnce];
-    int64_t begin, end, head_dim;
+struct Chunk {
+    const Pieces* pieces;
+    const T* plane;
+    int first;
+
+    int count() const { return pieces->behind() - first < kPiecesOfChunk ? pieces->behind() - first : kPiecesOfChunk; }
 };
 
-// `plane`: the keys or the values of the head in block 0. A piece that is seen in part only is copied to `copies`, with
-// a token that is seen in the place of each that is not.
+// The part of a chunk that belongs to one head: what is read, and what is asked for meanwhile. The piece 0 begins at the
+// key `first_key`; those from `begin` to `end` are seen.
 template <class T>
-void find_stretch(Stretch<T>& stretch, const Pieces& pieces, const T* plane, int64_t head_dim, T* copies) {
-    stretch.begin = pieces.begin;
-    stretch.end = pieces.end;
-    stretch.head_dim = head_dim;
-    for (int piece = pieces.first(); piece < pieces.behind(); ++piece) {
-        const int64_t first = piece * kLanes;
-        const T* from = plane + pieces.offsets[piece];
-        stretch.pieces[piece] = stretch.asked[piece] = from;
-        if (first >= pieces.begin && first + kLanes <= pieces.end) continue;
-        stretch.pieces[piece] = copies;
-        for (int64_t key = first; key < first + kLanes; ++key, copies += head_dim) {
-            const int64_t seen = key < pieces.begin ? pieces.begin : key < pieces.end ? key : pieces.end - 1;
-            __builtin_memcpy(copies, from + (seen - first) * head_dim, head_dim * sizeof(T));
+struct Stretch {
+    const T* pieces[kPiecesOfChunk];
+    const T* asked[kPiecesOfChunk];
+    int64_t first_key, begin, end, head_dim;
+};
+
+// A piece that is seen in part only is copied to `copies`, with a token that is seen in the place of each that is not.
+template <class T>
+Stretch<T> find_stretch(const Tile& tile, const Chunk<T>& chunk, const Chunk<T>& next, int64_t head, T* copies) {
+    const int64_t size = tile.attention.kv.head_dim, head_size = tile.attention.kv.block_size * size;
+    const Pieces& all = *chunk.pieces;
+    const int64_t first_key = chunk.first * kLanes, behind = first_key + chunk.count() * kLanes;
+    Stretch<T> stretch = {{}, {}, first_key, all.begin > first_key ? all.begin : first_key,
+                          all.end < behind ? all.end : behind, size};
+    for (int i = 0; i < chunk.count(); ++i) {
+        const T* from = chunk.plane + all.offsets[chunk.first + i] + head * head_size;
+        // for each block, one head after the other
+        const int64_t number = head * chunk.count() + i, piece = number / tile.num_heads;
+        stretch.asked[i] = from;
+        if (piece < next.count())
+            stretch.asked[i] =
+                next.plane + next.pieces->offsets[next.first + piece] + number % tile.num_heads * head_size;
+        stretch.pieces[i] = from;
+        const int64_t key = first_key + i * kLanes;
+        if (key >= all.begin && key + kLanes <= all.end) continue;
+        stretch.pieces[i] = copies;
+        for (int64_t place = 0; place < kLanes; ++place, copies += size) {
+            const int64_t seen = key + place < all.begin ? all.begin - key : key + place < all.end ? place : all.end - 1 - key;
+            __builtin_memcpy(copies, from + seen * size, size * sizeof(T));
         }
     }
-}
-
-template <class T>
-BATON_INLINE void ask_meanwhile(Stretch<T>& stretch, const Pieces& pieces, const T* plane) {
-    const int first = stretch.begin / kLanes, behind = (stretch.end + kLanes - 1) / kLanes;
-    for (int piece = first; piece < behind; ++piece)
-        if (piece >= pieces.first() && piece < pieces.behind()) stretch.asked[piece] = plane + pieces.offsets[piece];
+    return stretch;
 }
 
 // Rows that a kernel computes more than there are do what the last one does.
@@ -84,17 +98,16 @@ BATON_INLINE void ask_for_values(const T* values) {
     for (int64_t value = 0; value < 2 * kLanes; value += kLine) ask_for_line(values + value);
 }
 
-// The scores of the keys of kPieces pieces, from `key` on.
+// The scores of the keys of kPieces pieces, from piece `first` on.
 template <class Units, int kRows, int kPieces, class T>
-BATON_INLINE void score_pieces(const Stretch<T>& keys, const TileMemory& memory, const uint32_t* queries,
-                               const FewRows& rows, int64_t key) {
+BATON_INLINE void score_pieces(const Stretch<T>& keys, const TileMemory& memory, const FewRows& rows, int first) {
     static_assert(Units::kColumns * Units::kValues == kLanes);
     constexpr int kAsked = kPieces * kLanes / 2;
     const int64_t head_dim = keys.head_dim, num_units = head_dim / Units::kValues;
-    const T* const* pieces = keys.pieces + key / kLanes;
-    const T* const* asked = keys.asked + key / kLanes;
+    const T* const* pieces = keys.pieces + first;
+    const T* const* asked = keys.asked + first;
     const uint32_t* query[kRows];
-    for (int row = 0; row < kRows; ++row) query[row] = queries + rows[row] * num_units;
+    for (int row = 0; row < kRows; ++row) query[row] = memory.queries + rows[row] * num_units;
     Floats sums[kRows][kPieces] = {};
     for (int64_t value = 0; value < head_dim; value += 2 * kLanes) {
 #pragma GCC unroll 2
@@ -122,17 +135,16 @@ BATON_INLINE void score_pieces(const Stretch<T>& keys, const TileMemory& memory,
     for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 2
         for (int piece = 0; piece < kPieces; ++piece)
-            store(memory.scores + rows[row] * kKeysAtOnce + key + piece * kLanes, sums[row][piece]);
+            store(memory.scores + rows[row] * kKeysAtOnce + keys.first_key + (first + piece) * kLanes, sums[row][piece]);
 }
 
 template <class Units, int kRows, class T>
-void few_scores(const Stretch<T>& keys, const TileMemory& memory, const uint32_t* queries, const FewRows& rows) {
-    int64_t key = keys.begin / kLanes * kLanes;
+void few_scores(const Stretch<T>& keys, const TileMemory& memory, const FewRows& rows) {
+    const int count = static_cast<int>((keys.end - keys.first_key + kLanes - 1) / kLanes);
     // two pieces side by side: for one or two rows, a sum would wait for itself
     if constexpr (kRows <= 2 && Units::kColumns < kLanes)
-        for (; key + kLanes < keys.end; key += 2 * kLanes)
-            score_pieces<Units, kRows, 2>(keys, memory, queries, rows, key);
-    for (; key < keys.end; key += kLanes) score_pieces<Units, kRows, 1>(keys, memory, queries, rows, key);
+        if (count == kPiecesOfChunk) return score_pieces<Units, kRows, kPiecesOfChunk>(keys, memory, rows, 0);
+    for (int piece = 0; piece < count; ++piece) score_pieces<Units, kRows, 1>(keys, memory, rows, piece);
 }
 
 // The values of one unit of weights, `from` their first row.
@@ -174,7 +186,7 @@ void few_columns(const Stretch<T>& values, const TileMemory& memory, float* to, 
     int64_t unit = values.begin / Units::kValues;
     const int64_t end = units_of<Units>(values.end);
     while (unit < end) {
-        const int64_t piece = unit / kUnits, end_of_piece = (piece + 1) * kUnits;
+        const int64_t piece = unit / kUnits - values.first_key / kLanes, end_of_piece = (unit / kUnits + 1) * kUnits;
         const int64_t offset = unit % kUnits * Units::kValues * head_dim + column;
         const T *from = values.pieces[piece] + offset, *asked = values.asked[piece] + offset;
         for (const int64_t last = end < end_of_piece ? end : end_of_piece; unit < last; ++unit) {
@@ -200,27 +212,51 @@ void few_values(const Stretch<T>& values, const TileMemory& memory, const Partia
         few_columns<Units, kRows, 2>(values, memory, partial.sums + column, partial.stride, column, rows);
 }
 
-// One head's turn: kKeysAtOnce keys are added to its rows' sums. `next`, `next_head`: whose keys come after this.
+template <class Units>
+BATON_INLINE TileMemory rows_of_head(TileMemory memory, const Tile& tile, int64_t head) {
+    const int64_t row = head * tile.num_rows;
+    memory.queries += row * units_of<Units>(tile.attention.kv.head_dim);
+    memory.scores += row * kKeysAtOnce;
+    memory.lanes += row * kLanes;
+    memory.factors += row;
+    return memory;
+}
+
+BATON_INLINE Partial rows_of_head(const Partial& all, const Tile& tile, int64_t head) {
+    const int64_t row = head * tile.num_rows;
+    return {all.sums + row * all.stride, all.highest + row, all.totals + row, all.stride};
+}
+
+// The keys and values of `pieces` are added to the sums of all heads; the first keys of `next` are asked for.
 template <int kRows, class T>
-void add_pieces(const Tile& tile, const TileMemory& memory, const Partial& partial, const Pieces& pieces, int64_t head,
-                const Pieces& next, int64_t next_head, int64_t first_key) {
+void add_pieces(const Tile& tile, const TileMemory& memory, const Partial& partial, const Pieces& pieces,
+                const Pieces& next, int64_t first_key) {
     using Units = typename UnitsFor<T>::Units;
     const BatonPagedKv& kv = tile.attention.kv;
-    const int64_t head_size = kv.block_size * kv.head_dim, first_row = head * tile.num_rows;
-    const T* keys = static_cast<const T*>(kv.keys) + tile.first_head * head_size;
-    const T* values = static_cast<const T*>(kv.values) + (tile.first_head + head) * head_size;
+    const int64_t offset = tile.first_head * kv.block_size * kv.head_dim;
+    const T *keys = static_cast<const T*>(kv.keys) + offset, *values = static_cast<const T*>(kv.values) + offset;
     T* copies = reinterpret_cast<T*>(memory.packed);
-    const Partial rows = {partial.sums + first_row * partial.stride, partial.highest + first_row,
-                          partial.totals + first_row, partial.stride};
-    Stretch<T> stretch;
-    find_stretch(stretch, pieces, keys + head * head_size, kv.head_dim, copies);
-    ask_meanwhile(stretch, pieces, values);
-    few_scores<Units, kRows>(stretch, memory, memory.queries + first_row * units_of<Units>(kv.head_dim),
-                             {tile.num_rows});
-    compute_weights<Units>(tile, memory, rows, memory.lanes + first_row * kLanes, first_key);
-    find_stretch(stretch, pieces, values, kv.head_dim, copies);
-    ask_meanwhile(stretch, next, keys + next_head * head_size);
-    few_values<Units, kRows>(stretch, memory, rows, {tile.num_rows});
+    const auto each_head = [&](const T* plane, const Chunk<T>& behind, const auto& compute) {
+        for (int first = pieces.first(); first < pieces.behind(); first += kPiecesOfChunk) {
+            const bool is_last = first + kPiecesOfChunk >= pieces.behind();
+            const Chunk<T> chunk = {&pieces, plane, first}, following = {&pieces, plane, first + kPiecesOfChunk};
+            for (int64_t head = 0; head < tile.num_heads; ++head)
+                compute(find_stretch(tile, chunk, is_last ? behind : following, head, copies),
+                        rows_of_head<Units>(memory, tile, head), rows_of_head(partial, tile, head));
+        }
+    };
+    each_head(keys, {&pieces, values, pieces.first()},
+              [&](const Stretch<T>& stretch, const TileMemory& rows, const Partial&) {
+                  few_scores<Units, kRows>(stretch, rows, {tile.num_rows});
+              });
+    for (int64_t head = 0; head < tile.num_heads; ++head)
+        compute_weights<Units>(tile, rows_of_head<Units>(memory, tile, head), rows_of_head(partial, tile, head),
+                               first_key);
+    each_head(values, {&next, keys, next.first()},
+              [&](const Stretch<T>& stretch, const TileMemory& rows, const Partial& sums) {
+                  few_values<Units, kRows>(stretch, rows, sums, {tile.num_rows});
+                  for (int64_t row = 0; row < tile.num_rows; ++row) rows.factors[row] = 1.0f;  // they count once
+              });
 }
 
 template <int kRows, class T>
@@ -232,12 +268,7 @@ void compute_rows(const Tile& tile, const TileMemory& memory, const Partial& par
     for (int number = 0; key < range.end; key += kKeysAtOnce, number ^= 1) {
         const bool is_last = key + kKeysAtOnce >= last;
         if (!is_last) find_pieces(pieces[number ^ 1], tile, key + kKeysAtOnce, range.begin, last);
-        for (int64_t head = 0; head < tile.num_heads; ++head) {
-            const bool is_last_head = head + 1 == tile.num_heads;
-            add_pieces<kRows, T>(tile, memory, partial, pieces[number], head,
-                                 pieces[is_last_head && !is_last ? number ^ 1 : number], is_last_head ? 0 : head + 1,
-                                 key);
-        }
+        add_pieces<kRows, T>(tile, memory, partial, pieces[number], pieces[is_last ? number : number ^ 1], key);
     }
 }
 

@@ -52,7 +52,7 @@ void compute_many(const Tile& tile, const TileMemory& memory, const Partial& par
         const bool is_last = key + kKeysAtOnce >= last;
         if (!is_last) find(rows[number ^ 1], key + kKeysAtOnce, last);
         compute_scores<Units>(tile, memory, rows[number], key);
-        compute_weights<Units>(tile, memory, partial, memory.lanes, key);
+        compute_weights<Units>(tile, memory, partial, key);
         add_values<Units>(tile, memory, partial, rows[number], rows[is_last ? number : number ^ 1], key);
     }
 }

@@ -11,9 +11,9 @@ constexpr int64_t kTileRows = 96;
 struct TileMemory {
     uint32_t* queries;  // [rows][units]
     uint32_t* packed;   // a panel of keys or of values
-    float* scores;  // [rows of a head][kKeysAtOnce], then weights
+    float* scores;  // [rows][kKeysAtOnce], then weights
     float* lanes;   // [rows][kLanes], sums of weights
-    float* factors;
+    float* factors;  // [rows], computed kLanes at once
     int64_t* begin;  // [rows of a head], the position of the first key that a row sees
     int64_t* end;
     Partial all, span;
@@ -34,7 +34,7 @@ int64_t tile_memory(TileMemory* memory, char* start, int64_t head_dim) {
     memory->packed = reinterpret_cast<uint32_t*>(take(kPanel * (head_dim > kKeysAtOnce ? head_dim : kKeysAtOnce)));
     memory->scores = take(kTileRows * kKeysAtOnce);
     memory->lanes = take(kTileRows * kLanes);
-    memory->factors = take(kTileRows);
+    memory->factors = take(kTileRows + kLanes);
     memory->begin = reinterpret_cast<int64_t*>(take(kTileRows * 2));
     memory->end = reinterpret_cast<int64_t*>(take(kTileRows * 2));
     for (Partial* partial : {&memory->all, &memory->span})
@@ -101,10 +101,9 @@ BATON_INLINE KeyRange seen_keys(const TileMemory& memory, int64_t first_row, int
     return {begin > 0 ? begin : 0, end < kKeysAtOnce ? end : kKeysAtOnce};
 }
 
-// The scores of a head's rows become weights, and its sums so far get factors. `partial`, `lanes`: those of the head.
+// The scores of a head's rows become weights, and its sums so far get factors; all are those of the head.
 template <class Units>
-void compute_weights(const Tile& tile, const TileMemory& memory, const Partial& partial, float* lanes,
-                     int64_t first_key) {
+void compute_weights(const Tile& tile, const TileMemory& memory, const Partial& partial, int64_t first_key) {
     const float scale = tile.attention.scale * 1.44269504f;  // powers of two are taken
     const auto score_row = [&](int64_t row) {
         const KeyRange seen = seen_keys(memory, row, 1, first_key);
@@ -118,6 +117,7 @@ void compute_weights(const Tile& tile, const TileMemory& memory, const Partial& 
     }
     for (int64_t row = 0; row < tile.num_rows; row += kLanes)
         store(memory.factors + row, power_of_two(load(memory.factors + row)));
+    float* lanes = memory.lanes;
     for (int64_t row = 0; row < tile.num_rows; ++row, lanes += kLanes) {
         const float highest = partial.highest[row], base = highest == kNothing ? 0.0f : highest;
         const Floats total = scores_to_weights<Units>(score_row(row), scale, base);

@@ -119,9 +119,10 @@ def test_a_real_router_passes_every_token_on() -> None:
         assert min(each.cpu_s) > 0
 
 
-def test_the_rate_counts_every_token_over_the_time_of_the_router_alone() -> None:
-    plan = RatePlan(concurrencies=(3,), num_rounds=2, num_tokens=40, num_prompt_tokens=8)
-    (found,) = measure_router_rate(plan, lambda _: None)
-    assert (found.name, found.case, found.unit) == ("router_events_per_cpu_s", "concurrency 3", "1/s")
-    assert 0 < found.low <= found.value <= found.high
-    assert found.note.startswith("120 events a round")
+def test_the_rate_of_a_real_router_and_its_share_of_a_core_are_found() -> None:
+    plan = RatePlan(concurrencies=(3,), num_rounds=2, num_events=120, events_per_s=300, num_prompt_tokens=8)
+    rate, share = measure_router_rate(plan, lambda _: None)
+    assert (rate.name, rate.case, rate.goal) == ("router_events_per_cpu_s", "concurrency 3", "300")
+    assert (share.name, share.case) == ("router_core_share", "concurrency 3, 300 events/s")
+    for found in (rate, share):
+        assert 0 < found.low <= found.value <= found.high
