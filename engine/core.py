@@ -125,6 +125,7 @@ class EngineCore:
             num_cached_blocks=self._pool.num_cached,
             num_held_blocks=self._pool.num_held,
             loop_age_s=loop_age_s,
+            num_preemptions=self._scheduler.num_preemptions,
         )
 
     def add(

@@ -42,6 +42,11 @@ class Leg(Protocol):
         """Requests and handoffs that have not ended."""
         ...
 
+    def live_keys(self) -> Iterable[RequestKey]:
+        """The attempts of the router that this node knows and that have not ended, among them at least all that it
+        still works on."""
+        ...
+
     def wait_on(self) -> Sequence[Any]:
         """Sockets (ZMQ or with a file descriptor) that `poll` should be called for. Asked once: they stay the same."""
         ...
@@ -135,6 +140,7 @@ class EngineLoop:
             self._step(now_s)
             self._report_failures()
             self._report_cache()
+            self._router.answer_ping(self._leg.live_keys)
             self._heartbeat.publish(time.monotonic(), self._core.status())
             if self._stopper.is_asked and not is_leaving:
                 is_leaving = True
@@ -153,6 +159,9 @@ class EngineLoop:
         requests, is_void = self._router.receive(now_s)
         if is_void:
             self._leg.cancel_all(now_s)
+            self._router.send_cache_events(self._core.cached_hashes(), [], is_snapshot=True)
+            if is_leaving:
+                self._router.leave()
         for request in requests:
             if isinstance(request, Cancel):
                 self._leg.cancel(RequestKey(request.handoff_id, request.attempt), now_s)

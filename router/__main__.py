@@ -83,13 +83,12 @@ async def serve(settings: RouterSettings) -> None:
                 settings.control_port,
                 links.LinkSettings(cluster_key=key),
                 registry,
-                secrets.randbits(63),
             )
         except InvalidSetting as error:
             raise InvalidSetting(f"--control-host, --control-port: {error}") from None
         stack.push_async_callback(control.close)
         relay = _relay(settings, registry, control)
-        metrics = RouterMetrics()
+        metrics = RouterMetrics(model.name for model in models)
         metrics.watch(relay, registry, control)
         admission = _admission(settings, relay)
         relay.node_wait.listen(admission.fill)
@@ -103,7 +102,7 @@ async def serve(settings: RouterSettings) -> None:
             is_strict=settings.strict,
         )
         if settings.metrics_aliases == "vllm":
-            metrics.add_vllm_aliases(",".join(endpoints.served))
+            metrics.add_vllm_aliases()
         observers: list[Observer] = []
         if settings.otlp_traces_endpoint:
             tracing = open_tracing(settings.otlp_traces_endpoint)

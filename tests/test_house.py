@@ -59,12 +59,14 @@ TORCH_FREE = (
     "bench",
 )
 NEEDS_TORCH = (
+    "bench.limits.kernels_alone",
     "engine.text.convert",
     "kvtransfer.pools.device",
     "kvtransfer.pools.device_checksums",
     "kvtransfer.transports.nccl",
 )
-"""Runs in a child process of its own; imported for pools in device memory; imported for `--kv-transport nccl`."""
+"""Belongs to `bench.limits.engine_process`; runs in a child process of its own; imported for pools in device memory;
+imported for `--kv-transport nccl`."""
 OWN_PROCESS_SUFFIX = "_process"
 """A module of bench/ with this ending runs in a process of its own, which may need torch."""
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "cloudpickle"}

@@ -45,7 +45,6 @@ class Grammar:
         """JSON that is valid by `schema`. `whitespace`: a regular expression for what may stand between its tokens, ""
         for nothing; None: `WHITESPACE`."""
         members: dict[str, Any] = {"anyOf": [schema]} if isinstance(schema, bool) else dict(schema)
-        members.pop(_OPTIONS, None)
         pattern = WHITESPACE if whitespace is None else whitespace
         members[_OPTIONS] = {"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}
         return cls(JSON_SCHEMA, json.dumps(members, ensure_ascii=False, separators=(",", ":")))

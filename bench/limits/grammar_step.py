@@ -63,8 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights of the shape that MODEL has")
     flags = parser.parse_args(argv)
-    settings = EngineSettings(model=flags.model, num_threads=flags.threads, max_num_seqs=flags.batch)
+    settings = EngineSettings(
+        model=flags.model, num_threads=flags.threads, max_num_seqs=flags.batch, load_format=flags.load_format
+    )
     core = build_engine(settings, allocate_private).core
     grammar = Grammar.json_schema(_SCHEMA)
     step_times(core, flags.batch, grammar)

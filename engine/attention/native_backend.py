@@ -18,8 +18,9 @@ from torch import Tensor
 from device.base import Array, Staging
 from engine.attention.base import LayerStored, SequenceShare
 from engine.attention.paged_kv import PagedKv
-from engine.native.arguments import DTYPES, BatonAttention, BatonPagedKv, BatonStore
+from engine.native.arguments import DTYPES, BatonAttention, BatonPagedKv, BatonStep, BatonStore
 from engine.native.library import Kernels
+from engine.native.recording import Recording
 
 
 class _StepArrays:
@@ -65,6 +66,20 @@ class _Layer:
     attention: BatonAttention
 
 
+def layer_kv(pool: PagedKv, number: int) -> BatonPagedKv:
+    """The keys and values of a layer as the kernels take them; valid as long as somebody holds the pool's blocks."""
+    view, kv = pool.layer(number), pool.layout.layers[number]
+    return BatonPagedKv(
+        view[:, 0].data_ptr(),
+        view[:, 1].data_ptr(),
+        view.stride(0),
+        kv.num_kv_heads,
+        pool.layout.block_size,
+        kv.head_dim,
+        DTYPES[pool.blocks.dtype],
+    )
+
+
 class NativeAttention:
     """Attention over one KV pool. One instance serves one runner, whose decoder computes with the same `Kernels`."""
 
@@ -77,21 +92,13 @@ class NativeAttention:
         self._largest_head = max(kv.head_dim for kv in pool.layout.layers)
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._arrays = _StepArrays(0, 0, 0)
+        self._step = BatonStep()
         self._num_sequences = 0
         self._num_tokens = 0
         self._layer_stored: LayerStored | None = None
 
     def _layer(self, pool: PagedKv, number: int) -> _Layer:
-        view, kv = pool.layer(number), pool.layout.layers[number]
-        paged = BatonPagedKv(
-            view[:, 0].data_ptr(),
-            view[:, 1].data_ptr(),
-            view.stride(0),
-            kv.num_kv_heads,
-            self._block_size,
-            kv.head_dim,
-            DTYPES[pool.blocks.dtype],
-        )
+        paged, kv = layer_kv(pool, number), pool.layout.layers[number]
         attention = BatonAttention(
             kv=paged, scale=1.0 / math.sqrt(kv.head_dim), num_heads=self._num_heads, window=kv.window or 0
         )
@@ -103,7 +110,7 @@ class NativeAttention:
         contexts = [share.context_len for share in shares]
         num_blocks = -(-np.array(contexts, dtype=np.int64) // self._block_size)
         self._num_sequences, self._num_tokens = len(shares), sum(share.num_tokens for share in shares)
-        self._make_room(int(num_blocks.sum()), max(contexts))
+        self._make_room(int(num_blocks.sum()))
         self._arrays.fill(shares, num_blocks, self._block_size)
 
     def for_graph(self, num_sequences: int) -> None:
@@ -118,17 +125,20 @@ class NativeAttention:
         self._kernels.store(store)
         if self._layer_stored is not None:
             self._layer_stored()
-        out = torch.empty(q.shape, dtype=q.dtype)
+        out = self._kernels.empty(q.shape, q.dtype)
         attention.out, attention.q, attention.q_stride = out.data_ptr(), q.data_ptr(), q.stride(0)
         attention.num_sequences = self._num_sequences
         self._kernels.attention(attention)
         return out
 
-    def _make_room(self, num_blocks: int, max_context: int) -> None:
+    def replay(self, recording: Recording) -> None:
+        """Make the calls of `recording` for the step that was planned last."""
+        self._step.num_sequences = self._num_sequences
+        recording.replay(self._step, self._num_tokens, self._layer_stored)
+
+    def _make_room(self, num_blocks: int) -> None:
         """For the arrays and the scratch of a step: twice what is needed, because the next step is often larger."""
-        num_bytes = 64 + self._kernels.attention_scratch(
-            self._num_tokens, self._num_sequences, max_context, self._num_heads, self._largest_head
-        )
+        num_bytes = 64 + self._kernels.attention_scratch(self._num_sequences, self._largest_head)
         if num_bytes <= len(self._scratch) and self._arrays.hold(self._num_tokens, self._num_sequences, num_blocks):
             return
         self._scratch = torch.empty(max(2 * num_bytes, len(self._scratch)), dtype=torch.uint8)
@@ -139,14 +149,16 @@ class NativeAttention:
             max(2 * num_blocks, len(held.tables)),
         )
         for layer in self._layers:
-            self._set_addresses(layer)
+            layer.store.slots = self._arrays.slots.ctypes.data
+            self._set_addresses(layer.attention)
+        self._step.slots = self._arrays.slots.ctypes.data
+        self._set_addresses(self._step)
 
-    def _set_addresses(self, layer: _Layer) -> None:
-        arrays, attention = self._arrays, layer.attention
-        layer.store.slots = arrays.slots.ctypes.data
-        attention.first_token = arrays.first_token.ctypes.data
-        attention.start = arrays.start.ctypes.data
-        attention.num_tokens = arrays.num_tokens.ctypes.data
-        attention.table_begin = arrays.table_begin.ctypes.data
-        attention.block_tables = arrays.tables.ctypes.data
-        attention.scratch = self._scratch.data_ptr() + -self._scratch.data_ptr() % 64
+    def _set_addresses(self, step: BatonAttention | BatonStep) -> None:
+        arrays = self._arrays
+        step.first_token = arrays.first_token.ctypes.data
+        step.start = arrays.start.ctypes.data
+        step.num_tokens = arrays.num_tokens.ctypes.data
+        step.table_begin = arrays.table_begin.ctypes.data
+        step.block_tables = arrays.tables.ctypes.data
+        step.scratch = self._scratch.data_ptr() + -self._scratch.data_ptr() % 64

@@ -97,12 +97,25 @@ class Decoder:
         mixed as `attention` has planned. Returns the residual stream [T, E] before the final norm, which `logits`
         applies to the rows that need it.
         """
-        residual = self._embedding(token_ids)
-        rotation = self._rope.tables(positions, self.dtype)
+        residual, rotation = self.embed(token_ids), self.rotation(positions)
+        return residual.add_(self.run_layers(residual, rotation, attention))
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The residual stream [T, E] that the layers begin with, of token ids [T] int64."""
+        return self._embedding(token_ids)
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        """The rotation of positions [T] int64, for all layers."""
+        return self._rope.tables(positions, self.dtype)
+
+    def run_layers(self, residual: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+        """Add to `residual` [T, E] in place what all layers add to it, but for what the last MLP adds: that is
+        returned, [T, E]."""
         delta: Tensor | None = None
         for layer in self._layers:
             delta = layer.forward(residual, delta, rotation, attention)
-        return residual if delta is None else residual.add_(delta)
+        assert delta is not None  # a model has layers
+        return delta
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32 of rows [N, E] that `forward` returned."""

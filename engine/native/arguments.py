@@ -140,3 +140,35 @@ class BatonGate(Structure):
         ("x_stride", c_int64),
         ("dtype", c_int32),
     ]
+
+
+class BatonStep(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("slots", c_void_p),
+        ("first_token", c_void_p),
+        ("start", c_void_p),
+        ("num_tokens", c_void_p),
+        ("table_begin", c_void_p),
+        ("block_tables", c_void_p),
+        ("num_sequences", c_int64),
+        ("scratch", c_void_p),
+    ]
+
+
+class BatonCall(Structure):
+    """See kernels.h."""
+
+    _fields_ = [("arguments", c_void_p), ("kind", c_int32)]
+
+
+KINDS: dict[type[Structure], int] = {
+    BatonLinear: 0,
+    BatonStore: 1,
+    BatonAttention: 2,
+    BatonAddNorm: 3,
+    BatonNormRotate: 4,
+    BatonGate: 5,
+}
+"""`BatonKind`, by the arguments of its function."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable
-from ctypes import CDLL, POINTER, Structure, byref, c_char_p, c_int32, c_int64, c_void_p
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import CDLL, POINTER, Array, Structure, byref, c_char_p, c_int32, c_int64, c_void_p, sizeof
+from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -20,15 +22,23 @@ import torch
 from torch import Tensor
 
 from engine.native import arguments
-from engine.native.arguments import DTYPES
+from engine.native.arguments import DTYPES, BatonCall, BatonStep
 from wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
-_INTERFACE = 1
+_INTERFACE = 3
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
 _MADV_HUGEPAGE = 14
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CallNotes:
+    """Calls in their order, each with a copy of its arguments, and the tensors that were made for their results."""
+
+    calls: list[Structure] = field(default_factory=list)
+    buffers: list[Tensor] = field(default_factory=list)
 
 
 class Kernels:
@@ -46,6 +56,7 @@ class Kernels:
         self._library = library
         self._pool = c_void_p(pool)
         self._close = weakref.finalize(self, library.baton_pool_close, self._pool)
+        self._noting: list[CallNotes] = []  # at most one
         self.pack = self._call("pack", arguments.BatonPack)
         self.linear = self._call("linear", arguments.BatonLinear)
         self.store = self._call("store", arguments.BatonStore)
@@ -60,15 +71,30 @@ class Kernels:
             return 0
         return int(self._library.baton_packed_bytes(self._pool, DTYPES[dtype], num_out, num_in))
 
-    def attention_scratch(
-        self, max_tokens: int, max_sequences: int, max_context: int, num_heads: int, head_dim: int
-    ) -> int:
-        """The bytes of scratch that attention over a step needs at most."""
-        return int(
-            self._library.baton_attention_scratch(
-                self._pool, max_tokens, max_sequences, max_context, num_heads, head_dim
-            )
-        )
+    def attention_scratch(self, max_sequences: int, head_dim: int) -> int:
+        """The bytes of scratch that attention over a step of so many sequences needs at most."""
+        return int(self._library.baton_attention_scratch(self._pool, max_sequences, head_dim))
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory for the result of a call. Tensors that calls hand on to each other must come from here."""
+        tensor = torch.empty(shape, dtype=dtype)
+        for notes in self._noting:
+            notes.buffers.append(tensor)
+        return tensor
+
+    @contextmanager
+    def noting(self) -> Iterator[CallNotes]:
+        """Note the calls that are made, and the tensors that `empty` returns."""
+        self._noting.append(CallNotes())
+        try:
+            yield self._noting[-1]
+        finally:
+            self._noting.pop()
+
+    def replay(self, calls: Array[BatonCall], part: range, step: BatonStep, num_rows: int) -> None:
+        """Make those of `calls` that are in `part`. See kernels.h."""
+        first = byref(calls, part.start * sizeof(BatonCall))
+        self._library.baton_replay(self._pool, first, len(part), byref(step), num_rows)
 
     def close(self) -> None:
         """End the threads. No call afterwards."""
@@ -77,10 +103,12 @@ class Kernels:
     def _call(self, name: str, structure: type[Structure]) -> Callable[[Structure], None]:
         function: Any = getattr(self._library, f"baton_{name}")
         function.argtypes, function.restype = (c_void_p, POINTER(structure)), None
-        pool = self._pool
+        pool, noting = self._pool, self._noting
 
         def call(given: Structure) -> None:
             function(pool, byref(given))
+            for notes in noting:
+                notes.calls.append(structure.from_buffer_copy(given))
 
         return call
 
@@ -96,8 +124,10 @@ def load_library(path: Path | None = None) -> CDLL:
     library.baton_pool_close.argtypes, library.baton_pool_close.restype = (c_void_p,), None
     library.baton_packed_bytes.argtypes = (c_void_p, c_int32, c_int64, c_int64)
     library.baton_packed_bytes.restype = c_int64
-    library.baton_attention_scratch.argtypes = (c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32)
+    library.baton_attention_scratch.argtypes = (c_void_p, c_int64, c_int32)
     library.baton_attention_scratch.restype = c_int64
+    library.baton_replay.argtypes = (c_void_p, c_void_p, c_int64, POINTER(BatonStep), c_int64)
+    library.baton_replay.restype = None
     return library
 
 

@@ -3,14 +3,14 @@
 Owns the order in which inputs are staged. `engine.runner.graphs` does the same with a recorded graph; both first stage,
 then, once the caller has uploaded, compute.
 
-Letters: T tokens of the step, N rows that are due (a token is sampled for them), V vocabulary.
+Letters: T tokens of the step, E hidden size, N rows that are due (a token is sampled for them), V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -19,6 +19,10 @@ from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
 from engine.models.decoder import Decoder
 from engine.runner.inputs import StepInputs, fill_pending
 from engine.runner.prompt_scoring import PromptScoring
+
+ForwardPass: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""The residual stream [T, E] of token ids and positions, [T] each, as `Decoder.forward` returns it for the step that
+was planned last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class EagerForward:
     the step shall find out about prompts."""
 
     decoder: Decoder
-    attention: AttentionBackend
+    run: ForwardPass
     token_ids: Tensor
     positions: Tensor
     sources: Tensor | None
@@ -55,7 +59,7 @@ class EagerForward:
         token_ids = self.token_ids
         if self.sources is not None:
             token_ids = fill_pending(token_ids, self.sources, self.sampled)
-        hidden = self.decoder.forward(token_ids, self.positions, self.attention)
+        hidden = self.run(token_ids, self.positions)
         if self.scoring is not None:
             self.scoring.score(self.decoder, hidden)
         if due.count == 0:
@@ -63,18 +67,25 @@ class EagerForward:
         return self.decoder.logits(hidden if due.index is None else hidden.index_select(0, due.index))
 
 
-def stage_eager(
-    decoder: Decoder,
-    attention: AttentionBackend,
-    staging: Staging,
-    sampled: Tensor,
-    inputs: StepInputs,
-    shares: Sequence[SequenceShare],
-    layer_stored: LayerStored | None,
-    scoring: PromptScoring | None,
-) -> EagerForward:
-    """Plan and stage any step."""
-    attention.plan(shares, staging, layer_stored)
-    token_ids, positions = staging.put(inputs.token_ids), staging.put(inputs.positions)
-    sources = staging.put(inputs.sources) if inputs.has_pending else None
-    return EagerForward(decoder, attention, token_ids, positions, sources, sampled, scoring)
+@dataclass(frozen=True, slots=True)
+class EagerSteps:
+    """Plans and stages any step, which `run` computes. `sampled`: see `EagerForward`."""
+
+    decoder: Decoder
+    run: ForwardPass
+    attention: AttentionBackend
+    staging: Staging
+    sampled: Tensor
+
+    def stage(
+        self,
+        inputs: StepInputs,
+        shares: Sequence[SequenceShare],
+        layer_stored: LayerStored | None,
+        scoring: PromptScoring | None,
+    ) -> EagerForward:
+        """Stage a step over `shares`."""
+        self.attention.plan(shares, self.staging, layer_stored)
+        token_ids, positions = self.staging.put(inputs.token_ids), self.staging.put(inputs.positions)
+        sources = self.staging.put(inputs.sources) if inputs.has_pending else None
+        return EagerForward(self.decoder, self.run, token_ids, positions, sources, self.sampled, scoring)

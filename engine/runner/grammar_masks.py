@@ -23,18 +23,15 @@ _NO_TOKEN = "allowed_token_ids and the grammar have no token in common"
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """rows: [G] int64; bits: [G * W] uint8, a bit for each token id, the lowest first; 8 * W is at least V.
-
-    `are_all_rows`: they are the first G rows, in their order.
-    """
+    """rows: [G] int64, in their order; bits: [G * W] uint8, a bit for each token id, the lowest first; 8 * W is at
+    least V."""
 
     rows: Tensor
     bits: Tensor
-    are_all_rows: bool
 
     def staged(self, put: Callable[[Tensor], Tensor]) -> Masks:
         """The same on the device, where there is room."""
-        return Masks(put(self.rows), put(self.bits), self.are_all_rows)
+        return Masks(put(self.rows), put(self.bits))
 
 
 class MaskSource(Protocol):
@@ -71,7 +68,7 @@ def stack_masks(grammar_rows: Sequence[GrammarRow], vocab_size: int) -> Masks:
     rows = np.array([row for row, _, _ in grammar_rows])
     # a copy, because the bytes of `join` are read-only
     bits = np.frombuffer(bytearray().join(masks), np.uint8)
-    return Masks(torch.from_numpy(rows), torch.from_numpy(bits), rows[-1] == len(rows) - 1)
+    return Masks(torch.from_numpy(rows), torch.from_numpy(bits))
 
 
 def apply_masks(masks: Masks, logits: Tensor) -> None:
@@ -81,7 +78,7 @@ def apply_masks(masks: Masks, logits: Tensor) -> None:
     # eight logits at a time: unpacking single bits takes ten times as long on a host
     changes = _changes_by_byte(logits.device).index_select(0, bits.to(torch.int64))
     changes = changes.view(len(rows), -1)[:, : logits.shape[1]]
-    if masks.are_all_rows and len(rows) == len(logits):
+    if len(rows) == len(logits):
         logits.add_(changes)
     else:
         logits.index_add_(0, rows, changes)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from device.base import Device, HostCopy
 from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
 from engine.models.decoder import Decoder
 from engine.runner.base import RunningStep
-from engine.runner.forward import DueRows, Forward, stage_eager
+from engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass
 from engine.runner.graphs import DecodeGraphs, ReportProgress
 from engine.runner.inputs import StepInputs, read_inputs
 from engine.runner.limits import RunnerLimits, staging_bytes
@@ -70,7 +71,9 @@ class ModelRunner:
         sampler: Sampler,
         device: Device,
         limits: RunnerLimits,
+        run: ForwardPass | None = None,
     ) -> None:
+        """`run`: computes what `decoder.forward` does for the step that `attention` has planned; None: that itself."""
         self.is_asynchronous = device.is_asynchronous
         self._decoder = decoder
         self._attention = attention
@@ -79,8 +82,10 @@ class ModelRunner:
         self._device = device
         self._limits = limits
         self._staging = device.staging(staging_bytes(limits))
-        self._graphs: DecodeGraphs | None = None
         self._sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
+        run = run or partial(decoder.forward, attention=attention)
+        self._eager = EagerSteps(decoder, run, attention, self._staging, self._sampled)
+        self._graphs: DecodeGraphs | None = None
         self._sampled_rows: dict[RequestKey, int] = {}
 
     @torch.inference_mode()
@@ -189,9 +194,7 @@ class ModelRunner:
             recorded = self._graphs.stage(inputs, shares)
             if recorded is not None:
                 return recorded
-        return stage_eager(
-            self._decoder, self._attention, self._staging, self._sampled, inputs, shares, layer_stored, scoring
-        )
+        return self._eager.stage(inputs, shares, layer_stored, scoring)
 
     def _store_sampled(self, requests: list[ScheduledRequest], token_ids: torch.Tensor) -> None:
         """Store sampled tokens for the next step, also when a step between cannot be launched. token_ids: [N]."""

@@ -10,12 +10,13 @@ token can be sampled, and its request fails.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.structured.vocabulary import Vocabulary, require_sound
 from wire.errors import BatonError, InvalidRequest
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 MAX_COMPILED = 32
 _NUM_THREADS = 2
+_Result = TypeVar("_Result")
 
 
 class GrammarMatcher:
@@ -101,9 +103,10 @@ class GrammarMatcher:
 
 
 class Grammars:
-    """Makes matchers for one vocabulary, which `load` loads when it is first needed, in a thread.
+    """Makes matchers for one vocabulary, which `load` loads in a thread: when it is first needed, or earlier.
 
-    Called by one thread. At most `MAX_COMPILED` grammars are kept.
+    Loading holds Python's lock, for a second or so with 150,000 tokens. Called by one thread. At most `MAX_COMPILED`
+    grammars are kept.
     """
 
     def __init__(self, load: Callable[[], Vocabulary]) -> None:
@@ -112,14 +115,22 @@ class Grammars:
         self._vocabulary: Vocabulary | None = None
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
         self._threads: ThreadPoolExecutor | None = None
+        self._early: Future[None] | None = None
+
+    def begin_loading(self) -> None:
+        """Load the vocabulary now. What goes wrong is told to the requests that need it."""
+        self._early = self._submit(self._load_early)
+
+    def finish_loading(self) -> None:
+        """Wait until the vocabulary is loaded, if that was begun."""
+        if self._early is not None:
+            self._early.result()
 
     def prepare(self, grammar: Grammar) -> Future[LLMatcher]:
         """Begin to compile `grammar`, unless that was done."""
         found = self._compiled.get(grammar)
         if found is None:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(_NUM_THREADS, "grammars")
-            found = self._compiled[grammar] = self._threads.submit(self._compile, grammar)
+            found = self._compiled[grammar] = self._submit(self._compile, grammar)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
@@ -129,12 +140,24 @@ class Grammars:
         """The matcher of a request with this output so far."""
         return GrammarMatcher(self.prepare(grammar), output)
 
+    def _submit(self, call: Callable[..., _Result], *arguments: Grammar) -> Future[_Result]:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_NUM_THREADS, "grammars")
+        return self._threads.submit(call, *arguments)
+
+    def _load_early(self) -> None:
+        with contextlib.suppress(BatonError):
+            self._loaded()
+
+    def _loaded(self) -> Vocabulary:
+        with self._loading:
+            if self._vocabulary is None:
+                self._vocabulary = self._load()
+            return self._vocabulary
+
     def _compile(self, grammar: Grammar) -> LLMatcher:
         try:
-            with self._loading:
-                if self._vocabulary is None:
-                    self._vocabulary = self._load()
-            return self._vocabulary.compile(grammar)
+            return self._loaded().compile(grammar)
         except BatonError:
             raise
         except Exception as error:  # the outer edge of a thread: whatever it was, it fails the requests concerned

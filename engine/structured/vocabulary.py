@@ -23,6 +23,8 @@ from wire.grammar import CHOICE, EBNF, JSON_SCHEMA, REGEX, Grammar
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+LARGE_BYTES = 2**20
+"""Of a tokenizer's file. A larger one is loaded before a node serves: loading it later would hold up everything."""
 MAX_LEXER_STATES = 50_000
 """Some 2 kB each, for each request."""
 _MAX_REASON = 300
@@ -61,6 +63,12 @@ class Vocabulary:
             raise InvalidRequest("no text obeys the grammar", "grammar")
         require_sound(matcher)
         return matcher
+
+
+def is_large(folder: Path) -> bool:
+    """Whether the tokenizer of a checkpoint takes long to load."""
+    file = folder / "tokenizer.json"
+    return file.is_file() and file.stat().st_size > LARGE_BYTES
 
 
 def require_sound(matcher: LLMatcher) -> None:

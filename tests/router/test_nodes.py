@@ -34,11 +34,13 @@ def test_a_node_is_available_for_its_role_only(registry: NodeRegistry) -> None:
     assert len(registry) == 1
 
 
-def test_the_smallest_node_limits_requests(registry: NodeRegistry) -> None:
+def test_the_largest_decode_node_limits_requests(registry: NodeRegistry) -> None:
     assert registry.max_request_tokens(MODEL) is None
-    _join(registry, max_request_tokens=300)
     _join(registry, PREFILL, max_request_tokens=200)
     assert registry.max_request_tokens(MODEL) == 200
+    _join(registry, max_request_tokens=150)
+    _join(registry, max_request_tokens=100)
+    assert registry.max_request_tokens(MODEL) == 150
 
 
 def test_another_tokenizer_is_refused_with_both_digests() -> None:

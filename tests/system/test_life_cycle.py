@@ -7,7 +7,9 @@ import http.client
 import json
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -199,6 +201,23 @@ def test_nodes_come_back_to_a_restarted_router(relay: Relay, references: Referen
     assert relay.ask(prompt).token_ids == references("llama").greedy(prompt).token_ids
     assert delivered(relay) == before + 1
     assert [node.is_running for node in nodes] == [True, True]
+
+
+def test_streams_go_on_exactly_when_the_router_was_paused(relay: Relay) -> None:
+    ensure(relay, prefill=1, decode=1)
+    prompts = [make_prompt(50 + index, 700 + index) for index in range(4)]
+    undisturbed = relay.ask_all(prompts, 4, 1500)
+    num_retries = relay.router.metrics().value("relay_retries_total")
+    with ThreadPoolExecutor(1) as aside, relay.open(prompts[0], 1500) as stream:
+        others = aside.submit(relay.ask_all, prompts[1:], 3, 1500)
+        stream.read(5)
+        relay.router.signal(signal.SIGSTOP)
+        time.sleep(3.5)  # longer than a node may be silent
+        relay.router.signal(signal.SIGCONT)
+        stream.read_all()
+        answers = [stream.answer(), *others.result()]
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in undisturbed]
+    assert relay.router.metrics().value("relay_retries_total") == num_retries
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "router"])

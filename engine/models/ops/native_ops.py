@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from engine.models.linear_weights import LinearWeight, PlainWeight
@@ -36,10 +35,14 @@ class NativeWeight:
 
 
 class NativeOps(CpuOps):
-    """See `DecoderOps`. For the dtypes of `DTYPES`, and heads of at most 512 elements."""
+    """See `DecoderOps`. For the dtypes of `DTYPES`, and heads of at most 512 elements.
+
+    `has_packed_all`: no product was left to torch, so a row of a result is the same whatever the other rows are.
+    """
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__()
+        self.has_packed_all = True
         self._kernels = kernels
 
     def pack(self, weight: PlainWeight) -> LinearWeight:
@@ -48,6 +51,7 @@ class NativeOps(CpuOps):
         num_out, num_in = matrix.shape
         num_bytes = self._kernels.packed_bytes(matrix.dtype, num_out, num_in)
         if num_bytes == 0:
+            self.has_packed_all = False
             return super().pack(weight)
         packed, dtype = huge_pages(num_bytes), DTYPES[matrix.dtype]
         self._kernels.pack(
@@ -60,7 +64,7 @@ class NativeOps(CpuOps):
         """See `DecoderOps.linear`."""
         if not isinstance(weight, NativeWeight):
             return super().linear(x, weight, bias)
-        out = x.new_empty(x.shape[0], weight.num_out)
+        out = self._kernels.empty((x.shape[0], weight.num_out), x.dtype)
         product = weight.product
         product.out, product.x = out.data_ptr(), x.data_ptr()
         product.num_tokens, product.x_stride = x.shape[0], x.stride(0)
@@ -71,7 +75,7 @@ class NativeOps(CpuOps):
     def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """See `DecoderOps.add_norm`."""
         num_rows, size = residual.shape
-        out = torch.empty((num_rows, size), dtype=residual.dtype)
+        out = self._kernels.empty((num_rows, size), residual.dtype)
         self._kernels.add_norm(
             BatonAddNorm(
                 out.data_ptr(),
@@ -95,7 +99,7 @@ class NativeOps(CpuOps):
         if head_dim > _MAX_HEAD_DIM:
             return super().norm_rotate(x, weight, eps, rotation)
         cos, signed_sin = rotation
-        out = torch.empty(x.shape, dtype=x.dtype)
+        out = self._kernels.empty(x.shape, x.dtype)
         self._kernels.norm_rotate(
             BatonNormRotate(
                 out.data_ptr(),
@@ -116,7 +120,7 @@ class NativeOps(CpuOps):
     def gate(self, gate_up: Tensor) -> Tensor:
         """See `DecoderOps.gate`."""
         num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty((num_rows, size), dtype=gate_up.dtype)
+        out = self._kernels.empty((num_rows, size), gate_up.dtype)
         self._kernels.gate(
             BatonGate(out.data_ptr(), gate_up.data_ptr(), num_rows, size, gate_up.stride(0), DTYPES[gate_up.dtype])
         )

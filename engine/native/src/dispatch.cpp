@@ -39,6 +39,49 @@ const KernelTable* find(const char* name) {
     return nullptr;
 }
 
+// What of the arguments belongs to the step.
+void set_step(BatonLinear& a, const BatonStep&, int64_t num_rows) { a.num_tokens = num_rows; }
+void set_step(BatonAddNorm& a, const BatonStep&, int64_t num_rows) { a.num_rows = num_rows; }
+void set_step(BatonNormRotate& a, const BatonStep&, int64_t num_rows) { a.num_tokens = num_rows; }
+void set_step(BatonGate& a, const BatonStep&, int64_t num_rows) { a.num_rows = num_rows; }
+void set_step(BatonStore& a, const BatonStep& step, int64_t num_rows) {
+    a.slots = step.slots;
+    a.num_tokens = num_rows;
+}
+void set_step(BatonAttention& a, const BatonStep& step, int64_t) {
+    a.first_token = step.first_token;
+    a.start = step.start;
+    a.num_tokens = step.num_tokens;
+    a.table_begin = step.table_begin;
+    a.block_tables = step.block_tables;
+    a.num_sequences = step.num_sequences;
+    a.scratch = step.scratch;
+}
+
+struct Replay {
+    BatonPool& pool;
+    const BatonStep& step;
+    int64_t num_rows;
+
+    template <class Arguments>
+    void make(void (*kernel)(Pool&, const Arguments&), void* given) const {
+        auto& arguments = *static_cast<Arguments*>(given);
+        set_step(arguments, step, num_rows);
+        kernel(pool.threads, arguments);
+    }
+
+    void operator()(const BatonCall& call) const {
+        switch (call.kind) {
+            case BATON_LINEAR: return make(pool.table.linear, call.arguments);
+            case BATON_STORE: return make(pool.table.store, call.arguments);
+            case BATON_ATTENTION: return make(pool.table.attention, call.arguments);
+            case BATON_ADD_NORM: return make(pool.table.add_norm, call.arguments);
+            case BATON_NORM_ROTATE: return make(pool.table.norm_rotate, call.arguments);
+            case BATON_GATE: return make(pool.table.gate, call.arguments);
+        }
+    }
+};
+
 }  // namespace
 }  // namespace baton
 
@@ -77,10 +120,8 @@ int64_t baton_packed_bytes(const BatonPool* pool, int32_t dtype, int64_t num_out
 void baton_pack(BatonPool* pool, const BatonPack* arguments) { pool->table.pack(pool->threads, *arguments); }
 void baton_linear(BatonPool* pool, const BatonLinear* arguments) { pool->table.linear(pool->threads, *arguments); }
 void baton_store(BatonPool* pool, const BatonStore* arguments) { pool->table.store(pool->threads, *arguments); }
-int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_tokens, int64_t max_sequences, int64_t max_context,
-                                int32_t num_heads, int32_t head_dim) {
-    return pool->table.attention_scratch(pool->threads.num_threads(), max_tokens, max_sequences, max_context, num_heads,
-                                         head_dim);
+int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_sequences, int32_t head_dim) {
+    return pool->table.attention_scratch(pool->threads.num_threads(), max_sequences, head_dim);
 }
 void baton_attention(BatonPool* pool, const BatonAttention* arguments) {
     pool->table.attention(pool->threads, *arguments);
@@ -90,5 +131,10 @@ void baton_norm_rotate(BatonPool* pool, const BatonNormRotate* arguments) {
     pool->table.norm_rotate(pool->threads, *arguments);
 }
 void baton_gate(BatonPool* pool, const BatonGate* arguments) { pool->table.gate(pool->threads, *arguments); }
+
+void baton_replay(BatonPool* pool, const BatonCall* calls, int64_t num_calls, const BatonStep* step, int64_t num_rows) {
+    const baton::Replay replay = {*pool, *step, num_rows};
+    for (int64_t i = 0; i < num_calls; ++i) replay(calls[i]);
+}
 
 }  // extern "C"

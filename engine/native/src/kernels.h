@@ -16,7 +16,7 @@ extern "C" {
 enum BatonDtype : int32_t { BATON_FLOAT32 = 0, BATON_BFLOAT16 = 1, BATON_FLOAT16 = 2 };
 
 // Raise it with every change of what follows: `engine/native/library.py` loads no other version.
-constexpr int32_t BATON_INTERFACE = 1;
+constexpr int32_t BATON_INTERFACE = 3;
 int32_t baton_interface(void);
 
 // The dispatch levels that this processor can run, best first, as a list of names separated by commas.
@@ -95,9 +95,8 @@ struct BatonAttention {
     int32_t num_heads;
     int64_t window;
 };
-// Scratch for any step of at most so many tokens and sequences with contexts up to max_context.
-int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_tokens, int64_t max_sequences, int64_t max_context,
-                                int32_t num_heads, int32_t head_dim);
+// Scratch for any step of at most so many sequences, however many tokens they have.
+int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_sequences, int32_t head_dim);
 void baton_attention(BatonPool* pool, const BatonAttention* arguments);
 
 // --- what lies between products. Rounding as `engine/models/ops/base.py` says: after each step that it names.
@@ -137,6 +136,31 @@ struct BatonGate {
     int32_t dtype;
 };
 void baton_gate(BatonPool* pool, const BatonGate* arguments);
+
+// --- a list of calls that is made again and again, for steps of any size
+
+// What differs between two steps: the fields of BatonStore and BatonAttention that have these names.
+struct BatonStep {
+    const int64_t* slots;
+    const int64_t* first_token;
+    const int64_t* start;
+    const int64_t* num_tokens;
+    const int64_t* table_begin;
+    const int64_t* block_tables;
+    int64_t num_sequences;
+    void* scratch;
+};
+enum BatonKind : int32_t {
+    BATON_LINEAR = 0, BATON_STORE = 1, BATON_ATTENTION = 2, BATON_ADD_NORM = 3, BATON_NORM_ROTATE = 4, BATON_GATE = 5
+};
+// `arguments`: those of the kind's own function.
+struct BatonCall {
+    void* arguments;
+    int32_t kind;
+};
+// Make the calls one after another for the first `num_rows` tokens of all their tensors. Writes the step and the number
+// of rows into the arguments of each.
+void baton_replay(BatonPool* pool, const BatonCall* calls, int64_t num_calls, const BatonStep* step, int64_t num_rows);
 
 }  // extern "C"
 #pragma GCC visibility pop

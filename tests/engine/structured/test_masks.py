@@ -166,11 +166,28 @@ def test_a_matcher_is_ready_when_its_grammar_was_compiled(vocabulary: Vocabulary
     assert matcher.is_ready
 
 
+def test_a_vocabulary_that_was_loaded_early_is_not_loaded_again(vocabulary: Vocabulary) -> None:
+    loads: list[Vocabulary] = []
+
+    def load() -> Vocabulary:
+        loads.append(vocabulary)
+        return vocabulary
+
+    grammars = Grammars(load)
+    grammars.begin_loading()
+    grammars.finish_loading()
+    assert grammars.matcher(Grammar.regex("a"), ()).mask() is not None
+    assert len(loads) == 1
+
+
 def test_a_checkpoint_without_a_usable_tokenizer_fails_the_matcher() -> None:
     def load() -> Vocabulary:
         raise ModelLoadError("no tokenizer here")
 
-    matcher = Grammars(load).matcher(Grammar.regex("a"), ())
+    grammars = Grammars(load)
+    grammars.begin_loading()
+    grammars.finish_loading()
+    matcher = grammars.matcher(Grammar.regex("a"), ())
     assert matcher.mask() is None
     assert matcher.error == "no tokenizer here"
 

@@ -1,0 +1,163 @@
+"""Recorded layers compute what the decoder computes, bit for bit, for steps of any size and in any order."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from device.host import HostStaging
+from engine.attention.base import LayerStored, SequenceShare
+from engine.attention.native_backend import NativeAttention
+from engine.attention.paged_kv import PagedKv
+from engine.models.config import load_config
+from engine.models.decoder import Decoder
+from engine.models.loading import load_weights
+from engine.models.ops.native_ops import NativeOps
+from engine.native.library import Kernels
+from engine.native.recording import Recording
+from engine.runner.recorded_layers import record_layers
+from tests.checkpoints import make_checkpoint
+from tests.engine.native.compiled import LEVELS, kernels, needs_kernels
+from wire.layout import DTYPE_BYTES, KvLayout
+
+pytestmark = needs_kernels
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+MAX_TOKENS = 40
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Model:
+    """A small decoder with KV of its own."""
+
+    def __init__(self, folder: Path, dtype: str, ops: NativeOps, threads: Kernels) -> None:
+        config = load_config(folder)
+        self.decoder = Decoder(config, DTYPES[dtype], "cpu", ops)
+        load_weights(folder, self.decoder)
+        layout = KvLayout.of_layers(dtype, 4, self.decoder.layer_kvs)
+        self.blocks = torch.zeros(32, layout.block_bytes // DTYPE_BYTES[dtype], dtype=DTYPES[dtype])
+        self.attention = NativeAttention(threads, PagedKv(layout, self.blocks), config.num_heads)
+        self.recorded = record_layers(self.decoder, self.attention, threads, MAX_TOKENS)
+
+    def plan(self, shares: list[SequenceShare], layer_stored: LayerStored | None = None) -> tuple[Tensor, Tensor]:
+        """Token ids and positions of a step."""
+        self.attention.plan(shares, HostStaging(), layer_stored)
+        positions = torch.cat([torch.arange(share.start, share.context_len) for share in shares])
+        return (positions * 7 + len(positions)) % 300, positions
+
+    @torch.inference_mode()
+    def run(self, shares: list[SequenceShare], layer_stored: LayerStored | None = None) -> Tensor:
+        """A step by the decoder, operation by operation."""
+        return self.decoder.forward(*self.plan(shares, layer_stored), self.attention)
+
+    @torch.inference_mode()
+    def replay(self, shares: list[SequenceShare], layer_stored: LayerStored | None = None) -> Tensor:
+        """A step by the recording."""
+        assert self.recorded is not None
+        return self.recorded.forward(*self.plan(shares, layer_stored)).clone()
+
+
+def model_of(
+    folder: Path, family: str = "qwen3", dtype: str = "bfloat16", level: str = "", num_threads: int = 2
+) -> Model:
+    threads = kernels(level or LEVELS[0], num_threads)
+    return Model(make_checkpoint(folder, family, dtype=dtype), dtype, NativeOps(threads), threads)
+
+
+STEPS = [
+    [SequenceShare(0, 9, (3, 1, 2))],
+    [SequenceShare(9, 1, (3, 1, 2)), SequenceShare(0, 30, (4, 5, 6, 7, 8, 9, 10, 11))],
+    [SequenceShare(10, 1, (3, 1, 2)), SequenceShare(30, 1, (4, 5, 6, 7, 8, 9, 10, 11)), SequenceShare(0, 1, (12,))],
+    [SequenceShare(11, 1, (3, 1, 2))],
+    [SequenceShare(0, MAX_TOKENS, tuple(range(13, 23)))],
+]
+"""Prompts, decodes, both, and the largest step; blocks of 4 tokens."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steps_of_any_size_are_those_of_the_decoder(tmp_path: Path, family: str, dtype: str) -> None:
+    model = model_of(tmp_path, family, dtype)
+    for number, shares in enumerate(STEPS):
+        before = model.blocks.clone()
+        expected = model.run(shares)
+        stored = model.blocks.clone()
+        model.blocks.copy_(before)
+        replayed = model.replay(shares)
+        assert torch.equal(replayed, expected), number
+        assert torch.equal(model.blocks, stored), number
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_levels_and_threads_make_no_difference(tmp_path: Path, level: str, num_threads: int) -> None:
+    model = model_of(tmp_path, "llama", level=level, num_threads=num_threads)
+    for shares in STEPS:
+        assert torch.equal(model.replay(shares), model.run(shares))
+
+
+def test_each_layer_is_reported_once_its_kv_is_stored(tmp_path: Path) -> None:
+    model = model_of(tmp_path)
+    layers: list[Tensor] = []
+    model.blocks.zero_()
+    expected = model.run(STEPS[0])
+    stored = model.blocks.clone()
+    model.blocks.zero_()
+    assert torch.equal(model.replay(STEPS[0], lambda: layers.append(model.blocks.clone())), expected)
+    # blocks of this model hold one layer after another
+    layer_elements = model.blocks.shape[1] // model.decoder.config.num_layers
+    for number, blocks in enumerate(layers):
+        end = layer_elements * (number + 1)
+        assert torch.equal(blocks[:, :end], stored[:, :end])
+        assert not blocks[:, end:].any()
+    assert len(layers) == model.decoder.config.num_layers
+
+
+def test_what_layers_hand_on_shares_memory(tmp_path: Path) -> None:
+    model = model_of(tmp_path, "llama")
+    threads, decoder = kernels(LEVELS[0], 2), model.decoder
+    model.plan([SequenceShare(0, 2, (0,))])
+    residual, rotation = decoder.embed(torch.arange(2)), decoder.rotation(torch.arange(2))
+    with threads.noting() as notes:
+        delta = decoder.run_layers(residual, rotation, model.attention)
+    recording = Recording(threads, notes, delta, MAX_TOKENS)
+    row_bytes = sum(buffer.nbytes for buffer in notes.buffers) // 2
+    assert recording.num_bytes < row_bytes * MAX_TOKENS // decoder.config.num_layers
+
+
+def test_a_step_beyond_the_limit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    model = model_of(tmp_path)
+    assert model.recorded is not None
+    with pytest.raises(RuntimeError), torch.inference_mode():
+        model.recorded.forward(*model.plan([SequenceShare(0, MAX_TOKENS + 1, tuple(range(11)))]))
+
+
+class HalfNativeOps(NativeOps):
+    """One operation is torch's, as a part without a kernel would have it."""
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        return torch.clone(super().gate(gate_up))
+
+
+class ForeignResult(NativeOps):
+    """The last operation is torch's."""
+
+    def linear(self, x: Tensor, weight: object, bias: Tensor | None) -> Tensor:
+        return super().linear(x, weight, bias) * 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ops", "reason"),
+    [(HalfNativeOps, "not all of it is calls of the kernels"), (ForeignResult, "its result does not come from a call")],
+)
+def test_a_pass_that_is_not_only_kernels_is_not_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ops: type[NativeOps], reason: str
+) -> None:
+    threads = kernels(LEVELS[0])
+    with caplog.at_level(logging.WARNING):
+        model = Model(make_checkpoint(tmp_path, "llama", dtype="bfloat16"), "bfloat16", ops(threads), threads)
+    assert model.recorded is None
+    assert [reason in record.getMessage() for record in caplog.records] == [True]
