@@ -33,7 +33,7 @@ async def taken(inbox: Inbox, number: int) -> list[int]:
 
 async def test_a_request_whose_client_does_not_read_gives_its_place_up_and_goes_on_later() -> None:
     async with relaying() as rig:
-        node, inbox = await rig.join(DECODE), Inbox()
+        node, inbox = await rig.join(DECODE, max_request_tokens=4 * MAX_DUE), Inbox()
         flight = rig.relay.start(REQUEST, inbox)
         await paused(rig, node, await node.expect(Decode))
         assert (rig.member(node).load, rig.relay.node_wait.num_paused) == (0, 1)
@@ -51,7 +51,7 @@ async def test_a_request_whose_client_does_not_read_gives_its_place_up_and_goes_
 
 async def test_others_are_admitted_in_the_place_of_a_request_that_waits_for_its_reader() -> None:
     async with relaying() as rig:
-        node, inbox = await rig.join(DECODE, max_num_seqs=2), Inbox()
+        node, inbox = await rig.join(DECODE, max_num_seqs=2, max_request_tokens=4 * MAX_DUE), Inbox()
         seen: list[int] = []
         rig.relay.node_wait.listen(lambda: seen.append(rig.relay.capacity))
         flight = rig.relay.start(REQUEST, inbox)
