@@ -73,7 +73,8 @@ def openai_tools(base: str, model: str) -> None:
     ]
     messages: Any = [{"role": "user", "content": "2 + 3?"}]
     settings: Any = {"model": model, "tools": tools, "parallel_tool_calls": False, "max_tokens": 150, "seed": 5}
-    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+    choices: Any = ["required", {"type": "function", "function": {"name": "add"}}]
+    for choice in choices:
         answer = client.chat.completions.create(messages=messages, tool_choice=choice, **settings)
         with client.chat.completions.stream(messages=messages, tool_choice=choice, **settings) as stream:
             streamed = stream.get_final_completion().choices[0]
