@@ -177,6 +177,7 @@ def test_a_template_that_joins_texts_gets_arguments_as_text() -> None:
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     for source, text in (
         ("{{ 'a' + messages[0].tool_calls[0].function.arguments }}", 'a{"x": 1}'),
+        ("{{ messages[0].content is none }}{{ 'a' + messages[0].tool_calls[0].function.arguments }}", 'Truea{"x": 1}'),
         ("{{ messages[0].content + 'b' }}", "b"),
         ("{{ messages[0].content + messages[0].tool_calls[0].function.arguments }}", '{"x": 1}'),
         ("{{ messages[0].content is none }}{{ messages[0].tool_calls[0].function.arguments.x }}", "True1"),

@@ -113,7 +113,8 @@ def read_while(reader: Reader, run: re.Pattern[str], limit: int = 256) -> Steps[
 
 
 class Markers:
-    """Texts of which none begins another: finds the first of them, and where one may have begun at the end."""
+    """Texts of which none is part of another, unless it is its end: finds the first of them, and where one may have
+    begun at the end of what came."""
 
     def __init__(self, *texts: str) -> None:
         self._whole = re.compile("|".join(map(re.escape, texts)))
@@ -149,8 +150,6 @@ def pass_until(
     reader.pos = 0
     while True:
         found, certain = ends.find(reader.text, 0)
-        if found is not None and found.start() > certain and not reader.has_ended:
-            found = None
         if found is not None:
             certain = found.start()
         is_last = found is None and reader.has_ended
@@ -173,7 +172,7 @@ def read_until(reader: Reader, end: Markers, limit: int = 4096) -> Steps[tuple[s
     start = reader.pos
     while True:
         found, certain = end.find(reader.text, start)
-        if found and (found.start() <= certain or reader.has_ended) and found.start() - start <= limit:
+        if found and found.start() - start <= limit:
             reader.pos = found.end()
             return reader.text[start : found.start()], found.group()
         if certain - start > limit or not (yield from more(reader)):

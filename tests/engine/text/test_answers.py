@@ -23,6 +23,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "add": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": ["number", "null"]}}},
     "write": {"type": "object", "properties": {"text": {"type": "string"}, "lines": {"type": "array"}}},
     "now": {},
+    "note": {
+        "type": "object",
+        "properties": {"a": {"type": ["string", "null"]}, "b": {"anyOf": [{"type": "integer"}]}},
+    },
 }
 WANTED = CallsWanted(SCHEMAS)
 THINK = "<think>\nA cat, a hat.\n</think>\n\n"
@@ -68,6 +72,7 @@ EXAMPLES: list[tuple[str, str, Expected]] = [
         ("", "", [ADD, WRITE]),
     ),
     ("pythonic", "[now()] and more", ("and more", "", [("now", {})])),
+    ("pythonic", "[foo()]", ("[foo()]", "", [])),
     ("pythonic", "[1, 2] is a list", ("[1, 2] is a list", "", [])),
     ("pythonic", "[add(a=__import__('os'))]", ("[add(a=__import__('os'))]", "", [])),
     (
@@ -87,6 +92,12 @@ EXAMPLES: list[tuple[str, str, Expected]] = [
         '</tool_call>\n<tool_call>\n<function=write>\n<parameter=text>\nx = "<y>"\n\n</parameter>\n<parameter=lines>\n'
         '[1, {"k": null}]\n</parameter>\n</function>\n</tool_call>',
         ("", "", [ADD, WRITE]),
+    ),
+    (
+        "qwen3_coder",
+        "<function=note>\n<parameter=a>5</parameter>\n<parameter=b>5</parameter>\n</function>"
+        "<function=note><parameter=a>null</parameter><parameter=b>x</parameter><parameter=c>1</parameter></function>",
+        ("", "", [("note", {"a": "5", "b": 5}), ("note", {"a": None, "b": "x", "c": "1"})]),
     ),
     ("qwen3_coder", "ok <function=now>\n</function>", ("ok", "", [("now", {})])),
     (
@@ -173,6 +184,10 @@ def test_an_answer_that_is_cut_inside_of_arguments_keeps_them() -> None:
     assert (answer.content, answer.calls[0].arguments) == ("", '{"text": "ab')
     broken = parse(AnswerFormat("hermes"), ['<tool_call>{"name": "write", "arguments": {"text": ]}</tool_call>'])
     assert (broken.calls[0].arguments, broken.content) == ('{"text": ', "]}</tool_call>")
+    number = parse(AnswerFormat("hermes"), ['<tool_call>{"name": "add", "arguments": {"a": 01}}'])
+    assert (number.calls[0].arguments, number.content) == ('{"a": 01', "}}")
+    escape = parse(AnswerFormat("hermes"), ['<tool_call>{"name": "write", "arguments": {"text": "\\u00e9\\u00eg"}}'])
+    assert (escape.calls[0].arguments, escape.content) == ('{"text": "\\u00e9\\u00e', 'g"}}')
 
 
 FRAGMENTS = [
