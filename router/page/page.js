@@ -466,8 +466,8 @@
     }
   }
 
-  function edge(name, kind, d) {
-    shape("path", { d, class: "rail" });
+  function edge(name, kind, d, hasRail = true) {
+    if (hasRail) shape("path", { d, class: "rail" });
     shapes.set(name, shape("path", { d, class: `run ${kind}` }));
   }
 
@@ -491,7 +491,7 @@
       });
       edge(`decode|${node.id}`, "decode",
         `M606 ${y} H616 Q624 ${y} 624 ${y + 8} V${bottom - 8} Q624 ${bottom} 616 ${bottom} H72 Q64 ${bottom} 64 ${bottom - 8} V${middle + 20}`);
-      edge(`prefill|${node.id}`, "prefill", `M64 ${middle - 20} V18 Q64 10 72 10 H456 Q464 10 464 18 V${y - 8} Q464 ${y} 472 ${y} H490`);
+      edge(`prefill|${node.id}`, "prefill", `M64 ${middle - 20} V18 Q64 10 72 10 H456 Q464 10 464 18 V${y - 8} Q464 ${y} 472 ${y} H490`, false);
     });
     shape("rect", { x: 16, y: middle - 20, width: 96, height: 40, rx: 7, class: "box" });
     text(64, middle + 4, "router");

@@ -21,6 +21,7 @@ from router.page.last_ends import LastEnds
 from router.page.rows import LEGS, PREFILL, QUEUED, TRANSFER, failure_row, leg_of, request_row
 from router.request_log import RequestLog
 from router.request_trace import RequestTrace
+from wire.messages import PREFILL as PREFILL_ROLE
 
 INTERVAL_S = 0.25
 MAX_NODES = 64
@@ -60,7 +61,7 @@ class RelayView:
         at_us = now_us()
         in_flight = takewhile(lambda trace: trace.ended_us is None, self.requests.recent())
         running = list(islice(in_flight, MAX_COUNTED))
-        nodes = self.nodes.all()
+        nodes = sorted(self.nodes.all(), key=lambda node: (node.role != PREFILL_ROLE, node.node_id))
         return {
             "router": self._router(),
             "num_nodes": len(nodes),

@@ -12,7 +12,6 @@ import argparse
 import base64
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -195,10 +194,14 @@ def check_axe(browser: Browser, source: str) -> list[dict[str, Any]]:
     ]
 
 
+def child_of(supervisor: psutil.Process, module: str) -> psutil.Process:
+    """The process of the deployment that runs this program."""
+    return next(child for child in supervisor.children(recursive=True) if module in child.cmdline())
+
+
 def check_restart(browser: Browser, supervisor: psutil.Process) -> None:
     """End the router by its process id; the page has to say so, and to find the next one by itself."""
-    router = next(child for child in supervisor.children() if "router" in child.cmdline()[1:3])
-    os.kill(router.pid, signal.SIGKILL)
+    child_of(supervisor, "router").kill()
     browser.wait("a mark that the router is gone", "return document.querySelector('#link').dataset.state === 'lost'")
     assert browser.run("return document.querySelector('#relay').classList.contains('old')")
     browser.wait(
@@ -221,10 +224,10 @@ def busy(url: str, model: str) -> Iterator[None]:
     def ask(number: int) -> None:
         while not is_over.is_set():
             prompt = f"{number} {time.monotonic()} " + "The river goes to the sea. " * (20 + 40 * number)
-            body = {"model": model, "prompt": prompt, "max_tokens": 300 + 100 * number, "ignore_eos": True}
+            body = {"model": model, "prompt": prompt, "max_tokens": 40 + 30 * number, "ignore_eos": True}
             post(json.dumps(body).encode())
 
-    clients = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    clients = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
     for client in clients:
         client.start()
     try:
@@ -233,6 +236,26 @@ def busy(url: str, model: str) -> Iterator[None]:
         is_over.set()
         for client in clients:
             client.join()
+
+
+@contextmanager
+def slowed(process: psutil.Process) -> Iterator[None]:
+    """Let a process run for a small part of the time, as if its model were large."""
+    is_over = threading.Event()
+
+    def pace() -> None:
+        while not is_over.wait(0.004):
+            process.suspend()
+            is_over.wait(0.05)
+            process.resume()
+
+    pacer = threading.Thread(target=pace)
+    pacer.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        pacer.join()
 
 
 def keep_picture(browser: Browser, folder: Path, scheme: str) -> None:
@@ -257,7 +280,7 @@ def check(browser: Browser, url: str, supervisor: psutil.Process, axe: str, pict
     assert 0 < size < MAX_PAGE_BYTES, size
     model = browser.run("return document.querySelector('#model').value")
     check_answer(browser, QUESTIONS[0])
-    with busy(url, model):
+    with slowed(child_of(supervisor, "decode_node")), busy(url, model):
         browser.run(_OBSERVE)
         browser.wait("a request on its legs", "return window.legs.has('prefill') && window.legs.has('decode')")
         legs = set(check_answer(browser, QUESTIONS[1])) | set(browser.run("return [...window.legs]"))
