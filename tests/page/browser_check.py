@@ -1,9 +1,9 @@
 """`python -m tests.page.browser_check --axe axe.min.js --pictures FOLDER`: looks at the page with a real browser.
 
 Run by hand; it needs `chromium` and `chromedriver` (Debian: `apt-get install chromium chromium-driver`). It starts a
-deployment of the demo model and a browser, speaks WebDriver to it, and checks that the page loads small and whole,
-streams an answer, shows a request on its legs, finds its router again after a restart, logs no error, and that
-axe-core (`npm pack axe-core`) finds nothing serious. `--pictures` keeps a screenshot of each colour scheme.
+deployment of the demo model and a browser, speaks WebDriver to it, and checks that the page loads small and whole, asks
+for a key, streams an answer, shows a request on its legs, finds its router again after a restart, logs no error, and
+that axe-core (`npm pack axe-core`) finds nothing serious. `--pictures` keeps a screenshot of each colour scheme.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import argparse
 import base64
 import contextlib
 import json
+import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -28,7 +30,9 @@ from typing import Any
 import psutil
 
 from launch.ports import ReservedPort
+from router.access.keys import KEY_VARIABLE
 
+_KEY = secrets.token_hex(16)
 PATIENCE_S = 90.0
 MAX_PAGE_BYTES = 100_000
 QUESTIONS = ("Where does the river go?", "Tell me a story about a small boat.")
@@ -81,6 +85,15 @@ class Browser:
         media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         self._ask("POST", f"{self._session}/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": media})
 
+    def be_wide(self, width: int, height: int) -> None:
+        """Be a screen of this size in CSS pixels."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._ask(
+            "POST",
+            f"{self._session}/goog/cdp/execute",
+            {"cmd": "Emulation.setDeviceMetricsOverride", "params": size},
+        )
+
     def picture(self) -> bytes:
         """A PNG of what is seen."""
         return base64.b64decode(self._ask("GET", f"{self._session}/screenshot"))
@@ -117,7 +130,7 @@ def until(what: str, ask: Callable[[], Any], within_s: float = PATIENCE_S) -> An
 @contextmanager
 def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """A program, ended by its process id."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, KEY_VARIABLE: _KEY})
     try:
         yield process
     finally:
@@ -183,6 +196,20 @@ def check_answer(browser: Browser, question: str) -> set[str]:
     return set(legs) & LEGS
 
 
+def check_key(browser: Browser, axe: str) -> None:
+    """The page asks for the key that this router wants, and keeps it in the tab."""
+    browser.wait("the question for a key", "return document.querySelector('#key-dialog').open")
+    found = check_axe(browser, axe) if axe else []
+    assert not found, json.dumps(found, indent=2)
+    browser.type("#key", "a wrong key" + _ENTER)
+    wrong = "return document.querySelector('#key-dialog').open && document.querySelector('#key-note').textContent"
+    browser.wait("the key to be refused", f"return ((() => {{{wrong}}})() || '').includes('not valid')")
+    browser.type("#key", _KEY + _ENTER)
+    browser.wait("the stream", "return document.querySelector('#link').dataset.state === 'live'")
+    errors = [entry["message"] for entry in browser.log() if entry["level"] == "SEVERE"]
+    assert all("401" in message for message in errors), errors  # the browser itself logs refused requests
+
+
 def check_axe(browser: Browser, source: str) -> list[dict[str, Any]]:
     """What axe-core finds that is serious or critical."""
     browser.run(source + "; window.axe = axe || window.axe;")
@@ -217,7 +244,8 @@ def busy(url: str, model: str) -> Iterator[None]:
     is_over = threading.Event()
 
     def post(data: bytes) -> None:
-        request = urllib.request.Request(f"{url}/v1/completions", data, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {_KEY}"}
+        request = urllib.request.Request(f"{url}/v1/completions", data, headers)
         with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             answer.read()
 
@@ -271,9 +299,23 @@ def keep_picture(browser: Browser, folder: Path, scheme: str) -> None:
     browser.wait("its end", "return !document.querySelector('.message.running')")
 
 
+def check_narrow(browser: Browser, axe: str, pictures: Path | None) -> None:
+    """On a telephone, with the settings open: nothing is cut off at the side."""
+    browser.be_wide(390, 1900)
+    browser.run("document.querySelector('.settings').open = true")
+    widths = browser.run("return [document.documentElement.scrollWidth, innerWidth]")
+    assert widths[0] <= widths[1], widths
+    found = check_axe(browser, axe) if axe else []
+    assert not found, json.dumps(found, indent=2)
+    if pictures is not None:
+        (pictures / "page-narrow.png").write_bytes(browser.picture())
+    browser.be_wide(1360, 860)
+
+
 def check(browser: Browser, url: str, supervisor: psutil.Process, axe: str, pictures: Path | None) -> None:
     """All checks, in order. Raises `AssertionError`."""
     browser.open(url)
+    check_key(browser, axe)
     browser.wait("both nodes", "return document.querySelectorAll('#nodes tr').length === 2")
     browser.wait("the models", "return document.querySelectorAll('#model option').length === 1")
     size = check_size(browser)
@@ -291,6 +333,7 @@ def check(browser: Browser, url: str, supervisor: psutil.Process, axe: str, pict
             browser.choose_scheme(scheme)
             found = check_axe(browser, axe) if axe else []
             assert not found, json.dumps(found, indent=2)
+        check_narrow(browser, axe, pictures)
     _say("axe-core finds nothing serious in either colour scheme" if axe else "axe-core was not given")
     errors = [entry for entry in browser.log() if entry["level"] == "SEVERE"]
     assert not errors, errors
