@@ -1,6 +1,6 @@
-"""Baton for Python programs: `from baton import LLM, SamplingParams`.
+"""Baton for Python programs: `from baton import LLM, Grammar, SamplingParams`.
 
-Both are imported when they are first asked for: `import baton` by itself loads no torch.
+They are imported when they are first asked for: `import baton` by itself loads no torch.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.llm import LLM
+    from wire.grammar import Grammar
     from wire.sampling import SamplingParams
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "Grammar", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +20,10 @@ def __getattr__(name: str) -> Any:
         from engine.llm import LLM
 
         return LLM
+    if name == "Grammar":
+        from wire.grammar import Grammar
+
+        return Grammar
     if name == "SamplingParams":
         from wire.sampling import SamplingParams
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
@@ -100,6 +100,10 @@ class DecodeLeg:
     def _num_waiting(self) -> int:
         return sum(1 for awaited in self._awaited.values() if awaited.reservation is None)
 
+    def live_keys(self) -> Iterable[RequestKey]:
+        """See `Leg`."""
+        return (*self._awaited_of, *self._core.request_keys())
+
     def wait_on(self) -> Sequence[Any]:
         """The receiving side's notices."""
         return [self._notices.wakeup]
@@ -123,6 +127,7 @@ class DecodeLeg:
             self._first_steps.watch(key, num_tokens=2)
             return
         self._core.check_size(len(request.token_ids))
+        self._core.prepare(request.params)
         awaited = self._awaited[key] = _Awaited(request, request.prefill_peer, choices, set(choices))
         self._awaited_of |= dict.fromkeys(choices, awaited)
         # requests that wait for room already come first
@@ -256,7 +261,6 @@ class DecodeLeg:
         yield from self._exposed.metrics()
         help_text = "Handoffs received by this node, since its start"
         yield from counters_as_metrics("baton:kv_receive_", help_text, asdict(self._receiving.counters))
-        yield CounterMetricFamily("baton:num_preemptions", "Requests computed again", self._core.num_preemptions)
         quarantined = self._receiving.num_quarantined_blocks
         yield GaugeMetricFamily("baton:kv_quarantined_blocks", "Blocks a dead or silent peer may write", quarantined)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 
 from decode_node.leg import DecodeLeg
@@ -21,6 +22,8 @@ from node.settings import NodeSettings
 from wire import links
 from wire.messages import DECODE
 
+_log = logging.getLogger(__name__)
+
 
 class DecodeRole:
     """See `node.process.Role`."""
@@ -32,7 +35,7 @@ class DecodeRole:
         self._context = context
         self._links = link_settings
         self._transports = TransportSettings(
-            settings.kv_transport, context, settings.host, link_settings, this_process()
+            settings.kv_transport, context, settings.host, link_settings, this_process(), settings.port
         )
         self._memory = PoolMemory(self._transports, "receiver", allocate_private)
         self._opened = ExitStack()
@@ -58,6 +61,7 @@ class DecodeRole:
         receivers = open_receivers(self._transports, self._memory, pool)
         for receiver in receivers:
             self._opened.callback(receiver.close)
+            _log.info("KV comes by %s at %s", receiver.endpoint.transport, receiver.endpoint.address)
         notices: Mailbox[ReceivingNotice] = Mailbox()
         receiving = ReceivingSide(facts, self._context, self._links, receivers, pool, notices)
         thread = TransferThread(receiving, "kv-receiving", pool.enter)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,7 +18,7 @@ import torch
 from device.base import Device
 from device.choose import open_device
 from device.memory import MemoryReading, enough_memory, read_memory
-from engine.attention.choose import AttentionChoice, AttentionShape, choose_attention
+from engine.attention.choose import NATIVE, AttentionChoice, AttentionShape, choose_attention
 from engine.attention.native_backend import NativeAttention
 from engine.cache.block_pool import BlockPool
 from engine.capacity import Capacity, find_capacity
@@ -28,7 +29,9 @@ from engine.models.decoder import TORCH_DTYPES, Decoder
 from engine.models.dummy import dummy_fingerprint, fill_with_noise
 from engine.models.identity import find_checkpoint, model_fingerprint
 from engine.models.loading import load_weights
+from engine.models.ops.base import DecoderOps
 from engine.models.ops.choose import choose_ops
+from engine.models.ops.native_ops import NativeOps
 from engine.native.library import Kernels, open_kernels
 from engine.pool_size import chosen_num_blocks, gpu_num_blocks, host_num_blocks, measure_needs
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory
@@ -38,6 +41,10 @@ from engine.runner.recorded_layers import record_layers
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.settings import EngineSettings
+from engine.structured.matcher import Grammars
+from engine.structured.vocabulary import Vocabulary, is_large
+from engine.text.tokenizer_digest import tokenizer_digest
+from wire.errors import InvalidSetting
 from wire.layout import KvLayout
 
 _DUMMY = "dummy"
@@ -58,6 +65,7 @@ class Engine:
     max_request_tokens: int
     device: Device
     attention: AttentionChoice
+    tokenizer_digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,7 @@ class _Model:
     layout: KvLayout
     fingerprint: str
     before: MemoryReading | None
+    ops: DecoderOps
 
 
 def build_engine(
@@ -89,15 +98,37 @@ def build_engine(
     with enough_memory():
         folder = find_checkpoint(settings.model, weights=settings.load_format != _DUMMY)
         config = load_config(folder)
+        grammars = _grammars(folder, config)
         capacity = find_capacity(settings, config, is_gpu=_is_gpu(device))
         limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
         model = _load(settings, folder, config, device, kernels, on_weights)
         attention = _choose_attention(settings, model, limits, device, kernels)
+        if settings.batch_invariant:
+            _require_batch_invariance(model, attention)
         num_blocks = _num_blocks(settings, capacity, model, limits, attention, device)
         memory = _kv_memory(model.layout, num_blocks, allocate, device)
         runner = _runner(settings, model, limits, attention, memory, device, kernels, on_graphs)
-        core = _core(settings, capacity, model, num_blocks, runner)
-    return Engine(core, memory, config, model.fingerprint, num_blocks, core.max_request_tokens, device, attention)
+        core = _core(settings, capacity, model, num_blocks, runner, grammars)
+        grammars.finish_loading()
+    return Engine(
+        core,
+        memory,
+        config,
+        model.fingerprint,
+        num_blocks,
+        core.max_request_tokens,
+        device,
+        attention,
+        tokenizer_digest(folder),
+    )
+
+
+def _grammars(folder: Path, config: ModelConfig) -> Grammars:
+    """Makes matchers. A large vocabulary is loaded while the weights are."""
+    grammars = Grammars(partial(Vocabulary.from_folder, folder, config.eos_token_ids))
+    if is_large(folder):
+        grammars.begin_loading()
+    return grammars
 
 
 def _is_gpu(device: Device) -> bool:
@@ -107,6 +138,20 @@ def _is_gpu(device: Device) -> bool:
 def _runs_kernels(device: Device) -> bool:
     """Whether CPU kernels can be called on its tensors: at once, in the order of the program, in host memory."""
     return device.torch_device.type == "cpu" and not device.is_asynchronous
+
+
+def _require_batch_invariance(model: _Model, attention: AttentionChoice) -> None:
+    """Raise `InvalidSetting` when anything computes that may add in another order in another batch."""
+    ops = model.ops
+    if not isinstance(ops, NativeOps):
+        reason = "it needs Baton's CPU kernels (see --cpu-kernels)"
+    elif attention.name != NATIVE:
+        reason = f"attention is computed by {attention.name}"
+    elif not ops.has_packed_all:
+        reason = "some weights have a type that Baton's CPU kernels do not multiply"
+    else:
+        return
+    raise InvalidSetting(f"--batch-invariant cannot be promised here: {reason}")
 
 
 def _load(
@@ -129,7 +174,7 @@ def _load(
         fingerprint = model_fingerprint(folder, config)
     sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size)
     layout = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
-    return _Model(decoder, sampler, layout, fingerprint, before)
+    return _Model(decoder, sampler, layout, fingerprint, before, ops)
 
 
 def _choose_attention(
@@ -195,7 +240,12 @@ def _runner(
 
 
 def _core(
-    settings: EngineSettings, capacity: Capacity, model: _Model, num_blocks: int, runner: ModelRunner
+    settings: EngineSettings,
+    capacity: Capacity,
+    model: _Model,
+    num_blocks: int,
+    runner: ModelRunner,
+    grammars: Grammars,
 ) -> EngineCore:
     config = model.decoder.config
     pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching)
@@ -207,4 +257,4 @@ def _core(
         vocab_size=config.vocab_size,
     )
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids))
-    return EngineCore(pool, scheduler, runner, model.fingerprint)
+    return EngineCore(pool, scheduler, runner, model.fingerprint, grammars)

@@ -26,10 +26,11 @@ from dataclasses import dataclass, replace
 from engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
 from engine.cache.hashing import extend_hashes, root_hash
 from engine.runner.base import Runner
-from engine.scheduler.request import Fork, PromptScores, Request, RequestOutput, Step
+from engine.scheduler.request import Fork, Matcher, PromptScores, Request, RequestOutput, Step
 from engine.scheduler.scheduler import Scheduler
 from engine.steps_in_flight import StepsInFlight, StepWatch
-from wire.errors import BatonError
+from engine.structured.matcher import Grammars
+from wire.errors import BatonError, InvalidRequest
 from wire.messages import NodeStatus
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
@@ -72,14 +73,22 @@ def watch_nothing(step: Step) -> None:
 
 
 class EngineCore:
-    """One model on one device."""
+    """One model on one device. Without `grammars` requests with a grammar are refused."""
 
-    def __init__(self, pool: BlockPool, scheduler: Scheduler, runner: Runner, fingerprint: str) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        scheduler: Scheduler,
+        runner: Runner,
+        fingerprint: str,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._held: dict[RequestKey, BlockTable] = {}
         self._pool = pool
         self._scheduler = scheduler
         self._in_flight = StepsInFlight(runner, scheduler, pool)
         self._fingerprint = fingerprint
+        self._grammars = grammars
 
     @property
     def has_work(self) -> bool:
@@ -90,6 +99,12 @@ class EngineCore:
     def has_step_in_flight(self) -> bool:
         """Whether a step was launched whose result `step` has not taken yet."""
         return bool(self._in_flight)
+
+    @property
+    def awaits_grammar(self) -> bool:
+        """Whether a request waits for its grammar, which is compiled in a thread: `step` may find work at any
+        moment."""
+        return self._scheduler.requests.awaits_readiness
 
     @property
     def max_request_tokens(self) -> int:
@@ -110,6 +125,7 @@ class EngineCore:
             num_cached_blocks=self._pool.num_cached,
             num_held_blocks=self._pool.num_held,
             loop_age_s=loop_age_s,
+            num_preemptions=self._scheduler.num_preemptions,
         )
 
     def add(
@@ -137,6 +153,11 @@ class EngineCore:
         for each in (key, *forks):
             self._require_new(each)
         self._scheduler.add(request)
+
+    def prepare(self, params: DecodingParams) -> None:
+        """Begin with what a request of these parameters needs before it can be computed: its grammar."""
+        if params.grammar is not None and self._grammars is not None:
+            self._grammars.prepare(params.grammar)
 
     def check_size(self, num_tokens: int) -> None:
         """Raise `ContextLengthExceeded` when `num_tokens` known tokens leave no room for output."""
@@ -307,14 +328,24 @@ class EngineCore:
         num_prompt_tokens: int | None,
         cache_salt: bytes,
     ) -> Request:
+        num_prompt_tokens = len(token_ids) if num_prompt_tokens is None else num_prompt_tokens
         return Request(
             key=key,
             token_ids=list(token_ids),
-            num_prompt_tokens=len(token_ids) if num_prompt_tokens is None else num_prompt_tokens,
+            num_prompt_tokens=num_prompt_tokens,
             params=params,
             hash_root=self._root(cache_salt),
             max_total_tokens=self.max_request_tokens,
+            matcher=self._matcher(params, token_ids[num_prompt_tokens:]),
         )
+
+    def _matcher(self, params: DecodingParams, output: Sequence[int]) -> Matcher | None:
+        """The matcher of a request with this output so far. Raises `InvalidRequest` where there are no grammars."""
+        if params.grammar is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequest("this engine serves no answers of a given structure", "grammar")
+        return self._grammars.matcher(params.grammar, output)
 
     def _root(self, cache_salt: bytes) -> bytes:
         return root_hash(self._fingerprint, cache_salt)

@@ -11,6 +11,7 @@ the prompts. The same scheduler, cache and sampler serve the nodes, so a seeded 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -32,6 +33,7 @@ from wire.request_key import RequestKey
 from wire.sampling import SamplingParams
 
 _NOT_A_NUMBER = "the model computed NaN for a prompt: its weights overflow in this dtype"
+_GRAMMAR_WAIT_S = 0.001
 Prompt: TypeAlias = str | Sequence[int]
 Messages: TypeAlias = Sequence[Mapping[str, object]]
 
@@ -109,6 +111,8 @@ class LLM:
             with tqdm(total=len(streams), unit="prompt", disable=not show_progress) as bar:
                 while self._core.has_work:
                     outputs = self._core.step()
+                    if not outputs and self._core.awaits_grammar:
+                        time.sleep(_GRAMMAR_WAIT_S)
                     for scores in self._core.take_prompt_scores():
                         streams[scores.key].take_prompt(scores)
                     bar.update(self._apply(outputs, streams))
@@ -129,7 +133,7 @@ class LLM:
         num_ended = 0
         for output in outputs:
             if output.has_failed:
-                raise BatonError(_NOT_A_NUMBER)
+                raise InvalidRequest(output.failure, "grammar") if output.failure else BatonError(_NOT_A_NUMBER)
             if output.token is None:
                 continue
             stream = streams[output.key]

@@ -41,6 +41,9 @@ class EngineSettings:
         "avx512_bf16, avx512, avx2, baseline",
         metavar="{auto,torch,LEVEL}",
     )
+    batch_invariant: bool = setting(
+        False, "do not start unless tokens cannot depend on what else is in a batch: Baton's own kernels on a CPU"
+    )
     enforce_eager: bool = setting(False, "run decode steps without recorded CUDA graphs")
     load_format: str = setting(
         "auto", "auto: the checkpoint's weights; dummy: random ones, for measurements", choices=("auto", "dummy")

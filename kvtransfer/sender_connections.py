@@ -110,7 +110,8 @@ class SenderConnections:
     def _require_fit(self, hello: PeerHello) -> None:
         facts = self._facts
         if hello.sender_epoch != facts.epoch:
-            raise Refused(f"{facts.node_id} has restarted: epoch {facts.epoch} instead of {hello.sender_epoch}")
+            # our own epoch is not told: whoever dials here may be a stranger
+            raise Refused(f"{facts.node_id} has restarted since epoch {hello.sender_epoch}")
         if hello.fingerprint != facts.fingerprint:
             raise Refused(f"model differs: {facts.fingerprint} here, {hello.fingerprint} at {hello.node_id}")
         facts.layout.require_same(hello.layout, hello.node_id)

@@ -11,7 +11,9 @@ import json
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from engine.capacity import find_capacity
@@ -19,6 +21,7 @@ from engine.models.config import load_config
 from engine.models.identity import find_checkpoint
 from launch.api_client import ApiClient
 from launch.console import Console
+from launch.key import write_key
 from launch.placement import VISIBLE_DEVICES, Placement, find_cpus, find_devices, place_nodes
 from launch.ports import ReservedPort
 from launch.settings import LOOPBACK, Deployment, child_environment, resolve_serve
@@ -30,6 +33,8 @@ from router.access.keys import KEY_VARIABLE
 from wire.errors import BatonError
 
 ROUTER_NAME = "router"
+NO_KEY = "none"
+"""As `--cluster-key`: the programs of this deployment talk without a key."""
 STOP_MARGIN_S = 2.0
 """A node drains for its `shutdown_timeout_s` and needs a little more to leave."""
 _NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
@@ -40,16 +45,40 @@ def main(arguments: Sequence[str]) -> int:
     deployment = resolve_serve(arguments, os.environ)
     _check_model(deployment)
     with (
+        tempfile.TemporaryDirectory(prefix="baton-") as folder,
         ReservedPort(deployment.router.host, deployment.router.port, "--port") as http_port,
         ReservedPort(LOOPBACK, 0, "--control-port") as control_port,
     ):
         supervisor = Supervisor(
-            child_specs(deployment, http_port.port, control_port.port, placements(deployment), os.environ),
+            child_specs(
+                with_cluster_key(deployment, Path(folder)),
+                http_port.port,
+                control_port.port,
+                placements(deployment),
+                os.environ,
+            ),
             Console(sys.stderr),
             start_timeout_s=deployment.serve.start_timeout_s,
             stop_timeout_s=deployment.decode.shutdown_timeout_s + STOP_MARGIN_S,
         )
         return supervisor.run(lambda addresses: announce(addresses, deployment))
+
+
+def with_cluster_key(deployment: Deployment, folder: Path) -> Deployment:
+    """The deployment with a cluster key of its own in `folder` when it names none, and without one when it asks for
+    none: other users of this machine must not be able to join it, or to read what its programs say."""
+    asked = deployment.router.cluster_key
+    if asked and asked != NO_KEY:
+        return deployment
+    file = "" if asked == NO_KEY else str(folder / "cluster.key")
+    if file:
+        write_key(Path(file))
+    return dataclasses.replace(
+        deployment,
+        router=dataclasses.replace(deployment.router, cluster_key=file),
+        prefill=dataclasses.replace(deployment.prefill, cluster_key=file),
+        decode=dataclasses.replace(deployment.decode, cluster_key=file),
+    )
 
 
 def _check_model(deployment: Deployment) -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -15,6 +16,7 @@ from wire.errors import InvalidSetting
 
 _REQUEST_TIMEOUT_S = 10
 _NOTICES_CLOSE_S = 0.1
+_MAX_CONNECTIONS = 32
 
 
 class HealthServer:
@@ -60,11 +62,26 @@ class HealthServer:
 
 
 class _Server(ThreadingHTTPServer):
+    """A thread for each connection, for at most `_MAX_CONNECTIONS`; more are closed at once."""
+
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], health: HealthServer) -> None:
         self.health = health
+        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -28,6 +28,8 @@ from wire.messages import Cancel, TokenEvent
 from wire.request_key import RequestKey
 
 _TICK_S = 0.25
+_GRAMMAR_TICK_S = 0.002
+"""While a request waits for its grammar, which a thread compiles: mostly for less than that."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +40,11 @@ class Leg(Protocol):
     @property
     def num_live(self) -> int:
         """Requests and handoffs that have not ended."""
+        ...
+
+    def live_keys(self) -> Iterable[RequestKey]:
+        """The attempts of the router that this node knows and that have not ended, among them at least all that it
+        still works on."""
         ...
 
     def wait_on(self) -> Sequence[Any]:
@@ -115,6 +122,7 @@ class EngineLoop:
         self._heartbeat = heartbeat
         self._stopper = stopper
         self._could_step = False
+        self._awaits_grammar = False
         self._poller = zmq.Poller()
         for source in (router.socket, stopper.wakeup, *leg.wait_on()):
             self._poller.register(source, zmq.POLLIN)
@@ -132,6 +140,7 @@ class EngineLoop:
             self._step(now_s)
             self._report_failures()
             self._report_cache()
+            self._router.answer_ping(self._leg.live_keys)
             self._heartbeat.publish(time.monotonic(), self._core.status())
             if self._stopper.is_asked and not is_leaving:
                 is_leaving = True
@@ -142,13 +151,17 @@ class EngineLoop:
                 return
 
     def _wait(self) -> None:
-        self._poller.poll(0 if self._could_step else int(_TICK_S * 1000))
+        tick_s = _GRAMMAR_TICK_S if self._awaits_grammar else _TICK_S
+        self._poller.poll(0 if self._could_step else int(tick_s * 1000))
         self._stopper.drain()
 
     def _serve_router(self, now_s: float, is_leaving: bool) -> None:
         requests, is_void = self._router.receive(now_s)
         if is_void:
             self._leg.cancel_all(now_s)
+            self._router.send_cache_events(self._core.cached_hashes(), [], is_snapshot=True)
+            if is_leaving:
+                self._router.leave()
         for request in requests:
             if isinstance(request, Cancel):
                 self._leg.cancel(RequestKey(request.handoff_id, request.attempt), now_s)
@@ -162,7 +175,7 @@ class EngineLoop:
                     self._router.send_failed(handoff_id, request.attempt, error)
 
     def _step(self, now_s: float) -> None:
-        self._could_step = False
+        self._could_step = self._awaits_grammar = False
         if not self._core.has_work:
             return
         was_in_flight = self._core.has_step_in_flight
@@ -176,6 +189,7 @@ class EngineLoop:
             return
         # a step whose requests were all aborted has no outputs, but there may be room now
         self._could_step = was_in_flight or bool(outputs)
+        self._awaits_grammar = self._core.awaits_grammar
         done_s = time.monotonic()
         for output in outputs:
             if output.has_failed:

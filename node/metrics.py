@@ -39,6 +39,7 @@ class NodeCollector(Collector):
         total = status.num_free_blocks + status.num_cached_blocks + status.num_held_blocks
         usage = status.num_held_blocks / total if total else 0.0
         yield GaugeMetricFamily("baton:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", usage)
+        yield CounterMetricFamily("baton:num_preemptions", "Requests computed again", status.num_preemptions)
         yield from self._leg_metrics()
 
 

@@ -113,7 +113,6 @@ def _serve(
         router = RouterLink(context, router_address, link_settings, hello, core.status, time.monotonic())
         stack.callback(router.close)
         health.watch(LinkCollector(router))
-        router.send_cache_events(core.cached_hashes(), [], is_snapshot=True)
         heartbeat = HeartbeatThread(context, router_address, link_settings, parts.epoch, core.status())
         stack.callback(heartbeat.stop)
         freeze_startup_objects()
@@ -151,6 +150,7 @@ def _hello(role: str, parts: NodeParts, max_num_seqs: int, peer_address: str, ht
         max_num_seqs=max_num_seqs,
         status=engine.core.status(),
         clock=host_clock(),
+        tokenizer=engine.tokenizer_digest,
     )
 
 

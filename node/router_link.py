@@ -1,15 +1,18 @@
 """A node's connection to the router: registration, messages in, tokens out.
 
-Owns the control socket and knows whether the router lives. Does not know what the messages ask for.
+Owns the control socket and the session, and knows whether the router lives. Does not know what the messages ask for.
 
-The router may come later than the node, restart, or vanish. `Hello` is sent at start and whenever a router says it does
-not know us; another router epoch, or `ROUTER_TIMEOUT_S` without a Ping, makes every earlier request void.
+The router may come later than the node, restart, pause, or vanish, and the connection may break. `Hello` is sent at
+start, whenever a router says that it does not know us, and when its Ping names a session that is not ours. A new
+session, or `ROUTER_TIMEOUT_S` without a word, makes every earlier request void; after such a silence the node dials
+again. Within a session nothing is lost (`wire.session`), so a pause of the router or a short cut of the connection
+changes nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +23,7 @@ from node.events import prompt_logprobs
 from wire import links
 from wire.errors import BatonError, InvalidMessage, Refused
 from wire.messages import (
+    LIVE_KEY_BYTES,
     NODE_TO_ROUTER,
     ROUTER_TO_NODE,
     CacheEvents,
@@ -29,17 +33,23 @@ from wire.messages import (
     Leaving,
     NodeStatus,
     Ping,
+    Pong,
     Refusal,
+    Resume,
     TokenEvent,
     Tokens,
     Welcome,
     control_identity,
+    live_key,
 )
+from wire.request_key import RequestKey
+from wire.session import Session, number_of
 
 ROUTER_TIMEOUT_S = 10.0
+FIRST_RETRY_S, LAST_RETRY_S = 2.0, 30.0
 _CLOSE_LINGER_MS = 500
 _MAX_HASHES = 2**16
-_HASH_BYTES = 16
+_MAX_LIVE = 2**20 // LIVE_KEY_BYTES
 _log = logging.getLogger(__name__)
 
 
@@ -58,45 +68,57 @@ class RouterLink:
         self.socket = links.open_socket(context, zmq.DEALER, settings)
         self.socket.setsockopt(zmq.IDENTITY, control_identity(hello.epoch))
         links.connect(self.socket, address, settings)
-        self.is_registered = False
+        self._address, self._settings = address, settings
         self.num_rejected_messages = 0
         self._hello = hello
         self._status = status
         self._epoch = hello.epoch
-        self._router_epoch: int | None = None
-        self._heard_s = now_s
+        self._session: Session | None = None
+        self._was_registered = self._is_void = self._owes_pong = False
+        self._heard_s = self._dialled_s = self._retry_s = now_s
+        self._retry_delay_s = FIRST_RETRY_S
         self._introduce()
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether a router knows this node, as far as can be told."""
+        return self._session is not None
+
     def receive(self, now_s: float) -> tuple[list[Any], bool]:
-        """(requests of the router in order, whether everything asked before them is void now). Raises `Refused`."""
+        """(requests of the router in order, whether everything asked before them is void now). Raises `Refused` when
+        the router does not take this node, unless one has had it before."""
         requests: list[Any] = []
-        is_void = False
         while True:
             try:
-                frame = self.socket.recv(zmq.NOBLOCK)
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return requests, self._is_silent(now_s) or is_void
+                break
             try:
-                message = ROUTER_TO_NODE.decode(frame)
+                message = ROUTER_TO_NODE.decode(frames[-1])
             except InvalidMessage as error:
                 self.num_rejected_messages += 1
                 _log.warning("message from the router rejected: %s", error)
                 continue
             self._heard_s = now_s
-            if isinstance(message, Refusal):
-                raise Refused(f"the router refused this node: {message.message}")
-            if isinstance(message, Welcome | Ping | Introduce):
-                if self._meet(message):
-                    requests, is_void = [], True
-            else:
-                requests.append(message)
+            if number := number_of(frames):
+                if self._accepts(number):
+                    requests.append(message)
+            elif self._meet(message, now_s):
+                requests.clear()
+        self._look_for_silence(now_s)
+        if not self.is_registered:
+            requests.clear()
+        is_void, self._is_void = self._is_void, False
+        return requests, is_void
 
     def send(self, message: object) -> None:
-        """Send one message. It is dropped, with a log line, when the queue to the router is full."""
-        try:
-            self.socket.send(NODE_TO_ROUTER.encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            _log.warning("the queue to the router is full: %s dropped", type(message).__name__)
+        """Send one message. It arrives although the connection breaks meanwhile; it is dropped when no router knows
+        this node, or when the session ends before."""
+        if self._session is None:
+            return
+        self._send_frames(self._session.frames(message))
+        if self._session.is_overfull:
+            self._end_session("the router does not take what is sent to it")
 
     def send_tokens(self, events: Sequence[TokenEvent]) -> None:
         """One message for all requests of a step."""
@@ -126,6 +148,16 @@ class RouterLink:
             self.send(events)
             first = last
 
+    def answer_ping(self, live: Callable[[], Iterable[RequestKey]]) -> None:
+        """Answer the router's Ping if there was one. To be called when everything that has been received was acted on
+        and reported: `live` are the attempts known to this node then."""
+        session = self._session
+        if session is None or not self._owes_pong:
+            return
+        self._owes_pong = False
+        keys = [live_key(*key) for key in live()][:_MAX_LIVE]
+        self._send_unnumbered(Pong(session.number, session.sent, session.received, b"".join(keys)))
+
     def leave(self) -> None:
         """Ask the router to route nothing more here."""
         self.send(Leaving(self._epoch))
@@ -135,22 +167,88 @@ class RouterLink:
         self.socket.close(linger=_CLOSE_LINGER_MS)
 
     def _introduce(self) -> None:
-        self.send(replace(self._hello, status=self._status()))
+        number = 0 if self._session is None else self._session.number
+        self._send_unnumbered(replace(self._hello, status=self._status(), session=number))
 
-    def _meet(self, message: Welcome | Ping | Introduce) -> bool:
-        """Remember the router's epoch; returns True when it differs from the last one."""
-        is_new = self._router_epoch is not None and message.router_epoch != self._router_epoch
-        self._router_epoch = message.router_epoch
-        if isinstance(message, Introduce):
-            self._introduce()
-        else:  # only nodes that are registered hear a Ping
-            self.is_registered = True
-        return is_new
+    def _meet(self, message: object, now_s: float) -> bool:
+        """Act on a message that is about the session; returns True when everything asked before is void."""
+        session = self._session
+        if isinstance(message, Welcome):
+            return self._begin_session(message.session)
+        if isinstance(message, Refusal):
+            return self._refused(message.message, now_s)
+        if isinstance(message, Introduce) or (isinstance(message, Ping) and not self._is_of_session(message.session)):
+            if now_s >= self._retry_s:
+                self._introduce()
+        elif isinstance(message, Ping) and session is not None:
+            self._owes_pong = True
+            session.acknowledge(message.received)
+            if session.lacks(message.sent):
+                self._ask(session)
+        elif isinstance(message, Resume) and session is not None and self._is_of_session(message.session):
+            again = session.since(message.first)
+            if again is None:
+                self._end_session("the router misses messages that are not kept any more")
+                return True
+            for frames in again:
+                self._send_frames(frames)
+        return False
 
-    def _is_silent(self, now_s: float) -> bool:
-        if self._router_epoch is None or now_s - self._heard_s < ROUTER_TIMEOUT_S:
+    def _accepts(self, number: int) -> bool:
+        session = self._session
+        if session is None or session.accept(number):
+            return session is not None
+        if session.must_ask(number):
+            self._ask(session)
+        return False
+
+    def _ask(self, session: Session) -> None:
+        self._send_unnumbered(Resume(session.number, session.received + 1))
+
+    def _is_of_session(self, number: int) -> bool:
+        return self._session is not None and self._session.number == number
+
+    def _begin_session(self, number: int) -> bool:
+        if self._is_of_session(number):
             return False
-        _log.warning("the router was silent for %g s: its requests are dropped", ROUTER_TIMEOUT_S)
-        self._router_epoch = None
-        self.is_registered = False
+        self._session = Session(number, NODE_TO_ROUTER)
+        self._retry_delay_s = FIRST_RETRY_S
+        self._was_registered = self._is_void = True
         return True
+
+    def _end_session(self, reason: str) -> None:
+        _log.warning("%s: its requests are dropped", reason)
+        self._session = None
+        self._is_void = True
+
+    def _refused(self, reason: str, now_s: float) -> bool:
+        if not self._was_registered:
+            raise Refused(f"the router refused this node: {reason}")
+        _log.error("the router refuses this node, which asks again in %g s: %s", self._retry_delay_s, reason)
+        self._retry_s = now_s + self._retry_delay_s
+        self._retry_delay_s = min(2 * self._retry_delay_s, LAST_RETRY_S)
+        if self._session is not None:
+            self._end_session("the router has refused this node")
+        return True
+
+    def _look_for_silence(self, now_s: float) -> None:
+        if now_s - self._heard_s >= ROUTER_TIMEOUT_S and self._session is not None:
+            self._end_session(f"the router was silent for {ROUTER_TIMEOUT_S:g} s")
+        if now_s - max(self._heard_s, self._dialled_s) >= ROUTER_TIMEOUT_S:
+            self._dial_again(now_s)
+
+    def _dial_again(self, now_s: float) -> None:
+        """Make a new connection: somebody else may have taken this node's identity, and its answers with it."""
+        self._dialled_s = now_s
+        self.socket.disconnect(self._address)
+        links.connect(self.socket, self._address, self._settings)
+        self._introduce()
+
+    def _send_unnumbered(self, message: object) -> None:
+        self._send_frames([NODE_TO_ROUTER.encode(message)])
+
+    def _send_frames(self, frames: list[bytes]) -> None:
+        try:
+            self.socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            _log.debug("the queue to the router is full")  # the router will ask for what it misses

@@ -99,6 +99,10 @@ class PrefillLeg:
         """Number of prompts that are computed now and of handoffs that are not released yet."""
         return len(self._prompts)
 
+    def live_keys(self) -> Iterable[RequestKey]:
+        """See `Leg`."""
+        return self._prompt_of
+
     def wait_on(self) -> Sequence[Any]:
         """The sending side's notices."""
         return [self._notices.wakeup]

@@ -63,8 +63,12 @@ async def serve(settings: RouterSettings) -> None:
     models = load_served_models(
         settings.model, settings.served_model_name, settings.more_models, int(time.time()), templates
     )
-    registry = NodeRegistry({model.name: model.fingerprint for model in models})
+    registry = NodeRegistry(
+        {model.name: model.fingerprint for model in models}, {model.name: model.tokenizer_digest for model in models}
+    )
     async with contextlib.AsyncExitStack() as stack:
+        for model in models:
+            stack.callback(model.prompts.close)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         authenticator = start_authenticator(context, key)
@@ -77,13 +81,12 @@ async def serve(settings: RouterSettings) -> None:
                 settings.control_port,
                 links.LinkSettings(cluster_key=key),
                 registry,
-                secrets.randbits(63),
             )
         except InvalidSetting as error:
             raise InvalidSetting(f"--control-host, --control-port: {error}") from None
         stack.push_async_callback(control.close)
         relay = _relay(settings, registry, control)
-        metrics = RouterMetrics()
+        metrics = RouterMetrics(model.name for model in models)
         metrics.watch(relay, registry, control)
         admission = _admission(settings, relay)
         relay.node_wait.listen(admission.fill)
@@ -97,7 +100,7 @@ async def serve(settings: RouterSettings) -> None:
             is_strict=settings.strict,
         )
         if settings.metrics_aliases == "vllm":
-            metrics.add_vllm_aliases(",".join(endpoints.served))
+            metrics.add_vllm_aliases()
         observers: list[Observer] = []
         if settings.otlp_traces_endpoint:
             tracing = open_tracing(settings.otlp_traces_endpoint)

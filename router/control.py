@@ -1,10 +1,11 @@
 """The router's side of the control connections: one ZMQ ROUTER socket that every node dials.
 
 Owns the socket, its place in the event loop, and the liveness timer. Hands decoded messages to the `ControlHandler` it
-is started with; a message that cannot be decoded is counted and dropped, and does not affect other nodes.
+is started with; a message that cannot be decoded is counted and dropped, and does not affect other nodes. What a broken
+connection has swallowed is asked for again, in both directions (`wire.session`).
 
-A node is lost when its connection is closed (the next message to it shows that, and there are two Pings a second) or
-when its heartbeat stops.
+A node is lost when it cannot be reached for `UNREACHABLE_S` (two Pings a second show that) or when its heartbeat stops.
+Nodes that are unreachable at the same time are lost at the same time: no request is tried again on one of the others.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import zmq
 
 from router.nodes import Node, NodeRegistry
+from router.rubbish import MAX_STRANGER_BYTES, RubbishLog
 from wire import links
 from wire.errors import BatonError, InvalidMessage, Refused
 from wire.messages import (
@@ -30,16 +34,22 @@ from wire.messages import (
     Introduce,
     Leaving,
     Ping,
+    Pong,
     PromptLogprobs,
     Refusal,
+    Resume,
     Tokens,
     Welcome,
     control_identity,
     epoch_of_identity,
 )
+from wire.session import number_of
 
 PING_INTERVAL_S = 0.5
+UNREACHABLE_S = 0.3
+"""A connection that was cut is made again within 0.1 s."""
 _MAX_PER_TURN = 256
+_MAX_TURN_S = 0.05
 _log = logging.getLogger(__name__)
 
 
@@ -58,7 +68,11 @@ class ControlHandler(Protocol):
         """An attempt ended without finishing."""
         ...
 
-    def on_node_joined(self) -> None:
+    def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
+        """A node says which attempts it knows, having had every message up to `received`."""
+        ...
+
+    def on_node_joined(self, node: Node) -> None:
         """A node can be given legs."""
         ...
 
@@ -86,14 +100,18 @@ class ControlLink:
         port: int,
         settings: links.LinkSettings,
         registry: NodeRegistry,
-        epoch: int,
     ) -> None:
         """Listens; what nodes send waits for `start`. Raises `InvalidSetting` when the address cannot be used."""
-        self.num_rejected_messages = 0
+        self._rubbish = RubbishLog()
         self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings)
         self._registry = registry
-        self._epoch = epoch
         self._reading: _Reading | None = None
+        self._suspects: dict[int, Node] = {}
+
+    @property
+    def num_rejected_messages(self) -> int:
+        """Messages that could not be understood or did not fit."""
+        return self._rubbish.num_bad
 
     def start(self, handler: ControlHandler) -> None:
         """Begin to read messages and hand them to `handler`. Must be called on the event loop."""
@@ -112,18 +130,21 @@ class ControlLink:
         self._socket.close()
 
     def send(self, epoch: int, message: object) -> bool:
-        """Send to the node of that epoch. Returns False when the node cannot be reached; it is then declared lost,
-        because a request whose message it missed would wait for ever."""
-        if self._send(control_identity(epoch), message):
-            return True
+        """Send to the node of that epoch. The message arrives, also when the connection breaks meanwhile, or the node
+        is declared lost. Returns False when there is no such node."""
         node = self._registry.get(epoch)
-        if node is not None and self._reading is not None:
-            self._reading.loop.call_soon(self._lose, node, "it cannot be reached", self._reading.handler)
-        return False
+        if node is None:
+            return False
+        if not self._send_frames(control_identity(epoch), node.session.frames(message)) or node.session.is_overfull:
+            self._suspect([node])
+        return True
 
     def _send(self, identity: bytes, message: object) -> bool:
+        return self._send_frames(identity, [ROUTER_TO_NODE.encode(message)])
+
+    def _send_frames(self, identity: bytes, frames: Sequence[bytes]) -> bool:
         try:
-            self._socket.send_multipart([identity, ROUTER_TO_NODE.encode(message)], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -141,63 +162,120 @@ class ControlLink:
     def _read(self, handler: ControlHandler) -> None:
         if self._socket.closed:
             return
-        num_events = 0
+        num_events, until_s = 0, time.monotonic() + _MAX_TURN_S
         for _ in range(_MAX_PER_TURN):
-            if num_events >= _MAX_PER_TURN:
+            if num_events >= _MAX_PER_TURN or time.monotonic() > until_s:
                 break  # each event wakes the task of a stream; what else is due comes before the next of them
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            if self._rubbish.is_cut_off(identity):
+                continue
             try:
-                num_events += self._dispatch(identity, b"".join(frames), handler)
+                num_events += self._dispatch(identity, frames, handler)
             except BatonError as error:
-                self.num_rejected_messages += 1
-                _log.warning("message from a node rejected: %s", error)
-                if isinstance(error, Refused):
-                    self._send(identity, Refusal(str(error)[:1000]))
+                self._reject(identity, error, handler)
         self._read_soon()
 
-    def _dispatch(self, identity: bytes, frame: bytes, handler: ControlHandler) -> int:
+    def _reject(self, identity: bytes, error: BatonError, handler: ControlHandler) -> None:
+        if isinstance(error, Refused):
+            self._send(identity, Refusal(str(error)[:1000]))
+        if self._rubbish.note(identity, error):
+            node = self._registry.get(epoch_of_identity(identity) or 0)
+            self._lose([node] if node is not None else [], "it sends rubbish", handler)
+
+    def _dispatch(self, identity: bytes, frames: list[bytes], handler: ControlHandler) -> int:
         """Handle one message; the number of its token events."""
-        message = NODE_TO_ROUTER.decode(frame)
+        epoch = epoch_of_identity(identity)
+        node = None if epoch is None else self._registry.get(epoch)
+        if node is None and sum(map(len, frames)) > MAX_STRANGER_BYTES:
+            raise InvalidMessage("a long message from a connection that is not a node's")
+        message = NODE_TO_ROUTER.decode(frames[-1])
         if isinstance(message, Hello):
             self._on_hello(identity, message, handler)
         elif isinstance(message, Heartbeat):
             if not self._registry.heartbeat(message, time.monotonic()):
-                self._send(control_identity(message.epoch), Introduce(self._epoch))
-        else:
-            self._on_work(identity, message, handler)
+                self._send(control_identity(message.epoch), Introduce())
+        elif node is None:
+            self._send(identity, Introduce())
+        elif isinstance(message, Pong | Resume):
+            self._on_session(node, message, handler)
+        elif self._accepts(node, number_of(frames)):
+            self._on_work(node, message, handler)
         return len(message.events) if isinstance(message, Tokens) else 0
 
-    def _on_work(self, identity: bytes, message: Any, handler: ControlHandler) -> None:
-        epoch = epoch_of_identity(identity)
-        node = None if epoch is None else self._registry.get(epoch)
-        if node is None or epoch is None:
-            self._send(identity, Introduce(self._epoch))
-            return
-        if not isinstance(message, Failed) and message.epoch != epoch:
-            raise InvalidMessage(f"{type(message).__name__} names another epoch than its sender's")
+    def _accepts(self, node: Node, number: int) -> bool:
+        """Whether a message is the next one of a node. Raises `InvalidMessage` when it has no number."""
+        if not number:
+            raise InvalidMessage("a message of this kind has a number")
         node.heard_s = time.monotonic()
+        if node.session.accept(number):
+            return True
+        if node.session.must_ask(number):
+            self._ask(node)
+        return False
+
+    def _on_work(self, node: Node, message: Any, handler: ControlHandler) -> None:
+        if not isinstance(message, Failed) and message.epoch != node.epoch:
+            raise InvalidMessage(f"{type(message).__name__} names another epoch than its sender's")
         if isinstance(message, Tokens):
             handler.on_tokens(message)
         elif isinstance(message, Failed):
-            handler.on_failed(message, epoch)
+            handler.on_failed(message, node.epoch)
         elif isinstance(message, PromptLogprobs):
             handler.on_prompt_logprobs(message)
         elif isinstance(message, CacheEvents):
             self._registry.cache_events(message)
         elif isinstance(message, Leaving):
-            self._registry.leave(epoch)
+            self._registry.leave(node.epoch)
+
+    def _on_session(self, node: Node, message: Pong | Resume, handler: ControlHandler) -> None:
+        session = node.session
+        if message.session != session.number:
+            return  # of an earlier registration: the next Ping tells the node
+        node.heard_s = time.monotonic()
+        if isinstance(message, Resume):
+            again = session.since(message.first)
+            if again is None:
+                self._lose([node], "it misses messages that are not kept any more", handler)
+            for frames in again or ():
+                self._send_frames(control_identity(node.epoch), frames)
+            return
+        session.acknowledge(message.received)
+        if session.lacks(message.sent):
+            self._ask(node)
+        else:
+            handler.on_live(node, message.live_keys, message.received)
+
+    def _ask(self, node: Node) -> None:
+        _log.info("messages of %s node %s were lost, and are asked for again", node.role, node.node_id)
+        self._send(control_identity(node.epoch), Resume(node.session.number, node.session.received + 1))
 
     def _on_hello(self, identity: bytes, hello: Hello, handler: ControlHandler) -> None:
         if identity != control_identity(hello.epoch):
             raise Refused("a node must use its epoch as its identity")
-        earlier = self._registry.register(hello, time.monotonic())
+        known = self._registry.get(hello.epoch)
+        if known is not None and hello.session != known.session.number and not known.session.is_untouched:
+            self._lose([known], "it has given up what it was asked for", handler)
+        earlier = self._registry.predecessor(hello, time.monotonic())
         if earlier is not None:
-            handler.on_node_lost(earlier, "restarted")
-        self._send(identity, Welcome(self._epoch))
-        handler.on_node_joined()
+            if self.is_reachable(earlier):
+                return  # it may be alive: the answer to the next heartbeat makes the other one ask again
+            self._lose([earlier], "it was started again", handler)
+        self._refuse(self._registry.outvoted(hello, time.monotonic()), hello, handler)
+        self._registry.register(hello, time.monotonic())
+        node = self._registry.get(hello.epoch)
+        if node is not None:
+            self._send(identity, Welcome(node.session.number))
+            handler.on_node_joined(node)
+
+    def _refuse(self, nodes: Sequence[Node], hello: Hello, handler: ControlHandler) -> None:
+        """These nodes have to give way to the sender of `hello`, and to those that have its layout too."""
+        for node in nodes:
+            reason = f"most nodes of its model have the KV layout of {hello.node_id}, not its own"
+            self._send(control_identity(node.epoch), Refusal(reason))
+        self._lose(nodes, "most nodes of its model have another KV layout", handler)
 
     async def _ping_forever(self, handler: ControlHandler) -> None:
         last_s = time.monotonic()
@@ -208,14 +286,36 @@ class ControlLink:
             pause_s, last_s = now_s - last_s - PING_INTERVAL_S, now_s
             for node in self._registry.all():
                 node.heard_s += max(0.0, pause_s)
-                self.send(node.epoch, Ping(self._epoch))
-            for node in self._registry.overdue(now_s):
-                self._lose(node, "its heartbeat stopped", handler)
+            self._suspect([node for node in self._registry.all() if not self.is_reachable(node)])
+            self._lose(self._registry.overdue(now_s), "its heartbeat stopped", handler)
 
-    def _lose(self, node: Node, reason: str, handler: ControlHandler) -> None:
-        if self._registry.remove(node.epoch) is not None:
+    def is_reachable(self, node: Node) -> bool:
+        """Send a Ping; False when there is no connection for it."""
+        session = node.session
+        return self._send(control_identity(node.epoch), Ping(session.number, session.sent, session.received))
+
+    def _suspect(self, nodes: Sequence[Node]) -> None:
+        """These nodes cannot be reached: look again once a broken connection would have been made again."""
+        reading = self._reading
+        if reading is None:
+            return
+        if nodes and not self._suspects:
+            reading.loop.call_later(UNREACHABLE_S, self._judge_suspects, reading.handler)
+        self._suspects |= {node.epoch: node for node in nodes}
+
+    def _judge_suspects(self, handler: ControlHandler) -> None:
+        self._suspects.clear()
+        if self._socket.closed:
+            return
+        lost = [node for node in self._registry.all() if node.session.is_overfull or not self.is_reachable(node)]
+        self._lose(lost, "it cannot be reached", handler)
+
+    def _lose(self, nodes: Sequence[Node], reason: str, handler: ControlHandler) -> None:
+        lost = [node for node in nodes if self._registry.remove(node.epoch) is not None]
+        for node in lost:
             if node.is_leaving and not node.load:
                 _log.debug("%s node %s has left", node.role, node.node_id)
             else:
                 _log.warning("%s node %s is lost: %s", node.role, node.node_id, reason)
+        for node in lost:
             handler.on_node_lost(node, reason)

@@ -5,6 +5,9 @@ reader closes it. When an attempt fails (a node reports it, or a node is lost) t
 tokens, and tokens of earlier attempts are recognised by their attempt number and dropped. A handoff that failed twice
 is not tried a third time: the decode node computes the prompt itself.
 
+A flight whose reader does not keep up is paused: its legs are cancelled, so that others get its place in the batch, and
+the next attempt begins when the reader has taken everything. Its blocks are in the node's prefix cache meanwhile.
+
 Choices of one prompt are a flight each. They begin together, with legs that they share; from then on nothing of one
 depends on another. An attempt that fails is tried again by each of them for itself, because each continues after other
 tokens; what the nodes have cached of the prompt is found there.
@@ -19,6 +22,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from program.clock import now_us
@@ -29,6 +33,7 @@ from router.legs import Attempt, ControlSender, Legs, RelayRequest, send_legs
 from router.node_wait import NodeWait
 from router.nodes import Node
 from router.request_trace import begin_flight
+from router.retries import Retries
 from router.routing import Route, Routing
 from router.scored_prompt import ScoredPrompt
 from router.timings import RelayTimes
@@ -51,6 +56,7 @@ class RelayCounters:
     num_retries: int = 0
     num_handoff_attempts: int = 0
     num_decode_only_attempts: int = 0
+    num_pauses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,17 @@ class Flight:
         self._avoided: set[int] = set()
         self._num_transfer_failures = 0
         self._has_failed = False
+        self._is_paused = False
+        self._retries = Retries(context.max_attempts)
+        self._retry: asyncio.TimerHandle | None = None
         self._node_deadline: asyncio.TimerHandle | None = None
-        self._deadline = asyncio.get_running_loop().call_later(context.timeout_s, self._on_deadline)
+        overdue = DeadlineExceeded(f"the request took longer than {context.timeout_s:g} s")
+        self._deadline = asyncio.get_running_loop().call_later(context.timeout_s, self.fail, overdue)
+
+    @property
+    def model(self) -> str:
+        """The served model that was asked for."""
+        return self._request.model
 
     @property
     def figures(self) -> FlightFigures:
@@ -136,6 +151,8 @@ class Flight:
         if legs is None or event.attempt != journal.attempt:
             return
         is_of_decode = epoch == legs.decode_epoch
+        if not is_of_decode:
+            legs.has_prefilled = True
         if self._cached.awaits_more:
             self._cached.note(event, is_of_decode=is_of_decode)
         if journal.prompt is not None and journal.awaits_prompt:
@@ -174,8 +191,16 @@ class Flight:
             self._avoided.add(epoch)
         self._attempt_failed(remote_error(failed.code, failed.message))
 
-    def on_node_joined(self) -> None:
+    def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
+        """The node knows the attempts `live`, as in `Legs.are_missed`; this attempt fails when it should be one of
+        them and is not."""
+        legs = self._legs
+        if legs is not None and self._needs(node.epoch) and legs.are_missed(node, live, received):
+            self._attempt_failed(RequestFailed(f"{node.role} node {node.node_id} has forgotten the request"))
+
+    def on_node_joined(self, epoch: int) -> None:
         """Begin the attempt that has waited for a node."""
+        self._retries.is_back(epoch)
         if self._node_deadline is not None:
             self._start_or_wait()
 
@@ -187,7 +212,8 @@ class Flight:
     def on_node_lost(self, node: Node, reason: str) -> None:
         """A node is lost; the attempt fails if one of its legs runs there."""
         if self._needs(node.epoch):
-            self._attempt_failed(RequestFailed(f"{node.role} node {node.node_id} was lost: {reason}"))
+            lost = RequestFailed(f"{node.role} node {node.node_id} was lost: {reason}")
+            self._attempt_failed(lost, node.epoch)
 
     def fail(self, error: BatonError) -> None:
         """End with `error`, which the reader gets after all earlier deliveries. Does nothing to a flight that has
@@ -210,16 +236,39 @@ class Flight:
         for delivery in deliveries:
             self._inbox.put(self._index, delivery)
             self._context.counters.num_finished += bool(delivery.finish_reason)
+        if self._inbox.is_behind and self._legs is not None and not self._journal.has_finished:
+            self._pause()
+
+    def _pause(self) -> None:
+        """The reader does not keep up: give the place in the batch up until it has taken everything."""
+        _log.info("request %s is paused: its client does not read", self.trace.request_id)
+        self._cancel_legs()
+        self._journal.next_attempt()
+        self.trace.attempt_ended("paused")
+        self._is_paused = True
+        self._context.counters.num_pauses += 1
+        self._context.node_wait.num_paused += 1
+        self._inbox.when_read(self._go_on)
+        self._context.node_wait.has_more_room()
+
+    def _go_on(self) -> None:
+        if self._is_paused:
+            self._end_pause()
+            self._start_or_wait()
+
+    def _end_pause(self) -> None:
+        self._context.node_wait.num_paused -= self._is_paused
+        self._is_paused = False
 
     def _needs(self, epoch: int) -> bool:
         return self._legs is not None and self._legs.run_on(epoch) and not self._journal.has_finished
 
-    def _on_deadline(self) -> None:
-        self.fail(DeadlineExceeded(f"the request took longer than {self._context.timeout_s:g} s"))
-
-    def _attempt_failed(self, error: BatonError) -> None:
-        """Try again where that can help, otherwise hand the error to the reader."""
-        if not isinstance(error, _RETRYABLE) or self._journal.attempt >= self._context.max_attempts:
+    def _attempt_failed(self, error: BatonError, lost_epoch: int | None = None) -> None:
+        """Try again where that can help, otherwise hand the error to the reader. `lost_epoch`: of the node that was
+        lost, if that was the reason."""
+        loop = asyncio.get_running_loop()
+        delay_s = self._retries.failed(loop.time(), lost_epoch)
+        if not isinstance(error, _RETRYABLE) or not self._retries.allow_another:
             self.fail(error)
             return
         self._cancel_legs()
@@ -227,10 +276,14 @@ class Flight:
         self._journal.next_attempt()
         self.trace.attempt_ended(error.code)
         _log.warning("request %s is tried again, attempt %d: %s", self.trace.request_id, self._journal.attempt, error)
-        self._start_or_wait()
+        if delay_s:
+            self._retry = loop.call_later(delay_s, self._start_or_wait)
+        else:
+            self._start_or_wait()
 
     def _start_or_wait(self) -> None:
         """Start the attempt. Without a node it waits for one, as long as a flight may."""
+        self._retry = None
         try:
             self._start_attempt()
         except NoNode as error:
@@ -248,11 +301,13 @@ class Flight:
         if journal.prompt is not None and journal.prompt.is_whole:
             request = replace(request, params=replace(request.params, prompt_logprobs=None))
         token_ids = (*request.prompt_ids, *journal.token_ids)
+        max_tokens = request.params.max_tokens and request.params.max_tokens - len(journal.token_ids)
         route = context.routing.choose(
             request.model,
             token_ids,
             request.cache_salt,
             self._avoided,
+            max_tokens,
             allows_handoff=self._num_transfer_failures < _MAX_TRANSFER_FAILURES,
             computes_all=journal.awaits_prompt,
         )
@@ -285,5 +340,8 @@ class Flight:
 
     def _stop(self) -> None:
         self._deadline.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
         self._stop_node_deadline()
+        self._end_pause()
         self._cancel_legs()

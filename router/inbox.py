@@ -1,17 +1,21 @@
 """The inbox of an answer: a queue between the relay and the task that writes to the client.
 
 All requests of an answer share one inbox, and one task takes from it. Deliveries that came while that task was busy are
-taken together, and so they are written together. An inbox never holds more tokens than its requests may generate; a
-client that reads nothing is dropped when the deadline of a write passes.
+taken together, and so they are written together. An inbox that holds `MAX_DUE` deliveries `is_behind`: its requests
+stop until they are taken (`router/flight.py`), and a client that reads nothing is dropped when the deadline of a write
+passes.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from router.journal import Delivery
 from wire.errors import BatonError
 
+MAX_DUE = 1024
+"""More than one turn of the event loop can bring, so that a busy router is not taken for a slow reader."""
 _MAX_TAKEN = 64
 
 
@@ -23,6 +27,16 @@ class Inbox:
         self._due: list[tuple[int, Delivery]] = []
         self._error: BatonError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._when_read: list[Callable[[], None]] = []
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether its reader does not keep up."""
+        return len(self._due) >= MAX_DUE
+
+    def when_read(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, when everything has been taken."""
+        self._when_read.append(callback)
 
     def put(self, index: int, delivery: Delivery) -> None:
         """Add a delivery for choice `index`."""
@@ -50,6 +64,10 @@ class Inbox:
                 self._waiter = None
         taken = self._due[:_MAX_TAKEN]
         del self._due[:_MAX_TAKEN]
+        if self._when_read and not self._due:
+            callbacks, self._when_read = self._when_read, []
+            for callback in callbacks:
+                callback()
         return taken
 
     def _wake(self) -> None:

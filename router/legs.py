@@ -7,12 +7,13 @@ choice is generated, so each counts at the decode node.
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from router.nodes import Node
 from router.routing import Route
-from wire.messages import Cancel, Decode, Prefill, PrefillPeer
+from wire.messages import Cancel, Decode, Prefill, PrefillPeer, live_key
 from wire.sampling import DecodingParams
 
 
@@ -20,7 +21,7 @@ class ControlSender(Protocol):
     """Sends messages to nodes."""
 
     def send(self, epoch: int, message: object) -> bool:
-        """Returns False when the node cannot be reached. The caller need not react: the node is then declared lost."""
+        """The message arrives, unless the node is lost, which its legs are told. Returns False when it is unknown."""
         ...
 
 
@@ -75,12 +76,19 @@ class Attempt:
         )
 
 
+_MAX_MISSED = 2
+
+
 class Legs:
-    """Both legs of one attempt, or the decode leg alone, as one choice sees them. `prefill_load`: what it counts at the
-    prefill node, 0 when another choice counts there."""
+    """Both legs of one attempt, or the decode leg alone, as one choice sees them; they have just been sent.
+    `prefill_load`: what it counts at the prefill node, 0 when another choice counts there. `has_prefilled`: the prefill
+    node has sampled token 1."""
 
     def __init__(self, sender: ControlSender, route: Route, cancel: Cancel, prefill_load: int) -> None:
         self.decode_epoch = route.decode.epoch
+        self.has_prefilled = False
+        self._sent = {node.epoch: node.session.sent for node in (route.decode, route.prefill) if node is not None}
+        self._num_missed = dict.fromkeys(self._sent, 0)
         self._sender = sender
         self._cancel = cancel
         self._prefill = route.prefill
@@ -98,6 +106,17 @@ class Legs:
     def run_on(self, epoch: int) -> bool:
         """Whether a leg that is not over runs on the node of that epoch."""
         return any(node is not None and node.epoch == epoch for node in (self._prefill, self._decode))
+
+    def are_missed(self, node: Node, live: AbstractSet[bytes], received: int) -> bool:
+        """Whether the node, which knows the attempts `live` and has had every message up to `received`, has forgotten
+        its leg. It has to say so twice: the end of a leg may reach the router from the other node, later."""
+        if received < self._sent[node.epoch] or (node.epoch != self.decode_epoch and self.has_prefilled):
+            return False
+        if live_key(self._cancel.handoff_id, self._cancel.attempt) in live:
+            self._num_missed[node.epoch] = 0
+            return False
+        self._num_missed[node.epoch] += 1
+        return self._num_missed[node.epoch] >= _MAX_MISSED
 
     def end_prefill(self) -> None:
         """The decode node generates, so it has the KV: the prefill leg is over."""
@@ -118,7 +137,6 @@ class Legs:
 
 def send_legs(sender: ControlSender, route: Route, attempt: Attempt) -> list[Legs]:
     """Send the legs of an attempt. They are returned once for each of its choices, in order."""
-    # a node that cannot be reached is declared lost soon, which starts the next attempt
     if route.prefill is not None:
         sender.send(route.prefill.epoch, attempt.prefill_leg(route.decode))
     sender.send(route.decode.epoch, attempt.decode_leg(route.prefill))

@@ -1,7 +1,8 @@
 """The router's metrics under vLLM's names, so that dashboards and autoscalers made for vLLM work.
 
 Owns the table of names. Values are those of the metric that each alias stands for; docs/operations/metrics.md says
-where their meaning differs. Every sample has the labels `model_name` and `engine`: the node's id where there is one.
+where their meaning differs. Every sample has the labels of its metric, `model_name` among them, and vLLM's `engine`:
+the node's id where there is one.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+MODEL_LABEL = "model_name"
 VLLM_NAMES: Mapping[str, tuple[str, ...]] = {
     "baton:num_requests_running": ("vllm:num_requests_running",),
     "baton:num_requests_waiting": ("vllm:num_requests_waiting",),
     "baton:kv_cache_usage_perc": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "baton:num_preemptions": ("vllm:num_preemptions",),
     "baton:prompt_tokens": ("vllm:prompt_tokens",),
     "baton:generation_tokens": ("vllm:generation_tokens",),
     "baton:prefix_cache_queries": ("vllm:prefix_cache_queries",),
@@ -37,20 +40,20 @@ VLLM_NAMES: Mapping[str, tuple[str, ...]] = {
 class VllmAliases(Collector):
     """Reads `source` at each scrape, and shows what has an alias under it."""
 
-    def __init__(self, source: CollectorRegistry, model_name: str) -> None:
+    def __init__(self, source: CollectorRegistry) -> None:
         self._source = source
-        self._model_name = model_name
 
     def collect(self) -> Iterable[Metric]:
         """See `Collector`."""
         for family in self._source.collect():
             for alias in VLLM_NAMES.get(family.name, ()):
-                yield self._renamed(family, alias)
+                yield _renamed(family, alias)
 
-    def _renamed(self, family: Metric, name: str) -> Metric:
-        renamed = Metric(name, family.documentation, family.type)
-        for sample in family.samples:
-            labels = {"model_name": self._model_name, "engine": sample.labels.get("node", "0"), **sample.labels}
-            suffix = sample.name.removeprefix(family.name)
-            renamed.add_sample(f"{name}{suffix}", labels, sample.value)
-        return renamed
+
+def _renamed(family: Metric, name: str) -> Metric:
+    renamed = Metric(name, family.documentation, family.type)
+    for sample in family.samples:
+        labels = {"engine": sample.labels.get("node", "0"), **sample.labels}
+        suffix = sample.name.removeprefix(family.name)
+        renamed.add_sample(f"{name}{suffix}", labels, sample.value)
+    return renamed

@@ -2,13 +2,14 @@
 
 Owns one Prometheus registry. TTFT, inter-token latency and end-to-end latency are taken where tokens leave the relay:
 they include neither the network to the client nor detokenizing. Times inside the nodes come from the nodes' stamps.
+What has a model has the label `model_name`, with the names of served models only.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import accumulate
 
@@ -20,7 +21,7 @@ from prometheus_client.utils import floatToGoString
 from router.control import ControlLink
 from router.flight import FlightFigures
 from router.loop_lag import LoopLag
-from router.metric_aliases import VllmAliases
+from router.metric_aliases import MODEL_LABEL, VllmAliases
 from router.nodes import NodeRegistry
 from router.relay import Relay
 from router.request_trace import CURRENT_TRACE
@@ -45,65 +46,36 @@ _RELAY_COUNTERS = {
 
 
 class RouterMetrics:
-    """All metrics of one router."""
+    """All metrics of one router. `models`: the names of the served models; no other name becomes a label."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Iterable[str]) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._aliases = CollectorRegistry(auto_describe=False)
-        self.time_to_first_token = self._histogram("time_to_first_token_seconds", "Time to first token", _TTFT_BUCKETS)
-        self.tokens = TokenMetrics()
-        self._registry.register(self.tokens)
+        families = _ModelFamilies(self._registry)
+        self._of_model = {model: ModelMetrics(families, model) for model in models}
+        self._registry.register(TokenMetrics({model: metrics.tokens for model, metrics in self._of_model.items()}))
         self.loop_lag = LoopLag()
         self._registry.register(self.loop_lag)
-        self.e2e_latency = self._histogram("e2e_request_latency_seconds", "Time to the last token", _E2E_BUCKETS)
-        self.queue_time = self._histogram(
-            "request_queue_time_seconds", "From sending the legs to the first step of the prompt", _TTFT_BUCKETS
-        )
-        self.admission_wait = self._histogram(
-            "admission_wait_seconds", "Time in the router's queue, 0 for requests that found room", _TTFT_BUCKETS
-        )
-        self.prefill_time = self._histogram(
-            "request_prefill_time_seconds", "From the first step of the prompt to token 1", _TTFT_BUCKETS
-        )
-        self.handover = self._histogram(
-            "handover_seconds", "From sampling token 1 to writing it to the client's stream", _HANDOVER_BUCKETS
-        )
-        self.decode_time = self._histogram(
-            "request_decode_time_seconds", "From token 1 to the last token, at the router", _E2E_BUCKETS
-        )
-        self.time_per_output_token = self._histogram(
-            "request_time_per_output_token_seconds", "Mean time per token after the first, by request", _ITL_BUCKETS
-        )
-        self.request_prompt_tokens = self._histogram(
-            "request_prompt_tokens", "Prompt tokens by request", _TOKEN_BUCKETS
-        )
-        self.request_generation_tokens = self._histogram(
-            "request_generation_tokens", "Tokens in the answer, by request", _TOKEN_BUCKETS
-        )
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens")
-        self.prefix_cache_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in a prefix cache")
-        self.prefix_cache_hits = self._counter("prefix_cache_hits", "Prompt tokens found in a prefix cache")
-        self.ignored_fields = self._counter("ignored_fields", "Requests with a field that was ignored", "field")
-        self.successes = self._counter("request_success", "Finished requests", "finished_reason")
+        doc = "Requests with a field that was ignored"
+        self.ignored_fields = Counter("baton:ignored_fields", doc, ("field",), registry=self._registry)
+
+    def of_model(self, model: str) -> ModelMetrics:
+        """The metrics of requests for a served model. Raises `KeyError` for any other."""
+        return self._of_model[model]
 
     def count_ignored(self, fields: Iterable[str]) -> None:
         """Record that a request carried `fields`, which were ignored. The caller keeps their number small."""
         for field in fields:
             self.ignored_fields.labels(field).inc()
 
-    def streamed(self, client: ClientTimes, relay: RelayTimes) -> None:
-        """Record a stream that ended without an error."""
-        if relay.clock and relay.first is not None and client.first_written_us is not None:
-            self.handover.observe((client.first_written_us - relay.first.sampled_us) / 1e6)
-
     def watch(self, relay: Relay, nodes: NodeRegistry, control: ControlLink) -> None:
         """Include the figures of the relay, the nodes and their connections."""
-        self._registry.register(_RelayCollector(relay, control))
-        self._registry.register(_NodesCollector(nodes))
+        self._registry.register(_RelayCollector(relay, control, self._of_model))
+        self._registry.register(_NodesCollector(nodes, self._of_model))
 
-    def add_vllm_aliases(self, model_name: str) -> None:
-        """Show what vLLM has too under its names as well, with the label `model_name`."""
-        self._aliases.register(VllmAliases(self._registry, model_name))
+    def add_vllm_aliases(self) -> None:
+        """Show what vLLM has too under its names as well."""
+        self._aliases.register(VllmAliases(self._registry))
 
     def include(self, collector: Collector) -> None:
         """Include what another part of the router counts."""
@@ -113,38 +85,114 @@ class RouterMetrics:
         """The text that `/metrics` answers."""
         return generate_latest(self._registry) + generate_latest(self._aliases)
 
-    def _histogram(self, name: str, doc: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"baton:{name}", doc, buckets=buckets, registry=self._registry)
 
-    def _counter(self, name: str, doc: str, *labels: str) -> Counter:
-        return Counter(f"baton:{name}", doc, labels, registry=self._registry)
+class _ModelFamilies:
+    """Metrics with the label `model_name`. Each is made when the first model asks for it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._histograms: dict[str, Histogram] = {}
+        self._counters: dict[str, Counter] = {}
+
+    def histogram(self, name: str, doc: str, buckets: tuple[float, ...]) -> Histogram:
+        if name not in self._histograms:
+            labels, registry = (MODEL_LABEL,), self._registry
+            self._histograms[name] = Histogram(f"baton:{name}", doc, labels, buckets=buckets, registry=registry)
+        return self._histograms[name]
+
+    def counter(self, name: str, doc: str, *labels: str) -> Counter:
+        if name not in self._counters:
+            self._counters[name] = Counter(f"baton:{name}", doc, (MODEL_LABEL, *labels), registry=self._registry)
+        return self._counters[name]
 
 
-class TokenMetrics(Collector):
-    """Counts each token in plain numbers, because the counters of prometheus_client take five times as long."""
+class ModelMetrics:
+    """What is measured of the requests for one model."""
+
+    def __init__(self, families: _ModelFamilies, model: str) -> None:
+        def histogram(name: str, doc: str, buckets: tuple[float, ...]) -> Histogram:
+            return families.histogram(name, doc, buckets).labels(model)
+
+        def counter(name: str, doc: str) -> Counter:
+            return families.counter(name, doc).labels(model)
+
+        self.tokens = TokenCounts()
+        self.time_to_first_token = histogram("time_to_first_token_seconds", "Time to first token", _TTFT_BUCKETS)
+        self.e2e_latency = histogram("e2e_request_latency_seconds", "Time to the last token", _E2E_BUCKETS)
+        self.queue_time = histogram(
+            "request_queue_time_seconds", "From sending the legs to the first step of the prompt", _TTFT_BUCKETS
+        )
+        self.admission_wait = histogram(
+            "admission_wait_seconds", "Time in the router's queue, 0 for requests that found room", _TTFT_BUCKETS
+        )
+        self.prefill_time = histogram(
+            "request_prefill_time_seconds", "From the first step of the prompt to token 1", _TTFT_BUCKETS
+        )
+        self.handover = histogram(
+            "handover_seconds", "From sampling token 1 to writing it to the client's stream", _HANDOVER_BUCKETS
+        )
+        self.decode_time = histogram(
+            "request_decode_time_seconds", "From token 1 to the last token, at the router", _E2E_BUCKETS
+        )
+        self.time_per_output_token = histogram(
+            "request_time_per_output_token_seconds", "Mean time per token after the first, by request", _ITL_BUCKETS
+        )
+        self.request_prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens by request", _TOKEN_BUCKETS)
+        self.request_generation_tokens = histogram(
+            "request_generation_tokens", "Tokens in the answer, by request", _TOKEN_BUCKETS
+        )
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens")
+        self.prefix_cache_queries = counter("prefix_cache_queries", "Prompt tokens looked up in a prefix cache")
+        self.prefix_cache_hits = counter("prefix_cache_hits", "Prompt tokens found in a prefix cache")
+        self._successes = families.counter("request_success", "Finished requests", "finished_reason")
+        self._model = model
+
+    def succeeded(self, reason: str) -> None:
+        """Record that a request ended without an error."""
+        self._successes.labels(self._model, reason).inc()
+
+    def streamed(self, client: ClientTimes, relay: RelayTimes) -> None:
+        """Record a stream that ended without an error."""
+        if relay.clock and relay.first is not None and client.first_written_us is not None:
+            self.handover.observe((client.first_written_us - relay.first.sampled_us) / 1e6)
+
+
+class TokenCounts:
+    """Counts the tokens of one model in plain numbers, because the counters of prometheus_client take five times as
+    long. `num_gaps` has one number for each bucket."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
-        self._num_gaps = [0] * (len(_ITL_BUCKETS) + 1)
-        self._sum_s = 0.0
+        self.num_gaps = [0] * (len(_ITL_BUCKETS) + 1)
+        self.sum_s = 0.0
 
     def gap(self, gap_s: float) -> None:
         """Record the time between a delivery and the one before it."""
-        self._num_gaps[bisect_left(_ITL_BUCKETS, gap_s)] += 1
-        self._sum_s += gap_s
+        self.num_gaps[bisect_left(_ITL_BUCKETS, gap_s)] += 1
+        self.sum_s += gap_s
+
+
+class TokenMetrics(Collector):
+    """Shows the token counts of each model."""
+
+    def __init__(self, counts: Mapping[str, TokenCounts]) -> None:
+        self._counts = counts
 
     def collect(self) -> Iterable[Metric]:
         """See `Collector`."""
-        yield CounterMetricFamily("baton:generation_tokens", "Tokens sent", self.num_tokens)
+        tokens = CounterMetricFamily("baton:generation_tokens", "Tokens sent", labels=[MODEL_LABEL])
+        gaps = HistogramMetricFamily("baton:inter_token_latency_seconds", "Gap between tokens", labels=[MODEL_LABEL])
         bounds = [*map(floatToGoString, _ITL_BUCKETS), "+Inf"]
-        buckets = [*zip(bounds, accumulate(self._num_gaps), strict=True)]
-        yield HistogramMetricFamily("baton:inter_token_latency_seconds", "Gap between tokens", buckets, self._sum_s)
+        for model, counts in self._counts.items():
+            tokens.add_metric([model], counts.num_tokens)
+            gaps.add_metric([model], [*zip(bounds, accumulate(counts.num_gaps), strict=True)], counts.sum_s)
+        yield from (tokens, gaps)
 
 
 class RequestTimer:
     """Times one request from its construction."""
 
-    def __init__(self, metrics: RouterMetrics, num_prompt_tokens: int) -> None:
+    def __init__(self, metrics: ModelMetrics, num_prompt_tokens: int) -> None:
         self._metrics = metrics
         self._start_s = time.monotonic()
         self._first_s: float | None = None
@@ -182,16 +230,21 @@ class RequestTimer:
         metrics.request_generation_tokens.observe(num_tokens)
         metrics.prefix_cache_queries.inc(self._num_prompt_tokens)
         metrics.prefix_cache_hits.inc(figures.num_cached_tokens)
-        metrics.successes.labels(reason).inc()
+        metrics.succeeded(reason)
 
 
 class _RelayCollector(Collector):
-    def __init__(self, relay: Relay, control: ControlLink) -> None:
+    def __init__(self, relay: Relay, control: ControlLink, models: Iterable[str]) -> None:
         self._relay = relay
         self._control = control
+        self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily("baton:num_requests_running", "Requests in flight", self._relay.num_in_flight)
+        running = GaugeMetricFamily("baton:num_requests_running", "Requests in flight", labels=[MODEL_LABEL])
+        in_flight = self._relay.count_by_model()
+        for model in self._models:
+            running.add_metric([model], in_flight[model])
+        yield running
         for name, value in asdict(self._relay.counters).items():
             doc = _RELAY_COUNTERS.get(name, "Requests of the relay")
             yield CounterMetricFamily(f"baton:relay_{name.removeprefix('num_')}", doc, value)
@@ -202,24 +255,34 @@ class _RelayCollector(Collector):
 class _NodesCollector(Collector):
     """Figures of nodes as of their last heartbeats, at most a few seconds old."""
 
-    def __init__(self, nodes: NodeRegistry) -> None:
+    def __init__(self, nodes: NodeRegistry, models: Iterable[str]) -> None:
         self._nodes = nodes
+        self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        nodes, labels = self._nodes.all(), ["role", "node"]
-        members = GaugeMetricFamily("baton:nodes", "Registered nodes", labels=["role"])
-        for role in (PREFILL, DECODE):
-            members.add_metric([role], sum(node.role == role for node in nodes))
+        labels = ["role", "node", MODEL_LABEL]
         load = GaugeMetricFamily("baton:node_load", "Legs in flight", labels=labels)
         blocks = GaugeMetricFamily("baton:node_kv_blocks", "KV blocks by state", labels=[*labels, "state"])
         usage = GaugeMetricFamily("baton:kv_cache_usage_perc", "Share of KV blocks held, 0 to 1", labels=labels)
-        for node in nodes:
-            place, status, total = [node.role, node.node_id], node.status, node.hello.num_blocks
+        doc = "Requests that gave their blocks up and were computed again"
+        preemptions = CounterMetricFamily("baton:num_preemptions", doc, labels=labels)
+        for node in self._nodes.all():
+            place, status, total = [node.role, node.node_id, node.model], node.status, node.hello.num_blocks
             load.add_metric(place, node.load)
             blocks.add_metric([*place, "free"], status.num_free_blocks)
             blocks.add_metric([*place, "cached"], status.num_cached_blocks)
             blocks.add_metric([*place, "held"], status.num_held_blocks)
             usage.add_metric(place, status.num_held_blocks / total if total else 0.0)
-        yield from (members, load, blocks, usage)
-        num_waiting = sum(node.status.num_waiting for node in nodes)
-        yield GaugeMetricFamily("baton:num_requests_waiting", "Legs that wait for a step on a node", num_waiting)
+            preemptions.add_metric(place, status.num_preemptions)
+        yield from (load, blocks, usage, preemptions, *self._by_model())
+
+    def _by_model(self) -> Iterable[Metric]:
+        members = GaugeMetricFamily("baton:nodes", "Registered nodes", labels=["role", MODEL_LABEL])
+        doc = "Legs that wait for a step on a node"
+        waiting = GaugeMetricFamily("baton:num_requests_waiting", doc, labels=[MODEL_LABEL])
+        for model in self._models:
+            nodes = self._nodes.of_model(model)
+            for role in (PREFILL, DECODE):
+                members.add_metric([role, model], sum(node.role == role for node in nodes))
+            waiting.add_metric([model], sum(node.status.num_waiting for node in nodes))
+        return (members, waiting)

@@ -2,7 +2,7 @@
 
 A request is given up when no node takes it within `timeout_s`; 0: at once. The limits of the model are known from
 nodes, so while there is no node at all a request waits here, before it is checked and admitted. Once checked, it waits
-as a flight (`router/flight.py`). Lives on one event loop.
+as a flight (`router/flight.py`). Tells those that listen when nodes have more room. Lives on one event loop.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ _RETRY_S = 1
 
 
 class NodeWait:
-    """See the module. `has_node` says whether a model has any node; at most `max_waiting` requests wait here."""
+    """See the module. `has_node` says whether a model has any node; at most `max_waiting` requests wait here.
+    `num_paused`: requests that wait for their readers, and so are at no node."""
 
     def __init__(self, has_node: Callable[[str], bool], timeout_s: float, max_waiting: int) -> None:
         self.timeout_s = timeout_s
+        self.num_paused = 0
         self._has_node = has_node
         self._max_waiting = max_waiting
         self._listeners: list[Callable[[], None]] = []
@@ -31,7 +33,7 @@ class NodeWait:
         return len(self._waiting)
 
     def listen(self, on_node_joined: Callable[[], None]) -> None:
-        """Call `on_node_joined` whenever a node has joined."""
+        """Call `on_node_joined` whenever a node has joined, or there is more room for another reason."""
         self._listeners.append(on_node_joined)
 
     async def for_any_node(self, model: str) -> None:
@@ -63,6 +65,10 @@ class NodeWait:
         for joined in self._waiting:
             if not joined.done():
                 joined.set_result(None)
+        self.has_more_room()
+
+    def has_more_room(self) -> None:
+        """Tell those that listen."""
         for listener in self._listeners:
             listener()
 

@@ -17,17 +17,26 @@ from dataclasses import dataclass, field
 
 from engine.cache.hashing import HASH_BYTES
 from wire.errors import Refused
-from wire.messages import DECODE, PREFILL, CacheEvents, Heartbeat, Hello, NodeStatus
+from wire.messages import DECODE, PREFILL, ROUTER_TO_NODE, CacheEvents, Heartbeat, Hello, NodeStatus
+from wire.session import Session, new_session_number
 
 DEAD_AFTER_S = 3.0
+CLAIM_S = 60.0
+"""For so long a node that was refused counts as one that wants its layout; it asks again within half of this."""
+_MAX_CLAIMS = 1024
 MAX_KNOWN_HASHES = 2**20
 _log = logging.getLogger(__name__)
 
 
+def _new_session() -> Session:
+    return Session(new_session_number(), ROUTER_TO_NODE)
+
+
 @dataclass(slots=True)
 class Node:
-    """One life of a node, named by its epoch. `model` is the served model whose weights it has. `load` counts legs,
-    also those that the node has not received yet."""
+    """One registration of a node, whose life is named by its epoch. `model` is the served model whose weights it has.
+    `load` counts legs, also those that the node has not received yet. `session` is the router's end of it. `rival`: the
+    epoch of another one that wants to join under the same node_id, and when it first asked."""
 
     hello: Hello
     model: str
@@ -36,6 +45,8 @@ class Node:
     load: int = 0
     is_leaving: bool = False
     cached_hashes: set[bytes] = field(default_factory=set)
+    session: Session = field(default_factory=_new_session)
+    rival: tuple[int, float] | None = None
 
     @property
     def epoch(self) -> int:
@@ -56,11 +67,14 @@ class Node:
 class NodeRegistry:
     """Registered nodes by epoch. `fingerprints`: of each served model, by its name, that of the router's own
     checkpoint, or None if it has no weights: then the first node of an unknown fingerprint decides. At most one model
-    may have None."""
+    may have None. `tokenizers`: of each served model the digest of the router's tokenizer; a node that has another one
+    would read grammars differently, one without any cannot serve them."""
 
-    def __init__(self, fingerprints: Mapping[str, str | None]) -> None:
+    def __init__(self, fingerprints: Mapping[str, str | None], tokenizers: Mapping[str, str] | None = None) -> None:
         self._fingerprints = dict(fingerprints)
+        self._tokenizers = dict(tokenizers or {})
         self._nodes: dict[int, Node] = {}
+        self._claims: dict[str, tuple[Hello, float]] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -84,12 +98,43 @@ class NodeRegistry:
         return [node for node in self._nodes.values() if node.model == model]
 
     def max_request_tokens(self, model: str) -> int | None:
-        """The longest prompt plus output that every node of a model can hold; None while it has no node."""
-        return min((node.hello.max_request_tokens for node in self.of_model(model)), default=None)
+        """The longest prompt plus output that a node of a model can hold, of its decode nodes if it has any; None while
+        it has no node."""
+        nodes = self.of_model(model)
+        sizes = [node.hello.max_request_tokens for node in nodes if node.role == DECODE]
+        return max(sizes or [node.hello.max_request_tokens for node in nodes], default=None)
 
     def max_num_seqs(self, model: str) -> int | None:
         """Requests that every node of a model can compute together; None while it has no node."""
         return min((node.hello.max_num_seqs for node in self.of_model(model)), default=None)
+
+    def predecessor(self, hello: Hello, now_s: float) -> Node | None:
+        """The registered node with the node_id of `hello` and another epoch, whose successor the sender wants to be.
+
+        Raises `Refused` when that node has been heard since the sender first asked: both are alive.
+        """
+        earlier = next((node for node in self._nodes.values() if node.node_id == hello.node_id), None)
+        if earlier is None or earlier.epoch == hello.epoch:
+            return None
+        if earlier.rival is None or earlier.rival[0] != hello.epoch:
+            earlier.rival = (hello.epoch, now_s)
+        elif earlier.heard_s > earlier.rival[1]:
+            where = earlier.hello.http_address
+            raise Refused(f"another {earlier.role} node called {hello.node_id} is alive at {where}: choose another id")
+        return earlier
+
+    def outvoted(self, hello: Hello, now_s: float) -> list[Node]:
+        """The registered nodes of the model of `hello` with another layout, if more nodes that have served before want
+        the layout of `hello`: after a restart of the router it must not count which of them was the first to join."""
+        others = [node for node in self._nodes.values() if node.hello.fingerprint == hello.fingerprint]
+        others = [node for node in others if node.hello.layout != hello.layout]
+        if not others or not (hello.session or hello.node_id in self._claims):
+            return []
+        alive = {name: claim for name, claim in self._claims.items() if now_s - claim[1] < CLAIM_S}
+        self._claims = dict([*alive.items(), (hello.node_id, (hello, now_s))][-_MAX_CLAIMS:])
+        wanted = [claim for claim, _ in self._claims.values() if claim.fingerprint == hello.fingerprint]
+        num_same = sum(1 for claim in wanted if claim.layout == hello.layout)
+        return others if num_same > len(others) else []
 
     def register(self, hello: Hello, now_s: float) -> Node | None:
         """Add a node; returns the earlier life of the same node_id, which is over. Raises `Refused`."""
@@ -101,6 +146,7 @@ class NodeRegistry:
         earlier = next((node for node in self._nodes.values() if node.node_id == hello.node_id), None)
         if earlier is not None:
             del self._nodes[earlier.epoch]
+        self._claims.pop(hello.node_id, None)
         self._nodes[hello.epoch] = Node(hello, model, now_s, hello.status)
         _log.info("%s node %s joined for %s: %d blocks", hello.role, hello.node_id, model, hello.num_blocks)
         return earlier
@@ -154,6 +200,9 @@ class NodeRegistry:
         if model is None:
             known = ", ".join(f"{known} ({model})" for model, known in expected.items())
             raise Refused(f"model differs: fingerprint {known} here, {hello.fingerprint} at {hello.node_id}")
+        tokenizer = self._tokenizers.get(model, "")
+        if tokenizer and hello.tokenizer and tokenizer != hello.tokenizer:
+            raise Refused(f"tokenizer differs: {tokenizer} here, {hello.tokenizer} at {hello.node_id}")
         for other in others:
             if other.model == model:
                 other.hello.layout.require_same(hello.layout, hello.node_id)

@@ -8,7 +8,9 @@ A request stays in the table until its reader closes it, so that one whose answe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from program.clock import host_clock
@@ -72,14 +74,21 @@ class Relay:
         """Requests that have not been closed."""
         return len(self._flights)
 
+    def count_by_model(self) -> Counter[str]:
+        """The same by the name of the model."""
+        return Counter(flight.model for flight in self._flights.values())
+
     @property
     def capacity(self) -> int:
-        """For how many requests the nodes have use: more would only wait there, in no fair order."""
+        """For how many requests the nodes have use: more would only wait there, in no fair order. Those that wait for
+        their readers are not at any node."""
         nodes = [node for node in self._registry.all() if node.role == DECODE and not node.is_leaving]
-        return _ADMITTED_PER_SEQ * sum(node.hello.max_num_seqs for node in nodes) or self._max_concurrent_requests
+        num_served = _ADMITTED_PER_SEQ * sum(node.hello.max_num_seqs for node in nodes)
+        return num_served + self.node_wait.num_paused if num_served else self._max_concurrent_requests
 
     def check_size(self, model: str, num_prompt_tokens: int, max_tokens: int | None, param: str) -> int | None:
-        """How many of `max_tokens` (None: as many as there is room for) fit behind a prompt on every node of `model`.
+        """How many of `max_tokens` (None: as many as there is room for) fit behind a prompt on the largest node of
+        `model`.
 
         Raises `ContextLengthExceeded` when not a single one does, `NoNode` without nodes.
         """
@@ -152,17 +161,22 @@ class Relay:
         if flight is not None:
             flight.on_failed(failed, epoch)
 
+    def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
+        """See `ControlHandler`."""
+        for flight in self._flights.values():
+            flight.on_live(node, live, received)
+
     def stop_waiting(self) -> None:
         """The router shuts down: no request waits for a node any more."""
         self.node_wait.close()
         for flight in self._flights.values():
             flight.stop_waiting()
 
-    def on_node_joined(self) -> None:
+    def on_node_joined(self, node: Node) -> None:
         """See `ControlHandler`."""
         self.node_wait.on_node_joined()
         for flight in self._flights.values():
-            flight.on_node_joined()
+            flight.on_node_joined(node.epoch)
 
     def on_node_lost(self, node: Node, reason: str) -> None:
         """See `ControlHandler`."""

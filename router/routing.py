@@ -40,26 +40,35 @@ class Routing:
         token_ids: Sequence[int],
         cache_salt: bytes,
         avoided: AbstractSet[int],
+        max_tokens: int | None,
         *,
         allows_handoff: bool,
         computes_all: bool = False,
     ) -> Route:
         """A route for prompt and emitted tokens over nodes of `model`; nodes whose epoch is in `avoided` only where
-        there is no other.
+        there is no other. Of each role only nodes that have room for what the request may become: `max_tokens` more
+        tokens at most, None: at least one.
 
         `computes_all`: whoever computes the prompt computes all of it, whatever it has cached.
 
         Raises `NoNode` without a decode node.
         """
-        decodes = self.registry.available(DECODE, model, avoided)
+        decodes = self._with_room(DECODE, model, avoided, len(token_ids) + (max_tokens or 1))
         if not decodes:
             raise NoNode("no decode node is available")
         hashes: list[bytes] = []
         hello = decodes[0].hello
         extend_hashes(hashes, token_ids, hello.layout.block_size, root_hash(hello.fingerprint, cache_salt))
         decode = self.decode_policy.choose(decodes, hashes)
-        prefills = self.registry.available(PREFILL, model, avoided) if allows_handoff else []
+        prefills = self._with_room(PREFILL, model, avoided, len(token_ids) + 1) if allows_handoff else []
         num_cached = 0 if computes_all else num_cached_blocks(decode, hashes) * hello.layout.block_size
         if not prefills or len(token_ids) - num_cached <= self.local_prefill_tokens:
             return Route(decode, None)
         return Route(decode, self.prefill_policy.choose(prefills, hashes))
+
+    def _with_room(self, role: str, model: str, avoided: AbstractSet[int], num_tokens: int) -> list[Node]:
+        able = self.registry.available(role, model, avoided)
+        fit = [node for node in able if node.hello.max_request_tokens >= num_tokens]
+        if fit or not avoided:
+            return fit
+        return [node for node in self.registry.available(role, model) if node.hello.max_request_tokens >= num_tokens]

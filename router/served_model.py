@@ -12,6 +12,7 @@ from pathlib import Path
 from engine.models.config import load_config
 from engine.models.identity import find_checkpoint, model_fingerprint, model_name
 from engine.models.weight_files import weight_files
+from engine.text.tokenizer_digest import tokenizer_digest
 from router.openai.prompts import PromptMaker
 from router.openai.request_templates import RequestTemplates
 from wire.errors import InvalidSetting, ModelLoadError
@@ -26,6 +27,7 @@ class ServedModel:
     prompts: PromptMaker
     fingerprint: str | None
     started: int
+    tokenizer_digest: str = ""
 
 
 def load_served_models(
@@ -52,7 +54,8 @@ def load_served_models(
 
 def _load(name: str, checkpoint: str, started: int, request_templates: RequestTemplates | None) -> ServedModel:
     folder = find_checkpoint(checkpoint, weights=False)
-    return ServedModel(name, PromptMaker.from_folder(folder, request_templates), _fingerprint(folder), started)
+    prompts = PromptMaker.from_folder(folder, request_templates)
+    return ServedModel(name, prompts, _fingerprint(folder), started, tokenizer_digest(folder))
 
 
 def _fingerprint(folder: Path) -> str | None:

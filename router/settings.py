@@ -31,7 +31,7 @@ class RouterSettings:
     max_queued_requests: int = setting(1024, "requests that wait for their turn when there is no room; 0: none")
     max_queued_tokens: int = setting(2**22, "tokens, prompt and max_tokens, of all requests that wait for their turn")
     max_queue_s: float = setting(600.0, "seconds that a request may wait for its turn; more are answered with 503")
-    max_attempts: int = setting(3, "how often a request is tried when nodes fail")
+    max_attempts: int = setting(3, "for how many failures a request is given up; nodes that come back are none")
     node_wait_s: float = setting(10.0, "seconds that a request waits for a node when there is none; 0: none")
     request_timeout_s: float = setting(600.0, "seconds a request may take in all")
     max_body_bytes: int = setting(8 * 2**20, "largest request body")

@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine.text": ("wire", "program", "engine.text"),
     "engine.cache": ("wire", "engine.cache"),
     "engine.scheduler": ("wire", "engine.cache", "engine.scheduler"),
+    "engine.structured": ("wire", "engine.text", "engine.structured"),
     "engine": ("wire", "program", "device", "demo.location", "engine"),
     "kvtransfer": ("wire", "program", "device", "kvtransfer"),
     "node": ("wire", "program", "device", "engine", "node"),
@@ -52,17 +53,20 @@ TORCH_FREE = (
     "engine.cache",
     "engine.scheduler",
     "engine.settings",
+    "engine.structured",
     "kvtransfer",
     "router",
     "bench",
 )
 NEEDS_TORCH = (
+    "bench.limits.kernels_alone",
     "engine.text.convert",
     "kvtransfer.pools.device",
     "kvtransfer.pools.device_checksums",
     "kvtransfer.transports.nccl",
 )
-"""Runs in a child process of its own; imported for pools in device memory; imported for `--kv-transport nccl`."""
+"""Belongs to `bench.limits.engine_process`; runs in a child process of its own; imported for pools in device memory;
+imported for `--kv-transport nccl`."""
 OWN_PROCESS_SUFFIX = "_process"
 """A module of bench/ with this ending runs in a process of its own, which may need torch."""
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "cloudpickle"}

@@ -31,7 +31,7 @@ import xxhash
 
 from wire.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 9
 """The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.
@@ -42,6 +42,9 @@ PROTOCOL_VERSION = 6
 5: the words of the glossary (`sampled_us`).
 6: log probabilities of prompt tokens (`PromptLogprobs`), allowed tokens and bad words; choices of one prompt share its
 legs and its handoff (`forks`, `firsts`).
+7: preemptions in a node's status.
+8: sessions: messages between router and nodes are numbered, acknowledged and sent again when they were lost.
+9: grammars that an output must obey (`grammar`), and the digest of a node's tokenizer.
 """
 
 _MAGIC = b"BT"

@@ -19,8 +19,10 @@ from wire.codec import MAX_MESSAGE_BYTES
 from wire.errors import InvalidSetting
 
 HANDSHAKE_TIMEOUT_MS = 5_000
-HEARTBEAT_INTERVAL_MS = 1_000
-HEARTBEAT_TIMEOUT_MS = 3_000
+KEEPALIVE_S = 1
+"""Of TCP, after a second without traffic; four missed ones end the connection. ZMTP's own heartbeats stay off: libzmq
+4.3.5 aborts the process when one is due on a connection that its peer has closed while our queue was full."""
+MAX_MISSED_KEEPALIVES = 4
 MAX_QUEUED_MESSAGES = 4_096
 ZAP_DOMAIN = "baton"
 """The ZAP domain of all listening sockets, by which the authenticator of a program recognises them."""
@@ -63,9 +65,12 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, settings: Li
     link.setsockopt(zmq.SNDHWM, settings.max_queued_messages)
     link.setsockopt(zmq.RCVHWM, settings.max_queued_messages)
     link.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
-    link.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
-    link.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-    link.setsockopt(zmq.RECONNECT_IVL, 100)
+    link.setsockopt(zmq.HEARTBEAT_IVL, 0)
+    link.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    link.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
+    link.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
+    link.setsockopt(zmq.TCP_KEEPALIVE_CNT, MAX_MISSED_KEEPALIVES)
+    link.setsockopt(zmq.RECONNECT_IVL, 50)
     link.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
     if kind == zmq.ROUTER:
         link.setsockopt(zmq.ROUTER_MANDATORY, 1)

@@ -21,17 +21,20 @@ PREFILL, DECODE = "prefill", "decode"
 _Name = Annotated[str, Length(128)]
 _Text = Annotated[str, Length(1024)]
 _Count = Annotated[int, Bounds(0, 2**40)]
-_Attempt = Annotated[int, Bounds(1, 1000)]
+_Attempt = Annotated[int, Bounds(1, 10**6)]
 _Forks = Annotated[tuple[Id128, ...], Length(1024)]
 _TopIds = Annotated[tuple[int, ...], Packed("I", MAX_TOP_LOGPROBS)]
 _TopValues = Annotated[tuple[float, ...], Packed("d", MAX_TOP_LOGPROBS)]
 
-FINISH_STOP, FINISH_LENGTH = "stop", "length"
+LIVE_KEY_BYTES = 20
+FINISH_STOP, FINISH_LENGTH, FINISH_COMPLETE = "stop", "length", "complete"
+"""Why a node ended an output: its last token is one that ends outputs, and no part of the text; it has all the tokens
+it may have; its grammar allows no further token. A client is told "stop" in the last case too."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node's load, as of its last step."""
+    """A node's load, as of its last step. `num_preemptions` counts from its start."""
 
     num_running: _Count
     num_waiting: _Count
@@ -39,6 +42,7 @@ class NodeStatus:
     num_cached_blocks: _Count
     num_held_blocks: _Count
     loop_age_s: Annotated[float, Bounds(0, 1e9)]
+    num_preemptions: _Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,8 @@ class Hello:
 
     `fingerprint` names the weights and architecture. `peer_address` is where other nodes reach this one.
     `max_request_tokens` is the longest prompt plus output the node's context and pool can hold. `clock` names the clock
-    of its stamps (see `program.clock`), "" when it has no name.
+    of its stamps (see `program.clock`), "" when it has no name. `session` is the one that it is in, 0 for none.
+    `tokenizer` is the digest of its tokenizer, "" when its checkpoint has none: masks of grammars depend on it.
     """
 
     role: _Name
@@ -62,34 +67,63 @@ class Hello:
     max_num_seqs: _Count
     status: NodeStatus
     clock: _Name
+    session: U64 = 0
+    tokenizer: _Name = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Router -> node: registered. Another `router_epoch` than before means every earlier request is void."""
+    """Router -> node: registered. Another `session` than before means every earlier request is void."""
 
-    router_epoch: U64
+    session: U64
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Router -> node: not registered, and why. The node ends with this message."""
+    """Router -> node: not registered, and why. A node that has never been registered ends with this message."""
 
     message: _Text
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Router -> node, twice a second. A node that hears none for its router time-out drops the router's requests."""
+    """Router -> node, twice a second. A node that hears none for its router time-out drops the router's requests.
 
-    router_epoch: U64
+    `sent` and `received`: the last numbers that the router has given to a message, and has had from the node.
+    """
+
+    session: U64
+    sent: U64
+    received: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Node -> router, the answer to a Ping. `sent` and `received` are the node's, and `live` are the attempts that it
+    knows, as of then: 20 bytes each, the handoff id and the attempt as u32, laid end to end."""
+
+    session: U64
+    sent: U64
+    received: U64
+    live: Annotated[bytes, Length(2**20)]
+
+    @property
+    def live_keys(self) -> frozenset[bytes]:
+        """The attempts that are alive, each as `live_key` has it."""
+        return frozenset(self.live[at : at + LIVE_KEY_BYTES] for at in range(0, len(self.live), LIVE_KEY_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Both ways: messages were lost, so send again from number `first` on."""
+
+    session: U64
+    first: U64
 
 
 @dataclass(frozen=True, slots=True)
 class Introduce:
     """Router -> node it does not know (the router restarted): say Hello again."""
-
-    router_epoch: U64
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +312,11 @@ class CacheEvents:
     removed: Annotated[bytes, Length(2**20)]
 
 
+def live_key(handoff_id: bytes, attempt: int) -> bytes:
+    """An attempt as `Pong` names it."""
+    return handoff_id + attempt.to_bytes(4, "little")
+
+
 def control_identity(epoch: int) -> bytes:
     """ZMQ identity of a node's control connection: a router can address every node whose epoch it has heard of."""
     return b"N" + epoch.to_bytes(8, "little")
@@ -289,5 +328,5 @@ def epoch_of_identity(identity: bytes) -> int | None:
     return int.from_bytes(identity[1:], "little") if is_control else None
 
 
-ROUTER_TO_NODE = Codec(Welcome, Refusal, Ping, Introduce, Prefill, Decode, Cancel)
-NODE_TO_ROUTER = Codec(Hello, Heartbeat, Leaving, Tokens, PromptLogprobs, Failed, CacheEvents)
+ROUTER_TO_NODE = Codec(Welcome, Refusal, Ping, Introduce, Resume, Prefill, Decode, Cancel)
+NODE_TO_ROUTER = Codec(Hello, Heartbeat, Pong, Resume, Leaving, Tokens, PromptLogprobs, Failed, CacheEvents)

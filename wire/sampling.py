@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from wire.codec import Bounds, Length, Packed
 from wire.errors import InvalidRequest
+from wire.grammar import Grammar
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 256
@@ -39,7 +40,8 @@ class DecodingParams:
     `seed` None lets the router choose one; noise is a function of (seed, choice, position) only. `prompt_logprobs` is
     the same as `logprobs` for the tokens of the prompt. `allowed_token_ids`: no other token is sampled; () allows all.
     `bad_word_ids`: token sequences that the output must not contain, so the last token of one is withheld while the
-    output ends with those before it.
+    output ends with those before it. `grammar`: what the output must obey, see `Grammar`; it ends where nothing can
+    follow, and before that only with an end-of-sequence token where the grammar allows the end.
     Raises `InvalidRequest` with `param` set when a value is out of range.
     """
 
@@ -62,6 +64,7 @@ class DecodingParams:
     prompt_logprobs: Annotated[int, Bounds(0, MAX_TOP_LOGPROBS)] | None = None
     allowed_token_ids: Annotated[tuple[int, ...], Packed("I", MAX_ALLOWED_TOKEN_IDS)] = ()
     bad_word_ids: Annotated[tuple[_BadWord, ...], Length(MAX_BAD_WORD_SEQUENCES)] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         for name, number in _numbers():
@@ -76,6 +79,8 @@ class DecodingParams:
         if not all(-MAX_ABS_LOGIT_BIAS <= value <= MAX_ABS_LOGIT_BIAS for value in self.logit_bias_values):
             message = f"logit_bias values must lie between {-MAX_ABS_LOGIT_BIAS:g} and {MAX_ABS_LOGIT_BIAS:g}"
             raise InvalidRequest(message, "logit_bias")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InvalidRequest("grammar must be a Grammar", "grammar")
         _require_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
         if self.bad_word_ids:
             _require_bad_words(self.bad_word_ids)
@@ -86,6 +91,11 @@ class DecodingParams:
         return bool(
             self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.bad_word_ids
         )
+
+    @property
+    def needs_last_token(self) -> bool:
+        """True when a token can be sampled only once the value of the one before it is known on the host."""
+        return self.grammar is not None or self.needs_history
 
     def with_at_most(self, max_tokens: int | None) -> DecodingParams:
         """These parameters with another `max_tokens`. Raises `InvalidRequest` when it is less than `min_tokens`."""

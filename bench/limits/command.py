@@ -28,6 +28,7 @@ from bench.limits.result import (
     HANDOFF_NAMES,
     KV_NAMES,
     MEANINGS,
+    STEP_NAMES,
     Ceiling,
     Found,
     LimitsSettings,
@@ -35,7 +36,7 @@ from bench.limits.result import (
     ceiling_of,
     difference_of,
 )
-from bench.limits.router_hop import RouterPlan, measure_router_hop, router_ratios
+from bench.limits.router_hop import RatePlan, RouterPlan, measure_router_hop, measure_router_rate, router_ratios
 from bench.limits.served import handoff_ratios, isolation_ratio, measure_handoffs, measure_isolation
 from bench.numbers import median, percentile
 from bench.report.document import as_text
@@ -93,14 +94,14 @@ def engine_limits(settings: LimitsSettings, found: Found, say: Callable[[str], N
     say("building the engine")
     with Child(_ENGINE, asdict(settings)) as engine:
         engine.hear(_START_S)
-        for name in ("decode_bw_ratio", "attn_ratio"):
-            for context in settings.context_lens if name in wanted else ():
-                for batch in settings.batch_sizes:
-                    say(f"{name}, batch {batch}, context {context}")
-                    found.ratios.append(Ratio(**engine.ask(name, batch=batch, context=context)))
-        if "prefill_flop_ratio" in wanted:
-            say("prefill_flop_ratio")
-            found.ratios.append(Ratio(**engine.ask("prefill_flop_ratio")))
+        steps = [
+            {"batch": batch, "context": length} for length in settings.context_lens for batch in settings.batch_sizes
+        ]
+        for name in wanted:
+            for case in [] if name in CEILING_NAMES else steps if name in STEP_NAMES else [{}]:
+                say(", ".join([name, *(f"{size} {number}" for size, number in case.items())]))
+                answer = engine.ask(name, **case)
+                found.ratios.extend(Ratio(**ratio) for ratio in (answer if isinstance(answer, list) else [answer]))
         ceilings = engine.ask("ceilings", names=[name for name in CEILING_NAMES if name in wanted])
         found.ceilings.extend(Ceiling(**ceiling) for ceiling in ceilings)
 
@@ -123,6 +124,9 @@ def system_limits(settings: LimitsSettings, found: Found, say: Callable[[str], N
             small = {"concurrencies": (1, 4), "num_tokens": 20} if settings.quick else {}
             plan = RouterPlan(num_rounds=settings.num_rounds, **small)  # type: ignore[arg-type]
             found.ratios.extend(ratio for each in measure_router_hop(plan, say) for ratio in router_ratios(each))
+        if "router_events_per_cpu_s" in wanted:
+            few = {"concurrencies": (4,), "num_events": 200} if settings.quick else {}
+            found.ratios.extend(measure_router_rate(RatePlan(num_rounds=settings.num_rounds, **few), say))  # type: ignore[arg-type]
         if "itl_isolation" in wanted:
             found.ratios.extend(map(isolation_ratio, measure_isolation(settings, say)))
 

@@ -1,4 +1,5 @@
-"""How close an engine comes to the machine: `decode_bw_ratio`, `attn_ratio`, `prefill_flop_ratio`, and their ceilings.
+"""How close an engine comes to the machine: `decode_bw_ratio`, `attn_ratio`, `prefill_flop_ratio`, their ceilings, and
+its kernels alone.
 
 `python -m bench.limits.engine_process`. Owns how requests get into an engine whose steps are timed; an engine with the
 cores, threads and malloc settings of a node; and two buffers larger than the caches in the same process: memory
@@ -22,10 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from bench.child import Worker, serve_parent
+from bench.limits.kernels_alone import FEW_ROWS, MANY_ROWS, KernelsAlone, Work, library_product
 from bench.limits.model_shapes import Product, shapes_of
 from bench.limits.result import TIMES_CACHE, LimitsSettings, ceiling_of, in_turns, last_cache_bytes, ratio_of
 from bench.numbers import median
@@ -37,6 +37,7 @@ from engine.models.checkpoint import choose_dtype
 from engine.models.config import load_config
 from engine.models.decoder import TORCH_DTYPES
 from engine.models.identity import find_checkpoint
+from engine.native.library import open_kernels
 from engine.runner.kv_memory import allocate_private
 from engine.scheduler.request import RequestOutput
 from engine.settings import EngineSettings
@@ -172,7 +173,7 @@ class Machine:
         self._source[:] = self._target[:] = 1
         self._parts = np.array_split(self._source.view(np.float32), num_threads)
         self._others = ThreadPoolExecutor(max(1, num_threads - 1))
-        self._products = [(_multiplication(product, dtype), product.count) for product in products]
+        self._products = [(library_product(product, dtype), product.count) for product in products]
         self._flop = sum(product.flop for product in products)
         threads, size, rows = f"{num_threads} thread(s)", f"{num_bytes / 2**20:.0f} MiB", products[0].num_rows
         gemm = f"oneDNN products of all layers with {rows} rows and of the head with 1, weights packed, {threads}"
@@ -237,6 +238,10 @@ class EngineLimits:
         self._attention = self._steps.engine.attention.build(self._steps.engine.memory.paged)
         products = self._shapes.prefill_products(self._chunk)
         self._machine = Machine(settings.buffer_bytes, settings.num_threads, self._dtype, products)
+        kernels = open_kernels(settings.cpu_kernels, settings.num_threads)
+        self._alone = (
+            None if kernels is None else KernelsAlone(kernels, self._shapes, self._dtype, settings.buffer_bytes)
+        )
         self._samples: dict[str, list[float]] = {}
         self._next_block = 0
 
@@ -283,6 +288,39 @@ class EngineLimits:
         case = f"{num_tokens} tokens, chunks of {self._chunk}"
         return asdict(ratio_of("prefill_flop_ratio", case, subject, products, goal="1", note=note))
 
+    def attn_kernel_ratio(self, batch: int, context: int) -> list[dict[str, Any]]:
+        """As `attn_ratio`, without what surrounds the kernel. Nothing where torch computes."""
+        if self._alone is None:
+            return []
+        work = self._alone.attention(self._steps.engine.memory.paged, batch, context)
+        return [self._of_stream("attn_kernel_ratio", f"batch {batch}, context {context}", work)]
+
+    def linear_bw_ratio(self) -> list[dict[str, Any]]:
+        """Packed weights over the time of their products with few rows, against the rate of reading."""
+        if self._alone is None:
+            return []
+        return [self._of_stream("linear_bw_ratio", _rows(count), self._alone.products(count)) for count in FEW_ROWS]
+
+    def linear_flop_ratio(self) -> list[dict[str, Any]]:
+        """The rate of products with more rows, against the library's of the same shapes."""
+        return [] if self._alone is None else [self._of_library(self._alone, count) for count in MANY_ROWS]
+
+    @torch.inference_mode()
+    def _of_library(self, alone: KernelsAlone, num_rows: int) -> dict[str, Any]:
+        work, library = alone.products(num_rows), alone.library_products(num_rows)
+        rates, found = in_turns(
+            self._settings.num_rounds,
+            lambda: library.flop / library.run_s() / 1e9,
+            lambda: work.flop / work.run_s() / 1e9,
+        )
+        note = f"{median(found):.0f} of {median(rates):.0f} GFLOP/s"
+        return asdict(ratio_of("linear_flop_ratio", _rows(num_rows), found, rates, goal="1", note=note))
+
+    def _of_stream(self, name: str, case: str, work: Work) -> dict[str, Any]:
+        reading, found = self._against("read_stream", lambda: work.num_bytes / work.run_s() / 1e9)
+        note = f"{median(found):.1f} of {median(reading):.1f} GB/s"
+        return asdict(ratio_of(name, case, found, reading, goal="1", note=note))
+
     def ceilings(self, names: list[str]) -> list[dict[str, Any]]:
         """Those that the ratios needed, of all their rounds, and those that are named."""
         for name in names:
@@ -322,21 +360,13 @@ class EngineLimits:
         return SequenceShare(context - 1, 1, table)
 
 
+def _rows(count: int) -> str:
+    return f"{count} row{'s' * (count > 1)}"
+
+
 def _dot(values: npt.NDArray[np.float32]) -> float:
     half = len(values) // 2
     return float(np.dot(values[:half], values[half : 2 * half]))
-
-
-@torch.inference_mode()
-def _multiplication(product: Product, dtype: torch.dtype) -> Callable[[], Tensor]:
-    """The fastest product of the library at this shape: weights in the layout it likes best for so many rows."""
-    rows = torch.randn(product.num_rows, product.num_in).to(dtype)
-    weight = torch.randn(product.num_out, product.num_in).to(dtype)
-    if dtype != torch.bfloat16 or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return lambda: F.linear(rows, weight)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, product.num_rows)
-    linear: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise
-    return lambda: linear(rows, packed, None, "none", [], "")
 
 
 def _begin(spec: dict[str, Any]) -> Worker:

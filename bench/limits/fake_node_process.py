@@ -21,6 +21,7 @@ from wire import messages
 from wire.errors import RequestFailed
 from wire.layout import KvLayout, LayerKv
 from wire.links import LinkSettings, connect, open_socket
+from wire.session import Session, number_of
 
 _LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(num_kv_heads=1, head_dim=64)])
 _NUM_BLOCKS = 2**16
@@ -29,23 +30,32 @@ _BEAT_S = 1.0
 _WAIT_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _End:
     """One end that has taken this node in, under an epoch of its own."""
 
     link: zmq.Socket[bytes]
     epoch: int
+    session: Session
 
     def next(self, deadline_s: float) -> object:
         if not self.link.poll(max(0, round((deadline_s - time.monotonic()) * 1000))):
             raise RequestFailed(f"what the fake node waits for did not come within {_WAIT_S:g} s")
-        return messages.ROUTER_TO_NODE.decode(self.link.recv())
+        frames = self.link.recv_multipart()
+        message = messages.ROUTER_TO_NODE.decode(frames[-1])
+        if number_of(frames):
+            self.session.accept(number_of(frames))
+        elif isinstance(message, messages.Welcome):
+            self.session = Session(message.session, messages.NODE_TO_ROUTER)
+        elif isinstance(message, messages.Ping):
+            self.session.acknowledge(message.received)
+        return message
 
     def send_tokens(self, legs: list[messages.Decode], index: int, token_id: int, finish_reason: str = "") -> None:
         events = (
             messages.TokenEvent(leg.handoff_id, leg.attempt, index, (token_id,), (), finish_reason, 0) for leg in legs
         )
-        self.link.send(messages.NODE_TO_ROUTER.encode(messages.Tokens(self.epoch, tuple(events))))
+        self.link.send_multipart(self.session.frames(messages.Tokens(self.epoch, tuple(events))))
 
 
 class FakeNode:
@@ -81,7 +91,7 @@ class FakeNode:
             clock=host_clock(),
         )
         link.send(messages.NODE_TO_ROUTER.encode(hello))
-        self._ends[end] = _End(link, epoch)
+        self._ends[end] = _End(link, epoch, Session(0, messages.NODE_TO_ROUTER))
         deadline_s = time.monotonic() + _WAIT_S
         while not isinstance(self._ends[end].next(deadline_s), messages.Welcome):
             continue

@@ -17,6 +17,7 @@ from program.clock import host_clock
 from wire import messages
 from wire.layout import KvLayout, LayerKv
 from wire.links import LinkSettings, connect, open_socket
+from wire.session import Session, number_of
 
 _LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(num_kv_heads=1, head_dim=64)])
 _NUM_BLOCKS = 2**16
@@ -44,6 +45,7 @@ class LoadNode:
         self._link = open_socket(self._context, zmq.DEALER, LinkSettings())
         self._link.setsockopt(zmq.IDENTITY, messages.control_identity(self._epoch))
         connect(self._link, address, LinkSettings())
+        self._session = Session(0, messages.NODE_TO_ROUTER)
         self._legs: dict[tuple[bytes, int], _Leg] = {}
         self._stop, self.joined = threading.Event(), threading.Event()
         hello = messages.Hello(
@@ -76,7 +78,9 @@ class LoadNode:
         due_s = beat_s = time.monotonic()
         while not self._stop.is_set():
             while self._link.poll(max(0, round((due_s - time.monotonic()) * 1000))):
-                self._take(messages.ROUTER_TO_NODE.decode(self._link.recv()))
+                frames = self._link.recv_multipart()
+                self._session.accept(number_of(frames))
+                self._take(messages.ROUTER_TO_NODE.decode(frames[-1]))
             now_s = time.monotonic()
             due_s = max(due_s + self._interval_s, now_s)
             if now_s >= beat_s:
@@ -86,7 +90,13 @@ class LoadNode:
 
     def _take(self, message: object) -> None:
         if isinstance(message, messages.Welcome):
+            self._session = Session(message.session, messages.NODE_TO_ROUTER)
             self.joined.set()
+        elif isinstance(message, messages.Ping):
+            self._session.acknowledge(message.received)
+            live = b"".join(messages.live_key(*key) for key in self._legs)
+            session = self._session
+            self._send(messages.Pong(session.number, session.sent, session.received, live))
         elif isinstance(message, messages.Decode):
             for handoff_id in (message.handoff_id, *message.forks):
                 self._legs[handoff_id, message.attempt] = _Leg(handoff_id, message)
@@ -96,7 +106,8 @@ class LoadNode:
     def _step(self) -> None:
         events = [self._event(leg) for leg in self._legs.values()]
         for start in range(0, len(events), _MAX_EVENTS):
-            self._send(messages.Tokens(self._epoch, tuple(events[start : start + _MAX_EVENTS])))
+            tokens = messages.Tokens(self._epoch, tuple(events[start : start + _MAX_EVENTS]))
+            self._link.send_multipart(self._session.frames(tokens))
         for event in events:
             if event.finish_reason:
                 del self._legs[event.handoff_id, event.attempt]

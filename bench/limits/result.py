@@ -18,10 +18,15 @@ from program.settings import setting
 from wire.errors import InvalidSetting
 
 CEILING_NAMES = ("memcpy", "read_stream", "gemm")
-ENGINE_NAMES = (*CEILING_NAMES, "decode_bw_ratio", "prefill_flop_ratio", "attn_ratio")
+STEP_NAMES = ("decode_bw_ratio", "attn_ratio", "attn_kernel_ratio")
+"""Ratios that are measured for each batch size and context."""
+KERNEL_NAMES = ("attn_kernel_ratio", "linear_bw_ratio", "linear_flop_ratio")
+"""Those of Baton's CPU kernels alone; nothing where torch computes."""
+ENGINE_NAMES = (*CEILING_NAMES, *STEP_NAMES, "prefill_flop_ratio", "linear_bw_ratio", "linear_flop_ratio")
 """Ceilings and ratios that are measured in one process with an engine."""
 HANDOFF_NAMES, KV_NAMES = ("exposed_ratio", "handover_us"), ("kv_bw_ratio", "kv_overhead_us")
-SYSTEM_NAMES = ("zmq_round_trip", *KV_NAMES, *HANDOFF_NAMES, "router_us_per_token", "itl_isolation")
+ROUTER_NAMES = ("router_us_per_token", "router_events_per_cpu_s")
+SYSTEM_NAMES = ("zmq_round_trip", *KV_NAMES, *HANDOFF_NAMES, *ROUTER_NAMES, "itl_isolation")
 """Those that need several processes: nodes, a router, clients."""
 _QUICK_ROUNDS = 2
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -30,6 +35,9 @@ TIMES_CACHE = 4
 MEANINGS = {
     "decode_bw_ratio": "The share of the memory's read rate at which a decode step gets through weights and KV.",
     "attn_ratio": "The same for attention alone: KV bytes of a decode step over the time of all its layers.",
+    "attn_kernel_ratio": "The same for the call of Baton's attention kernel, without what is around it.",
+    "linear_bw_ratio": "The same for Baton's products of a layer and the head, for few rows: bytes of weights.",
+    "linear_flop_ratio": "The rate of Baton's products of a layer over that of oneDNN's, for more rows.",
     "prefill_flop_ratio": "The share of the rate of bare matrix products at which a prompt is computed.",
     "kv_bw_ratio": "The rate of a whole handoff, bookkeeping included, over that of copying as many bytes.",
     "kv_overhead_us": "What a handoff takes beyond copying its bytes.",
@@ -38,6 +46,8 @@ MEANINGS = {
     "router_us_per_token": "What each streamed token takes longer through the router than straight from its source.",
     "router_ttft_us": "What the first token takes longer through the router than straight from its source.",
     "router_cpu_s_per_1000_tokens": "Processor time of the router for 1000 streamed tokens.",
+    "router_events_per_cpu_s": "Server-sent events, one for each token, that the router sends per second of its CPU.",
+    "router_core_share": "The share of one core that the router uses while it sends so many events.",
     "itl_isolation": "How much longer the slowest gaps between tokens get when prompts are computed beside them.",
 }
 """One sentence a ratio."""

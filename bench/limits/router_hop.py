@@ -6,6 +6,10 @@ pinned, as where `baton serve` starts the router. A stamp is taken when bytes ar
 
 Of a token: from the moment its step was handed to the fake node's link until its bytes are here; of the first token of
 a request: from the sending of the request on.
+
+How many events the router sends per second of its own CPU is measured with a node that has everything ready. A client
+still gets one event for each token, but several of them in one write. How much of a core the router uses at a given
+rate is measured at that rate.
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ import selectors
 import socket
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from urllib.parse import urlsplit
@@ -41,7 +45,7 @@ from wire.sampling import DecodingParams
 _FAKE_NODE = "bench.limits.fake_node_process"
 _ROUTER_FLAGS = ("--port=0", "--control-port=0", "--shutdown-timeout-s=1", "--log-level=warning")
 _ROUTER, _DIRECT = "router", "direct"
-_ROUTER_EPOCH = 1
+_SESSION = 1
 _READY_S, _WAIT_S = 30.0, 20.0
 _READ_BYTES = 2**16
 _CPUCLOCK_SCHED = 2
@@ -56,6 +60,19 @@ class RouterPlan:
     num_tokens: int = 200
     interval_s: float = 0.01
     num_prompt_tokens: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class RatePlan:
+    """What is measured: so many requests at once that have about `num_events` tokens together, which the node has all
+    ready, or sends at `events_per_s`."""
+
+    concurrencies: tuple[int, ...] = (64, 256)
+    num_rounds: int = 7
+    num_events: int = 64_000
+    events_per_s: int = 20_000
+    num_prompt_tokens: int = 128
+    limit_s: float = 120.0
 
 
 @dataclass(slots=True)
@@ -93,41 +110,93 @@ class RouterSamples:
 
 def measure_router_hop(plan: RouterPlan, say: Callable[[str], None]) -> list[RouterSamples]:
     """Measure in turns, the bare way first. Raises `RequestFailed`, `ChildFailed`."""
-    token_id = Tokenizer.from_folder(checkpoint_path()).encode(" word")[-1]
-    fingerprint = model_fingerprint(checkpoint_path(), load_config(checkpoint_path()))
     found, limit_s = [], plan.num_tokens * plan.interval_s + _WAIT_S
-    with ExitStack() as stack:
-        node = stack.enter_context(Commanded(_FAKE_NODE, {"fingerprint": fingerprint, "token_id": token_id}))
-        router = stack.enter_context(Child("router", *_ROUTER_FLAGS, stdout=PIPE))  # with the demo model's tokenizer
-        direct = stack.enter_context(DirectEnd())
-        ready = router.wait_ready(_READY_S)
-        node.hear()
-        node.ask("join", end=_ROUTER, address=ready.control_address)
+    with running_router() as hop, DirectEnd() as direct:
+        node = hop.node
         node.tell("join", end=_DIRECT, address=direct.address)
         direct.welcome()
         node.hear()
         for concurrency in plan.concurrencies:
             say(f"router, {concurrency} requests at once")
-            prompts = [[token_id] * plan.num_prompt_tokens] * concurrency
+            prompts = hop.prompts(concurrency, plan.num_prompt_tokens)
             load = {"count": concurrency, "num_tokens": plan.num_tokens, "interval_s": plan.interval_s}
             warm_up, into = (RouterSamples(concurrency, plan.num_tokens) for _ in range(2))
             for samples in (warm_up, *[into] * plan.num_rounds):
                 node.tell("emit", end=_DIRECT, **load)
                 received = direct.receive(prompts, plan.num_tokens, limit_s)
                 samples.direct.add(received, node.hear())
-                node.tell("emit", end=_ROUTER, **load)
-                before_s = _cpu_s(router.pid)
-                received = receive_streams(ready.address, DEMO_MODEL_NAME, prompts, plan.num_tokens, limit_s)
-                samples.cpu_s.append(_cpu_s(router.pid) - before_s)
-                samples.routed.add(received, node.hear())
+                received, cpu_s, stamps_s = hop.relay(prompts, plan.num_tokens, plan.interval_s, limit_s)
+                samples.cpu_s.append(cpu_s)
+                samples.routed.add(received, stamps_s)
             found.append(into)
     return found
 
 
-def _cpu_s(pid: int) -> float:
-    """Seconds of CPU that all threads of a process have used so far."""
-    # clock_getcpuclockid(3), which Python does not have: nanoseconds, where /proc has hundredths of a second
-    return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
+def measure_router_rate(plan: RatePlan, say: Callable[[str], None]) -> list[Ratio]:
+    """`router_events_per_cpu_s` and `router_core_share` at each concurrency. Raises `RequestFailed`, `ChildFailed`."""
+    found = []
+    with running_router() as hop:
+        for concurrency in plan.concurrencies:
+            say(f"router, events of {concurrency} requests")
+            prompts, num_tokens = hop.prompts(concurrency, plan.num_prompt_tokens), plan.num_events // concurrency
+            rates, shares, paced = [], [], Way()
+            for _ in range(plan.num_rounds):
+                _, cpu_s, _ = hop.relay(prompts, num_tokens, 0.0, plan.limit_s)
+                rates.append(concurrency * num_tokens / cpu_s)
+                received, cpu_s, stamps_s = hop.relay(
+                    prompts, num_tokens, concurrency / plan.events_per_s, plan.limit_s
+                )
+                shares.append(cpu_s / (max(each.token_s[-1] for each in received) - received[0].sent_s))
+                paced.add(received, stamps_s)
+            late_ms = median([percentile(of_round, 99) for of_round in paced.token_us]) / 1000
+            case, note = f"concurrency {concurrency}", "requests included; what clients and node use is not"
+            found.append(range_of("router_events_per_cpu_s", case, rates, "1/s", f"{plan.events_per_s}", note))
+            case, note = f"{case}, {plan.events_per_s} events/s", f"p99 of a token's way {late_ms:.0f} ms"
+            found.append(range_of("router_core_share", case, shares, "", "1", note))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRouter:
+    """A router with the demo model's tokenizer, and the fake node that it has taken in."""
+
+    pid: int
+    base_url: str
+    node: Commanded
+    token_id: int
+
+    def prompts(self, count: int, num_tokens: int) -> list[list[int]]:
+        return [[self.token_id] * num_tokens] * count
+
+    def relay(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int, interval_s: float, limit_s: float
+    ) -> tuple[list[Received], float, list[float]]:
+        """Have all prompts answered; what came, the seconds of CPU that the router used, and when each step after the
+        first token was made. Raises `RequestFailed`."""
+        self.node.tell("emit", end=_ROUTER, count=len(prompts), num_tokens=num_tokens, interval_s=interval_s)
+        before_s = self._cpu_s()
+        received = receive_streams(self.base_url, DEMO_MODEL_NAME, prompts, num_tokens, limit_s)
+        return received, self._cpu_s() - before_s, self.node.hear()
+
+    def _cpu_s(self) -> float:
+        """Seconds of CPU that all threads of the router have used so far."""
+        # clock_getcpuclockid(3), which Python does not have: nanoseconds, where /proc has hundredths of a second
+        return time.clock_gettime((~self.pid << 3) | _CPUCLOCK_SCHED)
+
+
+@contextmanager
+def running_router() -> Iterator[RunningRouter]:
+    """Raises `RequestFailed`, `ChildFailed`."""
+    token_id = Tokenizer.from_folder(checkpoint_path()).encode(" word")[-1]
+    fingerprint = model_fingerprint(checkpoint_path(), load_config(checkpoint_path()))
+    with (
+        Commanded(_FAKE_NODE, {"fingerprint": fingerprint, "token_id": token_id}) as node,
+        Child("router", *_ROUTER_FLAGS, stdout=PIPE) as router,
+    ):
+        ready = router.wait_ready(_READY_S)
+        node.hear()
+        node.ask("join", end=_ROUTER, address=ready.control_address)
+        yield RunningRouter(router.pid, ready.address, node, token_id)
 
 
 def router_ratios(samples: RouterSamples) -> list[Ratio]:
@@ -225,11 +294,11 @@ class DirectEnd:
             _, message = self._next(time.monotonic() + _WAIT_S)
             if isinstance(message, Hello):
                 self._identity = control_identity(message.epoch)
-                self._send(Welcome(_ROUTER_EPOCH))
+                self._send(Welcome(_SESSION))
 
     def receive(self, prompts: Sequence[Sequence[int]], num_tokens: int, limit_s: float) -> list[Received]:
         """As `receive_streams`, without a router."""
-        self._send(Ping(_ROUTER_EPOCH))  # as a router does
+        self._send(Ping(_SESSION, _SESSION, _SESSION))  # as a router does
         received: dict[bytes, Received] = {}
         params = DecodingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         for prompt in prompts:
@@ -248,7 +317,7 @@ class DirectEnd:
         """When the next message came, before it was looked at, and the message. Raises `RequestFailed`."""
         if not self._link.poll(max(0, round((deadline_s - time.monotonic()) * 1000))):
             raise RequestFailed("the fake node went silent")
-        _, frame = self._link.recv_multipart()
+        frame = self._link.recv_multipart()[-1]
         return time.monotonic(), NODE_TO_ROUTER.decode(frame)
 
     def _send(self, message: object) -> None:

@@ -66,6 +66,20 @@ class _Layer:
     attention: BatonAttention
 
 
+def layer_kv(pool: PagedKv, number: int) -> BatonPagedKv:
+    """The keys and values of a layer as the kernels take them; valid as long as somebody holds the pool's blocks."""
+    view, kv = pool.layer(number), pool.layout.layers[number]
+    return BatonPagedKv(
+        view[:, 0].data_ptr(),
+        view[:, 1].data_ptr(),
+        view.stride(0),
+        kv.num_kv_heads,
+        pool.layout.block_size,
+        kv.head_dim,
+        DTYPES[pool.blocks.dtype],
+    )
+
+
 class NativeAttention:
     """Attention over one KV pool. One instance serves one runner, whose decoder computes with the same `Kernels`."""
 
@@ -84,16 +98,7 @@ class NativeAttention:
         self._layer_stored: LayerStored | None = None
 
     def _layer(self, pool: PagedKv, number: int) -> _Layer:
-        view, kv = pool.layer(number), pool.layout.layers[number]
-        paged = BatonPagedKv(
-            view[:, 0].data_ptr(),
-            view[:, 1].data_ptr(),
-            view.stride(0),
-            kv.num_kv_heads,
-            self._block_size,
-            kv.head_dim,
-            DTYPES[pool.blocks.dtype],
-        )
+        paged, kv = layer_kv(pool, number), pool.layout.layers[number]
         attention = BatonAttention(
             kv=paged, scale=1.0 / math.sqrt(kv.head_dim), num_heads=self._num_heads, window=kv.window or 0
         )
@@ -105,7 +110,7 @@ class NativeAttention:
         contexts = [share.context_len for share in shares]
         num_blocks = -(-np.array(contexts, dtype=np.int64) // self._block_size)
         self._num_sequences, self._num_tokens = len(shares), sum(share.num_tokens for share in shares)
-        self._make_room(int(num_blocks.sum()), max(contexts))
+        self._make_room(int(num_blocks.sum()))
         self._arrays.fill(shares, num_blocks, self._block_size)
 
     def for_graph(self, num_sequences: int) -> None:
@@ -131,11 +136,9 @@ class NativeAttention:
         self._step.num_sequences = self._num_sequences
         recording.replay(self._step, self._num_tokens, self._layer_stored)
 
-    def _make_room(self, num_blocks: int, max_context: int) -> None:
+    def _make_room(self, num_blocks: int) -> None:
         """For the arrays and the scratch of a step: twice what is needed, because the next step is often larger."""
-        num_bytes = 64 + self._kernels.attention_scratch(
-            self._num_tokens, self._num_sequences, max_context, self._num_heads, self._largest_head
-        )
+        num_bytes = 64 + self._kernels.attention_scratch(self._num_sequences, self._largest_head)
         if num_bytes <= len(self._scratch) and self._arrays.hold(self._num_tokens, self._num_sequences, num_blocks):
             return
         self._scratch = torch.empty(max(2 * num_bytes, len(self._scratch)), dtype=torch.uint8)

@@ -26,7 +26,7 @@ from engine.native.arguments import DTYPES, BatonCall, BatonStep
 from wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
-_INTERFACE = 2
+_INTERFACE = 3
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
 _MADV_HUGEPAGE = 14
@@ -71,15 +71,9 @@ class Kernels:
             return 0
         return int(self._library.baton_packed_bytes(self._pool, DTYPES[dtype], num_out, num_in))
 
-    def attention_scratch(
-        self, max_tokens: int, max_sequences: int, max_context: int, num_heads: int, head_dim: int
-    ) -> int:
-        """The bytes of scratch that attention over a step needs at most."""
-        return int(
-            self._library.baton_attention_scratch(
-                self._pool, max_tokens, max_sequences, max_context, num_heads, head_dim
-            )
-        )
+    def attention_scratch(self, max_sequences: int, head_dim: int) -> int:
+        """The bytes of scratch that attention over a step of so many sequences needs at most."""
+        return int(self._library.baton_attention_scratch(self._pool, max_sequences, head_dim))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory for the result of a call. Tensors that calls hand on to each other must come from here."""
@@ -130,7 +124,7 @@ def load_library(path: Path | None = None) -> CDLL:
     library.baton_pool_close.argtypes, library.baton_pool_close.restype = (c_void_p,), None
     library.baton_packed_bytes.argtypes = (c_void_p, c_int32, c_int64, c_int64)
     library.baton_packed_bytes.restype = c_int64
-    library.baton_attention_scratch.argtypes = (c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32)
+    library.baton_attention_scratch.argtypes = (c_void_p, c_int64, c_int32)
     library.baton_attention_scratch.restype = c_int64
     library.baton_replay.argtypes = (c_void_p, c_void_p, c_int64, POINTER(BatonStep), c_int64)
     library.baton_replay.restype = None

@@ -6,7 +6,7 @@ Owns the definition of the worst case. The code that sizes the KV pool reads the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from device.base import Device
 from engine.attention.base import Attention
 from engine.models.decoder import Decoder
+from engine.runner.grammar_masks import MaskSource
 from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.prompt_scoring import PromptScoring
 from engine.runner.sampler import Sampler
@@ -25,14 +26,26 @@ _KEY = RequestKey.numbered(0)
 _HARDEST = DecodingParams(top_p=0.9, min_p=0.01, seed=0, logprobs=MAX_TOP_LOGPROBS)
 
 
+class _AnyToken:
+    """See `MaskSource`: a grammar that allows whatever comes first in the vocabulary."""
+
+    def mask(self) -> bytes:
+        """See `MaskSource.mask`."""
+        return b"\xff"
+
+    def fail(self, reason: str) -> None:
+        """See `MaskSource.fail`."""
+
+
 @dataclass(frozen=True, slots=True)
 class _HardestRequest:
-    """See `SampledRequest`. Its row is sorted, and the model's own distribution is stored beside it."""
+    """See `SampledRequest`. Its row is masked and sorted, and the model's own distribution is stored beside it."""
 
     key: RequestKey = _KEY
     token_ids: Sequence[int] = (0,)
     num_prompt_tokens: int = 1
     params: DecodingParams = _HARDEST
+    matcher: MaskSource | None = field(default_factory=_AnyToken)
 
 
 class StorelessAttention:

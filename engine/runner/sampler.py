@@ -1,8 +1,9 @@
 """The sampler: logits to tokens.
 
-Owns the order of operations: bias, penalties, withheld tokens (minimum length, bad words), allowed tokens; then greedy,
-or temperature, top-k, top-p, min-p and noise. Knows nothing between steps: noise is a function of (seed, choice,
-position), so the same request sampled by another node, after a preemption or in another batch gets the same noise.
+Owns the order of operations: bias, penalties, withheld tokens (minimum length, bad words), allowed tokens, grammars;
+then greedy, or temperature, top-k, top-p, min-p and noise. Knows nothing between steps: noise is a function of (seed,
+choice, position), so the same request sampled by another node, after a preemption or in another batch gets the same
+noise.
 
 A step is planned on the host (`engine.runner.sampling_plan`), then sampled: `sample` issues operations over the whole
 batch and never asks the device for a value. Logprobs are of the model's own distribution, before anything above changes
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 from device.base import Staging
+from engine.runner.grammar_masks import apply_masks
 from engine.runner.sampling_plan import NARROW_WIDTH, Changes, SampledRequest, SampleGroup, SamplingPlan, plan_sampling
 from wire.sampling import MAX_TOP_LOGPROBS
 
@@ -52,13 +54,14 @@ class Sampler:
     def sample(self, plan: SamplingPlan, logits: Tensor) -> tuple[Tensor, ...]:
         """logits: [N, V] float32, contiguous, changed in place. Returns what `plan.tokens` needs once fetched:
 
-        token ids [N] int64, each below V; whether a row held numbers alone [N] bool; with logprobs, those of the
-        chosen tokens of the P rows that report any [P] float32; with top logprobs, ids and logprobs [P, 20].
+        token ids [N] int64, each below V; whether a row held numbers alone and a token that may be sampled [N] bool;
+        with logprobs, those of the chosen tokens of the P rows that report any [P] float32; with top logprobs, ids and
+        logprobs [P, 20].
         """
         original = _log_probabilities(plan, logits) if plan.reports else None
         _change(plan, logits)
         largest, token_ids = logits.max(dim=-1)
-        outputs = [token_ids, largest.isnan().logical_not_()]
+        outputs = [token_ids, largest > -torch.inf]  # neither NaN nor ruled out as a whole
         for group in plan.groups:
             _sample_group(group, logits, largest, token_ids)
         if original is not None:
@@ -84,7 +87,7 @@ def _report(plan: SamplingPlan, original: Tensor, token_ids: Tensor) -> list[Ten
 
 
 def _change(plan: SamplingPlan, logits: Tensor) -> None:
-    """Bias, penalties, withheld and allowed tokens, in place, each kind for all rows at once."""
+    """Bias, penalties, withheld and allowed tokens, grammars, in place, each kind for all rows at once."""
     flat = logits.view(-1)
     if plan.bias is not None:
         _add(plan.bias, flat)
@@ -102,6 +105,8 @@ def _change(plan: SamplingPlan, logits: Tensor) -> None:
         flat.index_copy_(0, places, values.masked_fill_(values.isnan().logical_not_(), -_LARGEST_LOGIT))
     if plan.allowed is not None:
         _allow_only(plan.allowed, logits)
+    if plan.masks is not None:
+        apply_masks(plan.masks, logits)
 
 
 def _allow_only(allowed: Changes, logits: Tensor) -> None:

@@ -7,9 +7,9 @@ each row's parameters and noise; and, on the return path, from fetched arrays to
 Arrays with a few values a row come first in the staging memory and have a fixed room there: what is staged after them
 lies where it lay in the step before. Lists of changed logits come last.
 
-Those (bias, penalties, withheld and allowed tokens) have no useful bound: a penalty names every token of a long
-context. They share `CHANGE_BYTES` of staging memory; what finds no room there stays on the host, and sampling brings it
-over with a plain, slow copy.
+Those (bias, penalties, withheld and allowed tokens, masks of grammars) have no useful bound: a penalty names every
+token of a long context. They share `CHANGE_BYTES` of staging memory; what finds no room there stays on the host, and
+sampling brings it over with a plain, slow copy.
 
 Letters: N rows (requests that sample in this step), R rows of one group, C changed logits, V vocabulary.
 """
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from device.base import Array, Staging
 from device.staging import staged_bytes
+from engine.runner.grammar_masks import GrammarRow, Masks, MaskSource, stack_masks
 from engine.scheduler.request import PENDING_TOKEN, SampledToken
 from wire.messages import TokenLogprobs
 from wire.request_key import RequestKey
@@ -64,6 +65,11 @@ class SampledRequest(Protocol):
     @property
     def params(self) -> DecodingParams:
         """The parameters by which the next token is sampled."""
+        ...
+
+    @property
+    def matcher(self) -> MaskSource | None:
+        """What knows which tokens the grammar of the request allows next; None without a grammar."""
         ...
 
 
@@ -105,7 +111,7 @@ class SamplingPlan:
     """One step's sampling. Tensors are staged: valid in stream order from the upload to the next step's staging.
 
     `withheld`: tokens that are sampled only when nothing else is left. `allowed`: the tokens of some rows beside which
-    no other is sampled; its values are the numbers of those rows.
+    no other is sampled; its values are the numbers of those rows. `masks`: of the rows with a grammar.
     reported_rows: [rows with logprobs] int64, None when all rows have them.
     """
 
@@ -115,6 +121,7 @@ class SamplingPlan:
     presence: Changes | None
     withheld: Changes | None
     allowed: Changes | None
+    masks: Masks | None
     groups: tuple[SampleGroup, ...]
     reported_rows: Tensor | None
     reports: tuple[tuple[int, int], ...]
@@ -123,11 +130,20 @@ class SamplingPlan:
     def stage_changes(self, staging: Staging) -> SamplingPlan:
         """This plan with its changed logits staged."""
         kinds = (self.bias, self.repetition, self.presence, self.withheld, self.allowed)
-        if kinds == (None,) * 5:
+        if self.masks is None and kinds == (None,) * 5:
             return self
         room = _Room(staging)
+        masks = self.masks and self.masks.staged(room.put)
         bias, repetition, presence, withheld, allowed = (kind and kind.staged(room) for kind in kinds)
-        return replace(self, bias=bias, repetition=repetition, presence=presence, withheld=withheld, allowed=allowed)
+        return replace(
+            self,
+            bias=bias,
+            repetition=repetition,
+            presence=presence,
+            withheld=withheld,
+            allowed=allowed,
+            masks=masks,
+        )
 
     @property
     def reports_top(self) -> bool:
@@ -173,6 +189,7 @@ def plan_sampling(
     """
     bias, repetition, presence, withheld, allowed = (_Changes(vocab_size) for _ in range(5))
     sampled: list[_SampledRow] = []
+    grammar_rows: list[GrammarRow] = []
     reports: list[tuple[int, int]] = []
     for row, request in enumerate(requests):
         params = request.params
@@ -188,6 +205,10 @@ def plan_sampling(
         if params.min_tokens and _position(request) < params.min_tokens:
             ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
             withheld.add(row, ends, ())
+        if request.matcher is not None:
+            grammar_rows.append(GrammarRow(row, request.matcher, params.allowed_token_ids))
+            if params.ignore_eos:
+                withheld.add(row, eos_token_ids, ())  # where the grammar allows an end, the output goes on if it can
         if params.temperature != 0.0:
             sampled.append(_sampled_row(row, request, vocab_size))
     unordered = [row for row in sampled if row.width == 0]
@@ -207,6 +228,7 @@ def plan_sampling(
         presence=presence.joined(),
         withheld=withheld.joined(),
         allowed=allowed.joined(),
+        masks=stack_masks(grammar_rows, vocab_size) if grammar_rows else None,
         groups=_groups((unordered, narrow, wide), integers[: 2 * len(sampled)].view(2, -1), parameters),
         reported_rows=integers[2 * len(sampled) :] if reported_rows else None,
         reports=tuple(reports),

@@ -52,13 +52,19 @@ class LiveRequests:
 
     @property
     def first_waiting(self) -> Request | None:
-        """The request to admit next."""
-        return self._waiting[0] if self._waiting else None
+        """The request to admit next. One that is not ready yet holds nobody up."""
+        return next((request for request in self._waiting if request.is_ready), None)
+
+    @property
+    def awaits_readiness(self) -> bool:
+        """Whether a request waits that is not ready yet."""
+        return any(not request.is_ready for request in self._waiting)
 
     @property
     def is_short_of_blocks(self) -> bool:
-        """Whether a request waits that holds no blocks yet; it is served before new ones."""
-        return bool(self._waiting) and not self._waiting[-1].block_table
+        """Whether a request waits for room that holds no blocks yet; it is served before new ones."""
+        # those that hold blocks come first, so the last one usually tells
+        return any(not request.block_table and request.is_ready for request in reversed(self._waiting))
 
     def __iter__(self) -> Iterator[Request]:
         yield from self.running.values()
@@ -115,9 +121,9 @@ class LiveRequests:
         self._keep_forks(leader, tuple(fork for fork in leader.forks if fork.key != key))
         return leader
 
-    def admit_first(self) -> Request:
-        """Let the first waiting request run."""
-        request = self._waiting.popleft()
+    def admit(self, request: Request) -> Request:
+        """Let a waiting request run."""
+        self._waiting.remove(request)
         self.running[request.key] = request
         self._num_running_forks += len(request.forks)
         return request

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine.cache.block_pool import BlockTable, pack_blocks
 from wire.messages import TokenLogprobs
@@ -17,6 +17,41 @@ from wire.sampling import DecodingParams
 
 PENDING_TOKEN = -1
 """In `token_ids`: a token that the step in flight is going to sample."""
+
+
+class Matcher(Protocol):
+    """Follows the output of one request through its grammar. It is behind the last token whose value is known."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be asked without waiting. A request is admitted only then."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output obeys the grammar and nothing can follow."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why no token can follow although the output is not complete; "" as long as nothing is wrong."""
+        ...
+
+    def take(self, token_id: int) -> None:
+        """The output goes on with this token."""
+        ...
+
+    def fork(self, output: Sequence[int]) -> Matcher:
+        """The matcher of another output in the same grammar."""
+        ...
+
+    def mask(self) -> bytes | None:
+        """A bit for each token id, the lowest first: whether it may be next. None: none may, see `error`."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """No token can follow, for a reason that the grammar does not know."""
+        ...
 
 
 class BlockCopy(NamedTuple):
@@ -48,7 +83,7 @@ class Request:
     known. It matters with `prompt_logprobs` only, and never falls, so that nothing is reported twice.
     `forks` are there until the first token is sampled. With `is_wanted` false only they are wanted of it, and it leaves
     then. `block_copy` is to be made by its first step: the source, which it holds until then, has the KV that belongs
-    into the last block of its table.
+    into the last block of its table. `matcher` is there for parameters with a grammar.
     """
 
     key: RequestKey
@@ -70,6 +105,12 @@ class Request:
     forks: tuple[Fork, ...] = ()
     is_wanted: bool = True
     block_copy: BlockCopy | None = None
+    matcher: Matcher | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be admitted as soon as there is room: its grammar, if it has one, is compiled."""
+        return self.matcher is None or self.matcher.is_ready
 
     @property
     def held_blocks(self) -> BlockTable:
@@ -115,7 +156,7 @@ class ScheduledRequest(NamedTuple):
     lists are the request's own: they must not be changed, and they grow once the step was launched.
     `needs_sample`: this reaches the last token there is, so that the next one can be sampled. `arrival`: which of the
     requests that ever had this key. With `needs_sample`, a token of each of `forks` is sampled after the same tokens.
-    `block_copy` is made before anything is computed.
+    `block_copy` is made before anything is computed. `matcher` knows which tokens may be sampled, None: all.
     """
 
     key: RequestKey
@@ -129,6 +170,7 @@ class ScheduledRequest(NamedTuple):
     arrival: int = 0
     forks: tuple[Fork, ...] = ()
     block_copy: BlockCopy | None = None
+    matcher: Matcher | None = None
 
 
 class PromptSpan(NamedTuple):
@@ -181,10 +223,9 @@ class RequestOutput(NamedTuple):
 
     `token` is the token sampled, if any, the `output_index`-th of the output. `finish_reason` is "" unless it ended the
     request; `has_left` also when it leaves because only its first token was wanted, or because it `has_failed`: a token
-    was due and the model computed NaN. Its KV reaches over `num_computed_tokens`, `num_step_tokens` of them computed in
-    this step. The first output of a fork counts no token of the prompt as computed or cached: the request it was forked
-    from has counted them.
-    """
+    was due and the model computed NaN, or `failure` says what else went wrong. Its KV reaches over
+    `num_computed_tokens`, `num_step_tokens` of them computed in this step. The first output of a fork counts no token
+    of the prompt as computed or cached: the request it was forked from has counted them."""
 
     key: RequestKey
     num_step_tokens: int
@@ -195,3 +236,4 @@ class RequestOutput(NamedTuple):
     finish_reason: str
     has_left: bool
     has_failed: bool
+    failure: str = ""

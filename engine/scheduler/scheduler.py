@@ -14,8 +14,8 @@ the newest request is preempted: its blocks are released, and it is computed aga
 A step goes through `schedule` (what to compute), `advance` (it was launched) and `apply` (its result is here); `rewind`
 undoes `advance`. Between the two it is in flight, and the token it samples for a request stands as `PENDING_TOKEN` in
 `token_ids`, so that `schedule_ahead` can plan the next step meanwhile. What needs results never happens ahead:
-preemption, and sampling with penalties. What only a result can tell (a stop token, a row of NaN) is found in `apply`;
-the share of such a request in the next step then has no owner and is skipped.
+preemption, and sampling with penalties or a grammar. What only a result can tell (a stop token, a row of NaN) is found
+in `apply`; the share of such a request in the next step then has no owner and is skipped.
 
 Forks: choices of one prompt are one request until its first token is sampled. The step that does it samples one for
 each choice, and `apply` makes the forks requests of their own, which share the prompt's blocks. Until then each of them
@@ -48,7 +48,7 @@ from engine.scheduler.request import (
 )
 from engine.scheduler.request_blocks import RequestBlocks
 from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
-from wire.messages import FINISH_LENGTH, FINISH_STOP
+from wire.messages import FINISH_COMPLETE, FINISH_LENGTH, FINISH_STOP
 from wire.request_key import RequestKey
 
 
@@ -101,11 +101,13 @@ def _scheduled(request: Request, count: int) -> ScheduledRequest:
         request.arrival,
         request.forks,
         None if request.num_steps_in_flight else request.block_copy,
+        request.matcher,
     )
 
 
 def _forked(request: Request, fork: Fork, token_ids: list[int]) -> Request:
     """The request that `fork` of `request` becomes; its prompt is not counted as cached a second time."""
+    matcher = None if request.matcher is None else request.matcher.fork(token_ids[request.num_prompt_tokens : -1])
     return Request(
         key=fork.key,
         token_ids=token_ids,
@@ -114,7 +116,13 @@ def _forked(request: Request, fork: Fork, token_ids: list[int]) -> Request:
         hash_root=request.hash_root,
         max_total_tokens=request.max_total_tokens,
         num_cached_tokens=0,
+        matcher=matcher,
     )
+
+
+def _failure(request: Request) -> str:
+    """Why no token of `request` could be sampled, as far as its grammar knows."""
+    return "" if request.matcher is None else request.matcher.error
 
 
 def _span(request: Request, share: ScheduledRequest) -> PromptSpan | None:
@@ -162,12 +170,13 @@ class Scheduler:
     def schedule_ahead(self) -> Step | None:
         """The step after the one that is in flight, if it can be known before that one's result.
 
-        None when it cannot: room for it needs a preemption, a token is to be sampled that needs the values of all
-        before it (penalties), or there is nothing to compute. To be asked again once the result was applied.
+        Requests whose next token needs the value of the one before it (penalties, grammars) are left out as long as
+        that is not known, and the others go on without them. None when room for the step needs a preemption, or when
+        there is nothing to compute. To be asked again once the result was applied.
         """
-        decoding, prompts = self.requests.by_age()
-        needs_values = any(request.num_pending_tokens and request.params.needs_history for request in decoding)
-        if needs_values or not self.requests.running:
+        everyone, prompts = self.requests.by_age()
+        decoding = [each for each in everyone if not (each.num_pending_tokens and each.params.needs_last_token)]
+        if not self.requests.running:
             return None
         first, blocks = decoding[: self.limits.max_num_batched_tokens], self.blocks
         if sum(blocks.num_missing(request) for request in first if not blocks.has_room(request)) > blocks.num_available:
@@ -255,6 +264,7 @@ class Scheduler:
             finish_reason,
             has_left,
             has_failed,
+            _failure(request) if has_failed else "",
         )
 
     def _fork(
@@ -277,7 +287,16 @@ class Scheduler:
             index = output.output_index
             outputs.append(
                 RequestOutput(
-                    fork.key, 0, num_computed_tokens, 0, index, token, finish_reason, has_left, has_failed=token is None
+                    fork.key,
+                    0,
+                    num_computed_tokens,
+                    0,
+                    index,
+                    token,
+                    finish_reason,
+                    has_left,
+                    token is None,
+                    _failure(request) if token is None else "",
                 )
             )
         return outputs
@@ -291,6 +310,10 @@ class Scheduler:
                 return FINISH_STOP
             if last in params.stop_token_ids:
                 return FINISH_STOP
+        if request.matcher is not None:
+            request.matcher.take(last)
+            if request.matcher.is_complete:
+                return FINISH_COMPLETE
         return FINISH_LENGTH if request.is_full(num_tokens) else ""
 
     def _fill(self, decoding: Sequence[Request], prompts: Sequence[Request]) -> Step:
@@ -355,7 +378,7 @@ class Scheduler:
         if request is None or self.requests.num_rows + len(request.forks) >= self.limits.max_num_seqs:
             return None
         has_blocks = self._complete_blocks(request) if request.block_table else self.blocks.take_for(request)
-        return self.requests.admit_first() if has_blocks else None
+        return self.requests.admit(request) if has_blocks else None
 
     def _complete_blocks(self, request: Request) -> bool:
         """Give a waiting request that holds blocks those that it lacks. False when they do not fit now."""

@@ -20,7 +20,7 @@ from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.stop_strings import StopStringMatcher
 from engine.text.tokenizer import Tokenizer
 from wire.errors import InvalidMessage
-from wire.messages import FINISH_STOP, TokenLogprobs
+from wire.messages import FINISH_COMPLETE, FINISH_STOP, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +173,9 @@ class ChoiceText:
 
         Raises `InvalidMessage` when `logprobs` is neither empty nor one per token.
         """
+        is_silent_end = node_finish_reason == FINISH_STOP
+        if node_finish_reason == FINISH_COMPLETE:
+            node_finish_reason = FINISH_STOP
         if logprobs and len(logprobs) != len(token_ids):
             raise InvalidMessage(f"{len(token_ids)} tokens came with {len(logprobs)} log probabilities")
         if self._finish_reason is not None:
@@ -183,7 +186,7 @@ class ChoiceText:
         for position, token_id in enumerate(token_ids):
             self._num_completion_tokens += 1
             self._pending.append(self._entry(token_id, logprobs[position] if logprobs else None))
-            is_silent = node_finish_reason == FINISH_STOP and position == len(token_ids) - 1
+            is_silent = is_silent_end and position == len(token_ids) - 1
             if is_silent and not self._options.include_stop:
                 continue
             pieces.append(self._release(self._detokenizer.push((token_id,))))

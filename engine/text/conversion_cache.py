@@ -37,7 +37,7 @@ def find_tokenizer_file(folder: Path, cache_folder: Path | None = None) -> Path:
     own = folder / "tokenizer.json"
     if own.is_file():
         return own
-    sources = sorted({path for pattern in _SOURCE_PATTERNS for path in folder.glob(pattern)})
+    sources = source_files(folder)
     if not sources:
         raise ModelLoadError(f"{folder} has no tokenizer: neither tokenizer.json nor a vocabulary to convert")
     settings = [folder / name for name in _SETTINGS_FILES if (folder / name).is_file()]
@@ -48,6 +48,11 @@ def find_tokenizer_file(folder: Path, cache_folder: Path | None = None) -> Path:
     except OSError as error:
         raise ModelLoadError(f"cannot convert the tokenizer of {folder}: {error}") from error
     return cached
+
+
+def source_files(folder: Path) -> list[Path]:
+    """The tokenizer files of an older format in `folder`."""
+    return sorted({path for pattern in _SOURCE_PATTERNS for path in folder.glob(pattern)})
 
 
 def _digest(files: list[Path]) -> str:

@@ -115,6 +115,10 @@ class Tokenizer:
         """The id that begins a text, None when the checkpoint has none."""
         return self._bos_token_id
 
+    def definition(self) -> str:
+        """The tokenizer with all its added tokens, in the format of `tokenizer.json`."""
+        return self._backend.to_str()
+
     def added_token_id(self, content: str) -> int | None:
         """The id of an added token, None when there is no such one."""
         return self._added_ids.get(content)

@@ -47,6 +47,8 @@ _TAKEN = {AUTO: (SHM, ZMQ), SHM: (SHM, ZMQ), ZMQ: (ZMQ,), NIXL: (NIXL,), NCCL: (
 """For pools in host memory: the transports that each choice offers and takes, the preferred one first."""
 _TAKEN_ON_DEVICE = {**_TAKEN, AUTO: (NIXL, SLOTS, ZMQ), SHM: (SLOTS, ZMQ)}
 """The same for pools on a device."""
+LISTENING = (SLOTS, ZMQ, NCCL)
+"""Transports whose receivers listen on a port of their own."""
 _IN_SEGMENT = {"receiver": (SHM, NIXL), "sender": (NIXL,)}
 """By role, the transports that need a pool in host memory to lie in a shared segment."""
 _log = logging.getLogger(__name__)
@@ -54,13 +56,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
-    """What the transports of a node are made from."""
+    """What the transports of a node are made from. `port`: where the first of its receivers that listens does so; each
+    further one has the next port. 0: the system chooses them."""
 
     choice: str
     context: zmq.Context[zmq.Socket[bytes]]
     host: str
     links: LinkSettings
     process: ProcessIdentity
+    port: int = 0
 
 
 def _allocate_plain(num_bytes: int) -> Blocks:
@@ -121,7 +125,8 @@ def open_receivers(settings: TransportSettings, memory: PoolMemory, pool: KvPool
             if _lacks_segment(name, memory, pool):
                 continue
             try:
-                receivers.append(_open_receiver(name, settings, memory, pool))
+                port = settings.port and settings.port + sum(each.endpoint.transport in LISTENING for each in receivers)
+                receivers.append(_open_receiver(name, settings, memory, pool, port))
             except InvalidSetting as error:
                 _leave_out(settings, name, error)
     except BaseException:
@@ -131,7 +136,7 @@ def open_receivers(settings: TransportSettings, memory: PoolMemory, pool: KvPool
     return receivers
 
 
-def _open_receiver(name: str, settings: TransportSettings, memory: PoolMemory, pool: KvPool) -> Receiver:
+def _open_receiver(name: str, settings: TransportSettings, memory: PoolMemory, pool: KvPool, port: int) -> Receiver:
     match name:
         case "shm":
             from kvtransfer.transports.shm.direct import ShmReceiver
@@ -141,11 +146,11 @@ def _open_receiver(name: str, settings: TransportSettings, memory: PoolMemory, p
             from kvtransfer.transports.shm.slots_receiver import SlotsReceiver
 
             sweep_orphans()
-            return SlotsReceiver(settings.context, settings.host, pool, settings.links)
+            return SlotsReceiver(settings.context, settings.host, pool, settings.links, port)
         case "zmq":
             from kvtransfer.transports.tcp_zmq import ZmqReceiver
 
-            return ZmqReceiver(settings.context, settings.host, pool, settings.links)
+            return ZmqReceiver(settings.context, settings.host, pool, settings.links, port)
         case "nixl":
             from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
 
@@ -154,7 +159,7 @@ def _open_receiver(name: str, settings: TransportSettings, memory: PoolMemory, p
         case "nccl":
             from kvtransfer.transports.nccl.receiver import NcclReceiver
 
-            return NcclReceiver(settings.context, settings.host, pool.memory, settings.links)
+            return NcclReceiver(settings.context, settings.host, pool.memory, settings.links, port)
         case _:
             raise ValueError(f"there is no transport {name!r}")
 

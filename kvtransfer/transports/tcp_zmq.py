@@ -74,14 +74,19 @@ class ZmqReceiver(ListeningReceiver):
     """Listens for blocks and writes them into `pool`. `num_refused` counts messages that changed nothing."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], host: str, pool: KvPool, settings: links.LinkSettings
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        host: str,
+        pool: KvPool,
+        settings: links.LinkSettings,
+        port: int = 0,
     ) -> None:
         limits = replace(
             settings,
             max_message_bytes=_max_frame_bytes(pool.block_bytes) + 64,
             max_queued_messages=_MAX_QUEUED_MESSAGES,
         )
-        super().__init__(NAME, context, zmq.PULL, host, limits)
+        super().__init__(NAME, context, zmq.PULL, host, limits, port)
         self._pool = pool
         self._incoming: _Incoming | None = None
 

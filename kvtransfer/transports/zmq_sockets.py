@@ -19,16 +19,23 @@ from wire.errors import InvalidSetting, TransferFailed
 
 class ListeningReceiver(GrantedWriter):
     """A receiver that writes its own pool and hears of blocks over a socket of `kind`; `name` is its transport's.
+    `port` 0: the system chooses.
 
-    Raises `InvalidSetting` when `host` cannot be listened on.
+    Raises `InvalidSetting` when `host`:`port` cannot be listened on.
     """
 
     def __init__(
-        self, name: str, context: zmq.Context[zmq.Socket[bytes]], kind: int, host: str, settings: links.LinkSettings
+        self,
+        name: str,
+        context: zmq.Context[zmq.Socket[bytes]],
+        kind: int,
+        host: str,
+        settings: links.LinkSettings,
+        port: int = 0,
     ) -> None:
         super().__init__()
         self._name = name
-        self._socket, self._address = links.listen(context, kind, host, 0, settings)
+        self._socket, self._address = links.listen(context, kind, host, port, settings)
 
     @property
     def endpoint(self) -> Endpoint:

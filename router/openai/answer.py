@@ -21,7 +21,7 @@ from router.flight import Flight, FlightFigures
 from router.inbox import Inbox
 from router.journal import Delivery
 from router.legs import RelayRequest
-from router.metrics import RequestTimer, RouterMetrics
+from router.metrics import ModelMetrics, RequestTimer
 from router.openai.responses import Usage
 from router.relay import Relay
 from router.scored_prompt import ScoredPrompt
@@ -83,7 +83,7 @@ class Answer:
         self,
         prompts: Sequence[Sequence[Choice]],
         relay: Relay,
-        metrics: RouterMetrics,
+        metrics: ModelMetrics,
         admission: Admission,
         demand: Demand,
     ) -> None:

@@ -168,6 +168,7 @@ class Endpoints:
         if request.bad_words:
             params = replace(params, bad_word_ids=model.prompts.bad_word_ids(request.bad_words))
         params.check_vocabulary(model.prompts.tokenizer.vocab_size)
+        params = await model.prompts.with_grammar(request, params)
         num_choices = len(prompts) * request.num_candidates
         if num_choices > MAX_CHOICES:
             name = "n" if request.num_candidates == request.n else "best_of"
@@ -195,7 +196,7 @@ class Endpoints:
         )
         lengths = map(len, prompts)
         demand = Demand.of_prompts(identity, lengths, request.num_candidates, params.max_tokens, request.priority)
-        answer = Answer(choices, self.relay, self.metrics, self.admission, demand)
+        answer = Answer(choices, self.relay, self.metrics.of_model(model.name), self.admission, demand)
         http[GENERATION] = Generation(model.name, answer)
         return answer
 
@@ -288,7 +289,7 @@ class Endpoints:
                 events.append(stream.usage(_usage(answer, request, times)))
             await writer.finish(b"".join((*events, stream.end)))
             if len(answer.choices) == 1 and answer.choices[0].figures is not None:
-                self.metrics.streamed(times, answer.choices[0].figures.times)
+                self.metrics.of_model(request.model).streamed(times, answer.choices[0].figures.times)
 
 
 async def _parse(http: web.Request, schema: type[RequestT], notes: IgnoredFields) -> RequestT:

@@ -26,6 +26,10 @@ REQUEST: Mapping[str, str] = {
     "echo": "The answer begins with the prompt; with `logprobs`, its tokens are reported too. With `max_tokens` 0 "
     "nothing is generated.",
     "frequency_penalty": "-2 to 2, for each earlier occurrence of a token.",
+    "guided_choice": "`structured_outputs.choice` under its older name.",
+    "guided_grammar": "`structured_outputs.grammar` under its older name.",
+    "guided_json": "`structured_outputs.json` under its older name.",
+    "guided_regex": "`structured_outputs.regex` under its older name.",
     "ignore_eos": "The token that ends an answer does not end it.",
     "include_stop_str_in_output": "The text ends with the stop string or stop token instead of before it.",
     "logit_bias": "Token ids and what is added to their logits, -100 to 100.",
@@ -48,6 +52,8 @@ REQUEST: Mapping[str, str] = {
     "streams.",
     "reasoning_effort": "Given to the chat template, with `enable_thinking` unless `chat_template_kwargs` has it.",
     "repetition_penalty": "Above 1: tokens of prompt and output become less likely.",
+    "response_format": "`text`, `json_object`, or `json_schema` with a schema that the answer is valid by. See "
+    "[structured answers](#structured-answers).",
     "return_timings": "`usage.timings` says where the request's time went (Baton's own).",
     "return_token_ids": "`prompt_token_ids` and `token_ids` in each choice, `prompt_token_ids` in its first event.",
     "return_tokens_as_token_ids": "Tokens in log probabilities are written `token_id:5`.",
@@ -58,6 +64,8 @@ REQUEST: Mapping[str, str] = {
     "stop_token_ids": "Tokens that end the output.",
     "stream": "Server-sent events instead of one answer.",
     "stream_options": "See below.",
+    "structured_outputs": "Exactly one of `json` (a schema), `regex`, `choice`, `grammar` and `json_object`. See "
+    "[structured answers](#structured-answers).",
     "suffix": "The answer is what fits between the prompt and this text, where the tokenizer has fill-in-the-middle "
     "tokens; refused elsewhere.",
     "temperature": "0 to 2; 0: always the likeliest token.",

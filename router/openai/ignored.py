@@ -52,6 +52,7 @@ COMMON: IgnoredTable = {
     "store": Ignored("Baton stores no answers", (False,)),
     "user": _TAG,
     # vLLM
+    "guided_decoding_backend": Ignored("there is one that compiles grammars"),
     "return_mm_kwargs": Ignored("it concerns images, and only text is served", (True,)),
     "return_token_offsets": Ignored("it concerns vLLM's render endpoints", (False,)),
     "session_id": _TAG,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,10 +16,12 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.fill_in_middle import FillInMiddle
 from engine.text.tokenizer import Tokenizer
 from router.openai.fields import UNSUPPORTED
+from router.openai.grammar_checks import GrammarChecks
 from router.openai.prompt_report import prompt_text
 from router.openai.request_templates import RequestTemplates
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from wire.errors import InvalidRequest
+from wire.sampling import DecodingParams
 
 _MAX_INLINE_CHARS = 4096
 _MAX_SIDE_BY_SIDE_CHARS = 2**17
@@ -30,17 +32,31 @@ ResultT = TypeVar("ResultT")
 @dataclass(frozen=True, slots=True)
 class PromptMaker:
     """Turns requests into token ids with one checkpoint's tokenizer and chat template. `request_templates` renders the
-    templates that requests bring along; None refuses them."""
+    templates that requests bring along; None refuses them. Closed by `close`."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
+    grammars: GrammarChecks
     request_templates: RequestTemplates | None = None
     very_long: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "very long prompts"))
 
     @classmethod
     def from_folder(cls, folder: Path, request_templates: RequestTemplates | None = None) -> PromptMaker:
         """Raises `ModelLoadError` when the checkpoint has no usable tokenizer."""
-        return cls(Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder), request_templates)
+        tokenizer, template = Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder)
+        return cls(tokenizer, template, GrammarChecks(folder), request_templates)
+
+    def close(self) -> None:
+        """End the processes that were started to check grammars."""
+        self.grammars.close()
+
+    async def with_grammar(self, request: GenerationRequest, params: DecodingParams) -> DecodingParams:
+        """`params` with the grammar that the request asks for. Raises `InvalidRequest` when it cannot be compiled."""
+        if request.asked_grammar is None:
+            return params
+        grammar, param = request.asked_grammar
+        await self.grammars.require(grammar, param)
+        return replace(params, grammar=grammar)
 
     async def chat_prompt(self, request: ChatCompletionRequest) -> list[int]:
         """Token ids of the conversation. Raises `InvalidRequest` when the template refuses it."""

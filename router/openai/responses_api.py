@@ -175,7 +175,7 @@ def _echoed(request: ResponsesRequest) -> dict[str, Any]:
         "service_tier": "default",
         "store": False,
         "temperature": request.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": dict(request.text_format)},
         "tool_choice": "auto",
         "tools": [],
         "top_logprobs": request.top_logprobs or 0,

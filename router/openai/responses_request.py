@@ -16,6 +16,7 @@ from router.openai import ignored
 from router.openai.fields import MAX_TEXT_CHARS, TOO_LONG, UNSUPPORTED, UserName, field_error
 from router.openai.schemas import MAX_MESSAGES, ChatCompletionRequest, GenerationRequest, Message
 from router.openai.strict_json import shown
+from router.openai.structured import TEXT_FORMAT, AskedGrammar, read_text_format
 from router.openai.unsupported import COMMON, Table, is_harmless
 from wire.sampling import MAX_TOP_LOGPROBS
 
@@ -37,7 +38,7 @@ _INCLUDABLE = (
 """What OpenAI lets a client ask for. All but the first belong to tools, images and reasoning, of which there are none
 in an answer of text."""
 
-_TEXT_SETTINGS: Mapping[str, object] = {"format": {"type": "text"}, "verbosity": "medium"}
+_VERBOSITY = ("medium",)
 _OF_OTHER_ENDPOINTS: Table = {
     "max_tokens": (),
     "n": (1,),
@@ -124,10 +125,12 @@ def _read_text_config(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise field_error("must be an object")
     for name, member in value.items():
-        if name not in _TEXT_SETTINGS:
+        if name not in ("format", "verbosity"):
             raise field_error("is not a member of text", (name,), "unknown_parameter")
-        if not is_harmless(member, (_TEXT_SETTINGS[name],)):
-            raise field_error(f"is supported only as {_TEXT_SETTINGS[name]!r}", (name,), UNSUPPORTED)
+        if name == "format" and member is not None:
+            read_text_format(member, (name,))
+        if name == "verbosity" and not is_harmless(member, _VERBOSITY):
+            raise field_error("is supported only as 'medium'", (name,), UNSUPPORTED)
     return value
 
 
@@ -166,7 +169,7 @@ _ITEM = {
 _INPUT = {"anyOf": [_TEXT, {"type": "array", "items": _ITEM, "minItems": 1, "maxItems": MAX_MESSAGES}]}
 _TEXT_CONFIG = {
     "type": "object",
-    "properties": {name: {"enum": [value, None]} for name, value in _TEXT_SETTINGS.items()},
+    "properties": {"format": {"anyOf": [TEXT_FORMAT, {"type": "null"}]}, "verbosity": {"enum": [*_VERBOSITY, None]}},
     "additionalProperties": False,
 }
 _REASONING = {
@@ -214,6 +217,17 @@ class ResponsesRequest(GenerationRequest):
         if sum(len(message.content) for message in self.input) > MAX_TEXT_CHARS:
             raise field_error(f"holds more than {MAX_TEXT_CHARS} characters", ("input",), TOO_LONG)
         return self
+
+    def grammar_fields(self) -> list[tuple[str, AskedGrammar]]:
+        """`text.format` too."""
+        found = super().grammar_fields()
+        asked = read_text_format(self.text_format, ("format",))
+        return found if asked is None else [("text", asked), *found]
+
+    @property
+    def text_format(self) -> Mapping[str, Any]:
+        """`text.format` as it was sent."""
+        return self.text.get("format") or {"type": "text"}
 
     @property
     def include_usage(self) -> bool:

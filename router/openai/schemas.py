@@ -48,6 +48,7 @@ from router.openai.fields import (
     ignored_fields_of,
 )
 from router.openai.prompt_report import PromptOptions
+from router.openai.structured import ResponseFormatField, StructuredFields
 from router.openai.unsupported import CHAT, COMMON, COMPLETION, MESSAGE, REASONS, Table, is_harmless
 from wire.errors import InvalidRequest
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams, check_stop_strings
@@ -140,7 +141,7 @@ class Message(Strict):
         return len(self.content) + len(self.reasoning or self.reasoning_content or "")
 
 
-class GenerationRequest(Strict):
+class GenerationRequest(Strict, StructuredFields):
     """The fields that all endpoints share that generate text."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME)]
@@ -274,7 +275,7 @@ class GenerationRequest(Strict):
         )
 
 
-class ChatCompletionRequest(GenerationRequest):
+class ChatCompletionRequest(GenerationRequest, ResponseFormatField):
     """The body of `POST /v1/chat/completions`."""
 
     unsupported = {**COMMON, **CHAT}
@@ -337,7 +338,7 @@ class ChatCompletionRequest(GenerationRequest):
         return variables | dict(self.chat_template_kwargs)
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(GenerationRequest, ResponseFormatField):
     """The body of `POST /v1/completions`. `prompt` is always a tuple: of texts, or of tuples of token ids."""
 
     unsupported = {**COMMON, **COMPLETION}

@@ -12,15 +12,9 @@ from collections.abc import Mapping
 Table = Mapping[str, tuple[object, ...]]
 
 COMMON: Table = {
-    # OpenAI
-    "response_format": ({"type": "text"},),
     # vLLM
     "early_stopping": (False,),
-    "guided_choice": (),
-    "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
+    "guided_whitespace_pattern": (),
     "length_penalty": (1.0, 1),
     "logits_processors": ([],),
     "logprob_token_ids": (),
@@ -28,7 +22,6 @@ COMMON: Table = {
     "media_io_kwargs": (),
     "repetition_detection": (),
     "routed_experts_prompt_start": (0,),
-    "structured_outputs": (),
     "thinking_token_budget": (-1,),
     "use_beam_search": (False,),
     "vllm_xargs": (),
@@ -77,7 +70,7 @@ MESSAGE: Table = {
 }
 """An answer's message may be sent back as it came, with all its empty members."""
 
-_STRUCTURE = "is not supported: answers of a given structure are not served"
+_STRUCTURE = "is not supported: send response_format or structured_outputs"
 _TOOLS = "is not supported: tools are not served"
 _TEXT = "is not supported: only text is served"
 _BEAMS = "is not supported: there is no beam search; send n for several answers"
@@ -89,11 +82,7 @@ REASONS: Mapping[str, str] = {
     "function_call": _TOOLS,
     "functions": _TOOLS,
     "grammar": _STRUCTURE,
-    "guided_choice": _STRUCTURE,
-    "guided_decoding_backend": _STRUCTURE,
-    "guided_grammar": _STRUCTURE,
-    "guided_json": _STRUCTURE,
-    "guided_regex": _STRUCTURE,
+    "guided_whitespace_pattern": "is not supported: send structured_outputs with whitespace_pattern",
     "images": _TEXT,
     "include_reasoning": "is not supported: reasoning is part of the text",
     "input_ids": "is not supported: send token ids as the prompt of /v1/completions",
@@ -107,8 +96,6 @@ REASONS: Mapping[str, str] = {
     "prefix": "is not supported: send continue_final_message",
     "prompt": "belongs to /v1/completions",
     "regex": _STRUCTURE,
-    "response_format": _STRUCTURE,
-    "structured_outputs": _STRUCTURE,
     "tool_call_id": _TOOLS,
     "tool_calls": _TOOLS,
     "tool_choice": _TOOLS,

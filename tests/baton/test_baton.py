@@ -9,6 +9,7 @@ import pytest
 
 import baton
 from engine.llm import LLM
+from wire.grammar import Grammar
 from wire.sampling import SamplingParams
 
 
@@ -21,7 +22,8 @@ def test_nothing_loads_torch_that_does_not_need_it(line: str) -> None:
 def test_both_names_are_there() -> None:
     assert baton.LLM is LLM
     assert baton.SamplingParams is SamplingParams
-    assert baton.__all__ == ["LLM", "SamplingParams"]
+    assert baton.Grammar is Grammar
+    assert baton.__all__ == ["LLM", "Grammar", "SamplingParams"]
 
 
 def test_another_name_is_an_attribute_error() -> None:

@@ -1,8 +1,15 @@
-"""Load generators as their users run them: a command line each, and what the file that it writes has to say.
+"""Programs as their users run them: a command line each, and what the file that it writes has to say.
 
-Each sends `NUM_REQUESTS` requests of `PROMPT_TOKENS` random tokens and asks for `OUTPUT_TOKENS`. A token that Baton
-lost or added shows in the sums. Sums of prompts are compared where a prompt is sent as it is: chat templates add
-tokens, and the texts that vLLM makes of its random tokens have a few more or less.
+A load generator sends `NUM_REQUESTS` requests of `PROMPT_TOKENS` random tokens and asks for `OUTPUT_TOKENS`. A token
+that Baton lost or added shows in the sums. Sums of prompts are compared where a prompt is sent as it is: chat templates
+add tokens, and the texts that vLLM makes of its random tokens have a few more or less. aiperf records what it got, so
+of its streams text and usage are compared too (`streams.py`). lm-eval has two tasks of its own, whose answers the demo
+model is sure of.
+
+guidellm 0.8.1 may lose the last result of a run on a busy machine: the thread that receives results says that all of
+them are there before it passes the last one on, and whoever waits for results looks up ten times a second and leaves as
+soon as that is said. It then reports one request less than it has sent, all of which were answered: run it again. With
+a pause of half a second at that place it always does.
 """
 
 from __future__ import annotations
@@ -14,13 +21,16 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.clients.streams import asking, check_streams
 
 NUM_REQUESTS, CONCURRENCY, PROMPT_TOKENS, OUTPUT_TOKENS = 20, 4, 32, 16
 PROMPTS, OUTPUT = NUM_REQUESTS * PROMPT_TOKENS, NUM_REQUESTS * OUTPUT_TOKENS
 TIMEOUT_S = 600.0
+CHAT = "/v1/chat/completions"
 # aiperf 0.13 takes the folder of a tokenizer for the name of a repository when one of these is set
 UNSET = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
@@ -31,8 +41,10 @@ class NotInstalled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`command` with `arguments` runs in an empty folder and writes `result` there. `{url}`, `{model}` and
-    `{tokenizer}` in the arguments are filled in. `expected`: values of the result by path, such as `benchmarks.0.type`.
+    """`command` with `arguments` runs in a folder that has nothing but `files` (texts by name) and writes `result`
+    there, a name with wildcards. `{url}`, `{model}` and `{tokenizer}` in the arguments are filled in. `expected`:
+    values of the result by path, such as `benchmarks.0.type`. `streams`: the file with all streams as they came, and
+    the path at which they were asked for.
     """
 
     name: str
@@ -40,6 +52,8 @@ class Program:
     arguments: str
     result: str
     expected: Mapping[str, Any]
+    streams: tuple[str, str] | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def _vllm(name: str, arguments: str) -> Program:
@@ -73,19 +87,53 @@ def _guidellm(name: str, path: str, **prompts: int) -> Program:
     )
 
 
-def _aiperf(name: str, arguments: str, **sums_of_tokens: int) -> Program:
+def _aiperf(name: str, path: str, *, streams: bool, **sums_of_tokens: int) -> Program:
     sums = {"request_count": NUM_REQUESTS, "request_error_rate": 0, **sums_of_tokens}
+    kind = path.rpartition("/")[2] if path != CHAT else "chat"
     return Program(
         f"aiperf: {name}",
         "aiperf",
-        f"profile --url {{url}} --model {{model}} --tokenizer {{tokenizer}} {arguments} --concurrency {CONCURRENCY}"
+        f"profile --url {{url}} --model {{model}} --tokenizer {{tokenizer}} --endpoint-type {kind}"
+        f"{' --streaming' * streams} --concurrency {CONCURRENCY}"
         f" --request-count {NUM_REQUESTS} --isl {PROMPT_TOKENS} --osl {OUTPUT_TOKENS} --extra-inputs ignore_eos:true"
+        " --extra-inputs temperature:0 --export-level raw"
         " --ui-type none --no-gpu-telemetry --output-artifact-dir result",
         "result/profile_export_aiperf.json",
         {"error_summary": [], "is_complete": True, **{f"{name}.avg": total for name, total in sums.items()}},
+        ("result/profile_export_raw.jsonl", path) if streams else None,
     )
 
 
+_TASK = """task: {task}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {task}.jsonl}}}}
+test_split: test
+doc_to_text: "{{{{text}}}}"
+doc_to_target: "{{{{target}}}}"
+target_delimiter: ""
+"""
+_ENDINGS = (
+    {"text": "Once upon a", "endings": [" time", " table"], "target": 0},
+    {"text": "Once upon a time there", "endings": [" banana", " was"], "target": 1},
+)
+_STORIES = ({"text": "Once", "target": " upon a"},)
+LM_EVAL = Program(
+    "lm-eval: local-completions",
+    "lm_eval",
+    f"--model local-completions --model_args model={{model}},base_url={{url}}/v1/completions,tokenizer={{tokenizer}},"
+    f"num_concurrent={CONCURRENCY},max_length=2048 --include_path . --tasks endings,stories --output_path result",
+    "result/**/results_*.json",
+    {"results.endings.acc,none": 1.0, "results.stories.exact_match,none": 1.0, "n-samples.endings.effective": 2},
+    files={
+        "endings.yaml": _TASK.format(task="endings")
+        + 'output_type: multiple_choice\ndoc_to_choice: "{{endings}}"\nmetric_list: [{metric: acc}]\n',
+        "endings.jsonl": "".join(f"{json.dumps(each)}\n" for each in _ENDINGS),
+        "stories.yaml": _TASK.format(task="stories")
+        + 'output_type: generate_until\ngeneration_kwargs: {until: [" time"], max_gen_toks: 8}\n'
+        + "metric_list: [{metric: exact_match}]\n",
+        "stories.jsonl": "".join(f"{json.dumps(each)}\n" for each in _STORIES),
+    },
+)
 PROGRAMS = (
     _vllm("completions", "--backend openai --logprobs 2"),  # without --model: it asks for the list of models
     _vllm("chat", "--backend openai-chat --endpoint /v1/chat/completions --model {model}"),
@@ -95,20 +143,23 @@ PROGRAMS = (
     _guidellm("responses", "/v1/responses"),
     _aiperf(
         "completions",
-        "--endpoint-type completions --streaming",
+        "/v1/completions",
+        streams=True,
         total_usage_prompt_tokens=PROMPTS,
         total_usage_completion_tokens=OUTPUT,
     ),
-    _aiperf("chat", "--endpoint-type chat --streaming", total_usage_completion_tokens=OUTPUT),
-    _aiperf("chat, not streamed", "--endpoint-type chat", total_usage_completion_tokens=OUTPUT),
+    _aiperf("chat", CHAT, streams=True, total_usage_completion_tokens=OUTPUT),
+    _aiperf("chat, not streamed", CHAT, streams=False, total_usage_completion_tokens=OUTPUT),
     # of a stream it reads the usage in `response.completed`, and an answer cut at its limit ends in another event
-    _aiperf("responses", "--endpoint-type responses --streaming"),
-    _aiperf("responses, not streamed", "--endpoint-type responses", total_usage_completion_tokens=OUTPUT),
+    _aiperf("responses", "/v1/responses", streams=True),
+    _aiperf("responses, not streamed", "/v1/responses", streams=False, total_usage_completion_tokens=OUTPUT),
+    LM_EVAL,
 )
 
 
 def run_program(program: Program, executable: str, filled_in: Mapping[str, str]) -> None:
-    """Run it and judge its result. Raises `NotInstalled`, `ValueError`, and `TimeoutExpired` after ten minutes.
+    """Run it and judge its result. Raises `NotInstalled`, `ValueError`, `OSError`, and after ten minutes
+    `TimeoutExpired`.
 
     Not every one exits with an error when requests fail: the result decides.
     """
@@ -119,10 +170,16 @@ def run_program(program: Program, executable: str, filled_in: Mapping[str, str])
     environment = {name: value for name, value in os.environ.items() if name not in UNSET}
     with tempfile.TemporaryDirectory() as name:
         folder, log = Path(name), Path(name, "log")
+        for file, text in program.files.items():
+            (folder / file).write_text(text)
         status = _finish(command, folder, log, environment)
         if status:
             raise ValueError(f"exit status {status}, and at the end: {' '.join(log.read_text().split())[-300:]}")
-        check(json.loads((folder / program.result).read_text()), program.expected)
+        results = [json.loads(file.read_text()) for file in folder.glob(program.result)]
+        check(results[-1] if results else None, program.expected)
+        if program.streams is not None:
+            file, endpoint = program.streams
+            check_streams(folder / file, asking(f"{filled_in['url']}{endpoint}"), NUM_REQUESTS)
 
 
 def check(result: Any, expected: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from device.base import Device
 from device.host import HostDevice
+from engine.runner.grammar_masks import MaskSource
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import sampling_bytes
 from engine.scheduler.request import SampledToken
@@ -38,6 +39,20 @@ class Mix:
     token_ids: Sequence[int]
     num_prompt_tokens: int
     params: DecodingParams
+    matcher: MaskSource | None = None
+
+
+class RandomMask:
+    """A grammar that allows half of the vocabulary."""
+
+    def __init__(self, vocab_size: int, chance: random.Random) -> None:
+        self._mask = chance.randbytes(-(-vocab_size // 8))
+
+    def mask(self) -> bytes | None:
+        return self._mask
+
+    def fail(self, reason: str) -> None:
+        raise AssertionError(reason)
 
 
 def parameter_mixes(count: int, vocab_size: int, seed: int = 0) -> list[Mix]:
@@ -60,7 +75,8 @@ def parameter_mixes(count: int, vocab_size: int, seed: int = 0) -> list[Mix]:
         token_ids = chance.choices(range(vocab_size), k=chance.randint(2, 60))
         params = DecodingParams(**kinds[index % len(kinds)], seed=chance.randrange(2**62))
         num_prompt = chance.randint(1, len(token_ids))
-        made.append(Mix(RequestKey.numbered(index), token_ids, num_prompt, params))
+        matcher = RandomMask(vocab_size, chance) if index % 3 == 0 else None
+        made.append(Mix(RequestKey.numbered(index), token_ids, num_prompt, params, matcher))
     return made
 
 

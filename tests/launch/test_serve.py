@@ -10,11 +10,12 @@ import pytest
 import launch.serve
 from launch.cli import main
 from launch.placement import Placement
-from launch.serve import announce, child_specs, placements
+from launch.serve import announce, child_specs, placements, with_cluster_key
 from launch.settings import resolve_serve
 from launch.supervised import ChildSpec
 from tests.launch.endpoint import FakeEndpoint
 from wire.errors import InvalidSetting
+from wire.links import ClusterKey
 
 
 def specs(*arguments: str, shares: list[Placement] | None = None) -> list[ChildSpec]:
@@ -35,6 +36,18 @@ def test_a_deployment_is_a_router_prefill_nodes_and_decode_nodes() -> None:
 
 def test_without_prefill_nodes_there_are_decode_nodes_only() -> None:
     assert [spec.name for spec in specs("--prefill=0", shares=[Placement(2)])] == ["router", "decode-0"]
+
+
+def test_a_deployment_has_a_cluster_key_of_its_own_unless_it_is_asked_not_to(tmp_path: Path) -> None:
+    deployment = with_cluster_key(resolve_serve([], {}), tmp_path)
+    keys = {part.cluster_key for part in (deployment.router, deployment.prefill, deployment.decode)}
+    assert keys == {str(tmp_path / "cluster.key")}
+    assert len(ClusterKey.from_file(tmp_path / "cluster.key").secret) == 40
+    assert (tmp_path / "cluster.key").stat().st_mode & 0o777 == 0o600
+    named = resolve_serve(["--cluster-key=mine"], {})
+    assert with_cluster_key(named, tmp_path) == named
+    without = with_cluster_key(resolve_serve(["--cluster-key=none"], {}), tmp_path)
+    assert [part.cluster_key for part in (without.router, without.prefill, without.decode)] == ["", "", ""]
 
 
 def test_the_programs_meet_at_the_reserved_control_port() -> None:

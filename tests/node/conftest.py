@@ -12,7 +12,8 @@ import zmq
 from node.router_link import RouterLink
 from wire import links
 from wire.layout import KvLayout, LayerKv
-from wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Cancel, Hello, NodeStatus, control_identity
+from wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Cancel, Hello, NodeStatus, Welcome, control_identity
+from wire.session import Session, number_of
 
 EPOCH = 77
 STATUS = NodeStatus(1, 2, 3, 4, 5, 0.0)
@@ -34,20 +35,46 @@ class FakeRouter:
         self.socket = links.open_socket(context, zmq.ROUTER, SETTINGS)
         self.address = links.bind(self.socket, "127.0.0.1", port, SETTINGS)
         self.identity = control_identity(EPOCH)
+        self.session: Session | None = None
 
     def receive(self) -> Any:
-        """The next message of any node; notes who sent it."""
+        """The next message of any node; notes who sent it, and accepts its number if it has one."""
         assert self.socket.poll(WAIT_MS), "no message came"
-        self.identity, frame = self.socket.recv_multipart()
-        return NODE_TO_ROUTER.decode(frame)
+        self.identity, *frames = self.socket.recv_multipart()
+        if number := number_of(frames):
+            assert self.session is not None
+            self.session.accept(number)
+        return NODE_TO_ROUTER.decode(frames[-1])
 
     def send(self, *messages: object) -> None:
-        """Send to the node that was heard last, with a marker behind it."""
-        for message in (*messages, MARKER):
-            self.send_raw(ROUTER_TO_NODE.encode(message))
+        """Send to the node that was heard last, with a marker behind it once the node is in a session."""
+        for message in messages:
+            if isinstance(message, Welcome) and (self.session is None or self.session.number != message.session):
+                self.session = Session(message.session, ROUTER_TO_NODE)
+            if isinstance(message, Cancel):
+                self._send_numbered(message)
+            else:
+                self.send_raw(ROUTER_TO_NODE.encode(message))
+        if self.session is not None:
+            self._send_numbered(MARKER)
 
-    def send_raw(self, frame: bytes) -> None:
-        self.socket.send_multipart([self.identity, frame])
+    def lose(self, message: object) -> None:
+        """Send something that never arrives."""
+        assert self.session is not None
+        self.session.frames(message)
+
+    def send_again(self, first: int) -> None:
+        """Send again from that number on."""
+        assert self.session is not None
+        for frames in self.session.since(first) or ():
+            self.send_raw(*frames)
+
+    def send_raw(self, *frames: bytes) -> None:
+        self.socket.send_multipart([self.identity, *frames])
+
+    def _send_numbered(self, message: object) -> None:
+        assert self.session is not None
+        self.send_raw(*self.session.frames(message))
 
 
 class Node:

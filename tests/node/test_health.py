@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import http.client
 import json
+import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import pytest
@@ -51,6 +56,25 @@ def test_health_says_whether_the_node_is_registered(server: HealthServer) -> Non
     server.is_ready = True
     status, body = get(server, "/health")
     assert (status, json.loads(body)["status"]) == (200, "ok")
+
+
+def test_connections_that_say_nothing_take_a_bounded_number_of_threads(server: HealthServer) -> None:
+    host, port = server.address.removeprefix("http://").split(":")
+    before = threading.active_count()
+    with ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(100)]
+        with pytest.raises((ConnectionError, OSError, http.client.HTTPException)):
+            get(server, "/health")
+        assert threading.active_count() - before <= 32
+        for connection in idle:
+            connection.close()
+    deadline_s = time.monotonic() + 20
+    while True:  # threads notice the end of their connections soon
+        try:
+            assert get(server, "/health")[0] == 503
+            return
+        except OSError:
+            assert time.monotonic() < deadline_s
 
 
 def test_metrics_show_the_status_at_the_time_of_asking(server: HealthServer, node: Node) -> None:

@@ -46,6 +46,8 @@ class Idle:
             metrics=list,
             poll=lambda now_s: None,
             cancel=lambda key, now_s: None,
+            cancel_all=lambda now_s: None,
+            live_keys=list,
             close=lambda: self.closed.append("leg"),
         )
         return cast(Leg, leg), "tcp://127.0.0.1:3"
@@ -66,7 +68,13 @@ def role(monkeypatch: pytest.MonkeyPatch) -> Idle:
     core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 64), frozenset()), cast(Any, None), "f")
     memory = SimpleNamespace(layout=LAYOUT)
     engine = SimpleNamespace(
-        core=core, device=device, memory=memory, fingerprint="f", num_blocks=16, max_request_tokens=64
+        core=core,
+        device=device,
+        memory=memory,
+        fingerprint="f",
+        num_blocks=16,
+        max_request_tokens=64,
+        tokenizer_digest="",
     )
     monkeypatch.setattr(process, "build_engine", lambda *arguments: engine)
     for name in ("configure_logging", "keep_freed_memory", "freeze_startup_objects"):  # they change the whole process
@@ -103,7 +111,6 @@ def test_a_node_is_ready_once_the_router_has_welcomed_it_and_leaves_when_asked(
 ) -> None:
     def welcome() -> Hello:
         hello = router.receive()
-        router.receive()  # what is in the prefix cache
         assert health_of(hello.http_address) == 503
         router.send(Welcome(1))
         while health_of(hello.http_address) != 200:

@@ -3,12 +3,15 @@ from __future__ import annotations
 import struct
 
 import pytest
+import zmq
 
-from node.router_link import ROUTER_TIMEOUT_S
-from tests.node.conftest import EPOCH, WAIT_MS, FakeRouter, Node
+from node.router_link import FIRST_RETRY_S, ROUTER_TIMEOUT_S
+from tests.node.conftest import EPOCH, MARKER, SETTINGS, WAIT_MS, FakeRouter, Node
+from wire import links
 from wire.codec import PROTOCOL_VERSION
 from wire.errors import Overloaded, Refused
 from wire.messages import (
+    NODE_TO_ROUTER,
     ROUTER_TO_NODE,
     CacheEvents,
     Cancel,
@@ -17,21 +20,34 @@ from wire.messages import (
     Introduce,
     Leaving,
     Ping,
+    Pong,
     Refusal,
+    Resume,
     TokenEvent,
     Tokens,
     Welcome,
     control_identity,
+    live_key,
 )
+from wire.request_key import RequestKey
 
 CANCEL = Cancel(b"h" * 16, 1)
 
 
-def registered(node: Node, router: FakeRouter, router_epoch: int = 1) -> None:
+def wait_for(socket: zmq.Socket[bytes]) -> None:
+    assert socket.poll(WAIT_MS), "no message came"
+
+
+def registered(node: Node, router: FakeRouter, session: int = 1) -> None:
     assert isinstance(router.receive(), Hello)
-    router.send(Welcome(router_epoch))
-    assert node.receive() == ([], False)
+    router.send(Welcome(session))
+    assert node.receive() == ([], True)
     assert node.link.is_registered
+
+
+def ping(router: FakeRouter) -> Ping:
+    assert router.session is not None
+    return Ping(router.session.number, router.session.sent, router.session.received)
 
 
 def test_a_node_introduces_itself_under_its_epoch_and_is_welcomed(node: Node, router: FakeRouter) -> None:
@@ -42,26 +58,102 @@ def test_a_node_introduces_itself_under_its_epoch_and_is_welcomed(node: Node, ro
 
 def test_requests_arrive_in_order(node: Node, router: FakeRouter) -> None:
     registered(node, router)
-    router.send(CANCEL, Ping(1), Cancel(b"h" * 16, 2))
+    router.send(CANCEL, ping(router), Cancel(b"h" * 16, 2))
     assert node.receive() == ([CANCEL, Cancel(b"h" * 16, 2)], False)
 
 
 def test_a_router_that_does_not_know_the_node_gets_a_new_hello(node: Node, router: FakeRouter) -> None:
     registered(node, router)
-    router.send(Introduce(1))
+    router.send(Introduce())
     assert node.receive() == ([], False)
     hello = router.receive()
     assert isinstance(hello, Hello)
-    assert hello.status.num_running == 2
+    assert (hello.status.num_running, hello.session) == (2, 1)
 
 
-def test_another_router_epoch_voids_what_was_asked_before(node: Node, router: FakeRouter) -> None:
+def test_a_new_session_voids_what_was_asked_before(node: Node, router: FakeRouter) -> None:
     registered(node, router)
     after = Cancel(b"n" * 16, 1)
-    router.send(CANCEL, Introduce(2), after)
+    router.send(CANCEL, Welcome(2**40), after)
     assert node.receive() == ([after], True)
-    router.send(Welcome(2), CANCEL)
+    router.send(Welcome(2**40), CANCEL)
     assert node.receive() == ([CANCEL], False)
+
+
+def test_what_was_lost_on_its_way_from_the_router_is_asked_for_and_comes_in_order(
+    node: Node, router: FakeRouter
+) -> None:
+    registered(node, router)
+    lost = Cancel(b"l" * 16, 1)
+    router.lose(lost)
+    router.send(CANCEL)
+    assert router.socket.poll(0) == 0
+    wait_for(node.link.socket)
+    assert node.link.receive(0.0) == ([], False)
+    asked = router.receive()
+    assert isinstance(asked, Resume)
+    router.send_again(asked.first)
+    assert node.receive() == ([lost, CANCEL], False)
+
+
+def test_a_ping_shows_that_the_last_message_was_lost(node: Node, router: FakeRouter) -> None:
+    registered(node, router)
+    router.lose(MARKER)
+    router.send_raw(ROUTER_TO_NODE.encode(ping(router)))
+    wait_for(node.link.socket)
+    assert node.link.receive(0.0) == ([], False)
+    asked = router.receive()
+    assert isinstance(asked, Resume)
+    router.send_again(asked.first)
+    assert node.receive() == ([], False)
+
+
+def test_a_message_that_comes_twice_counts_once(node: Node, router: FakeRouter) -> None:
+    registered(node, router)
+    assert router.session is not None
+    router.send_again(router.session.number + 1)
+    router.send(CANCEL)
+    assert node.receive() == ([CANCEL], False)
+
+
+def test_what_the_router_missed_is_sent_again(node: Node, router: FakeRouter) -> None:
+    registered(node, router)
+    node.link.leave()
+    node.link.send_failed(b"h" * 16, 1, Overloaded("x"))
+    said = [router.receive(), router.receive()]
+    router.send(Resume(1, 2))
+    assert node.receive() == ([], False)
+    assert [router.receive(), router.receive()] == said
+
+
+def test_what_the_router_has_acknowledged_is_not_kept(node: Node, router: FakeRouter) -> None:
+    registered(node, router)
+    node.link.leave()
+    router.receive()
+    router.send_raw(ROUTER_TO_NODE.encode(ping(router)))
+    router.send_raw(ROUTER_TO_NODE.encode(Resume(1, 2)))  # what it has just acknowledged
+    is_void = False
+    while not is_void:
+        wait_for(node.link.socket)
+        _, is_void = node.link.receive(0.0)
+    assert not node.link.is_registered
+
+
+def test_a_pong_says_how_far_both_are_and_what_is_alive(node: Node, router: FakeRouter) -> None:
+    registered(node, router)
+    node.link.leave()
+    router.receive()
+    router.send(ping(router))
+    node.receive()
+    live = [RequestKey(b"h" * 16, 1), RequestKey(b"i" * 16, 70_000)]
+    node.link.answer_ping(lambda: live)
+    assert router.session is not None
+    pong = router.receive()
+    assert isinstance(pong, Pong)
+    assert (pong.session, pong.sent, pong.received) == (1, 2, router.session.sent)
+    assert pong.live_keys == {live_key(*key) for key in live}
+    node.link.answer_ping(lambda: live)
+    assert router.socket.poll(0) == 0
 
 
 def test_silence_voids_what_was_asked_once(node: Node, router: FakeRouter) -> None:
@@ -75,19 +167,43 @@ def test_silence_voids_what_was_asked_once(node: Node, router: FakeRouter) -> No
 def test_a_ping_ends_the_silence(node: Node, router: FakeRouter) -> None:
     registered(node, router)
     node.now_s = ROUTER_TIMEOUT_S - 0.1
-    router.send(Ping(1))
+    router.send(ping(router))
     assert node.receive() == ([], False)
     assert node.link.receive(2 * ROUTER_TIMEOUT_S - 0.2) == ([], False)
     assert node.link.receive(2 * ROUTER_TIMEOUT_S) == ([], True)
 
 
-def test_a_router_that_speaks_again_after_its_silence_has_the_node_registered(node: Node, router: FakeRouter) -> None:
+def test_a_router_that_speaks_again_after_its_silence_is_told_that_all_is_void(node: Node, router: FakeRouter) -> None:
     registered(node, router)
-    node.now_s = 2 * ROUTER_TIMEOUT_S
-    node.link.receive(node.now_s)
-    router.send(Ping(1))
-    assert node.receive() == ([], False)
-    assert node.link.is_registered
+    node.link.receive(2 * ROUTER_TIMEOUT_S)
+    said = [router.receive()]  # on a new connection
+    router.send(CANCEL, ping(router))
+    for _ in range(WAIT_MS):
+        node.link.socket.poll(1)
+        assert node.link.receive(2 * ROUTER_TIMEOUT_S) == ([], False)
+        if router.socket.poll(0):
+            break
+    said.append(router.receive())
+    assert [(type(each), each.session) for each in said] == [(Hello, 0), (Hello, 0)]
+    router.send(Welcome(2**40), CANCEL)
+    assert node.receive() == ([CANCEL], True)
+
+
+def test_a_node_whose_identity_was_taken_dials_again_after_the_silence(node: Node, router: FakeRouter) -> None:
+    registered(node, router)
+    thief = links.open_socket(router.context, zmq.DEALER, SETTINGS)
+    try:
+        thief.setsockopt(zmq.IDENTITY, control_identity(EPOCH))
+        links.connect(thief, router.address, SETTINGS)
+        thief.send(NODE_TO_ROUTER.encode(Leaving(EPOCH)))
+        assert isinstance(router.receive(), Leaving)
+        assert node.link.receive(ROUTER_TIMEOUT_S) == ([], True)
+        assert isinstance(router.receive(), Hello)
+        thief.close(0)
+        router.send(Welcome(2**40), CANCEL)
+        assert node.receive() == ([CANCEL], True)
+    finally:
+        thief.close(0)
 
 
 def test_a_router_that_never_came_is_not_silent(node: Node) -> None:
@@ -99,6 +215,24 @@ def test_a_refusal_ends_the_node_with_its_reason(node: Node, router: FakeRouter)
     router.send(Refusal("model differs"))
     with pytest.raises(Refused, match="model differs"):
         node.receive()
+
+
+def test_a_node_that_has_served_before_asks_a_router_that_refuses_it_again_later(
+    node: Node, router: FakeRouter
+) -> None:
+    registered(node, router)
+    router.send_raw(ROUTER_TO_NODE.encode(Refusal("another layout came first")))
+    router.send_raw(ROUTER_TO_NODE.encode(Introduce()))
+    wait_for(node.link.socket)
+    assert node.link.receive(5.0) == ([], True)
+    assert not node.link.is_registered
+    assert router.socket.poll(50) == 0
+    router.send_raw(ROUTER_TO_NODE.encode(Introduce()))
+    wait_for(node.link.socket)
+    assert node.link.receive(5.0 + FIRST_RETRY_S) == ([], False)
+    assert isinstance(router.receive(), Hello)
+    router.send(Welcome(2**40))
+    assert node.receive() == ([], True)
 
 
 def test_another_protocol_version_ends_the_node(node: Node, router: FakeRouter) -> None:

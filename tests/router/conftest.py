@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,5 +17,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def prompts(checkpoint: Path) -> PromptMaker:
-    return PromptMaker.from_folder(checkpoint)
+def prompts(checkpoint: Path) -> Iterator[PromptMaker]:
+    found = PromptMaker.from_folder(checkpoint)
+    yield found
+    found.close()

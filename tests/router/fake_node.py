@@ -19,6 +19,7 @@ from wire.messages import (
     NODE_TO_ROUTER,
     ROUTER_TO_NODE,
     CacheEvents,
+    Cancel,
     Decode,
     Failed,
     Heartbeat,
@@ -27,14 +28,18 @@ from wire.messages import (
     Leaving,
     NodeStatus,
     Ping,
+    Pong,
     Prefill,
     PromptLogprobs,
+    Resume,
     TokenEvent,
     TokenLogprobs,
     Tokens,
     Welcome,
     control_identity,
+    live_key,
 )
+from wire.session import Session, number_of
 
 LAYOUT = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=2, head_dim=16)] * 2)
 FINGERPRINT = "f" * 32
@@ -48,6 +53,7 @@ Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 LegMessage: TypeAlias = Prefill | Decode
 Script: TypeAlias = Callable[["FakeNode", LegMessage], None]
 MessageT = TypeVar("MessageT")
+UNNUMBERED = (Hello, Heartbeat, Pong, Resume)
 
 
 def make_hello(role: str, **changes: Any) -> Hello:
@@ -77,13 +83,13 @@ class FakeNode:
         self.script = script
         self.is_beating = True
         self.num_pings = 0
+        self.session: Session | None = None
+        self.live: set[bytes] = set()
         self._unread: list[Any] = []
         self._changed = asyncio.Event()
-        self._socket = links.open_socket(context, zmq.DEALER, links.LinkSettings())
-        self._socket.setsockopt(zmq.IDENTITY, control_identity(hello.epoch))
-        links.connect(self._socket, address, links.LinkSettings())
+        self._context, self._address = context, address
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.fileno(), self._read)
+        self._socket = self._dial()
         self._heart = self._loop.create_task(self._beat())
         self.send(hello)
 
@@ -106,13 +112,29 @@ class FakeNode:
         return any(isinstance(message, kind) for message in self._unread)
 
     def send(self, message: object) -> None:
-        """Send a message of the protocol."""
-        self.send_raw(NODE_TO_ROUTER.encode(message))
+        """Send a message of the protocol, as part of the session if it belongs to one."""
+        if isinstance(message, UNNUMBERED) or self.session is None:
+            self.send_raw(NODE_TO_ROUTER.encode(message))
+        else:
+            self.send_raw(*self.session.frames(message))
 
-    def send_raw(self, frame: bytes) -> None:
+    def send_raw(self, *frames: bytes) -> None:
         """Send any bytes."""
-        self._socket.send(frame, zmq.NOBLOCK)
+        self._socket.send_multipart(frames, zmq.NOBLOCK)
         self._loop.call_soon(self._read)
+
+    def lose(self, message: object) -> None:
+        """Say something that gets lost on its way."""
+        assert self.session is not None
+        self.session.frames(message)
+
+    def cut(self) -> None:
+        """The connection breaks, and with it goes what was under way."""
+        self._hang_up()
+
+    def dial_again(self) -> None:
+        """The connection is made again after a `cut`."""
+        self._socket = self._dial()
 
     def emit(
         self, leg: LegMessage, token_ids: Sequence[int], index: int | None = None, finish: str = "", cached: int = 0
@@ -121,6 +143,8 @@ class FakeNode:
         logprobs = () if leg.params.logprobs is None else tuple(TokenLogprobs(-0.5, (i,), (-0.5,)) for i in token_ids)
         first = first_index(leg) if index is None else index
         event = TokenEvent(leg.handoff_id, leg.attempt, first, tuple(token_ids), logprobs, finish, cached)
+        if finish:
+            self.live.discard(live_key(leg.handoff_id, leg.attempt))
         self.send(Tokens(self.hello.epoch, (event,)))
 
     def tell_prompt(self, leg: LegMessage, first: int = 1, num_rows: int | None = None) -> None:
@@ -135,6 +159,7 @@ class FakeNode:
 
     def fail(self, leg: LegMessage, code: str, message: str = "as the test says") -> None:
         """Report that `leg` failed."""
+        self.live.discard(live_key(leg.handoff_id, leg.attempt))
         self.send(Failed(leg.handoff_id, leg.attempt, code, message))
 
     def report_cache(self, stored: bytes = b"", removed: bytes = b"", is_snapshot: bool = False) -> None:
@@ -151,32 +176,70 @@ class FakeNode:
 
     def die(self) -> None:
         """Hang up without a word."""
+        self._heart.cancel()
+        self._hang_up()
+
+    def _dial(self) -> zmq.Socket[bytes]:
+        dialled = links.open_socket(self._context, zmq.DEALER, links.LinkSettings())
+        dialled.setsockopt(zmq.IDENTITY, control_identity(self.hello.epoch))
+        links.connect(dialled, self._address, links.LinkSettings())
+        self._loop.add_reader(dialled.fileno(), self._read)
+        return dialled
+
+    def _hang_up(self) -> None:
         if not self._socket.closed:
-            self._heart.cancel()
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
 
     def _read(self) -> None:
         while not self._socket.closed:
             try:
-                message = ROUTER_TO_NODE.decode(self._socket.recv(zmq.NOBLOCK))
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if isinstance(message, Ping):
-                self.num_pings += 1
+            message, number = ROUTER_TO_NODE.decode(frames[-1]), number_of(frames)
+            if number and (self.session is None or not self.session.accept(number)):
                 continue
-            self._unread.append(message)
-            self._changed.set()
-            if isinstance(message, Introduce):
-                self.send(self.hello)
-            if isinstance(message, Prefill | Decode) and self.script is not None:
+            if not self._is_about_session(message):
+                self._unread.append(message)
+                self._changed.set()
+                self._take_leg(message)
+
+    def _is_about_session(self, message: object) -> bool:
+        """Act on a message that tests need not see."""
+        session = self.session
+        if isinstance(message, Welcome):
+            if session is None or session.number != message.session:
+                self.session = Session(message.session, NODE_TO_ROUTER)
+                self.live.clear()
+            return False
+        if isinstance(message, Ping) and session is not None and session.number == message.session:
+            self.num_pings += 1
+            session.acknowledge(message.received)
+            if session.lacks(message.sent):
+                self.send(Resume(session.number, session.received + 1))
+            if self.is_beating:
+                self.send(Pong(session.number, session.sent, session.received, b"".join(self.live)))
+        elif isinstance(message, Resume) and session is not None:
+            for frames in session.since(message.first) or ():
+                self.send_raw(*frames)
+        return isinstance(message, Ping | Resume)
+
+    def _take_leg(self, message: object) -> None:
+        if isinstance(message, Introduce):
+            self.send(replace(self.hello, session=self.session.number if self.session else 0))
+        elif isinstance(message, Cancel):
+            self.live.discard(live_key(message.handoff_id, message.attempt))
+        elif isinstance(message, Prefill | Decode):
+            self.live |= {live_key(leg.handoff_id, leg.attempt) for leg in choice_legs(message)}
+            if self.script is not None:
                 for leg in choice_legs(message):
                     self.script(self, leg)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
-            if self.is_beating:
+            if self.is_beating and not self._socket.closed:
                 self.send(Heartbeat(self.hello.epoch, self.hello.status))
 
 

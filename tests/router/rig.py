@@ -171,14 +171,13 @@ class Call:
 async def relaying(
     settings: RelaySettings = DEFAULTS,
     port: int = 0,
-    epoch: int = 7,
     decode_policy: Policy | None = None,
     models: Mapping[str, str | None] = DEFAULT_MODELS,
 ) -> AsyncIterator[Rig]:
     """A running relay without nodes. `models`: see `NodeRegistry`."""
     context: Context = zmq.Context()
     registry = NodeRegistry(models)
-    control = ControlLink(context, "127.0.0.1", port, links.LinkSettings(), registry, epoch)
+    control = ControlLink(context, "127.0.0.1", port, links.LinkSettings(), registry)
     relay = Relay(registry, control, RoundRobin(), decode_policy or RoundRobin(), settings)
     control.start(relay)
     rig = Rig(context, registry, relay, control)
@@ -219,11 +218,12 @@ async def serving(
     guard: Guard | None = None,
     queue: AdmissionSettings | None = None,
     audit: AuditLog | None = None,
+    decode_policy: Policy | None = None,
 ) -> AsyncIterator[Server]:
     """A router on a loopback port, set up as `python -m router` does, without nodes. Without `queue` no request waits
     for room."""
-    async with relaying(settings, models=models) as rig:
-        metrics = RouterMetrics()
+    async with relaying(settings, decode_policy=decode_policy, models=models) as rig:
+        metrics = RouterMetrics(models)
         metrics.watch(rig.relay, rig.registry, rig.control)
         admission = Admission(queue or AdmissionSettings(settings.max_concurrent_requests, 0, 0, 0.0), lambda: 10**6)
         metrics.include(AccessMetrics(admission, guard))

@@ -18,6 +18,7 @@ import zmq
 import router.nodes
 from router.control import ControlLink
 from router.nodes import NodeRegistry
+from router.rubbish import MAX_BAD_MESSAGES
 from tests.router.fake_node import PATIENCE_S, STATUS, FakeNode, answering, make_hello
 from tests.router.rig import MODEL, relaying
 from wire import links
@@ -62,9 +63,9 @@ def _envelope(body: bytes, version: int = PROTOCOL_VERSION) -> bytes:
 
 
 async def test_a_node_is_welcomed_and_pinged() -> None:
-    async with relaying(epoch=42) as rig:
+    async with relaying() as rig:
         node = rig.dial(DECODE)
-        assert await node.expect(Welcome) == Welcome(42)
+        assert await node.expect(Welcome) == Welcome(rig.member(node).session.number)
         await _until(lambda: node.num_pings >= 2)
 
 
@@ -97,6 +98,29 @@ async def test_a_node_that_does_not_fit_is_told_why() -> None:
         stranger = rig.dial(PREFILL, layout=OTHER_LAYOUT)
         assert "head_dim of layer 0 is 16 here and 99" in (await stranger.expect(Refusal)).message
         assert len(rig.registry) == 1
+
+
+async def test_after_a_restart_of_the_router_most_nodes_decide_and_not_the_first() -> None:
+    async with relaying() as rig:
+        odd = await rig.join(DECODE, layout=OTHER_LAYOUT, session=2**40)
+        first = rig.dial(PREFILL, session=2**40)
+        await first.expect(Refusal)
+        second = rig.dial(DECODE, session=2**40)
+        await second.join()
+        assert "KV layout" in (await odd.expect(Refusal)).message
+        await first.join()  # asked again because it is unknown
+        joined = {node.epoch for node in rig.registry.all()}
+        assert joined == {first.hello.epoch, second.hello.epoch}
+
+
+async def test_new_nodes_with_another_layout_do_not_outvote_those_that_serve() -> None:
+    async with relaying() as rig:
+        good = await rig.join(DECODE)
+        for _ in range(3):
+            stranger = rig.dial(DECODE, layout=OTHER_LAYOUT)
+            await stranger.expect(Refusal)
+            stranger.die()
+        assert [node.epoch for node in rig.registry.all()] == [good.hello.epoch]
 
 
 async def test_a_node_with_another_protocol_version_is_told_both() -> None:
@@ -153,6 +177,46 @@ async def test_connections_that_are_no_node_get_nothing() -> None:
             other.close(0)
 
 
+async def test_a_stranger_that_sends_rubbish_is_logged_once_and_not_listened_to(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with relaying() as rig:
+        node = await rig.join(DECODE, answering([1]))
+        other = rig.context.socket(zmq.DEALER)
+        try:
+            other.connect(rig.control.address)
+            for _ in range(3 * MAX_BAD_MESSAGES):
+                await asyncio.to_thread(other.send, b"rubbish")
+            await asyncio.to_thread(other.send, NODE_TO_ROUTER.encode(Heartbeat(node.hello.epoch, STATUS)))
+            await _until(lambda: rig.control.num_rejected_messages == MAX_BAD_MESSAGES)
+            await rig.has_heard(node)
+            assert await rig.call().result() == [1]
+            assert rig.control.num_rejected_messages == MAX_BAD_MESSAGES
+            assert sum("rejected" in record.message for record in caplog.records) == 1
+        finally:
+            other.close(0)
+
+
+async def test_a_stranger_is_not_heard_out() -> None:
+    async with relaying() as rig:
+        other = rig.context.socket(zmq.DEALER)
+        try:
+            other.connect(rig.control.address)
+            events = tuple(TokenEvent(bytes(16), 1, 0, (), (), "", 0) for _ in range(2000))
+            await asyncio.to_thread(other.send, NODE_TO_ROUTER.encode(Tokens(1, events)))
+            await _until(lambda: rig.control.num_rejected_messages == 1)
+        finally:
+            other.close(0)
+
+
+async def test_a_node_that_sends_nothing_but_rubbish_is_lost() -> None:
+    async with relaying() as rig:
+        node = await rig.join(DECODE)
+        for _ in range(MAX_BAD_MESSAGES):
+            node.send_raw(b"rubbish")
+        await rig.loses(DECODE)
+
+
 async def test_work_of_an_unknown_node_is_answered_by_introduce() -> None:
     async with relaying() as rig:
         node = await rig.join(DECODE)
@@ -187,9 +251,9 @@ async def test_a_node_finds_a_router_that_was_restarted() -> None:
         node = await rig.join(DECODE, answering([1, 2]))
         await rig.control.close()
         await _until(lambda: _is_free(port))
-        async with relaying(port=port, epoch=8) as second:
-            assert await node.expect(Introduce) == Introduce(8)
-            assert await node.expect(Welcome) == Welcome(8)
+        async with relaying(port=port) as second:
+            await node.expect(Introduce)
+            assert await node.expect(Welcome) == Welcome(second.member(node).session.number)
             assert await second.call().result() == [1, 2]
 
 
@@ -213,9 +277,9 @@ async def test_a_silent_node_is_lost_and_its_work_done_elsewhere(monkeypatch: py
         frozen.is_beating = False
         assert await call.result() == [1, 2]
         assert rig.registry.get(frozen.hello.epoch) is None
-        await frozen.expect(Cancel)
-        frozen.is_beating = True  # it was only slow: it may come back
+        frozen.is_beating = True  # it was only slow: it may come back, and begins anew
         await frozen.join()
+        assert not frozen.live
         assert len(rig.registry) == 2
         await rig.settle()
 
@@ -225,11 +289,34 @@ async def test_a_node_that_restarts_fails_its_earlier_work() -> None:
         node = await rig.join(DECODE, node_id="d")
         call = rig.call()
         await node.expect(Decode)
+        node.die()
         reborn = await rig.join(DECODE, answering([1]), node_id="d")
         assert await call.result() == [1]
         assert (await reborn.expect(Decode)).attempt == 2
         assert len(rig.registry) == 1
         await rig.settle()
+
+
+async def test_of_two_living_nodes_with_one_name_the_later_is_refused() -> None:
+    async with relaying() as rig:
+        node = await rig.join(DECODE, node_id="d", http_address="http://first")
+        call = rig.call()
+        leg = await node.expect(Decode)
+        other = rig.dial(DECODE, node_id="d")
+        assert "called d is alive at http://first" in (await other.expect(Refusal)).message
+        node.emit(leg, [1], finish="stop")
+        assert await call.result() == [1]
+        assert rig.relay.counters.num_retries == 0
+
+
+async def test_a_name_is_free_again_when_its_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router.nodes, "DEAD_AFTER_S", 0.6)
+    async with relaying() as rig:
+        frozen = await rig.join(DECODE, node_id="d")
+        frozen.is_beating = False
+        await rig.has_heard(frozen)
+        successor = await rig.join(DECODE, node_id="d")
+        assert [node.epoch for node in rig.registry.all()] == [successor.hello.epoch]
 
 
 async def test_many_messages_at_once_are_all_read() -> None:
@@ -246,7 +333,7 @@ async def test_a_port_in_use_is_an_error_with_its_name() -> None:
     async with relaying() as rig:
         port = int(rig.control.address.rpartition(":")[2])
         with pytest.raises(InvalidSetting, match=f"127.0.0.1:{port}"):
-            ControlLink(rig.context, "127.0.0.1", port, links.LinkSettings(), NodeRegistry({MODEL: None}), 1)
+            ControlLink(rig.context, "127.0.0.1", port, links.LinkSettings(), NodeRegistry({MODEL: None}))
 
 
 async def test_a_node_that_cannot_be_reached_is_reported() -> None:

@@ -334,13 +334,13 @@ async def test_metrics_count_what_happened(server: Server, prompts: PromptMaker)
         for family in text_string_to_metric_families(reply.body.decode())
         for sample in family.samples
     }
-    assert samples["baton:request_success_total", "length"] == 2
-    assert samples["baton:generation_tokens_total",] == 6
-    assert samples["baton:time_to_first_token_seconds_count",] == 2
+    assert samples["baton:request_success_total", "length", MODEL] == 2
+    assert samples["baton:generation_tokens_total", MODEL] == 6
+    assert samples["baton:time_to_first_token_seconds_count", MODEL] == 2
     assert samples["baton:relay_finished_total",] == 2
     assert samples["baton:relay_cancelled_total",] == 0
-    assert samples["baton:num_requests_running",] == 0
-    assert samples["baton:nodes", "decode"] == 1
+    assert samples["baton:num_requests_running", MODEL] == 0
+    assert samples["baton:nodes", MODEL, "decode"] == 1
 
 
 async def test_without_nodes_the_answer_is_503_with_retry_after(server: Server) -> None:

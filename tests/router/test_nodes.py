@@ -34,11 +34,22 @@ def test_a_node_is_available_for_its_role_only(registry: NodeRegistry) -> None:
     assert len(registry) == 1
 
 
-def test_the_smallest_node_limits_requests(registry: NodeRegistry) -> None:
+def test_the_largest_decode_node_limits_requests(registry: NodeRegistry) -> None:
     assert registry.max_request_tokens(MODEL) is None
-    _join(registry, max_request_tokens=300)
     _join(registry, PREFILL, max_request_tokens=200)
     assert registry.max_request_tokens(MODEL) == 200
+    _join(registry, max_request_tokens=150)
+    _join(registry, max_request_tokens=100)
+    assert registry.max_request_tokens(MODEL) == 150
+
+
+def test_another_tokenizer_is_refused_with_both_digests() -> None:
+    registry = NodeRegistry({MODEL: None}, {MODEL: "aaaa"})
+    _join(registry, tokenizer="aaaa")
+    _join(registry, PREFILL, tokenizer="")  # its checkpoint has none, so it cannot disagree
+    with pytest.raises(Refused, match="tokenizer differs: aaaa here, bbbb at stranger"):
+        registry.register(make_hello(PREFILL, node_id="stranger", tokenizer="bbbb"), 0.0)
+    assert len(registry) == 2
 
 
 def test_another_model_is_refused_with_both_fingerprints(registry: NodeRegistry) -> None:

@@ -431,7 +431,7 @@ async def test_requests_do_not_touch_each_other() -> None:
 @pytest.mark.parametrize(("num_prompt_tokens", "max_tokens", "expected"), [
     (255, None, None), (250, 6, 6), (250, 7, 6), (255, 16, 1), (1, 10**18, 255), (256, None, 0), (256, 1, 0),
 ])  # fmt: skip
-async def test_the_output_is_clipped_to_the_room_on_the_smallest_node(
+async def test_the_output_is_clipped_to_the_room_on_the_largest_decode_node(
     num_prompt_tokens: int, max_tokens: int | None, expected: int | None
 ) -> None:
     async with relaying() as rig:
@@ -443,3 +443,16 @@ async def test_the_output_is_clipped_to_the_room_on_the_smallest_node(
         with pytest.raises(ContextLengthExceeded, match="256 tokens") as caught:
             rig.relay.check_size(MODEL, num_prompt_tokens, max_tokens, "prompt")
         assert caught.value.param == "prompt"
+
+
+async def test_a_small_node_gets_what_fits_and_limits_nothing_else() -> None:
+    async with relaying() as rig:
+        small = await rig.join(DECODE, answering([1]), max_request_tokens=len(PROMPT) + 4)
+        large = await rig.join(DECODE, answering([2]))
+        small_prefill = await rig.join(PREFILL, max_request_tokens=len(PROMPT) - 2)
+        assert rig.relay.check_size(MODEL, len(PROMPT), 100, "prompt") == 100
+        long, short = DecodingParams(max_tokens=5), DecodingParams(max_tokens=4)
+        assert [await rig.call(params=long).result() for _ in range(3)] == [[2]] * 3
+        assert sorted([await rig.call(params=short).result() for _ in range(2)]) == [[1], [2]]
+        assert not small_prefill.has(Prefill)
+        assert (small.has(Decode), large.has(Decode)) == (True, True)

@@ -185,7 +185,7 @@ async def test_a_stream_that_fails_ends_with_an_event_and_a_broken_connection(se
     ({"tools": [{"type": "web_search"}]}, "tools", "unsupported_parameter"),
     ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
     ({"truncation": "some"}, "truncation", "invalid_value"),
-    ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_parameter"),
+    ({"text": {"format": {"type": "structural_tag"}}}, "text.format.type", "unsupported_parameter"),
     ({"reasoning": {"effort": "high"}}, "reasoning.effort", "unsupported_parameter"),
     ({"include": ["everything"]}, "include[0]", "invalid_value"),
     ({"include": [["x"]]}, "include[0]", "invalid_value"),

@@ -21,7 +21,7 @@ NAMES = ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")
 def coder(checkpoint: Path, prompts: PromptMaker) -> PromptMaker:
     backend = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     backend.add_special_tokens([tokenizers.AddedToken(name, normalized=False) for name in NAMES])
-    return PromptMaker(Tokenizer(backend), prompts.template)
+    return PromptMaker(Tokenizer(backend), prompts.template, prompts.grammars)
 
 
 async def test_a_suffix_becomes_a_prompt_for_the_middle(coder: PromptMaker) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import signal
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import openai
@@ -116,6 +120,22 @@ def test_a_sampled_stream_continues_exactly_when_its_decode_node_is_killed(relay
     assert stream.answer().token_ids == undisturbed.token_ids
 
 
+def test_a_structured_stream_continues_exactly_when_its_decode_node_is_killed(relay: Relay) -> None:
+    ensure(relay, prefill=1, decode=2)
+    pattern = "([a-z]{3} [0-9]{2}[,;]){40}"
+    options: dict[str, Any] = {"temperature": 1.5, "seed": 7, "extra_body": {"structured_outputs": {"regex": pattern}}}
+    prompt = make_prompt(66, 220)
+    undisturbed = relay.ask(prompt, LONG, **options)
+    assert re.fullmatch(pattern, undisturbed.text)
+    with relay.open(prompt, LONG, **options) as stream:
+        stream.read(5)
+        victim = busy_decode(relay)
+        relay.nodes.remove(victim)
+        victim.kill()
+        stream.read_all()
+    assert (stream.answer().text, stream.answer().finish_reason) == (undisturbed.text, "stop")
+
+
 def test_without_another_decode_node_the_stream_ends_with_an_error(relay: Relay) -> None:
     ensure(relay, prefill=1, decode=1)
     body = {
@@ -181,6 +201,23 @@ def test_nodes_come_back_to_a_restarted_router(relay: Relay, references: Referen
     assert relay.ask(prompt).token_ids == references("llama").greedy(prompt).token_ids
     assert delivered(relay) == before + 1
     assert [node.is_running for node in nodes] == [True, True]
+
+
+def test_streams_go_on_exactly_when_the_router_was_paused(relay: Relay) -> None:
+    ensure(relay, prefill=1, decode=1)
+    prompts = [make_prompt(50 + index, 700 + index) for index in range(4)]
+    undisturbed = relay.ask_all(prompts, 4, 1500)
+    num_retries = relay.router.metrics().value("relay_retries_total")
+    with ThreadPoolExecutor(1) as aside, relay.open(prompts[0], 1500) as stream:
+        others = aside.submit(relay.ask_all, prompts[1:], 3, 1500)
+        stream.read(5)
+        relay.router.signal(signal.SIGSTOP)
+        time.sleep(3.5)  # longer than a node may be silent
+        relay.router.signal(signal.SIGCONT)
+        stream.read_all()
+        answers = [stream.answer(), *others.result()]
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in undisturbed]
+    assert relay.router.metrics().value("relay_retries_total") == num_retries
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "router"])

@@ -59,6 +59,12 @@ def guarded() -> Iterator[Guarded]:
     sockets.close()
 
 
+def test_no_link_has_the_heartbeats_by_which_libzmq_aborts_the_process(sockets: Opener) -> None:
+    link = sockets.open(zmq.ROUTER)
+    assert link.getsockopt(zmq.HEARTBEAT_IVL) == 0
+    assert link.getsockopt(zmq.TCP_KEEPALIVE) == 1
+
+
 def test_a_peer_with_the_key_gets_through(sockets: Opener, guarded: Guarded) -> None:
     listener, address, key = guarded
     settings = LinkSettings(cluster_key=key)

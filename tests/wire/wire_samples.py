@@ -28,6 +28,7 @@ from kvtransfer.messages import (
     Revoked,
 )
 from wire.codec import Bounds, Codec, Length, Packed
+from wire.grammar import Grammar
 from wire.layout import DTYPE_BYTES, KvLayout, LayerKv
 from wire.messages import (
     NODE_TO_ROUTER,
@@ -43,10 +44,12 @@ from wire.messages import (
     Leaving,
     NodeStatus,
     Ping,
+    Pong,
     Prefill,
     PrefillPeer,
     PromptLogprobs,
     Refusal,
+    Resume,
     StepTimes,
     TokenEvent,
     TokenLogprobs,
@@ -57,7 +60,7 @@ from wire.prompt_logprobs import row_bytes
 from wire.sampling import DecodingParams
 
 LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(4, 64), LayerKv(4, 64, window=128)])
-STATUS = NodeStatus(1, 2, 3, 4, 5, 0.25)
+STATUS = NodeStatus(1, 2, 3, 4, 5, 0.25, 6)
 TEN_YEARS_US = 10 * 365 * 24 * 3600 * 10**6
 PARAMS = DecodingParams(
     temperature=0.5,
@@ -70,6 +73,7 @@ PARAMS = DecodingParams(
     prompt_logprobs=3,
     allowed_token_ids=(5, 6),
     bad_word_ids=((5,), (6, 5)),
+    grammar=Grammar.regex("[a-z]+"),
 )
 EVENT = TokenEvent(b"h" * 16, 1, 3, (17,), (TokenLogprobs(-0.5, (17, 4), (-0.5, -2.0)),), "stop", 16)
 TIMED_EVENT = dataclasses.replace(
@@ -81,13 +85,15 @@ PROCESS = ProcessIdentity("host", 4711, 99)
 SAMPLES: tuple[tuple[Codec, Any], ...] = (
     (ROUTER_TO_NODE, Welcome(2**64 - 1)),
     (ROUTER_TO_NODE, Refusal("no")),
-    (ROUTER_TO_NODE, Ping(1)),
-    (ROUTER_TO_NODE, Introduce(2)),
+    (ROUTER_TO_NODE, Ping(1, 2, 3)),
+    (ROUTER_TO_NODE, Resume(1, 2)),
+    (ROUTER_TO_NODE, Introduce()),
     (ROUTER_TO_NODE, Prefill(b"h" * 16, 1, (1, 2, 3), 3, PARAMS, b"salt", "decode-1", 8, (b"i" * 16, b"j" * 16))),
     (ROUTER_TO_NODE, Decode(b"h" * 16, 1, (1, 2, 3), 2, PARAMS, b"", PrefillPeer("p", 1, "tcp://127.0.0.1:5"))),
     (ROUTER_TO_NODE, Cancel(b"h" * 16, 1000)),
-    (NODE_TO_ROUTER, Hello("decode", "d", 1, "f", LAYOUT, "", "http://x", 64, 1024, 8, STATUS, "0a1b2c3d")),
+    (NODE_TO_ROUTER, Hello("decode", "d", 1, "f", LAYOUT, "", "http://x", 64, 1024, 8, STATUS, "0a1b2c3d", 9, "5e6f")),
     (NODE_TO_ROUTER, Heartbeat(1, STATUS)),
+    (NODE_TO_ROUTER, Pong(1, 2, 3, b"k" * 40)),
     (NODE_TO_ROUTER, Leaving(1)),
     (NODE_TO_ROUTER, Tokens(1, (EVENT, TIMED_EVENT))),
     (NODE_TO_ROUTER, PromptLogprobs(1, b"h" * 16, 1, 257, 2, b"\x00\x00\x80\xbf" * 12)),

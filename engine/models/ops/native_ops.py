@@ -35,10 +35,14 @@ class NativeWeight:
 
 
 class NativeOps(CpuOps):
-    """See `DecoderOps`. For the dtypes of `DTYPES`, and heads of at most 512 elements."""
+    """See `DecoderOps`. For the dtypes of `DTYPES`, and heads of at most 512 elements.
+
+    `has_packed_all`: no product was left to torch, so a row of a result is the same whatever the other rows are.
+    """
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__()
+        self.has_packed_all = True
         self._kernels = kernels
 
     def pack(self, weight: PlainWeight) -> LinearWeight:
@@ -47,6 +51,7 @@ class NativeOps(CpuOps):
         num_out, num_in = matrix.shape
         num_bytes = self._kernels.packed_bytes(matrix.dtype, num_out, num_in)
         if num_bytes == 0:
+            self.has_packed_all = False
             return super().pack(weight)
         packed, dtype = huge_pages(num_bytes), DTYPES[matrix.dtype]
         self._kernels.pack(

@@ -1,14 +1,16 @@
 // Attention over a paged KV pool: what a step's tiles are, and who computes them.
 //
-// A sequence is divided into tiles of at most kTileRows query rows of one KV head. A tile of a long context that is
-// more than a small part of the whole step, as for a single sequence that decodes, is divided further into spans of
-// keys, which are joined in a second operation of the pool. That changes nothing of a result: see
-// `attention_softmax.inl`.
+// A sequence is divided into tiles: of kTileRows query rows of one KV head, or, where there are few rows, of as many KV
+// heads as leave enough tiles for all threads. A tile of a long context that is more than a small part of the whole
+// step, as for a single sequence that decodes, is divided further into spans of keys, which are joined in a second
+// operation of the pool. All that changes nothing of a result: see `attention_softmax.inl` and `attention_few.inl`.
 
 #include "attention_product.inl"
 #include "attention_pack.inl"
 #include "attention_softmax.inl"
 #include "attention_tile.inl"
+#include "attention_many.inl"
+#include "attention_few.inl"
 
 constexpr int64_t kTokensPerStoreTile = 16;
 
@@ -41,9 +43,10 @@ void store_kv(Pool& threads, const BatonStore& a) {
 constexpr int64_t kPartsPerThread = 8;
 constexpr int64_t kPartialRowsPerThread = 1024;
 
-// A sequence in a step. Tiles are numbered through all entries, and so are those of the second operation.
+// A sequence in a step. Its tiles are those of rows or of spans, for each of `num_parts` parts of the KV heads. Tiles are
+// numbered through all entries, and so are those of the second operation.
 struct Entry {
-    int64_t sequence, num_rows, num_tiles_of_rows;
+    int64_t sequence, num_rows, num_tiles_of_rows, heads_of_part, num_parts;
     int64_t first_span, num_spans;  // num_spans: 0 when tiles are not divided into spans
     int64_t first_tile, first_join, first_partial_row;
 };
@@ -59,7 +62,7 @@ struct Step {
 BATON_INLINE int64_t partial_row_floats(int64_t head_dim) { return rounded_up(head_dim, kPanel) + 16; }
 
 // Scratch is: an entry for each sequence, the partial sums of tiles that are divided, the memory of each thread.
-int64_t attention_scratch(int num_threads, int64_t, int64_t max_sequences, int64_t, int32_t, int32_t head_dim) {
+int64_t attention_scratch(int num_threads, int64_t max_sequences, int32_t head_dim) {
     TileMemory memory;
     return rounded_up(max_sequences * static_cast<int64_t>(sizeof(Entry)), 64) +
            num_threads * (kPartialRowsPerThread * partial_row_floats(head_dim) * 4 + tile_memory(&memory, nullptr, head_dim));
@@ -74,23 +77,34 @@ BATON_INLINE int64_t num_keys_of(const BatonAttention& a, int64_t sequence) {
     return a.start[sequence] + a.num_tokens[sequence] - first_key_of(a, sequence);
 }
 
+// How many KV heads a tile takes of a sequence with so many rows a head, each of them `head_work`.
+int64_t choose_heads(const Step& step, int64_t num_rows, int64_t head_work) {
+    const BatonPagedKv& kv = step.attention.kv;
+    if (!suits_few(kv, num_rows)) return 1;
+    int64_t most = step.divide_above / head_work;
+    if (most > kTileRows / num_rows) most = kTileRows / num_rows;
+    const int64_t num_parts = most > 1 ? (kv.num_kv_heads + most - 1) / most : kv.num_kv_heads;
+    return (kv.num_kv_heads + num_parts - 1) / num_parts;
+}
+
 void add_entry(Step& step, int64_t sequence) {
     const BatonAttention& a = step.attention;
-    const int64_t num_kv_heads = a.kv.num_kv_heads, num_rows = a.num_tokens[sequence] * (a.num_heads / num_kv_heads);
+    const int64_t num_rows = a.num_tokens[sequence] * (a.num_heads / a.kv.num_kv_heads);
     const int64_t first_span = first_key_of(a, sequence) / kSpan;
     const int64_t end_span = (a.start[sequence] + a.num_tokens[sequence] + kSpan - 1) / kSpan;
     const int64_t num_tiles_of_rows = (num_rows + kTileRows - 1) / kTileRows;
-    Entry entry = {sequence, num_rows, num_tiles_of_rows, first_span, 0, step.num_tiles, step.num_joins, 0};
-    const int64_t partial_rows = num_kv_heads * (end_span - first_span) * num_rows;
-    if (num_tiles_of_rows == 1 && end_span - first_span > 1 &&
-        num_rows * num_keys_of(a, sequence) > step.divide_above &&
+    const int64_t head_work = num_rows * num_keys_of(a, sequence), heads = choose_heads(step, num_rows, head_work);
+    const int64_t num_parts = (a.kv.num_kv_heads + heads - 1) / heads;
+    Entry entry = {sequence,   num_rows, num_tiles_of_rows, heads,          num_parts,
+                   first_span, 0,        step.num_tiles,    step.num_joins, step.num_partial_rows};
+    const int64_t partial_rows = num_parts * (end_span - first_span) * heads * num_rows;
+    if (num_tiles_of_rows == 1 && end_span - first_span > 1 && head_work * heads > step.divide_above &&
         step.num_partial_rows + partial_rows <= step.max_partial_rows) {
         entry.num_spans = end_span - first_span;
-        entry.first_partial_row = step.num_partial_rows;
         step.num_partial_rows += partial_rows;
-        step.num_joins += num_kv_heads;
+        step.num_joins += num_parts;
     }
-    step.num_tiles += num_kv_heads * (entry.num_spans > 0 ? entry.num_spans : num_tiles_of_rows);
+    step.num_tiles += num_parts * (entry.num_spans > 0 ? entry.num_spans : num_tiles_of_rows);
     step.entries[step.num_entries++] = entry;
 }
 
@@ -118,25 +132,56 @@ BATON_INLINE const Entry& find_entry(const Step& step, int64_t number) {
     return step.entries[low];
 }
 
-BATON_INLINE Tile tile_of(const Step& step, const Entry& entry, int64_t kv_head, int64_t tile_of_rows) {
+BATON_INLINE Tile tile_of(const Step& step, const Entry& entry, int64_t part, int64_t tile_of_rows) {
     const BatonAttention& a = step.attention;
     const int64_t first_row = tile_of_rows * kTileRows, num_rows = entry.num_rows - first_row;
+    const int64_t first_head = part * entry.heads_of_part, num_heads = a.kv.num_kv_heads - first_head;
     return {a,
             a.block_tables + a.table_begin[entry.sequence],
             a.first_token[entry.sequence],
             a.start[entry.sequence],
-            kv_head,
             a.num_heads / a.kv.num_kv_heads,
+            first_head,
+            num_heads < entry.heads_of_part ? num_heads : entry.heads_of_part,
             first_row,
             num_rows < kTileRows ? num_rows : kTileRows};
 }
 
-BATON_INLINE Partial partial_of(const Step& step, const Entry& entry, int64_t kv_head, int64_t span) {
+BATON_INLINE Partial partial_of(const Step& step, const Entry& entry, int64_t part, int64_t span) {
     const int64_t head_dim = step.attention.kv.head_dim, stride = rounded_up(head_dim, kPanel);
-    const int64_t row = entry.first_partial_row + (kv_head * entry.num_spans + span) * entry.num_rows;
+    const int64_t num_rows = entry.heads_of_part * entry.num_rows;
+    const int64_t row = entry.first_partial_row + (part * entry.num_spans + span) * num_rows;
     float* sums = step.partials + row * partial_row_floats(head_dim);
-    float* highest = sums + entry.num_rows * stride;
-    return {sums, highest, highest + entry.num_rows, stride};
+    float* highest = sums + num_rows * stride;
+    return {sums, highest, highest + num_rows, stride};
+}
+
+// The sums of a tile over the keys of one span. `goes_on`: the same thread computes the next one then.
+template <class T>
+void compute_span(const Tile& tile, const TileMemory& memory, const Partial& partial, int64_t span, bool goes_on) {
+    const int64_t last = memory.end[tile.num_rows - 1], end = (span + 1) * kSpan < last ? (span + 1) * kSpan : last;
+    const int64_t begin = span * kSpan > memory.begin[0] ? span * kSpan : memory.begin[0];
+    const int64_t num_rows = tile.num_heads * tile.num_rows;
+    __builtin_memset(partial.sums, 0, num_rows * partial.stride * 4);
+    __builtin_memset(memory.lanes, 0, num_rows * kLanes * 4);
+    for (int64_t row = 0; row < num_rows; ++row) partial.highest[row] = kNothing;
+    (suits_few(tile.attention.kv, tile.num_rows) ? compute_few<T> : compute_many<T>)(tile, memory, partial,
+                                                                                    {begin, end}, goes_on ? last : end);
+    for (int64_t row = 0; row < num_rows; ++row)
+        partial.totals[row] = sum_of_lanes(load(memory.lanes + row * kLanes));
+}
+
+// All spans of a tile, and its result.
+template <class T>
+void compute_tile(const Tile& tile, const TileMemory& memory) {
+    begin_tile<T>(tile, memory);
+    const int64_t first_span = memory.begin[0] / kSpan, end = memory.end[tile.num_rows - 1];
+    compute_span<T>(tile, memory, memory.all, first_span, true);
+    for (int64_t span = first_span + 1; span * kSpan < end; ++span) {
+        compute_span<T>(tile, memory, memory.span, span, true);
+        join_span(memory.all, memory.span, tile.num_heads * tile.num_rows);
+    }
+    write_results<T>(tile, memory.all);
 }
 
 template <class T>
@@ -145,25 +190,26 @@ void compute_number(const Step& step, int64_t number, int thread) {
     const int64_t bytes = tile_memory(&memory, nullptr, step.attention.kv.head_dim);
     tile_memory(&memory, step.tile_memory + thread * bytes, step.attention.kv.head_dim);
     const Entry& entry = find_entry<&Entry::first_tile>(step, number);
-    const int64_t num_kv_heads = step.attention.kv.num_kv_heads, local = number - entry.first_tile;
+    const int64_t local = number - entry.first_tile;
     if (entry.num_spans == 0) {
-        const int64_t tile_of_rows = entry.num_tiles_of_rows - 1 - local / num_kv_heads;
-        return compute_tile<T>(tile_of(step, entry, local % num_kv_heads, tile_of_rows), memory);
+        const int64_t tile_of_rows = entry.num_tiles_of_rows - 1 - local / entry.num_parts;
+        return compute_tile<T>(tile_of(step, entry, local % entry.num_parts, tile_of_rows), memory);
     }
-    const int64_t kv_head = local / entry.num_spans, span = local % entry.num_spans;
-    const Tile tile = tile_of(step, entry, kv_head, 0);
+    const int64_t part = local / entry.num_spans, span = local % entry.num_spans;
+    const Tile tile = tile_of(step, entry, part, 0);
     begin_tile<T>(tile, memory);
-    compute_span<T>(tile, memory, partial_of(step, entry, kv_head, span), entry.first_span + span);
+    compute_span<T>(tile, memory, partial_of(step, entry, part, span), entry.first_span + span, false);
 }
 
 template <class T>
 void join_number(const Step& step, int64_t number) {
     const Entry& entry = find_entry<&Entry::first_join>(step, number);
-    const int64_t kv_head = number - entry.first_join;
-    const Partial all = partial_of(step, entry, kv_head, 0);
+    const int64_t part = number - entry.first_join;
+    const Tile tile = tile_of(step, entry, part, 0);
+    const Partial all = partial_of(step, entry, part, 0);
     for (int64_t span = 1; span < entry.num_spans; ++span)
-        join_span(all, partial_of(step, entry, kv_head, span), entry.num_rows);
-    write_results<T>(tile_of(step, entry, kv_head, 0), all);
+        join_span(all, partial_of(step, entry, part, span), tile.num_heads * entry.num_rows);
+    write_results<T>(tile, all);
 }
 
 template <class T>

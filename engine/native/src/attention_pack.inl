@@ -68,46 +68,57 @@ BATON_INLINE void transpose(Words (&rows)[kLanes]) {
 #undef BATON_ZIP_LOW
 #undef BATON_ZIP_HIGH
 
-// What is read next is asked for while something else is packed: blocks lie far apart, so that the processor itself
-// foresees nothing beyond a block.
+// What is read next is asked for while something else is computed: blocks lie far apart, so that the processor itself
+// foresees nothing beyond a block. It is brought into the second-level cache: the first can wait for a few lines only.
+BATON_INLINE void ask_for_line(const void* place) { __builtin_prefetch(place, 0, 2); }
+
 template <int kCount, class T>
 BATON_INLINE void ask_for(const T* const* rows, int64_t column) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kCount; ++i) __builtin_prefetch(rows[i] + column);
+    for (int i = 0; i < kCount; ++i) ask_for_line(rows[i] + column);
+}
+
+// Units of kLanes rows become columns, kColumns of them. `row(i)` is where those of row i begin.
+template <class Row>
+BATON_INLINE void read_columns(FloatUnits, Words (&columns)[FloatUnits::kColumns], const Row& row) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) columns[i] = FloatUnits::load_units(row(i));
+    transpose(columns);
 }
 
 #if BATON_BF16_DOT
-// The same for kLanes units in memory. Each vector is put together from four quarters of rows that stand 4 apart: half
-// of the shuffles that whole rows need.
-BATON_INLINE void transpose_in_memory(uint32_t* to, const Bfloat16* const* rows, int64_t value) {
-    const auto quarter = [&](int row, int number) { return read_vector<__m128i>(rows[row] + value + 8 * number); };
+// The lower half of a vector is a row's, the upper half that of the row 4 further: a quarter of the shuffles is saved.
+template <class Row>
+BATON_INLINE void read_columns(PairUnits, Words (&columns)[PairUnits::kColumns], const Row& row) {
+    Words halves[8], twos[8], fours[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        const int lower = i < 4 ? i : i + 4;
+        const __m512i half = _mm512_maskz_broadcast_i64x4(0x0f, read_vector<__m256i>(row(lower)));
+        halves[i] = reinterpret_cast<Words>(
+            _mm512_mask_broadcast_i64x4(half, 0xf0, read_vector<__m256i>(row(lower + 4))));
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i += 2) {
+        twos[i] = __builtin_shufflevector(halves[i], halves[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28,
+                                          13, 29);
+        twos[i + 1] = __builtin_shufflevector(halves[i], halves[i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14,
+                                              30, 15, 31);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i += 2) {
+        const int from = i / 4 * 4 + i % 4 / 2;
+        fours[i] = __builtin_shufflevector(twos[from], twos[from + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13,
+                                           28, 29);
+        fours[i + 1] = __builtin_shufflevector(twos[from], twos[from + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27,
+                                               14, 15, 30, 31);
+    }
 #pragma GCC unroll 4
-    for (int number = 0; number < 4; ++number) {
-        Words parts[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-            __m512i part = _mm512_maskz_broadcast_i32x4(0x000f, quarter(i, number));
-            part = _mm512_mask_broadcast_i32x4(part, 0x00f0, quarter(i + 4, number));
-            part = _mm512_mask_broadcast_i32x4(part, 0x0f00, quarter(i + 8, number));
-            part = _mm512_mask_broadcast_i32x4(part, 0xf000, quarter(i + 12, number));
-            parts[i] = reinterpret_cast<Words>(part);
-        }
-        Words pairs[4];
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i) {
-            pairs[i] = __builtin_shufflevector(parts[2 * i], parts[2 * i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25,
-                                               12, 28, 13, 29);
-            pairs[i + 2] = __builtin_shufflevector(parts[2 * i], parts[2 * i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26,
-                                                   11, 27, 14, 30, 15, 31);
-        }
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i) {
-            uint32_t* column = to + (4 * number + 2 * i) * kPanel;
-            write_vector(column, __builtin_shufflevector(pairs[2 * i], pairs[2 * i + 1], 0, 1, 16, 17, 4, 5, 20, 21, 8,
-                                                         9, 24, 25, 12, 13, 28, 29));
-            write_vector(column + kPanel, __builtin_shufflevector(pairs[2 * i], pairs[2 * i + 1], 2, 3, 18, 19, 6, 7, 22,
-                                                                  23, 10, 11, 26, 27, 14, 15, 30, 31));
-        }
+    for (int i = 0; i < 4; ++i) {
+        columns[i] = __builtin_shufflevector(fours[i], fours[i + 4], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25,
+                                             26, 27);
+        columns[i + 4] = __builtin_shufflevector(fours[i], fours[i + 4], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28,
+                                                 29, 30, 31);
     }
 }
 #endif
@@ -117,17 +128,16 @@ template <class Units, class T>
 BATON_INLINE void pack_square(uint32_t* to, const T* const* keys, int64_t unit, int64_t head_dim) {
     const int64_t value = unit * Units::kValues, left = head_dim - value;
     const int64_t num_units = (left + Units::kValues - 1) / Units::kValues;
-    Words vectors[kLanes];
     if (left >= kLanes * Units::kValues) {
-#if BATON_BF16_DOT
-        if constexpr (Units::kValues == 2) return transpose_in_memory(to + unit * kPanel, keys, value);
-#endif
+#pragma GCC unroll 2
+        for (int first = 0; first < kLanes; first += Units::kColumns) {
+            Words columns[Units::kColumns];
+            read_columns(Units{}, columns, [&](int row) { return keys[row] + value + first * Units::kValues; });
 #pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) vectors[i] = Units::load_units(keys[i] + value);
-        transpose(vectors);
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) write_vector(to + (unit + i) * kPanel, vectors[i]);
+            for (int i = 0; i < Units::kColumns; ++i) write_vector(to + (unit + first + i) * kPanel, columns[i]);
+        }
     } else {
+        Words vectors[kLanes];
         for (int i = 0; i < kLanes; ++i) vectors[i] = Units::load_first_units(keys[i] + value, left);
         transpose(vectors);
         for (int64_t i = 0; i < num_units; ++i) write_vector(to + (unit + i) * kPanel, vectors[i]);
@@ -165,38 +175,4 @@ void pack_values(uint32_t* packed, const TokenRows<T>& rows, const TokenRows<T>&
             write_vector(to + column,
                          Units::join_rows_first(joined, column, end - column < kLanes ? end - column : kLanes));
     }
-}
-
-// The columns of one panel for few rows of weights: values are joined on their way into the product, which takes them in
-// the order of `multiply_block`. `p.b` is not used.
-template <class Units, int kRows, class T>
-void multiply_in_place(const Product& p, const TokenRows<T>& rows, const TokenRows<T>& next, int64_t column) {
-    Floats sums[kRows][kPanelVectors];
-#pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row)
-#pragma GCC unroll 8
-        for (int vector = 0; vector < kPanelVectors; ++vector) {
-            const float* from = p.c + row * p.c_stride + vector * kLanes;
-            sums[row][vector] = round_to(load(from) * p.factors[row], from);
-        }
-    for (int64_t unit = p.begin; unit < p.end; ++unit) {
-        const int64_t key = unit * Units::kValues;
-#pragma GCC unroll 8
-        for (int vector = 0; vector < kPanelVectors; vector += 2) {
-            Words joined[2];
-            Units::join_rows(joined, rows.values + key, column + vector * kLanes);
-            ask_for<Units::kValues>(next.keys + key, column + vector * kLanes);
-#pragma GCC unroll 8
-            for (int row = 0; row < kRows; ++row) {
-                const uint32_t value = p.a[row * p.a_stride + unit];
-                sums[row][vector] = Units::add_product(sums[row][vector], joined[0], value);
-                sums[row][vector + 1] = Units::add_product(sums[row][vector + 1], joined[1], value);
-            }
-        }
-    }
-#pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row)
-#pragma GCC unroll 8
-        for (int vector = 0; vector < kPanelVectors; ++vector)
-            store(p.c + row * p.c_stride + vector * kLanes, sums[row][vector]);
 }

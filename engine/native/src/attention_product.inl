@@ -17,6 +17,7 @@ BATON_INLINE Floats same_in_all_lanes(float value) { return value - Floats{}; }
 // Values as they are: what is not float is widened when it is packed.
 struct FloatUnits {
     static constexpr int kValues = 1;
+    static constexpr int kColumns = kLanes;  // how many are transposed at once
 
     BATON_INLINE Floats add_product(Floats sum, Words packed, uint32_t unit) {
         return sum + reinterpret_cast<Floats>(packed) * same_in_all_lanes(from_bits(unit));
@@ -49,6 +50,7 @@ struct FloatUnits {
 // Pairs of bfloat16, as they lie in memory.
 struct PairUnits {
     static constexpr int kValues = 2;
+    static constexpr int kColumns = 8;
 
     BATON_INLINE Floats add_product(Floats sum, Words packed, uint32_t unit) {
         return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum),

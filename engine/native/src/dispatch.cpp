@@ -120,10 +120,8 @@ int64_t baton_packed_bytes(const BatonPool* pool, int32_t dtype, int64_t num_out
 void baton_pack(BatonPool* pool, const BatonPack* arguments) { pool->table.pack(pool->threads, *arguments); }
 void baton_linear(BatonPool* pool, const BatonLinear* arguments) { pool->table.linear(pool->threads, *arguments); }
 void baton_store(BatonPool* pool, const BatonStore* arguments) { pool->table.store(pool->threads, *arguments); }
-int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_tokens, int64_t max_sequences, int64_t max_context,
-                                int32_t num_heads, int32_t head_dim) {
-    return pool->table.attention_scratch(pool->threads.num_threads(), max_tokens, max_sequences, max_context, num_heads,
-                                         head_dim);
+int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_sequences, int32_t head_dim) {
+    return pool->table.attention_scratch(pool->threads.num_threads(), max_sequences, head_dim);
 }
 void baton_attention(BatonPool* pool, const BatonAttention* arguments) {
     pool->table.attention(pool->threads, *arguments);

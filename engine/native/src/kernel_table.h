@@ -12,8 +12,7 @@ struct KernelTable {
     void (*pack)(Pool&, const BatonPack&);
     void (*linear)(Pool&, const BatonLinear&);
     void (*store)(Pool&, const BatonStore&);
-    int64_t (*attention_scratch)(int num_threads, int64_t max_tokens, int64_t max_sequences, int64_t max_context,
-                                 int32_t num_heads, int32_t head_dim);
+    int64_t (*attention_scratch)(int num_threads, int64_t max_sequences, int32_t head_dim);
     void (*attention)(Pool&, const BatonAttention&);
     void (*add_norm)(Pool&, const BatonAddNorm&);
     void (*norm_rotate)(Pool&, const BatonNormRotate&);

@@ -16,7 +16,7 @@ extern "C" {
 enum BatonDtype : int32_t { BATON_FLOAT32 = 0, BATON_BFLOAT16 = 1, BATON_FLOAT16 = 2 };
 
 // Raise it with every change of what follows: `engine/native/library.py` loads no other version.
-constexpr int32_t BATON_INTERFACE = 2;
+constexpr int32_t BATON_INTERFACE = 3;
 int32_t baton_interface(void);
 
 // The dispatch levels that this processor can run, best first, as a list of names separated by commas.
@@ -95,9 +95,8 @@ struct BatonAttention {
     int32_t num_heads;
     int64_t window;
 };
-// Scratch for any step of at most so many tokens and sequences with contexts up to max_context.
-int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_tokens, int64_t max_sequences, int64_t max_context,
-                                int32_t num_heads, int32_t head_dim);
+// Scratch for any step of at most so many sequences, however many tokens they have.
+int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_sequences, int32_t head_dim);
 void baton_attention(BatonPool* pool, const BatonAttention* arguments);
 
 // --- what lies between products. Rounding as `engine/models/ops/base.py` says: after each step that it names.

@@ -56,6 +56,7 @@ class NcclReceiver(ListeningReceiver):
         host: str,
         blocks: Blocks | torch.Tensor,
         settings: links.LinkSettings,
+        port: int = 0,
     ) -> None:
         _require_dialable(host)
         limits = replace(settings, max_message_bytes=MAX_FRAME_BYTES)
@@ -63,7 +64,7 @@ class NcclReceiver(ListeningReceiver):
         self._backend = backend_of(self._pool.device)
         self._max_blocks = max_piece_blocks(self._pool)
         self._stream = open_stream(self._pool.device)
-        super().__init__(NAME, context, zmq.ROUTER, host, limits)
+        super().__init__(NAME, context, zmq.ROUTER, host, limits, port)
         self._host = host
         self._pairs: dict[bytes, IncomingPair] = {}
         self._leaving: list[IncomingPair] = []

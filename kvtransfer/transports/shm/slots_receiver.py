@@ -53,9 +53,15 @@ class SlotsReceiver(ListeningReceiver):
     """Takes blocks from the rings of senders into `pool`. `num_refused` counts messages that changed nothing."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], host: str, pool: KvPool, settings: links.LinkSettings
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        host: str,
+        pool: KvPool,
+        settings: links.LinkSettings,
+        port: int = 0,
     ) -> None:
-        super().__init__(NAME, context, zmq.ROUTER, host, replace(settings, max_message_bytes=MAX_FRAME_BYTES))
+        limits = replace(settings, max_message_bytes=MAX_FRAME_BYTES)
+        super().__init__(NAME, context, zmq.ROUTER, host, limits, port)
         self._pool = pool
         self._incoming: dict[bytes, _Incoming] = {}
         self._next_look_s = 0.0

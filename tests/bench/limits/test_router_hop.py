@@ -10,11 +10,13 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from bench.limits.router_hop import (
+    RatePlan,
     Received,
     RouterPlan,
     RouterSamples,
     Way,
     measure_router_hop,
+    measure_router_rate,
     receive_streams,
     router_ratios,
 )
@@ -115,3 +117,12 @@ def test_a_real_router_passes_every_token_on() -> None:
             # stamped before it is sent
             assert min(map(min, way.token_us + way.first_us)) > 0
         assert min(each.cpu_s) > 0
+
+
+def test_the_rate_of_a_real_router_and_its_share_of_a_core_are_found() -> None:
+    plan = RatePlan(concurrencies=(3,), num_rounds=2, num_events=120, events_per_s=300, num_prompt_tokens=8)
+    rate, share = measure_router_rate(plan, lambda _: None)
+    assert (rate.name, rate.case, rate.goal) == ("router_events_per_cpu_s", "concurrency 3", "300")
+    assert (share.name, share.case) == ("router_core_share", "concurrency 3, 300 events/s")
+    for found in (rate, share):
+        assert 0 < found.low <= found.value <= found.high

@@ -46,8 +46,7 @@ class Threads:
         start, num_tokens = _whole([share.start for share in shares]), _whole(counts)
         table_begin = _whole([sum(map(len, tables[:i])) for i in range(len(shares))])
         block_tables = _whole([block for table in tables for block in table])
-        context = max(share.start + share.num_tokens for share in shares)
-        num_bytes = self._kernels.attention_scratch(len(q), len(shares), context, num_heads, head_dim)
+        num_bytes = self._kernels.attention_scratch(len(shares), head_dim)
         memory = torch.full((num_bytes + 128,), 0xFF, dtype=torch.uint8)
         offset = -memory.data_ptr() % 64
         out = torch.empty(q.shape, dtype=q.dtype) if out is None else out

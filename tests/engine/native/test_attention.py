@@ -136,11 +136,24 @@ def test_a_result_depends_on_nothing_else_in_the_step_and_on_no_threads(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_result_does_not_depend_on_how_heads_are_divided(
+    one_thread: Threads, two_threads: Threads, dtype: torch.dtype
+) -> None:
+    # two threads take two heads of five at once, one thread takes all
+    sequences = Sequences.random([(600 + i, 1) for i in range(8)], dtype=dtype, head_dim=64, heads=(10, 5))
+    sequences.check(two_threads)
+    together = sequences.attend(two_threads)
+    assert all(torch.equal(a, b) for a, b in zip(together, sequences.attend(one_thread), strict=True))
+    assert torch.equal(sequences.attend(two_threads, 3)[0], together[3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [48, 64])
 @pytest.mark.parametrize("window", [0, 300])
 def test_a_result_does_not_depend_on_how_a_prompt_is_divided(
-    two_threads: Threads, window: int, dtype: torch.dtype
+    two_threads: Threads, window: int, head_dim: int, dtype: torch.dtype
 ) -> None:
-    whole = Sequences.random([(0, 700)], dtype=dtype, head_dim=48, window=window, heads=(3, 1))
+    whole = Sequences.random([(0, 700)], dtype=dtype, head_dim=head_dim, window=window, heads=(3, 1))
     [expected] = whole.attend(two_threads)
     table = whole.shares[0].table
     for start, count in [(0, 1), (1, 50), (127, 2), (511, 1), (512, 1), (513, 4), (600, 100), (699, 1)]:

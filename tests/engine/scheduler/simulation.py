@@ -349,13 +349,14 @@ class Simulation:
             scheduled = {share.key for share in step.requests}
             running = self.live()[: self.scheduler.requests.num_running]
             streams = {request.key for request in running if request.num_uncomputed_tokens == 1}
-            assert streams - {request.key for request in running if self._awaits_its_last(request)} <= scheduled
+            assert streams - {request.key for request in running if self._is_left_out(request)} <= scheduled
 
-    def _awaits_its_last(self, request: Request) -> bool:
+    def _is_left_out(self, request: Request) -> bool:
+        """Its last token is pending, and nothing is to follow, or the next token needs its value."""
         num_tokens = len(request.token_ids)
         is_full = num_tokens - request.num_prompt_tokens == request.params.max_tokens
         is_last = is_full or num_tokens == self.limits.max_request_tokens or not request.is_wanted
-        return request.token_ids[-1] == PENDING_TOKEN and is_last
+        return request.token_ids[-1] == PENDING_TOKEN and (is_last or request.params.needs_last_token)
 
     def _check_oldest_keeps_its_blocks(self) -> None:
         oldest = min(self.live(), key=lambda request: request.arrival, default=None)

@@ -114,14 +114,17 @@ def test_a_request_at_the_end_of_its_context_is_not_in_the_step_ahead() -> None:
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
-def test_sampling_with_penalties_waits_for_the_values(name: str) -> None:
+def test_sampling_with_penalties_waits_for_the_values_and_nothing_waits_with_it(name: str) -> None:
     scheduler, _ = new_scheduler()
     scheduler.add(request(A, params=endless(4, **{name: 0.5})))
     scheduler.add(request(B, first=200))
     first = launched(scheduler)
-    assert scheduler.schedule_ahead() is None
+    others = scheduler.schedule_ahead()
+    assert others is not None
+    assert shares(others) == [(B, 5, 1)]
+    scheduler.advance(others)
     scheduler.apply(first, {A: TOKEN, B: TOKEN})
-    assert shares(scheduler.schedule()) == [(A, 5, 1), (B, 5, 1)]
+    assert shares(scheduler.schedule_ahead()) == [(A, 5, 1), (B, 6, 1)]
 
 
 def test_a_last_token_with_penalties_does_not_delay_the_step_ahead() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,12 +29,16 @@ _NUM_BLOCKS, _BLOCK_BYTES = 8, 4096
 
 
 def offered(context: zmq.Context[zmq.Socket[bytes]], choice: str) -> list[str]:
-    settings = TransportSettings(choice, context, "127.0.0.1", LinkSettings(), this_process())
+    return [endpoint.transport for endpoint in endpoints(context, choice)]
+
+
+def endpoints(context: zmq.Context[zmq.Socket[bytes]], choice: str, port: int = 0) -> list[Endpoint]:
+    settings = TransportSettings(choice, context, "127.0.0.1", LinkSettings(), this_process(), port)
     memory = PoolMemory(settings, "receiver")
     blocks = memory.allocate(_NUM_BLOCKS * _BLOCK_BYTES).reshape(_NUM_BLOCKS, _BLOCK_BYTES)
     receivers = open_receivers(settings, memory, HostPool(blocks))
     try:
-        return [receiver.endpoint.transport for receiver in receivers]
+        return [receiver.endpoint for receiver in receivers]
     finally:
         for receiver in receivers:
             receiver.close()
@@ -47,6 +52,13 @@ def test_a_choice_offers_its_transports_in_order_of_preference(
     context: zmq.Context[zmq.Socket[bytes]], choice: str, names: list[str]
 ) -> None:
     assert offered(context, choice) == names
+
+
+@pytest.mark.parametrize("choice", ["auto", "zmq", "nccl"])
+def test_a_receiver_listens_on_the_port_that_was_chosen(context: zmq.Context[zmq.Socket[bytes]], choice: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert endpoints(context, choice, port)[-1].address == f"tcp://127.0.0.1:{port}"
 
 
 @pytest.mark.parametrize("choice", ["auto", "shm"])

@@ -17,9 +17,10 @@ from router.access.guard import Guard
 from router.access.keys import digest_of
 from router.admission.admission import AdmissionSettings
 from router.openai.prompts import PromptMaker
+from router.policies import Prefix
 from tests.router.fake_node import LAYOUT, FakeNode, LegMessage, Script, answering
 from tests.router.http_client import Reply, completion_body, connected, fetch, parse_reply, request_bytes
-from tests.router.rig import DEFAULTS, Server, serving
+from tests.router.rig import DEFAULTS, MODEL, Server, serving
 from wire.messages import DECODE, Decode
 
 ONE_AT_A_TIME = AdmissionSettings(1, max_queued_requests=2, max_queued_tokens=10_000, max_queue_s=30)
@@ -71,7 +72,7 @@ async def test_requests_run_one_after_the_other_and_the_queue_has_an_end(prompts
         assert {(await task).status for task in tasks} == {200}
         samples = await _samples(server)
         assert samples["baton:requests_rejected_total", "queue_full"] == 1
-        assert samples["baton:admission_wait_seconds_count",] == 3
+        assert samples["baton:admission_wait_seconds_count", MODEL] == 3
         await server.rig.settle()
         assert server.endpoints.admission.num_running == 0
 
@@ -141,7 +142,7 @@ async def test_tokens_of_a_key_are_limited_by_what_it_used(prompts: PromptMaker,
 
 
 def _caching(pool: BlockPool) -> Script:
-    """A node that computes one token, and caches the blocks of prompts as every node does."""
+    """A node that computes one token, caches the blocks of prompts as every node does, and tells of them."""
 
     def script(node: FakeNode, leg: LegMessage) -> None:
         hashes: list[bytes] = []
@@ -152,6 +153,7 @@ def _caching(pool: BlockPool) -> Script:
         for block_id, block_hash in zip(block_ids, hashes[num_known:], strict=True):
             pool.publish(block_id, block_hash)
         pool.release(block_ids)
+        node.report_cache(b"".join(hashes))
         node.emit(leg, [5], finish="length", cached=num_known * LAYOUT.block_size)
 
     return script
@@ -172,6 +174,34 @@ async def test_a_key_gets_nothing_from_the_cache_of_another(prompts: PromptMaker
         for salt in ("x", "alice", "research", salt_of_alice):  # what a client chooses leads to no other key's cache
             assert [await num_cached(name, cache_salt=salt) for name in ("alice", "carol", "dave")] == [0, 0, 0]
             assert [await num_cached(name, cache_salt=salt) for name in ("bob", "carol")] == [12, 12]
+
+
+async def _seen_by_bob(prompts: PromptMaker, guard: Guard, *, alice_asks: bool) -> tuple[int, int]:
+    """What could tell bob whether alice has sent his prompt: the number of the node that he is sent to, and how many
+    tokens of the prompt it need not compute. Alice's goes to the second node, as the first one is busy with carol's."""
+    async with serving(prompts, guard=guard, decode_policy=Prefix()) as server:
+        first, second = await server.rig.join(DECODE), await server.rig.join(DECODE, _caching(BlockPool(64)))
+        busy = asyncio.create_task(_post(server, "carol", prompt=[*range(80, 94)]))
+        leg = await first.expect(Decode)
+        if alice_asks:
+            assert (await _post(server, "alice", prompt=[*range(40, 54)])).status == 200
+            await server.rig.has_heard(second)
+        first.emit(leg, [5], finish="length")
+        assert (await busy).status == 200
+        await server.rig.settle()
+        first.script = _caching(BlockPool(64))
+        while second.has(Decode):
+            await second.expect(Decode)
+        reply = await _post(server, "bob", prompt=[*range(40, 54)])
+        return int(second.has(Decode)), reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+async def test_a_key_cannot_tell_whether_another_has_sent_its_prompt(prompts: PromptMaker, tmp_path: Path) -> None:
+    alone = _guard(tmp_path, alice="", bob="", carol="")
+    assert await _seen_by_bob(prompts, alone, alice_asks=True) == (0, 0)
+    assert await _seen_by_bob(prompts, alone, alice_asks=False) == (0, 0)
+    shared = _guard(tmp_path, alice='group = "one"', bob='group = "one"', carol="")
+    assert await _seen_by_bob(prompts, shared, alice_asks=True) == (1, 12)  # this is what would give it away
 
 
 async def test_without_keys_legs_have_no_salt(prompts: PromptMaker) -> None:

@@ -1,0 +1,89 @@
+"""What a grammar costs a decode step: `python -m bench.limits.grammar_step [MODEL] [--batch 8] [--rounds 10]`.
+
+One engine decodes a batch of requests that must write JSON, and the same batch without a grammar, in turns. The medians
+of both and their ratio are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.build import build_engine
+from engine.core import EngineCore
+from engine.runner.kv_memory import allocate_private
+from engine.settings import EngineSettings
+from wire.grammar import Grammar
+from wire.request_key import RequestKey
+from wire.sampling import DecodingParams
+
+NUM_STEPS = 100
+_PROMPT = tuple(range(20, 52))
+_SCHEMA = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    "minItems": 1000,
+}
+"""So long that no answer of the measurement ends."""
+
+
+def step_times(core: EngineCore, batch: int, grammar: Grammar | None) -> list[float]:
+    """Seconds of each of `NUM_STEPS` decode steps with all requests in them."""
+    keys = [RequestKey.numbered(number + 1) for number in range(batch)]
+    for number, key in enumerate(keys):
+        params = DecodingParams(
+            temperature=0.8, seed=number, max_tokens=NUM_STEPS + 2, ignore_eos=True, grammar=grammar
+        )
+        core.add(key, _PROMPT, replace(params, grammar=grammar))
+    while len(core.step()) < batch:
+        continue
+    times = []
+    for _ in range(NUM_STEPS):
+        begun_s = time.perf_counter()
+        core.step()
+        times.append(time.perf_counter() - begun_s)
+    for key in keys:
+        core.abort(key)
+    return times
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m bench.limits.grammar_step", description=__doc__)
+    parser.add_argument("model", nargs="?", default="", help="checkpoint; the demo model when absent")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights of the shape that MODEL has")
+    flags = parser.parse_args(argv)
+    settings = EngineSettings(
+        model=flags.model, num_threads=flags.threads, max_num_seqs=flags.batch, load_format=flags.load_format
+    )
+    core = build_engine(settings, allocate_private).core
+    grammar = Grammar.json_schema(_SCHEMA)
+    step_times(core, flags.batch, grammar)
+    free: list[float] = []
+    bound: list[float] = []
+    for _ in range(flags.rounds):
+        free.append(statistics.median(step_times(core, flags.batch, None)))
+        bound.append(statistics.median(step_times(core, flags.batch, grammar)))
+    ratios = [with_grammar / without for with_grammar, without in zip(bound, free, strict=True)]
+    sys.stdout.write(
+        f"batch {flags.batch}: {1000 * statistics.median(free):.3f} ms a step without a grammar, "
+        f"{1000 * statistics.median(bound):.3f} ms with one; ratio {statistics.median(ratios):.3f} "
+        f"({min(ratios):.3f} to {max(ratios):.3f} over {flags.rounds} rounds)\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Masks of grammars: which tokens the rows of a step may sample, as bits.
+
+Owns the stacking on the host, where matchers compute their masks without Python's lock while the device is busy with
+the step before, and how the device applies the bits. Has no state between steps. A row for which no token is left holds
+-inf alone after this, which the sampler reports as it reports NaN.
+
+Letters: G rows with a grammar, V vocabulary, W bytes of a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_NO_TOKEN = "allowed_token_ids and the grammar have no token in common"
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """rows: [G] int64, in their order; bits: [G * W] uint8, a bit for each token id, the lowest first; 8 * W is at
+    least V."""
+
+    rows: Tensor
+    bits: Tensor
+
+    def staged(self, put: Callable[[Tensor], Tensor]) -> Masks:
+        """The same on the device, where there is room."""
+        return Masks(put(self.rows), put(self.bits))
+
+
+class MaskSource(Protocol):
+    """The part of `engine.scheduler.request.Matcher` that sampling needs."""
+
+    def mask(self) -> bytes | None:
+        """See `Matcher.mask`."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """See `Matcher.fail`."""
+        ...
+
+
+class GrammarRow(NamedTuple):
+    """A row with a grammar. `allowed`: no other token may be sampled anyway; () allows all."""
+
+    row: int
+    matcher: MaskSource
+    allowed: Sequence[int]
+
+
+def stack_masks(grammar_rows: Sequence[GrammarRow], vocab_size: int) -> Masks:
+    """The masks of these rows, on the host. A row without a mask has failed: it may sample nothing."""
+    num_bytes = -(-vocab_size // 8)
+    masks: list[bytes] = []
+    for _, matcher, allowed in grammar_rows:
+        mask = matcher.mask() or b""
+        if len(mask) != num_bytes:
+            mask = mask[:num_bytes].ljust(num_bytes, b"\0")
+        if allowed and not any(mask[token_id >> 3] >> (token_id & 7) & 1 for token_id in allowed):
+            matcher.fail(_NO_TOKEN)
+        masks.append(mask)
+    rows = np.array([row for row, _, _ in grammar_rows])
+    # a copy, because the bytes of `join` are read-only
+    bits = np.frombuffer(bytearray().join(masks), np.uint8)
+    return Masks(torch.from_numpy(rows), torch.from_numpy(bits))
+
+
+def apply_masks(masks: Masks, logits: Tensor) -> None:
+    """Rule out all tokens that the masks do not allow. logits: [N, V], changed in place. NaN stays NaN: its row must
+    not be taken for a valid one."""
+    rows, bits = masks.rows.to(logits.device), masks.bits.to(logits.device)
+    # eight logits at a time: unpacking single bits takes ten times as long on a host
+    changes = _changes_by_byte(logits.device).index_select(0, bits.to(torch.int64))
+    changes = changes.view(len(rows), -1)[:, : logits.shape[1]]
+    if len(rows) == len(logits):
+        logits.add_(changes)
+    else:
+        logits.index_add_(0, rows, changes)
+
+
+@cache
+def _changes_by_byte(device: torch.device) -> Tensor:
+    """What a byte of a mask adds to eight logits: 0 or -inf. [256, 8]."""
+    bits = torch.arange(256, device=device).unsqueeze(1).bitwise_right_shift(torch.arange(8, device=device))
+    return torch.zeros(256, 8, device=device).masked_fill_(bits.bitwise_and_(1).eq(0), -torch.inf)

@@ -1,0 +1,165 @@
+"""Where the output of one request is in its grammar, and the grammars that this process has compiled.
+
+Owns the matchers of live requests and a bounded cache of compiled grammars. A matcher depends on the grammar and the
+tokens of the output alone, so any node can make it at any place of an output. Compiling runs in a thread, without
+Python's lock: a request whose grammar is not compiled yet waits, and nothing waits with it.
+
+Whatever goes wrong with a grammar, here or in llguidance, is the `error` of that one matcher: its masks are empty, no
+token can be sampled, and its request fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from engine.structured.vocabulary import Vocabulary, require_sound
+from wire.errors import BatonError, InvalidRequest
+from wire.grammar import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_log = logging.getLogger(__name__)
+MAX_COMPILED = 32
+_NUM_THREADS = 2
+_Result = TypeVar("_Result")
+
+
+class GrammarMatcher:
+    """Follows one output. `compiled`: the matcher before any token, once it is there; `output`: the tokens so far.
+
+    See `engine.scheduler.request.Matcher`.
+    """
+
+    def __init__(self, compiled: Future[LLMatcher], output: Sequence[int]) -> None:
+        self.error = ""
+        self._compiled = compiled
+        self._unread = list(output)
+        self._matcher: LLMatcher | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its grammar was compiled, or could not be."""
+        return self._compiled.done()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output obeys the grammar and nothing can follow."""
+        matcher = self._current()
+        return matcher is not None and matcher.is_stopped()
+
+    def take(self, token_id: int) -> None:
+        """The output goes on with this token."""
+        self._unread.append(token_id)
+
+    def fork(self, output: Sequence[int]) -> GrammarMatcher:
+        """A matcher of another output."""
+        return GrammarMatcher(self._compiled, output)
+
+    def mask(self) -> bytes | None:
+        """A bit for each token id, the lowest first: whether it may be next. None: none may, see `error`."""
+        matcher = self._current()
+        if matcher is None:
+            return None
+        bits = matcher.compute_bitmask()
+        if matcher.is_error():
+            self._give_up(matcher)
+            return None
+        return bits
+
+    def fail(self, reason: str) -> None:
+        """No token can be sampled any more, and why."""
+        self.error = self.error or reason
+
+    def _current(self) -> LLMatcher | None:
+        """The matcher behind all tokens; None after an error."""
+        if self.error:
+            return None
+        if self._matcher is None:
+            try:
+                self._matcher = self._compiled.result().deep_copy()
+            except BatonError as error:
+                self.fail(error.message)
+                return None
+        if self._unread:
+            if not self._matcher.consume_tokens(self._unread):
+                self._give_up(self._matcher)
+                return None
+            self._unread.clear()
+        return self._matcher
+
+    def _give_up(self, matcher: LLMatcher) -> None:
+        try:
+            require_sound(matcher)
+        except BatonError as error:
+            self.fail(error.message)
+        self.fail("a token does not fit")
+
+
+class Grammars:
+    """Makes matchers for one vocabulary, which `load` loads in a thread: when it is first needed, or earlier.
+
+    Loading holds Python's lock, for a second or so with 150,000 tokens. Called by one thread. At most `MAX_COMPILED`
+    grammars are kept.
+    """
+
+    def __init__(self, load: Callable[[], Vocabulary]) -> None:
+        self._load = load
+        self._loading = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._threads: ThreadPoolExecutor | None = None
+        self._early: Future[None] | None = None
+
+    def begin_loading(self) -> None:
+        """Load the vocabulary now. What goes wrong is told to the requests that need it."""
+        self._early = self._submit(self._load_early)
+
+    def finish_loading(self) -> None:
+        """Wait until the vocabulary is loaded, if that was begun."""
+        if self._early is not None:
+            self._early.result()
+
+    def prepare(self, grammar: Grammar) -> Future[LLMatcher]:
+        """Begin to compile `grammar`, unless that was done."""
+        found = self._compiled.get(grammar)
+        if found is None:
+            found = self._compiled[grammar] = self._submit(self._compile, grammar)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        return found
+
+    def matcher(self, grammar: Grammar, output: Sequence[int]) -> GrammarMatcher:
+        """The matcher of a request with this output so far."""
+        return GrammarMatcher(self.prepare(grammar), output)
+
+    def _submit(self, call: Callable[..., _Result], *arguments: Grammar) -> Future[_Result]:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_NUM_THREADS, "grammars")
+        return self._threads.submit(call, *arguments)
+
+    def _load_early(self) -> None:
+        with contextlib.suppress(BatonError):
+            self._loaded()
+
+    def _loaded(self) -> Vocabulary:
+        with self._loading:
+            if self._vocabulary is None:
+                self._vocabulary = self._load()
+            return self._vocabulary
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        try:
+            return self._loaded().compile(grammar)
+        except BatonError:
+            raise
+        except Exception as error:  # the outer edge of a thread: whatever it was, it fails the requests concerned
+            _log.warning("a grammar could not be compiled: %s", type(error).__name__)
+            raise InvalidRequest("the grammar could not be compiled", "grammar") from None

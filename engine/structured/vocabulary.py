@@ -1,0 +1,103 @@
+"""A vocabulary as llguidance sees it, and grammars compiled over it.
+
+Owns every call that builds something in llguidance: the forms in which grammars reach it, and the limits of what one
+grammar may take. Does not know requests, threads or nodes. A compiled grammar is a matcher in its first state, of which
+requests have copies.
+
+Limits: one mask takes at most some 15 ms, because llguidance counts its work and gives up. Compiling has no such bound,
+so a router compiles in a process of its own first (`engine.structured.compile_process`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.text.tokenizer import Tokenizer
+from wire.errors import InvalidRequest, ModelLoadError
+from wire.grammar import CHOICE, EBNF, JSON_SCHEMA, REGEX, Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+LARGE_BYTES = 2**20
+"""Of a tokenizer's file. A larger one is loaded before a node serves: loading it later would hold up everything."""
+MAX_LEXER_STATES = 50_000
+"""Some 2 kB each, for each request."""
+_MAX_REASON = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of one checkpoint. `num_mask_bytes`: a mask has a bit for each token id, the lowest first."""
+
+    tokens: LLTokenizer
+    num_mask_bytes: int
+
+    @classmethod
+    def from_folder(cls, folder: Path, eos_token_ids: Collection[int]) -> Vocabulary:
+        """Load the tokenizer of the checkpoint in `folder`; `eos_token_ids` are the tokens that may end an output.
+
+        Raises `ModelLoadError` when there is none that llguidance understands.
+        """
+        from llguidance import LLTokenizer  # slow to import, and most processes never need it
+
+        definition = Tokenizer.from_folder(folder).definition()
+        try:
+            tokens = LLTokenizer(definition, eos_token=sorted(eos_token_ids) or None)
+        except Exception as error:  # the library has no errors of its own
+            raise ModelLoadError(f"the tokenizer does not support structured output: {_reason(str(error))}") from None
+        return cls(tokens, -(-tokens.vocab_size // 32) * 4)
+
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """The matcher of `grammar` before any token. Raises `InvalidRequest` with the reason when there is none."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        matcher = LLMatcher(self.tokens, _library_form(grammar), log_level=0, limits=limits)
+        # the first mask finds what compiling does not: a grammar that no text obeys, and one that is too much work
+        if not matcher.is_error() and not any(matcher.compute_bitmask()):
+            raise InvalidRequest("no text obeys the grammar", "grammar")
+        require_sound(matcher)
+        return matcher
+
+
+def is_large(folder: Path) -> bool:
+    """Whether the tokenizer of a checkpoint takes long to load."""
+    file = folder / "tokenizer.json"
+    return file.is_file() and file.stat().st_size > LARGE_BYTES
+
+
+def require_sound(matcher: LLMatcher) -> None:
+    """Raise `InvalidRequest` when `matcher` has given up."""
+    if matcher.is_error():
+        raise InvalidRequest(_reason(matcher.get_error()), "grammar")
+
+
+def _library_form(grammar: Grammar) -> str:
+    """The grammar in llguidance's own format. Raises `InvalidRequest`."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if grammar.kind == JSON_SCHEMA:
+        return json.dumps({"grammars": [{"json_schema": json.loads(grammar.text)}]})
+    if grammar.kind == REGEX:
+        return LLMatcher.grammar_from_regex(grammar.text)
+    if grammar.kind == CHOICE:
+        choices = " | ".join(json.dumps(text) for text in json.loads(grammar.text))
+        return LLMatcher.grammar_from_lark(f"start: {choices}")
+    assert grammar.kind == EBNF
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
+    except Exception as error:  # its parser fails in several ways
+        raise InvalidRequest(_reason(str(error)) or "the grammar cannot be read", "grammar") from None
+
+
+def _reason(text: str) -> str:
+    """The first line of what the library says, which quotes the client's text: printable and short."""
+    line = text.strip().partition("\n")[0]
+    printable = "".join(char if char.isprintable() else " " for char in line)
+    return printable if len(printable) <= _MAX_REASON else f"{printable[: _MAX_REASON - 3]}..."

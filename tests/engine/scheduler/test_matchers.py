@@ -1,0 +1,104 @@
+"""A request whose grammar is not compiled yet waits, and nothing waits with it; its matcher follows its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.cache.block_pool import BlockPool
+from engine.scheduler.request import Matcher, Request, SampledToken
+from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from tests.request_keys import key_of
+from wire.grammar import Grammar
+from wire.request_key import RequestKey
+from wire.sampling import DecodingParams
+
+A, B = key_of("a"), key_of("b")
+GRAMMAR = Grammar.regex("a")
+
+
+class FakeMatcher:
+    """Complete after `length` tokens. See `Matcher`."""
+
+    def __init__(self, length: int = 3, output: Sequence[int] = (), is_ready: bool = True) -> None:
+        self.is_ready = is_ready
+        self.error = ""
+        self.output = list(output)
+        self._length = length
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.output) >= self._length
+
+    def take(self, token_id: int) -> None:
+        self.output.append(token_id)
+
+    def fork(self, output: Sequence[int]) -> Matcher:
+        return FakeMatcher(self._length, output)
+
+    def mask(self) -> bytes | None:
+        return b"\xff"
+
+    def fail(self, reason: str) -> None:
+        self.error = reason
+
+
+def _scheduler() -> Scheduler:
+    return Scheduler(BlockPool(32, prefix_caching=False), SchedulerLimits(4, 4, 16, 64), frozenset())
+
+
+def _request(key: RequestKey, matcher: Matcher | None = None, num_prompt_tokens: int = 5) -> Request:
+    params = DecodingParams(max_tokens=9, grammar=None if matcher is None else GRAMMAR)
+    return Request(key, list(range(5)), num_prompt_tokens, params, b"", 64, matcher=matcher)
+
+
+def _step(scheduler: Scheduler, token_id: int) -> list[str]:
+    """Compute a step that samples this token for everyone; the finish reasons."""
+    step = scheduler.schedule()
+    scheduler.advance(step)
+    outputs = scheduler.apply(step, {share.key: SampledToken(token_id, None) for share in step.requests})
+    for output in outputs:
+        if output.has_left:
+            scheduler.requests.remove(output.key)
+    return [output.finish_reason for output in outputs]
+
+
+def test_a_request_that_is_not_ready_holds_nobody_up() -> None:
+    scheduler, slow = _scheduler(), FakeMatcher(is_ready=False)
+    scheduler.add(_request(A, slow))
+    assert scheduler.schedule().requests == ()
+    assert not scheduler.requests.is_short_of_blocks
+    scheduler.add(_request(B))
+    assert scheduler.requests.awaits_readiness
+    assert [share.key for share in scheduler.schedule().requests] == [B]
+    slow.is_ready = True
+    assert not scheduler.requests.awaits_readiness
+    assert [share.key for share in scheduler.schedule().requests] == [B, A]
+
+
+def test_a_complete_output_ends_with_the_token_that_completes_it() -> None:
+    scheduler, matcher = _scheduler(), FakeMatcher(length=3)
+    scheduler.add(_request(A, matcher))
+    assert [_step(scheduler, token_id) for token_id in (7, 8, 9)] == [[""], [""], ["complete"]]
+    assert matcher.output == [7, 8, 9]
+    assert scheduler.requests.is_empty
+
+
+def test_a_request_in_a_grammar_is_left_out_until_its_token_is_known() -> None:
+    scheduler = _scheduler()
+    scheduler.add(_request(A, FakeMatcher()))
+    scheduler.add(_request(B))
+    first = scheduler.schedule()
+    scheduler.advance(first)
+    ahead = scheduler.schedule_ahead()
+    assert ahead is not None
+    assert [share.key for share in ahead.requests] == [B]
+
+
+def test_a_token_that_is_missing_has_the_reason_of_the_matcher() -> None:
+    scheduler, matcher = _scheduler(), FakeMatcher()
+    scheduler.add(_request(A, matcher))
+    step = scheduler.schedule()
+    scheduler.advance(step)
+    matcher.fail("too complex")
+    (output,) = scheduler.apply(step, {})
+    assert (output.has_failed, output.failure) == (True, "too complex")

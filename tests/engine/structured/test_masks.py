@@ -1,0 +1,200 @@
+"""Whatever tokens the masks of a grammar are left to, the text obeys the grammar, and its end is noticed at once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from engine.structured.matcher import MAX_COMPILED, GrammarMatcher, Grammars
+from engine.structured.vocabulary import Vocabulary
+from engine.text.tokenizer import Tokenizer
+from tests.engine.structured.answers import GRAMMARS, PERSON
+from wire.errors import InvalidRequest, ModelLoadError
+from wire.grammar import Grammar
+
+MAX_TOKENS = 150
+
+
+def _compiled(vocabulary: Vocabulary, grammar: Grammar) -> Future[object]:
+    found: Future[object] = Future()
+    found.set_result(vocabulary.compile(grammar))
+    return found
+
+
+def _matcher(vocabulary: Vocabulary, grammar: Grammar, output: tuple[int, ...] = ()) -> GrammarMatcher:
+    return GrammarMatcher(_compiled(vocabulary, grammar), output)  # type: ignore[arg-type]
+
+
+def _allowed(matcher: GrammarMatcher) -> list[int]:
+    mask = matcher.mask()
+    assert mask is not None, matcher.error
+    return np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()
+
+
+def _walk(matcher: GrammarMatcher, tokenizer: Tokenizer, chance: random.Random) -> list[int]:
+    """Tokens drawn uniformly from what is allowed, up to an end."""
+    output: list[int] = []
+    while len(output) < MAX_TOKENS:
+        token_id = chance.choice(_allowed(matcher))
+        matcher.take(token_id)
+        if token_id in tokenizer.eos_token_ids:
+            assert matcher.is_complete
+            return output
+        output.append(token_id)
+        if matcher.is_complete:
+            return output
+    return []
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_random_tokens_under_a_mask_obey_the_grammar(name: str, vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+    grammar, obeys = GRAMMARS[name]
+    first, chance, texts = _matcher(vocabulary, grammar), random.Random(7), set()
+    for _ in range(30):
+        output = _walk(first.fork(()), tokenizer, chance)
+        if output:
+            text = tokenizer.decode(output)
+            assert obeys(text), text
+            texts.add(text)
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_matcher_that_begins_behind_some_tokens_allows_the_same(
+    name: str, vocabulary: Vocabulary, tokenizer: Tokenizer
+) -> None:
+    first = _matcher(vocabulary, GRAMMARS[name][0])
+    walked = first.fork(())
+    output: list[int] = []
+    for _ in range(12):
+        begun_here = first.fork(output)
+        allowed = _allowed(walked)
+        assert _allowed(begun_here) == allowed
+        output.append(allowed[len(output) % len(allowed)])
+        walked.take(output[-1])
+        if walked.is_complete:
+            break
+
+
+def test_an_end_is_allowed_only_where_the_grammar_allows_one(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+    ends = set(tokenizer.eos_token_ids)
+    matcher = _matcher(vocabulary, Grammar.regex("[0-9]{2,4}"))
+    for number, can_end in enumerate([False, False, True, True]):
+        allowed = set(_allowed(matcher))
+        assert (ends <= allowed, bool(ends & allowed)) == (can_end, can_end), number
+        matcher.take(tokenizer.encode("7", add_special_tokens=False)[0])
+    assert matcher.is_complete
+    assert set(_allowed(matcher)) == ends
+
+
+def test_a_special_token_is_no_text(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+    matcher = _matcher(vocabulary, Grammar.regex("(.|\n)*"))
+    allowed = _allowed(matcher)
+    assert tokenizer.added_token_id("<|im_start|>") not in allowed
+    assert len(allowed) > 100
+
+
+def test_a_token_that_does_not_fit_ends_the_matcher_with_a_reason(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+    matcher = _matcher(vocabulary, Grammar.regex("[0-9]+"), tuple(tokenizer.encode("x", add_special_tokens=False)))
+    assert matcher.mask() is None
+    assert matcher.error
+    assert not matcher.is_complete
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (Grammar.json_schema({"type": "foo"}), "foo"),
+        (Grammar.json_schema({"type": "string", "enum": []}), "Unsatisfiable"),
+        (Grammar.json_schema({"not": {"type": "string"}}), "not"),
+        (Grammar.regex("("), "regex"),
+        (Grammar.regex(r"(a)\1"), "regex"),
+        (Grammar.ebnf("start: missing"), "missing"),
+        (Grammar.ebnf('root ::= "a'), ""),
+        (Grammar.json_schema({"$ref": "#"}), ""),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_compiled_has_a_reason(grammar: Grammar, reason: str, vocabulary: Vocabulary) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        vocabulary.compile(grammar)
+    assert reason in caught.value.message
+    assert caught.value.message.isprintable()
+    assert 0 < len(caught.value.message) <= 300
+
+
+def test_the_options_of_the_compiler_are_not_the_client_s(vocabulary: Vocabulary) -> None:
+    with pytest.raises(InvalidRequest, match="not"):
+        vocabulary.compile(Grammar.json_schema({"not": {}, "x-guidance": {"lenient": True}}))
+
+
+def test_white_space_has_an_end(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+    matcher = _matcher(vocabulary, Grammar.json_schema(PERSON), tuple(tokenizer.encode("{", add_special_tokens=False)))
+    for _ in range(60):
+        blank = [token_id for token_id in _allowed(matcher) if not tokenizer.token_text(token_id).strip(" \n\t\r")]
+        if not blank:
+            return
+        matcher.take(blank[0])
+    pytest.fail("white space goes on for ever")
+
+
+def test_a_grammar_is_compiled_once_and_the_oldest_is_forgotten(vocabulary: Vocabulary) -> None:
+    grammars = Grammars(lambda: vocabulary)
+    first = grammars.prepare(Grammar.regex("a"))
+    assert grammars.prepare(Grammar.regex("a")) is first
+    for number in range(MAX_COMPILED):
+        grammars.prepare(Grammar.regex(f"b{number}"))
+    assert grammars.prepare(Grammar.regex("a")) is not first
+
+
+def test_a_matcher_is_ready_when_its_grammar_was_compiled(vocabulary: Vocabulary) -> None:
+    may_load = threading.Event()
+
+    def load() -> Vocabulary:
+        assert may_load.wait(30)
+        return vocabulary
+
+    grammars = Grammars(load)
+    matcher = grammars.matcher(Grammar.regex("ab"), ())
+    assert not matcher.is_ready
+    may_load.set()
+    assert matcher.mask() is not None
+    assert matcher.is_ready
+
+
+def test_a_vocabulary_that_was_loaded_early_is_not_loaded_again(vocabulary: Vocabulary) -> None:
+    loads: list[Vocabulary] = []
+
+    def load() -> Vocabulary:
+        loads.append(vocabulary)
+        return vocabulary
+
+    grammars = Grammars(load)
+    grammars.begin_loading()
+    grammars.finish_loading()
+    assert grammars.matcher(Grammar.regex("a"), ()).mask() is not None
+    assert len(loads) == 1
+
+
+def test_a_checkpoint_without_a_usable_tokenizer_fails_the_matcher() -> None:
+    def load() -> Vocabulary:
+        raise ModelLoadError("no tokenizer here")
+
+    grammars = Grammars(load)
+    grammars.begin_loading()
+    grammars.finish_loading()
+    matcher = grammars.matcher(Grammar.regex("a"), ())
+    assert matcher.mask() is None
+    assert matcher.error == "no tokenizer here"
+
+
+@pytest.mark.parametrize("text", ["", "x" * (2**17 + 1)])
+def test_a_grammar_has_a_text_of_bounded_length(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        Grammar("regex", text)
+    with pytest.raises(InvalidRequest):
+        Grammar("yaml", "a")

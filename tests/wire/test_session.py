@@ -1,0 +1,136 @@
+"""A session between two ends whose connection loses, repeats and delays messages."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wire.session
+from wire.messages import ROUTER_TO_NODE, Cancel
+from wire.session import Session, number_of
+
+NUMBER = 2**33
+
+
+def message(index: int) -> Cancel:
+    return Cancel(index.to_bytes(16, "big"), 1)
+
+
+def sent(end: Session, *indexes: int) -> list[list[bytes]]:
+    return [end.frames(message(index)) for index in indexes]
+
+
+def content(frames: list[bytes]) -> object:
+    return ROUTER_TO_NODE.decode(frames[-1])
+
+
+@pytest.fixture
+def ends() -> tuple[Session, Session]:
+    return Session(NUMBER, ROUTER_TO_NODE), Session(NUMBER, ROUTER_TO_NODE)
+
+
+def test_messages_are_accepted_once_and_in_order(ends: tuple[Session, Session]) -> None:
+    here, there = ends
+    first, second, third = (number_of(frames) for frames in sent(here, 1, 2, 3))
+    assert [there.accept(number) for number in (first, first, third, second, second)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert there.received == second
+
+
+def test_a_gap_is_asked_about_once_until_something_comes(ends: tuple[Session, Session]) -> None:
+    here, there = ends
+    numbers = [number_of(frames) for frames in sent(here, 1, 2, 3, 4)]
+    assert [there.must_ask(number) for number in numbers[1:]] == [True, False, False]
+    assert there.accept(numbers[0])
+    assert [there.must_ask(number) for number in numbers[2:]] == [True, False]
+
+
+def test_what_was_acknowledged_is_not_kept_and_the_rest_can_be_sent_again(ends: tuple[Session, Session]) -> None:
+    here, _ = ends
+    frames = sent(here, 1, 2, 3)
+    assert here.since(NUMBER + 1) == frames
+    here.acknowledge(NUMBER + 2)
+    assert here.since(NUMBER + 1) is None
+    assert here.since(NUMBER + 3) == frames[2:]
+    assert here.since(NUMBER + 4) == []
+    assert here.since(NUMBER + 5) is None
+
+
+def test_an_acknowledgement_of_what_was_never_sent_changes_nothing(ends: tuple[Session, Session]) -> None:
+    here, _ = ends
+    frames = sent(here, 1, 2)
+    here.acknowledge(NUMBER + 3)
+    here.acknowledge(0)
+    assert here.since(NUMBER + 1) == frames
+    assert here.is_untouched
+
+
+def test_a_message_of_another_session_is_neither_accepted_nor_asked_about(ends: tuple[Session, Session]) -> None:
+    _, there = ends
+    other = Session(2**50, ROUTER_TO_NODE)
+    number = number_of(sent(other, 1)[0])
+    assert not there.accept(number)
+    assert not there.must_ask(number)
+    assert not there.lacks(number)
+
+
+def test_too_much_without_an_acknowledgement_is_noticed(
+    ends: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, _ = ends
+    monkeypatch.setattr(wire.session, "MAX_UNACKNOWLEDGED_BYTES", 150)
+    sent(here, 1, 2)
+    assert not here.is_overfull
+    sent(here, 3, 4)
+    assert here.is_overfull
+    here.acknowledge(NUMBER + 3)
+    assert not here.is_overfull
+
+
+@given(st.integers(0, 2**32), st.floats(0, 0.9))
+def test_whatever_the_connection_loses_repeats_and_cuts_off_everything_arrives_once_in_order(
+    seed: int, share_lost: float
+) -> None:
+    chance = random.Random(seed)
+    here, there = Session(NUMBER, ROUTER_TO_NODE), Session(NUMBER, ROUTER_TO_NODE)
+    under_way: list[list[bytes]] = []
+    arrived: list[object] = []
+
+    def put(frames: list[bytes]) -> None:
+        if chance.random() >= share_lost:
+            under_way.extend([frames] * chance.choice((1, 1, 1, 2)))
+
+    def take(num: int) -> None:
+        for frames in under_way[:num]:
+            if there.accept(number_of(frames)):
+                arrived.append(content(frames))
+        del under_way[:num]
+
+    def beat() -> None:
+        """A Ping and its Pong, on the same connection as the messages before them."""
+        take(len(under_way))
+        here.acknowledge(there.received)
+        if there.lacks(here.sent):
+            for frames in here.since(there.received + 1) or ():
+                put(frames)
+
+    for index in range(40):
+        put(here.frames(message(index)))
+        take(chance.randrange(3))
+        if chance.random() < 0.2:
+            under_way.clear()  # the connection broke
+        if chance.random() < 0.2:
+            beat()
+    share_lost = 0.0
+    beat()
+    beat()
+    assert arrived == [message(index) for index in range(40)]
+    assert here.since(here.sent + 1) == []
