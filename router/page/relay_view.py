@@ -80,7 +80,7 @@ class RelayView:
             "is_draining": self.endpoints.is_draining,
             "num_in_flight": relay.num_in_flight,
             "num_waiting": admission.num_waiting + relay.node_wait.num_waiting,
-            "num_tokens": self.metrics.tokens.num_tokens,
+            "num_tokens": sum(self.metrics.of_model(name).tokens.num_tokens for name in self.endpoints.served),
             "num_requests": relay.counters.num_requests,
             "num_failed": relay.counters.num_failed,
             "num_retries": relay.counters.num_retries,

@@ -61,11 +61,12 @@ def request_row(trace: RequestTrace, now_us: int) -> Row:
 
 
 def leg_of(trace: RequestTrace) -> str:
-    """The leg that a request is on; one with several choices, of the first that has not ended. "" when it ended."""
+    """The leg that a request is on; one with several choices, of the first that has not ended. "" when it ended, and
+    between two attempts `QUEUED`."""
     if trace.ended_us is not None:
         return ""
     flight = _current(trace)
-    if flight is None or not flight.attempts:
+    if flight is None or not flight.attempts or (flight.attempts[-1].end and not flight.end):
         return QUEUED
     num_tokens = flight.so_far().num_output_tokens
     if num_tokens > 1 or flight.end:

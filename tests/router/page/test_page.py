@@ -277,6 +277,10 @@ def test_times_on_legs_add_up_to_the_time_so_far() -> None:
 def test_a_request_without_legs_is_queued_and_one_that_ended_is_on_none() -> None:
     trace = RequestTrace("an-id", "/v1/chat/completions")
     assert leg_of(trace) == "queued"
+    trace.flights = [_flight("")]
+    assert leg_of(trace) == "prefill"
+    trace.flights = [_flight("request_failed")]  # the next attempt has not begun
+    assert leg_of(trace) == "queued"
     log = RequestLog()
     log.begin(trace)
     log.end(trace)
