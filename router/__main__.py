@@ -22,6 +22,7 @@ from pathlib import Path
 import zmq
 from aiohttp import web
 
+from engine.text.answers.formats import ParserNames
 from program.command_line import CommandParser
 from program.events import Ready, emit
 from program.process import configure_logging, freeze_startup_objects, report_errors, start_authenticator
@@ -60,8 +61,9 @@ async def serve(settings: RouterSettings) -> None:
     key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
     guard = _guard(settings, key)
     templates = RequestTemplates() if settings.trust_request_chat_template else None
+    parsers = ParserNames(settings.tool_call_parser, settings.reasoning_parser)
     models = load_served_models(
-        settings.model, settings.served_model_name, settings.more_models, int(time.time()), templates
+        settings.model, settings.served_model_name, settings.more_models, int(time.time()), templates, parsers
     )
     registry = NodeRegistry(
         {model.name: model.fingerprint for model in models}, {model.name: model.tokenizer_digest for model in models}

@@ -12,10 +12,13 @@ from pathlib import Path
 from engine.models.config import load_config
 from engine.models.identity import find_checkpoint, model_fingerprint, model_name
 from engine.models.weight_files import weight_files
+from engine.text.answers.formats import ParserNames
 from engine.text.tokenizer_digest import tokenizer_digest
 from router.openai.prompts import PromptMaker
 from router.openai.request_templates import RequestTemplates
 from wire.errors import InvalidSetting, ModelLoadError
+
+_AUTO = ParserNames()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +39,28 @@ def load_served_models(
     more_models: Sequence[str],
     started: int,
     request_templates: RequestTemplates | None = None,
+    parsers: ParserNames = _AUTO,
 ) -> list[ServedModel]:
     """The model of the `model` setting and those of `more_models`, each written NAME=CHECKPOINT. `request_templates` is
-    as in `PromptMaker`.
+    as in `PromptMaker`; `parsers` are those of all models.
 
     Raises `InvalidSetting`, and `ModelLoadError` for a checkpoint without a usable tokenizer.
     """
-    found = [_load(model_name(model, served_name), model, started, request_templates)]
+    found = [_load(model_name(model, served_name), model, started, request_templates, parsers)]
     for item in more_models:
         name, _, checkpoint = item.partition("=")
         if not name or not checkpoint:
             raise InvalidSetting(f"--more-models: {item!r:.200} is not NAME=CHECKPOINT")
-        found.append(_load(name, checkpoint, started, request_templates))
+        found.append(_load(name, checkpoint, started, request_templates, parsers))
     _require_distinct(found)
     return found
 
 
-def _load(name: str, checkpoint: str, started: int, request_templates: RequestTemplates | None) -> ServedModel:
+def _load(
+    name: str, checkpoint: str, started: int, request_templates: RequestTemplates | None, parsers: ParserNames
+) -> ServedModel:
     folder = find_checkpoint(checkpoint, weights=False)
-    prompts = PromptMaker.from_folder(folder, request_templates)
+    prompts = PromptMaker.from_folder(folder, request_templates, parsers)
     return ServedModel(name, prompts, _fingerprint(folder), started, tokenizer_digest(folder))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.text.answers.formats import CALL_PARSERS, REASONING_PARSERS
 from program.process import LOG_FORMATS
 from program.settings import setting
 from router.policies import POLICIES
@@ -37,6 +38,8 @@ class RouterSettings:
     max_body_bytes: int = setting(8 * 2**20, "largest request body")
     strict: bool = setting(False, "refuse request fields that change nothing; default: ignore them with a warning")
     trust_request_chat_template: bool = setting(False, "render chat templates that come with requests")
+    tool_call_parser: str = setting("auto", "format of tool calls; auto: by the chat template", choices=CALL_PARSERS)
+    reasoning_parser: str = setting("auto", "format of reasoning; auto: by the template", choices=REASONING_PARSERS)
     max_connections: int = setting(8192, "open HTTP connections in all; more are closed at once")
     max_connections_per_address: int = setting(1024, "open HTTP connections of one address; more are answered with 429")
     cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -64,6 +64,7 @@ class ChatTemplate:
         `special_tokens` are variables such as "bos_token". Raises `ModelLoadError` for a template that is
         not valid jinja."""
         self._special_tokens = dict(special_tokens)
+        self.text = "\n".join(sources.values())
         environment = _environment()
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
@@ -96,9 +97,9 @@ class ChatTemplate:
     ) -> str:
         """The conversation as the text that the model continues.
 
-        Content that is a list of text parts is joined with newlines first. `continue_final_message` ends the
-        text with the last message's content, so that the model continues that message. `variables` are those
-        of `ALLOWED_VARIABLES`.
+        Content that is a list of text parts is joined with newlines first; see `_variants` for calls.
+        `continue_final_message` ends the text with the last message's content, so that the model continues that
+        message. `variables` are those of `ALLOWED_VARIABLES`.
 
         Raises:
             InvalidRequest: no template (code "chat_template_missing"), a variable that is not allowed, or a
@@ -114,10 +115,14 @@ class ChatTemplate:
             "messages": [_prepare(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
         }
-        try:
-            return _open_ended(template, context) if continue_final_message else template.render(context)
-        except _RENDER_ERRORS as error:
-            raise InvalidRequest(f"the chat template refused the messages: {error}", param="messages") from error
+        render = _open_ended if continue_final_message else jinja2.Template.render
+        reason: Exception | None = None
+        for variant in _variants(context["messages"]):
+            try:
+                return render(template, {**context, "messages": variant})
+            except _RENDER_ERRORS as error:
+                reason = reason or error
+        raise InvalidRequest(f"the chat template refused the messages: {reason}", param="messages") from reason
 
     def _choose(self, has_tools: bool) -> jinja2.Template:
         name = "tool_use" if has_tools and "tool_use" in self._templates else "default"
@@ -126,6 +131,33 @@ class ChatTemplate:
                 "this model has no chat template: use the completions endpoint", code="chat_template_missing"
             )
         return self._templates[name]
+
+
+def _variants(messages: Any) -> Iterator[list[Any]]:
+    """The messages; and where there are calls, forms of them for templates that cannot do with these: some want
+    arguments as text, some want a content in every message."""
+    yield messages
+    if any(message.get("tool_calls") for message in messages):
+        texts = _with_argument_texts(messages)
+        yield texts
+        for found in (messages, texts):
+            yield [{**message, "content": message.get("content") or ""} for message in found]
+
+
+def _with_argument_texts(messages: Any) -> list[Any]:
+    """The messages with the arguments of their calls as JSON text."""
+    texts: list[Any] = []
+    for message in messages:
+        calls = [
+            {**call, "function": {**call["function"], "arguments": _argument_text(call["function"]["arguments"])}}
+            for call in message.get("tool_calls") or ()
+        ]
+        texts.append({**message, "tool_calls": calls} if calls else message)
+    return texts
+
+
+def _argument_text(arguments: object) -> object:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _open_ended(template: jinja2.Template, context: Mapping[str, Any]) -> str:

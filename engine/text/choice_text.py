@@ -28,7 +28,7 @@ class TextOptions:
     """The options of a request that concern its text. Stop strings count only after `min_tokens` tokens.
 
     `detokenize` False: the choice has tokens and no text, so it may have no stop strings either. `tokens_as_ids`: the
-    text of a scored token is "token_id:" and its id.
+    text of a scored token is "token_id:" and its id. `shown_special_ids` have text although others are skipped.
     """
 
     stop: tuple[str, ...] = ()
@@ -37,6 +37,7 @@ class TextOptions:
     min_tokens: int = 0
     detokenize: bool = True
     tokens_as_ids: bool = False
+    shown_special_ids: frozenset[int] = frozenset()
 
 
 class ScoredToken(NamedTuple):
@@ -142,7 +143,9 @@ class ChoiceText:
         begin with, in characters. Raises `InvalidRequest` for a bad stop."""
         self._tokenizer = tokenizer
         self._options = options
-        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids, options.skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, prompt_ids, options.skip_special_tokens, options.shown_special_ids
+        )
         self._matcher = StopStringMatcher(options.stop, options.include_stop) if options.stop else None
         # characters out of the detokenizer; the matcher may hold some of them
         self._num_decoded = self._num_released = text_offset

@@ -7,7 +7,7 @@ on how much came before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from engine.text.tokenizer import Tokenizer
 
@@ -19,12 +19,20 @@ _NUM_CONTEXT_TOKENS = 4
 class IncrementalDetokenizer:
     """The text of one answer, as its tokens arrive."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        shown_special_ids: Set[int] = frozenset(),
+    ) -> None:
         """`prompt_ids` is what precedes the stream: it decides whether a leading space belongs to the text
         and may hold the first bytes of a character. If the stream finishes that character, its text begins
-        with the whole of it; if not, those bytes are no part of it. The prompt's own text is not returned."""
+        with the whole of it; if not, those bytes are no part of it. The prompt's own text is not returned.
+        `shown_special_ids` are not skipped."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._shown_special_ids = shown_special_ids
         self._stages = tokenizer.new_decoder()
         pieces = self._context(prompt_ids)
         for stage in self._stages if pieces else ():
@@ -57,7 +65,8 @@ class IncrementalDetokenizer:
         return "".join(pieces)
 
     def _piece(self, token_id: int) -> str | None:
-        return self._tokenizer.vocabulary_piece(token_id, self._skip_special_tokens)
+        skips = self._skip_special_tokens and token_id not in self._shown_special_ids
+        return self._tokenizer.vocabulary_piece(token_id, skips)
 
     def _context(self, prompt_ids: Sequence[int]) -> list[str]:
         """The last pieces of the prompt that have text; the whole prompt could be long and changes nothing

@@ -29,6 +29,7 @@ from router.http.json_answer import json_answer
 from router.legs import RelayRequest
 from router.metrics import RouterMetrics
 from router.openai.answer import Answer, Choice, make_choices
+from router.openai.answer_parts import chat_stream
 from router.openai.answer_size import bounded
 from router.openai.best_of import best_choices
 from router.openai.event_writer import EventWriter
@@ -38,7 +39,6 @@ from router.openai.prompts import truncated
 from router.openai.request_body import parse_body_aside
 from router.openai.responses import (
     NO_REPORT,
-    ChatStream,
     CompletionStream,
     FinishedChoice,
     PromptReport,
@@ -88,11 +88,15 @@ class Endpoints:
         prompt_ids = await model.prompts.chat_prompt(request)
         answer = await self._answer(http, model, request, [prompt_ids], "messages")
         head = self._head("chatcmpl", model, notes)
+        parts = model.prompts.answer_parts(request, prompt_ids)
         if request.stream:
-            stream = ChatStream(head, request.include_usage, request.with_token_ids)
+            stream = chat_stream(head, request.include_usage, request.with_token_ids, parts)
             return await self._stream(http, answer, stream, request, times)
-        choices = await self._collect(answer, request)
-        return await json_answer(http, chat_completion(head, choices, _usage(answer, request, times)))
+        choices = await self._collect(answer, request, keeps_entries=parts is not None)
+        usage = _usage(answer, request, times)
+        if parts is not None:
+            choices, usage = await asyncio.to_thread(parts.finished, choices, usage)
+        return await json_answer(http, chat_completion(head, choices, usage))
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
@@ -189,7 +193,7 @@ class Endpoints:
         choices = make_choices(
             requests,
             request.num_candidates,
-            request.text_options(),
+            model.prompts.text_options(request),
             model.prompts.tokenizer,
             echoes,
             generates=request.generates,
@@ -200,11 +204,13 @@ class Endpoints:
         http[GENERATION] = Generation(model.name, answer)
         return answer
 
-    async def _collect(self, answer: Answer, request: GenerationRequest) -> list[FinishedChoice]:
+    async def _collect(
+        self, answer: Answer, request: GenerationRequest, *, keeps_entries: bool = False
+    ) -> list[FinishedChoice]:
         texts: list[list[str]] = [[] for _ in answer.choices]
         entries: list[list[TokenEntry]] = [[] for _ in answer.choices]
         reasons: list[str | None] = [None for _ in answer.choices]
-        keeps_entries = request.with_token_ids or answer.choices[0].request.params.logprobs is not None
+        keeps_entries |= request.with_token_ids or answer.choices[0].request.params.logprobs is not None
         with answer:
             while pieces := await answer.take():
                 for choice, delta, _ in pieces:

@@ -31,6 +31,7 @@ REQUEST: Mapping[str, str] = {
     "guided_json": "`structured_outputs.json` under its older name.",
     "guided_regex": "`structured_outputs.regex` under its older name.",
     "ignore_eos": "The token that ends an answer does not end it.",
+    "include_reasoning": "false: reasoning is generated and counted, but not sent.",
     "include_stop_str_in_output": "The text ends with the stop string or stop token instead of before it.",
     "logit_bias": "Token ids and what is added to their logits, -100 to 100.",
     "logprobs": "Chat: whether to report log probabilities. Completions: how many likely tokens to report beside each "
@@ -44,6 +45,7 @@ REQUEST: Mapping[str, str] = {
     "min_tokens": "Neither a stop string nor a stop token ends the output before.",
     "model": "A name that `/v1/models` lists.",
     "n": "How many answers, at most 128 together with the number of prompts.",
+    "parallel_tool_calls": "false: with `tool_choice` `required` there is one call. Otherwise it is up to the model.",
     "presence_penalty": "-2 to 2, once for each token that occurred.",
     "priority": "An integer; where requests have to wait, the lower is served earlier.",
     "prompt": "A text, token ids, or a list of either; at most 128.",
@@ -69,6 +71,9 @@ REQUEST: Mapping[str, str] = {
     "suffix": "The answer is what fits between the prompt and this text, where the tokenizer has fill-in-the-middle "
     "tokens; refused elsewhere.",
     "temperature": "0 to 2; 0: always the likeliest token.",
+    "tool_choice": "`none`, `auto` (the default where there are tools), `required`, or a function by its name. See "
+    "[tools](#tools).",
+    "tools": "Functions that the model may call, at most 128.",
     "top_k": "Only so many of the likeliest tokens are sampled; 0 or -1: all.",
     "top_logprobs": "How many likely tokens to report beside each token, at most 20.",
     "top_p": "Only the likeliest tokens that have this probability together are sampled.",
@@ -83,6 +88,8 @@ MESSAGE: Mapping[str, str] = {
     "reasoning": "Of an earlier answer: given to the chat template as `reasoning_content`.",
     "reasoning_content": "The same under its older name.",
     "role": "`developer` is `system`.",
+    "tool_call_id": "Of a message of a `tool`: the call that it is the result of.",
+    "tool_calls": "Of a message of the assistant: the calls of an earlier answer, as it had them.",
 }
 
 STREAM_OPTIONS: Mapping[str, str] = {

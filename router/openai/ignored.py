@@ -74,7 +74,6 @@ COMMON: IgnoredTable = {
 }
 
 CHAT: IgnoredTable = {
-    "parallel_tool_calls": Ignored("no tools are served", (True, False)),
     "prediction": Ignored("a prediction could only make the answer faster"),
     "verbosity": Ignored("models are told in the conversation how much to say"),
 }

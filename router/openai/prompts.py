@@ -12,9 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from engine.text.answers.formats import MARKERS, AnswerFormat, ParserNames
 from engine.text.chat_template import ChatTemplate
+from engine.text.choice_text import TextOptions
 from engine.text.fill_in_middle import FillInMiddle
 from engine.text.tokenizer import Tokenizer
+from router.openai.answer_parts import AnswerParts
 from router.openai.fields import UNSUPPORTED
 from router.openai.grammar_checks import GrammarChecks
 from router.openai.prompt_report import prompt_text
@@ -26,6 +29,9 @@ from wire.sampling import DecodingParams
 _MAX_INLINE_CHARS = 4096
 _MAX_SIDE_BY_SIDE_CHARS = 2**17
 _TIMEOUT_S = 10.0
+_NUM_LAST_TOKENS = 32
+"""So many tokens of a prompt tell whether the answer begins with reasoning."""
+_AUTO, _PLAIN = ParserNames(), AnswerFormat()
 ResultT = TypeVar("ResultT")
 
 
@@ -38,13 +44,16 @@ class PromptMaker:
     template: ChatTemplate
     grammars: GrammarChecks
     request_templates: RequestTemplates | None = None
+    answer_format: AnswerFormat = _PLAIN
     very_long: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "very long prompts"))
 
     @classmethod
-    def from_folder(cls, folder: Path, request_templates: RequestTemplates | None = None) -> PromptMaker:
+    def from_folder(
+        cls, folder: Path, request_templates: RequestTemplates | None = None, parsers: ParserNames = _AUTO
+    ) -> PromptMaker:
         """Raises `ModelLoadError` when the checkpoint has no usable tokenizer."""
         tokenizer, template = Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder)
-        return cls(tokenizer, template, GrammarChecks(folder), request_templates)
+        return cls(tokenizer, template, GrammarChecks(folder), request_templates, parsers.format_of(template.text))
 
     def close(self) -> None:
         """End the processes that were started to check grammars."""
@@ -80,6 +89,29 @@ class PromptMaker:
             return self.tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
 
         return _not_empty(await self.off_loop(make, max(request.num_chars, len(rendered or ""))), "messages")
+
+    def answer_parts(self, request: ChatCompletionRequest, prompt_ids: Sequence[int]) -> AnswerParts | None:
+        """What tells content, reasoning and calls of the answer apart; None: there is content only."""
+        if not self._has_parts(request):
+            return None
+        end = self.tokenizer.decode(prompt_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
+        is_begun = self.answer_format.begins_reasoning(end)
+        wanted = replace(request.calls_wanted, may_reason=request.asked_grammar is None)
+        return AnswerParts(
+            lambda: self.answer_format.parser(wanted, is_reasoning_begun=is_begun),
+            shows_reasoning=request.include_reasoning,
+        )
+
+    def text_options(self, request: GenerationRequest) -> TextOptions:
+        """The options for the text of a choice. Where it is told apart, the markers of its parts have text."""
+        options = request.text_options()
+        if not isinstance(request, ChatCompletionRequest) or not self._has_parts(request):
+            return options
+        ids = (self.tokenizer.added_token_id(marker) for marker in MARKERS)
+        return replace(options, shown_special_ids=frozenset(found for found in ids if found is not None))
+
+    def _has_parts(self, request: ChatCompletionRequest) -> bool:
+        return self.answer_format.has_reasoning or bool(request.offered_tools)
 
     async def completion_prompts(self, request: CompletionRequest) -> list[list[int]]:
         """Token ids of each prompt. Raises `InvalidRequest` for ids outside the vocabulary."""

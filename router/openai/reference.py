@@ -19,7 +19,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from router.openai import field_docs, ignored
-from router.openai.schemas import ChatCompletionRequest, CompletionRequest, Message, StreamOptions, Strict
+from router.openai.messages import Message
+from router.openai.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
+from router.openai.strict_model import Strict
 from router.openai.unsupported import REASONS
 
 BEGIN, END = "<!-- fields: begin -->\n", "<!-- fields: end -->\n"

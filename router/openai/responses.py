@@ -49,8 +49,8 @@ class ReplyHead:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of one answer: those of all its prompts, those of all its choices, and prompt tokens found in the prefix
-    cache where they would have been computed, or by role in that of each node; the measurements of its handoffs; and,
-    for a client that asked for them, its timings.
+    cache where they would have been computed, or by role in that of each node; the measurements of its handoffs; for a
+    client that asked for them, its timings; and the tokens of reasoning in its choices, None where nobody looked.
     """
 
     num_prompt_tokens: int
@@ -59,6 +59,7 @@ class Usage:
     handoffs: Sequence[HandoffFigures] = ()
     timings: Timings | None = None
     cached_by_role: Mapping[str, int] = field(default_factory=dict)
+    num_reasoning_tokens: int | None = None
 
 
 class TokensSoFar(NamedTuple):
@@ -83,12 +84,14 @@ NO_REPORT = PromptReport()
 
 @dataclass(frozen=True, slots=True)
 class FinishedChoice:
-    """One finished choice. `prompt_ids` is None unless the request asked for token ids."""
+    """One finished choice. `prompt_ids` is None unless the request asked for token ids. `message`: members of a chat's
+    message whose answer was told apart."""
 
     index: int
     whole: TextDelta
     prompt_ids: Sequence[int] | None = None
     prompt: PromptReport = NO_REPORT
+    message: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ReplyStream(Protocol):
@@ -128,7 +131,7 @@ class _StreamFrame:
         self._head = head
         self._kind = kind
         self._warnings = head.warnings
-        opening = _one_line(dumps(_head_members(head, kind)))[:-1]
+        opening = one_line(dumps(_head_members(head, kind)))[:-1]
         self._prefix = f'data: {opening},"choices":[{{"index":'
         self._suffix = '}],"usage":null}\n\n' if include_usage else "}]}\n\n"
         self._plain_suffix = _NO_MEMBERS + self._suffix
@@ -141,7 +144,7 @@ class _StreamFrame:
     def event(self, index: int, rendered: str, members: dict[str, Any], so_far: TokensSoFar | None) -> bytes:
         """An event with `members` beside the text."""
         suffix = self._suffix if so_far is None else _usage_suffix(so_far)
-        return f"{self._prefix}{index},{rendered},{_one_line(dumps(members))[1:-1]}{suffix}".encode()
+        return f"{self._prefix}{index},{rendered},{one_line(dumps(members))[1:-1]}{suffix}".encode()
 
     def usage(self, usage: Usage) -> bytes:
         return sse_event({**_head_members(self._head, self._kind), "choices": [], "usage": usage_object(usage)})
@@ -190,10 +193,10 @@ class ChatStream(_ChunkStream):
 
     def chunk(self, index: int, delta: TextDelta, so_far: TokensSoFar | None = None) -> bytes:
         rendered = f'"delta":{{"content":{_quoted(delta.text)}}}' if delta.text else '"delta":{}'
-        if _is_plain(delta, self._with_token_ids):
+        if is_plain(delta, self._with_token_ids):
             return self._frame.plain_event(index, rendered, so_far)
         members = {"logprobs": chat_logprobs(delta.entries), "finish_reason": delta.finish_reason}
-        return self._frame.event(index, rendered, members | _token_ids(delta, self._with_token_ids), so_far)
+        return self._frame.event(index, rendered, members | token_id_members(delta, self._with_token_ids), so_far)
 
     def usage(self, usage: Usage) -> bytes:
         return self._frame.usage(usage)
@@ -222,10 +225,10 @@ class CompletionStream(_ChunkStream):
 
     def chunk(self, index: int, delta: TextDelta, so_far: TokensSoFar | None = None) -> bytes:
         rendered = f'"text":{_quoted(delta.text)}'
-        if _is_plain(delta, self._with_token_ids):
+        if is_plain(delta, self._with_token_ids):
             return self._frame.plain_event(index, rendered, so_far)
         members = {"logprobs": completion_logprobs(delta.entries), "finish_reason": delta.finish_reason}
-        return self._frame.event(index, rendered, members | _token_ids(delta, self._with_token_ids), so_far)
+        return self._frame.event(index, rendered, members | token_id_members(delta, self._with_token_ids), so_far)
 
     def usage(self, usage: Usage) -> bytes:
         return self._frame.usage(usage)
@@ -236,7 +239,7 @@ def chat_completion(head: ReplyHead, choices: Sequence[FinishedChoice], usage: U
     rendered = [
         {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.whole.text, "refusal": None},
+            "message": {"role": "assistant", "content": choice.whole.text, "refusal": None, **choice.message},
             "logprobs": whole_logprobs(chat_logprobs, choice.whole.entries),
             "finish_reason": choice.whole.finish_reason,
             **_all_token_ids(choice),
@@ -281,6 +284,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         **_token_counts(usage),
         "prompt_tokens_details": details,
     }
+    if usage.num_reasoning_tokens is not None:
+        found["completion_tokens_details"] = {"reasoning_tokens": usage.num_reasoning_tokens}
     if usage.handoffs:
         found["kv_transfer"] = {
             "blocks": sum(handoff.num_blocks for handoff in usage.handoffs),
@@ -313,7 +318,7 @@ def model_list(models: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 def sse_event(payload: dict[str, Any]) -> bytes:
     """`payload` as one server-sent event."""
-    return f"data: {_one_line(dumps(payload))}\n\n".encode("utf-8", "replace")
+    return f"data: {one_line(dumps(payload))}\n\n".encode("utf-8", "replace")
 
 
 def sse_error(error: Exception) -> bytes:
@@ -348,27 +353,27 @@ def _head_members(head: ReplyHead, kind: str) -> dict[str, Any]:
     }
 
 
-def _is_plain(delta: TextDelta, with_token_ids: bool) -> bool:
+def is_plain(delta: TextDelta, with_token_ids: bool) -> bool:
     """Whether `delta` carries text and nothing else that a client would see. Entries have a `chosen` all or none."""
     has_logprobs = bool(delta.entries) and delta.entries[0].chosen is not None
     return delta.finish_reason is None and not has_logprobs and not with_token_ids
 
 
-def _token_ids(delta: TextDelta, with_token_ids: bool) -> dict[str, Any]:
+def token_id_members(delta: TextDelta, with_token_ids: bool) -> dict[str, Any]:
     return {"token_ids": [entry.token_id for entry in delta.entries]} if with_token_ids else {}
 
 
 def _all_token_ids(choice: FinishedChoice) -> dict[str, Any]:
     if choice.prompt_ids is None:
         return {}
-    return {"prompt_token_ids": list(choice.prompt_ids), **_token_ids(choice.whole, with_token_ids=True)}
+    return {"prompt_token_ids": list(choice.prompt_ids), **token_id_members(choice.whole, with_token_ids=True)}
 
 
 def _quoted(text: str) -> str:
-    return _one_line(encode_basestring(text))
+    return one_line(encode_basestring(text))
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """JSON text without the characters at which some clients split lines. Three passes of `replace` take a thirtieth
     of what `translate` takes."""
     if text.isascii():

@@ -14,7 +14,8 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from router.openai import ignored
 from router.openai.fields import MAX_TEXT_CHARS, TOO_LONG, UNSUPPORTED, UserName, field_error
-from router.openai.schemas import MAX_MESSAGES, ChatCompletionRequest, GenerationRequest, Message
+from router.openai.messages import Message
+from router.openai.schemas import MAX_MESSAGES, ChatCompletionRequest, GenerationRequest
 from router.openai.strict_json import shown
 from router.openai.structured import TEXT_FORMAT, AskedGrammar, read_text_format
 from router.openai.unsupported import COMMON, Table, is_harmless

@@ -6,20 +6,18 @@ tokenizers, nodes or sockets.
 
 Rules for every field. Types are strict: "2", 1.0 and true are not the integer 1. null means the default. A field that
 would change the answer and is not supported is refused with code `unsupported_parameter`, unless its value is neutral
-(`tools: []`); one that changes nothing is ignored and noted, see `ignored`. Every error is an `InvalidRequest` whose
+(`echo: false`); one that changes nothing is ignored and noted, see `ignored`. Every error is an `InvalidRequest` whose
 `param` is the client's spelling, with a path such as `messages[0].role`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+import json
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     FailFast,
     Field,
-    ValidationInfo,
     model_validator,
 )
 
@@ -27,13 +25,11 @@ from engine.text.choice_text import TextOptions
 from router.openai import ignored
 from router.openai.fields import (
     MAX_TEXT_CHARS,
-    REFUSED,
     TOO_LONG,
     UNSUPPORTED,
     AllowedTokens,
     BadWords,
     CacheSalt,
-    Content,
     Documents,
     LogitBias,
     Metadata,
@@ -41,15 +37,16 @@ from router.openai.fields import (
     ReasoningEffort,
     Stops,
     TemplateVariables,
-    Text,
     TokenIds,
     UserName,
     field_error,
-    ignored_fields_of,
 )
+from router.openai.messages import Message
 from router.openai.prompt_report import PromptOptions
-from router.openai.structured import ResponseFormatField, StructuredFields
-from router.openai.unsupported import CHAT, COMMON, COMPLETION, MESSAGE, REASONS, Table, is_harmless
+from router.openai.strict_model import Strict
+from router.openai.structured import AskedGrammar, ResponseFormatField, StructuredFields
+from router.openai.tools import ToolFields
+from router.openai.unsupported import CHAT, COMMON, COMPLETION, Table
 from wire.errors import InvalidRequest
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams, check_stop_strings
 
@@ -59,42 +56,6 @@ MAX_CHOICES = 128
 MAX_BEST_OF = 20
 MAX_TEMPLATE_CHARS = 2**17
 DEFAULT_COMPLETION_TOKENS = 16
-
-
-class Strict(BaseModel):
-    """Common behaviour: strict types, null is the default, unsupported, ignored and unknown fields are told apart.
-
-    `place`: where such an object is in a request. `refuses_unknown`: an unknown field is refused by every router.
-    """
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    unsupported: ClassVar[Table] = {}
-    ignorable: ClassVar[ignored.IgnoredTable] = {}
-    place: ClassVar[str] = ""
-    refuses_unknown: ClassVar[bool] = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_what_changes_nothing(cls, members: Any, info: ValidationInfo) -> Any:
-        if not isinstance(members, dict):
-            raise field_error("must be an object")
-        notes = ignored_fields_of(info)
-        return {name: value for name, value in members.items() if cls._is_used(name, value, notes)}
-
-    @classmethod
-    def _is_used(cls, name: str, value: Any, notes: ignored.IgnoredFields) -> bool:
-        is_field = name in cls.model_fields
-        if name in cls.unsupported:
-            if not is_harmless(value, cls.unsupported[name]):
-                raise field_error(REASONS.get(name, "is not supported"), (name,), UNSUPPORTED)
-            return False
-        if name in cls.ignorable or not is_field:
-            is_refused = cls.refuses_unknown and name not in cls.ignorable
-            code = ignored.UNKNOWN if is_refused else notes.ignore(name, value, cls.ignorable, cls.place)
-            if code is not None:
-                raise field_error(REFUSED[code], (name,), code)
-        return is_field and value is not None
 
 
 class StreamOptions(Strict):
@@ -107,38 +68,6 @@ class StreamOptions(Strict):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-
-
-class Message(Strict):
-    """One turn of a conversation. Text parts are joined with newlines; `developer` is today's name for `system`."""
-
-    unsupported = MESSAGE
-    ignorable = ignored.MESSAGE
-    place = "messages[]"
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: UserName | None = None
-    reasoning: Text | None = None
-    reasoning_content: Text | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_tool_roles(cls, members: Any) -> Any:
-        if isinstance(members, dict) and members.get("role") in ("tool", "function"):
-            raise field_error("is unsupported with this value: tools are not served", ("role",), UNSUPPORTED)
-        return members
-
-    def for_template(self) -> dict[str, object]:
-        """The message as a chat template expects it; templates know `system`, hardly any knows `developer`."""
-        role = "system" if self.role == "developer" else self.role
-        optional = {"name": self.name, "reasoning_content": self.reasoning or self.reasoning_content}
-        return {"role": role, "content": self.content, **{name: text for name, text in optional.items() if text}}
-
-    @property
-    def num_chars(self) -> int:
-        """Characters that the chat template gets."""
-        return len(self.content) + len(self.reasoning or self.reasoning_content or "")
 
 
 class GenerationRequest(Strict, StructuredFields):
@@ -275,11 +204,11 @@ class GenerationRequest(Strict, StructuredFields):
         )
 
 
-class ChatCompletionRequest(GenerationRequest, ResponseFormatField):
+class ChatCompletionRequest(GenerationRequest, ResponseFormatField, ToolFields):
     """The body of `POST /v1/chat/completions`."""
 
-    unsupported = {**COMMON, **CHAT}
-    ignorable = {**ignored.COMMON, **ignored.CHAT}
+    unsupported: ClassVar[Table] = {**COMMON, **CHAT}
+    ignorable: ClassVar[ignored.IgnoredTable] = {**ignored.COMMON, **ignored.CHAT}
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
@@ -290,6 +219,7 @@ class ChatCompletionRequest(GenerationRequest, ResponseFormatField):
     add_special_tokens: bool = False
     documents: Documents = ()
     reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool = True
     chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
     safety_identifier: UserName | None = None
     prompt_cache_key: UserName | None = None
@@ -312,7 +242,13 @@ class ChatCompletionRequest(GenerationRequest, ResponseFormatField):
     def num_chars(self) -> int:
         """Characters that the chat template gets."""
         documents = sum(len(text) for document in self.documents for text in document.values())
-        return documents + sum(message.num_chars for message in self.messages)
+        tools = len(json.dumps(self.offered_tools)) if self.offered_tools else 0
+        return documents + tools + sum(message.num_chars for message in self.messages)
+
+    def grammar_fields(self) -> list[tuple[str, AskedGrammar]]:
+        """What enforces a call too."""
+        found, tools = super().grammar_fields(), self.tool_grammar()
+        return found if tools is None else [*found, ("tools", tools)]
 
     @property
     def num_logprobs(self) -> int | None:
@@ -333,6 +269,8 @@ class ChatCompletionRequest(GenerationRequest, ResponseFormatField):
         variables: dict[str, object] = {}
         if self.reasoning_effort is not None:
             variables = {"reasoning_effort": self.reasoning_effort, "enable_thinking": self.reasoning_effort != "none"}
+        if self.offered_tools:
+            variables["tools"] = self.offered_tools
         if self.documents:
             variables["documents"] = self.documents
         return variables | dict(self.chat_template_kwargs)
@@ -341,8 +279,8 @@ class ChatCompletionRequest(GenerationRequest, ResponseFormatField):
 class CompletionRequest(GenerationRequest, ResponseFormatField):
     """The body of `POST /v1/completions`. `prompt` is always a tuple: of texts, or of tuples of token ids."""
 
-    unsupported = {**COMMON, **COMPLETION}
-    ignorable = {**ignored.COMMON, **ignored.COMPLETION}
+    unsupported: ClassVar[Table] = {**COMMON, **COMPLETION}
+    ignorable: ClassVar[ignored.IgnoredTable] = {**ignored.COMMON, **ignored.COMPLETION}
 
     prompt: Prompts
     add_special_tokens: bool = True

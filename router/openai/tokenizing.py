@@ -16,9 +16,11 @@ from engine.text.tokenizer import Tokenizer
 from router.http.body import read_body
 from router.openai.endpoints import Endpoints
 from router.openai.fields import MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, field_error
+from router.openai.messages import Message
 from router.openai.request_body import parse_body
 from router.openai.responses import json_bytes
-from router.openai.schemas import MAX_MESSAGES, MAX_MODEL_NAME, ChatCompletionRequest, Message, Strict
+from router.openai.schemas import MAX_MESSAGES, MAX_MODEL_NAME, ChatCompletionRequest
+from router.openai.strict_model import Strict
 from router.served_model import ServedModel
 from wire.errors import InvalidRequest
 

@@ -43,13 +43,10 @@ CHAT: Table = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "web_search_options": (),
     # vLLM
     "best_of": (1,),
     "echo": (False,),
-    "include_reasoning": (True,),
     "prompt": (),
     "return_prompt_text": (False,),
 }
@@ -65,13 +62,11 @@ MESSAGE: Table = {
     "partial": (False,),
     "prefix": (False,),
     "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 """An answer's message may be sent back as it came, with all its empty members."""
 
 _STRUCTURE = "is not supported: send response_format or structured_outputs"
-_TOOLS = "is not supported: tools are not served"
+_TOOLS = "is not supported: send tools and tool_choice"
 _TEXT = "is not supported: only text is served"
 _BEAMS = "is not supported: there is no beam search; send n for several answers"
 REASONS: Mapping[str, str] = {
@@ -84,7 +79,6 @@ REASONS: Mapping[str, str] = {
     "grammar": _STRUCTURE,
     "guided_whitespace_pattern": "is not supported: send structured_outputs with whitespace_pattern",
     "images": _TEXT,
-    "include_reasoning": "is not supported: reasoning is part of the text",
     "input_ids": "is not supported: send token ids as the prompt of /v1/completions",
     "json_schema": _STRUCTURE,
     "length_penalty": _BEAMS,
@@ -96,12 +90,8 @@ REASONS: Mapping[str, str] = {
     "prefix": "is not supported: send continue_final_message",
     "prompt": "belongs to /v1/completions",
     "regex": _STRUCTURE,
-    "tool_call_id": _TOOLS,
-    "tool_calls": _TOOLS,
-    "tool_choice": _TOOLS,
-    "tools": _TOOLS,
     "use_beam_search": _BEAMS,
-    "web_search_options": _TOOLS,
+    "web_search_options": "is not supported: only functions are served",
 }
 """What an error says of a field when there is more to say than that it is not supported."""
 

@@ -5,6 +5,7 @@ Every function takes the address with `/v1` and the model's name, and raises whe
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -57,6 +58,37 @@ def openai_responses(base: str, model: str) -> None:
     _require(events[-1].type in ("response.completed", "response.incomplete"), "an end")
     with client.responses.stream(model=model, input=QUESTION, max_output_tokens=16) as stream:
         _require(len(list(stream)) > 4, "events")
+
+
+def openai_tools(base: str, model: str) -> None:
+    """A loop with two tools: each is called once, whole and streamed, and its result goes back; then text is wanted."""
+    import openai
+
+    client = openai.OpenAI(base_url=base, api_key=KEY, max_retries=0)
+    digit = {"type": "integer", "minimum": 0, "maximum": 9}
+    add = {"type": "object", "properties": {"a": digit, "b": digit}, "required": ["a", "b"]}
+    tools: Any = [
+        {"type": "function", "function": {"name": "add", "parameters": {**add, "additionalProperties": False}}},
+        {"type": "function", "function": {"name": "now", "description": "The time of day"}},
+    ]
+    messages: Any = [{"role": "user", "content": "2 + 3?"}]
+    settings: Any = {"model": model, "tools": tools, "parallel_tool_calls": False, "max_tokens": 150, "seed": 5}
+    choices: Any = ["required", {"type": "function", "function": {"name": "add"}}]
+    for choice in choices:
+        answer = client.chat.completions.create(messages=messages, tool_choice=choice, **settings)
+        with client.chat.completions.stream(messages=messages, tool_choice=choice, **settings) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        _require(answer.choices[0].finish_reason == streamed.finish_reason == "tool_calls", "calls")
+        message = answer.choices[0].message
+        (call,), (same,) = message.tool_calls or [], streamed.message.tool_calls or []
+        _require(call.function.name == same.function.name, "the same function, streamed")
+        _require(call.function.arguments == same.function.arguments, "the same arguments, streamed")
+        arguments = json.loads(call.function.arguments)
+        _require(arguments.keys() == ({"a", "b"} if call.function.name == "add" else set()), "valid arguments")
+        messages.append(message)
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": str(sum(arguments.values()))})
+    last = client.chat.completions.create(model=model, messages=messages, tools=tools, tool_choice="none", max_tokens=8)
+    _require(last.choices[0].message.content is not None and not last.choices[0].message.tool_calls, "text at the end")
 
 
 def openai_models_and_errors(base: str, model: str) -> None:
@@ -114,6 +146,7 @@ LIBRARIES = {
     "openai: completions": openai_completions,
     "openai: responses": openai_responses,
     "openai: models and errors": openai_models_and_errors,
+    "openai: tools": openai_tools,
     "langchain-openai": langchain,
     "litellm": litellm,
     "llama-index": llama_index,

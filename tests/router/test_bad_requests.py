@@ -61,7 +61,7 @@ FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
     ("36", CHAT, {"messages": [{"role": "user", "content": "x" * (2**20 + 1)}]}, "messages[0].content"),
     ("38", COMPLETIONS, {"prompt": [320]}, "prompt"),
     ("67", CHAT, {"kv_transfer_params": {"remote_host": "10.0.0.1"}}, "kv_transfer_params"),
-    ("41", CHAT, {"tools": [{"type": "function"}]}, "tools"),
+    ("41", CHAT, {"functions": [{"name": "f"}]}, "functions"),
     ("41", CHAT, {"chat_template": "{{ x }}"}, "chat_template"),
     ("42", CHAT, {"stream": "true"}, "stream"),
     ("44", CHAT, {"temperature": 2.1}, "temperature"),

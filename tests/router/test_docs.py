@@ -97,7 +97,7 @@ async def test_the_document_has_the_ranges_that_are_checked(document: dict[str, 
 
 
 async def test_a_field_that_is_not_supported_lists_the_values_that_are_taken(document: dict[str, Any]) -> None:
-    assert _fields(document, "ChatCompletionRequest")["tools"]["enum"] == [None, []]
+    assert _fields(document, "ChatCompletionRequest")["functions"]["enum"] == [None, []]
     assert _fields(document, "ResponsesRequest")["n"]["enum"] == [None, 1]
 
 

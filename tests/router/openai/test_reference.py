@@ -10,8 +10,10 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from router.openai import field_docs
 from router.openai.ignored import INTERNAL
+from router.openai.messages import Message
 from router.openai.reference import rows_of, with_tables
-from router.openai.schemas import ChatCompletionRequest, CompletionRequest, Message, StreamOptions, Strict
+from router.openai.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
+from router.openai.strict_model import Strict
 
 PAGE = Path(__file__).parents[3] / "docs" / "api.md"
 

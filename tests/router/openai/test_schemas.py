@@ -57,6 +57,18 @@ def _part(**members: Any) -> dict[str, Any]:
     return _message(role="user", content=[{"type": "text", "text": "x"}, members])
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+FUNCTION = "messages[1].tool_calls[0].function"
+
+
+def _call(**members: Any) -> dict[str, Any]:
+    return {**CALL, "function": {"name": "f", "arguments": "{}", **members}}
+
+
+def _tool(**members: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "f", **members}}]}
+
+
 BOTH = [
     # 29, 31: model
     ({"model": ABSENT}, "model", INVALID),
@@ -196,8 +208,17 @@ CHAT = [
     (_message(role="user", content=5), "messages[1].content", INVALID),
     (_message(role="user", content=[]), "messages[1].content", INVALID),
     (_message(role="user", content=[5]), "messages[1].content[0]", INVALID),
-    (_message(role="tool", content="x", tool_call_id="1"), "messages[1].role", UNSUPPORTED),
-    (_message(role="assistant", content="x", tool_calls=[{"id": "1"}]), "messages[1].tool_calls", UNSUPPORTED),
+    (_message(role="tool", content="x"), "messages[1].tool_call_id", INVALID),
+    (_message(role="user", content="x", tool_call_id="1"), "messages[1].tool_call_id", INVALID),
+    (_message(role="user", content="x", tool_calls=[CALL]), "messages[1].tool_calls", INVALID),
+    (_message(role="assistant", content="x", tool_calls={}), "messages[1].tool_calls", INVALID),
+    (_message(role="assistant", tool_calls=[CALL, {"id": "1"}]), "messages[1].tool_calls[1].function", INVALID),
+    (_message(role="assistant", tool_calls=[{**CALL, "id": 5}]), "messages[1].tool_calls[0].id", INVALID),
+    (_message(role="assistant", tool_calls=[{**CALL, "type": "x"}]), "messages[1].tool_calls[0].type", INVALID),
+    (_message(role="assistant", tool_calls=[{**CALL, "x": 1}]), "messages[1].tool_calls[0].x", UNKNOWN),
+    (_message(role="assistant", tool_calls=[_call(arguments={})]), f"{FUNCTION}.arguments", INVALID),
+    (_message(role="assistant", tool_calls=[_call(name=None)]), f"{FUNCTION}.name", INVALID),
+    (_message(role="assistant", tool_calls=[]), "messages[1].content", INVALID),
     (_part(type="image_url", image_url={"url": "http://x"}), "messages[1].content[1].type", UNSUPPORTED),
     (_part(type="hologram"), "messages[1].content[1].type", UNSUPPORTED),
     (_part(text="x"), "messages[1].content[1].type", INVALID),
@@ -206,8 +227,28 @@ CHAT = [
     (_message(role="user", content="x" * (MAX_TEXT_CHARS + 1)), "messages[1].content", "string_above_max_length"),
     (_message(role="user", content="x" * MAX_TEXT_CHARS), "messages", "string_above_max_length"),
     # 41: known, unsupported
-    ({"tools": [{"type": "function"}]}, "tools", UNSUPPORTED),
-    ({"tool_choice": "required"}, "tool_choice", UNSUPPORTED),
+    # tools
+    ({"tools": {}}, "tools", INVALID),
+    ({"tools": ["f"]}, "tools[0]", INVALID),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", INVALID),
+    ({"tools": [{"type": "custom"}]}, "tools[0].type", UNSUPPORTED),
+    (_tool(name="a b"), "tools[0].function.name", INVALID),
+    (_tool(description=5), "tools[0].function.description", INVALID),
+    (_tool(parameters=[]), "tools[0].function.parameters", INVALID),
+    (_tool(parameters={"type": "string"}), "tools[0].function.parameters", INVALID),
+    (_tool(strict="yes"), "tools[0].function.strict", INVALID),
+    (_tool(color="red"), "tools[0].function.color", UNKNOWN),
+    ({"tools": _tool()["tools"] * 2}, "tools[1].function.name", INVALID),
+    ({"tools": _tool()["tools"] * 129}, "tools", INVALID),
+    (_tool(description="x" * MAX_TEXT_CHARS), "tools", "string_above_max_length"),
+    ({"tool_choice": "required"}, "tool_choice", INVALID),
+    ({**_tool(), "tool_choice": "any"}, "tool_choice", INVALID),
+    ({**_tool(), "tool_choice": {"type": "function"}}, "tool_choice.function.name", INVALID),
+    ({**_tool(), "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", INVALID),
+    ({**_tool(), "parallel_tool_calls": 1}, "parallel_tool_calls", INVALID),
+    ({**_tool(), "tool_choice": "required", "guided_json": {}}, "tools", INVALID),
+    ({**_tool(parameters={"enum": ["x" * 2**17]}), "tool_choice": "required"}, "tools", "string_above_max_length"),
+    ({"include_reasoning": "no"}, "include_reasoning", INVALID),
     ({"functions": [{}]}, "functions", UNSUPPORTED),
     ({"audio": {}}, "audio", UNSUPPORTED),
     ({"modalities": ["text", "audio"]}, "modalities", UNSUPPORTED),

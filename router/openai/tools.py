@@ -1,0 +1,227 @@
+"""The fields by which a request offers functions and says whether they are to be called.
+
+Owns their shapes, and the grammar that makes an answer a call: an array of calls for `required`, the arguments alone
+for a named function. That grammar is the same for every model, whatever its own format of calls is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, PlainValidator, WithJsonSchema, model_validator
+
+from engine.text.answers.formats import CallsWanted
+from router.openai.fields import MAX_TEXT_CHARS, TOO_LONG, UNSUPPORTED, field_error
+from router.openai.strict_json import shown
+from router.openai.structured import AskedGrammar
+from wire.errors import InvalidRequest
+from wire.grammar import Grammar
+
+MAX_TOOLS = 128
+NONE, AUTO, REQUIRED = "none", "auto", "required"
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
+_FUNCTION_MEMBERS = ("name", "description", "parameters", "strict")
+_REFERENCE = "$ref"
+_DATA = ("const", "enum", "default", "examples")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """`mode`: none, auto or required. `name`: the one function that has to be called."""
+
+    mode: str
+    name: str = ""
+
+
+def read_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
+    """`[{"type": "function", "function": {"name", "description", "parameters", "strict"}}, ...]`, as it came."""
+    if not isinstance(value, list):
+        raise field_error("must be a list of tools")
+    if len(value) > MAX_TOOLS:
+        raise field_error(f"holds more than {MAX_TOOLS} tools")
+    tools = tuple(_read_tool(tool, (index,)) for index, tool in enumerate(value))
+    names = [tool["function"]["name"] for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise field_error("is the name of another tool too", (index, "function", "name"))
+    if len(json.dumps(tools)) > MAX_TEXT_CHARS:
+        raise field_error(f"hold more than {MAX_TEXT_CHARS} characters together", (), TOO_LONG)
+    return tools
+
+
+def _read_tool(tool: Any, path: tuple[str | int, ...]) -> Mapping[str, Any]:
+    if not isinstance(tool, dict):
+        raise field_error("must be an object", path)
+    if tool.get("type") != "function":
+        raise field_error("must be 'function': no other tools are served", (*path, "type"), UNSUPPORTED)
+    for name in tool:
+        if name not in ("type", "function"):
+            raise field_error("is not a member of a tool", (*path, name), "unknown_parameter")
+    path = (*path, "function")
+    return {"type": "function", "function": read_function(tool.get("function"), path)}
+
+
+def read_function(function: Any, path: tuple[str | int, ...]) -> Mapping[str, Any]:
+    """One function, without its members that are null; one without parameters takes none, which templates see."""
+    if not isinstance(function, dict):
+        raise field_error("must be an object", path)
+    members = {name: member for name, member in function.items() if member is not None}
+    for name in members:
+        if name not in _FUNCTION_MEMBERS:
+            raise field_error("is not a member of a function", (*path, name), "unknown_parameter")
+    name = members.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise field_error("must be 1 to 128 letters, digits, '_', '-' or '.'", (*path, "name"))
+    if not isinstance(members.get("description", ""), str):
+        raise field_error("must be a string", (*path, "description"))
+    if not isinstance(members.get("strict", False), bool):
+        raise field_error("must be true or false", (*path, "strict"))
+    parameters = members.get("parameters", {})
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        raise field_error("must be the JSON schema of an object", (*path, "parameters"))
+    return {**members, "parameters": parameters or {"type": "object", "properties": {}}}
+
+
+def read_tool_choice(value: Any) -> ToolChoice:
+    """`"none"`, `"auto"`, `"required"`, or `{"type": "function", "function": {"name": ...}}`."""
+    if isinstance(value, str):
+        if value not in (NONE, AUTO, REQUIRED):
+            raise field_error(f"must be 'none', 'auto', 'required' or a function, not {shown(value)}")
+        return ToolChoice(value)
+    if not isinstance(value, dict) or value.get("type") != "function":
+        raise field_error("must be 'none', 'auto', 'required' or a function")
+    function = value.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise field_error("must be a string", ("function", "name"))
+    return ToolChoice(REQUIRED, function["name"])
+
+
+_FUNCTION = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": f"^{_NAME.pattern}$"},
+        "description": {"type": ["string", "null"]},
+        "parameters": {"type": ["object", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+_TOOL = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+    "required": ["type", "function"],
+    "additionalProperties": False,
+}
+_NAMED = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
+Tools = Annotated[
+    tuple[Mapping[str, Any], ...],
+    PlainValidator(read_tools),
+    WithJsonSchema({"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS}),
+]
+ToolChoiceField = Annotated[
+    ToolChoice,
+    PlainValidator(read_tool_choice),
+    WithJsonSchema({"anyOf": [{"enum": [NONE, AUTO, REQUIRED]}, _NAMED]}),
+]
+
+
+class ToolFields(BaseModel):
+    """The fields of a request that concern tools. Without `tool_choice` the model may call what is offered."""
+
+    tools: Tools = ()
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool = True
+
+    @model_validator(mode="after")
+    def _check_choice(self) -> Self:
+        choice = self.tool_choice
+        if choice is None or choice.mode != REQUIRED:
+            return self
+        if not self.tools:
+            raise field_error("needs tools that could be called", ("tool_choice",))
+        if choice.name and choice.name not in self._schemas():
+            raise field_error(f"names no function of tools: {shown(choice.name)}", ("tool_choice",))
+        return self
+
+    @property
+    def offered_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools that the model is told of."""
+        return () if self.tool_choice is not None and self.tool_choice.mode == NONE else self.tools
+
+    @property
+    def calls_wanted(self) -> CallsWanted:
+        """What is to be found in the answer."""
+        choice = self.tool_choice
+        if not self.offered_tools:
+            return CallsWanted()
+        is_enforced = choice is not None and choice.mode == REQUIRED
+        return CallsWanted(self._schemas(), is_enforced, "" if choice is None else choice.name)
+
+    def tool_grammar(self) -> AskedGrammar | None:
+        """What makes the answer a call; None: it need not be one. Raises a `field_error` when it is too long."""
+        wanted = self.calls_wanted
+        if not wanted.is_enforced:
+            return None
+        if wanted.function:
+            schema = _parameters(wanted.schemas.get(wanted.function, {}))
+        else:
+            schema = _array_of_calls(wanted.schemas, is_one=not self.parallel_tool_calls)
+        try:
+            return AskedGrammar(Grammar.json_schema(schema))
+        except InvalidRequest:
+            raise field_error("hold too long a schema", ("tools",), TOO_LONG) from None
+
+    def _schemas(self) -> dict[str, Mapping[str, Any]]:
+        functions = [tool["function"] for tool in self.tools]
+        return {function["name"]: function["parameters"] for function in functions}
+
+
+def _parameters(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of arguments; a function that names none has none."""
+    found = {"type": "object", **schema}
+    has_none = not found.get("properties") and found.keys() <= {"type", "properties"}
+    return {**found, "additionalProperties": False} if has_none else found
+
+
+def _array_of_calls(schemas: Mapping[str, Mapping[str, Any]], *, is_one: bool) -> dict[str, Any]:
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": name},
+                "parameters": _moved(_parameters(schema), f"#/items/anyOf/{number}/properties/parameters"),
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for number, (name, schema) in enumerate(schemas.items())
+    ]
+    return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **({"maxItems": 1} if is_one else {})}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """`schema` with its references to itself as they are when it stands at `place` of another schema."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        name: place + member[1:]
+        if name == _REFERENCE and isinstance(member, str) and member.startswith("#")
+        else member
+        if name in _DATA
+        else _moved(member, place)
+        for name, member in schema.items()
+    }

@@ -1,0 +1,245 @@
+"""Chats with tools and reasoning: what the template and the nodes get, and how the answer is told apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+import tokenizers
+
+from engine.text.answers.formats import AnswerFormat, ParserNames
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from router.openai.prompts import PromptMaker
+from router.openai.schemas import ChatCompletionRequest
+from tests.router.fake_node import answering
+from tests.router.http_client import Reply, fetch
+from tests.router.rig import MODEL, Server, serving
+from wire.grammar import Grammar
+from wire.messages import Prefill
+
+CHAT = "/v1/chat/completions"
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }}{{ tool.function.parameters | tojson }};{% endfor %}"
+    "{% for message in messages %}[{{ message.role }}]{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments.x }}{% endfor %}"
+    "{{ message.tool_call_id }}{% endfor %}[assistant]{% if enable_thinking %}<think>{% endif %}"
+)
+PARAMETERS = {"type": "object", "properties": {"x": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"type": "integer"}}}
+TOOLS = [
+    {"type": "function", "function": {"name": "double", "description": "2x", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "now"}},
+]
+CALL = '<tool_call>\n{"name": "double", "arguments": {"x": 4}}\n</tool_call>'
+THOUGHT = "<think>\nA sum.\n</think>\n\n"
+BASE: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+async def server(prompts: PromptMaker) -> AsyncIterator[Server]:
+    chat = replace(
+        prompts, template=ChatTemplate({"default": TEMPLATE}, {}), answer_format=AnswerFormat("hermes", "qwen3")
+    )
+    async with serving(chat) as running:
+        yield running
+
+
+async def _answers(server: Server, prompts: PromptMaker, text: str, finish: str = "complete") -> Any:
+    return await server.rig.pair(answering(prompts.tokenizer.encode(text), finish))
+
+
+async def _post(server: Server, **members: Any) -> Reply:
+    return await fetch(server, "POST", CHAT, json.dumps({**BASE, **members}).encode())
+
+
+async def _choice(server: Server, **members: Any) -> dict[str, Any]:
+    reply = await _post(server, **members)
+    assert reply.status == 200, reply.body
+    return reply.json()["choices"][0]  # type: ignore[no-any-return]
+
+
+async def _events(server: Server, **members: Any) -> list[dict[str, Any]]:
+    reply = await _post(server, stream=True, stream_options={"include_usage": True}, **members)
+    lines = reply.body.decode().split("\n\n")
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+def _calls(message: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+
+
+async def test_a_call_and_its_reasoning_are_members_of_the_message(server: Server, prompts: PromptMaker) -> None:
+    await _answers(server, prompts, f"{THOUGHT}Let me see.{CALL}")
+    reply = (await _post(server, tools=TOOLS)).json()
+    (choice,) = reply["choices"]
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert (message["content"], message["reasoning_content"], message["reasoning"]) == ("Let me see.", *["A sum."] * 2)
+    assert _calls(message) == [("double", '{"x": 4}')]
+    assert (message["tool_calls"][0]["type"], len(message["tool_calls"][0]["id"])) == ("function", 9)
+    num_thought = reply["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert 0 < num_thought < reply["usage"]["completion_tokens"] - len(prompts.tokenizer.encode(CALL))
+
+
+async def test_a_stream_joins_to_the_whole_answer(server: Server, prompts: PromptMaker) -> None:
+    await _answers(server, prompts, THOUGHT + CALL + CALL)
+    *events, last = await _events(server, tools=TOOLS, n=2, logprobs=True)
+    whole = await _choice(server, tools=TOOLS)
+    for index in range(2):
+        deltas = [event["choices"][0]["delta"] for event in events if event["choices"][0]["index"] == index]
+        for name in ("reasoning_content", "reasoning"):
+            assert "".join(delta.get(name, "") for delta in deltas) == "A sum."
+        assert "".join(delta.get("content") or "" for delta in deltas) == ""
+        pieces = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        begun = {call["index"]: call["function"]["name"] for call in pieces if "id" in call}
+        arguments = dict.fromkeys(begun, "")
+        for call in pieces:
+            arguments[call["index"]] += call["function"]["arguments"]
+        assert len({call["id"] for call in pieces if "id" in call}) == 2
+        assert list(zip(begun.values(), arguments.values(), strict=True)) == _calls(whole["message"])
+        reasons = [event["choices"][0]["finish_reason"] for event in events if event["choices"][0]["index"] == index]
+        assert [reason for reason in reasons if reason] == ["tool_calls"]
+    assert whole["message"]["content"] is None
+    assert last["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+async def test_token_ids_are_those_of_all_parts(server: Server, prompts: PromptMaker) -> None:
+    text = THOUGHT + CALL
+    await _answers(server, prompts, text)
+    *events, _ = await _events(server, tools=TOOLS, return_token_ids=True)
+    ids = [token for event in events for token in event["choices"][0].get("token_ids", ())]
+    assert ids == prompts.tokenizer.encode(text) == (await _choice(server, return_token_ids=True))["token_ids"]
+
+
+async def test_reasoning_may_be_left_out(server: Server, prompts: PromptMaker) -> None:
+    await _answers(server, prompts, f"{THOUGHT}Four.")
+    assert (await _choice(server, include_reasoning=False))["message"] == {
+        "role": "assistant",
+        "content": "Four.",
+        "refusal": None,
+    }
+    *events, last = await _events(server, include_reasoning=False)
+    assert not [event for event in events if "reasoning" in event["choices"][0]["delta"]]
+    assert last["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+async def test_reasoning_that_the_prompt_begins(server: Server, prompts: PromptMaker) -> None:
+    await _answers(server, prompts, "A sum.</think>Four.")
+    thinking = await _choice(server, chat_template_kwargs={"enable_thinking": True})
+    assert (thinking["message"]["reasoning_content"], thinking["message"]["content"]) == ("A sum.", "Four.")
+    effort = await _choice(server, reasoning_effort="high")
+    assert effort["message"] == thinking["message"]
+    without = await _choice(server, reasoning_effort="none")
+    assert without["message"]["content"] == "A sum.</think>Four."
+
+
+async def test_without_tools_a_marker_is_content(server: Server, prompts: PromptMaker) -> None:
+    await _answers(server, prompts, CALL)
+    variants: list[dict[str, Any]] = [{}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}]
+    for members in variants:
+        choice = await _choice(server, **members)
+        assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
+
+
+async def test_what_is_no_call_is_content(server: Server, prompts: PromptMaker) -> None:
+    text = '<tool_call>\n{"name": "double", "argum'
+    await _answers(server, prompts, text, "length")
+    choice = await _choice(server, tools=TOOLS)
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "length")
+    *events, _ = await _events(server, tools=TOOLS)
+    assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == text
+
+
+async def test_the_template_gets_tools_and_earlier_calls(server: Server, prompts: PromptMaker) -> None:
+    call = {"id": "a1", "type": "function", "function": {"name": "double", "arguments": '{"x": 4}'}}
+    messages = [
+        *BASE["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a1", "content": "8"},
+    ]
+
+    async def rendered(**members: Any) -> str:
+        request = ChatCompletionRequest.model_validate({**BASE, "tools": TOOLS[:1], **members})
+        ids = await server.endpoints.served[MODEL].prompts.chat_prompt(request)
+        return prompts.tokenizer.decode(ids, skip_special_tokens=False)
+
+    tools = f"double{json.dumps(PARAMETERS)};"
+    assert await rendered(messages=messages) == f"{tools}[user]hi[assistant]double4[tool]8a1[assistant]"
+    assert await rendered(tool_choice="none") == "[user]hi[assistant]"
+
+
+def test_a_template_that_joins_texts_gets_arguments_as_text() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    for source, text in (
+        ("{{ 'a' + messages[0].tool_calls[0].function.arguments }}", 'a{"x": 1}'),
+        ("{{ messages[0].content is none }}{{ 'a' + messages[0].tool_calls[0].function.arguments }}", 'Truea{"x": 1}'),
+        ("{{ messages[0].content + 'b' }}", "b"),
+        ("{{ messages[0].content + messages[0].tool_calls[0].function.arguments }}", '{"x": 1}'),
+        ("{{ messages[0].content is none }}{{ messages[0].tool_calls[0].function.arguments.x }}", "True1"),
+    ):
+        assert ChatTemplate({"default": source}, {}).render(messages) == text
+
+
+async def test_a_grammar_makes_calls_where_they_are_required(server: Server, prompts: PromptMaker) -> None:
+    prefill, _ = await _answers(server, prompts, '[{"name": "double", "parameters": {"x": 4}}]')
+    choice = await _choice(server, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    assert (_calls(choice["message"]), choice["finish_reason"]) == ([("double", '{"x": 4}')], "tool_calls")
+    grammar = (await prefill.expect(Prefill)).params.grammar
+    assert grammar is not None
+    schema = json.loads(grammar.text)
+    first, second = schema["items"]["anyOf"]
+    assert (schema["minItems"], schema["maxItems"]) == (1, 1)
+    assert first["properties"]["name"] == {"const": "double"}
+    assert first["properties"]["parameters"]["properties"]["x"] == {
+        "$ref": "#/items/anyOf/0/properties/parameters/$defs/N"
+    }
+    assert second["properties"]["parameters"] == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+async def test_a_named_function_is_called_with_its_arguments(server: Server, prompts: PromptMaker) -> None:
+    prefill, _ = await _answers(server, prompts, '{"x": 4}')
+    named = {"type": "function", "function": {"name": "double"}}
+    choice = await _choice(server, tools=TOOLS, tool_choice=named, reasoning_effort="high")
+    assert (_calls(choice["message"]), choice["finish_reason"]) == ([("double", '{"x": 4}')], "tool_calls")
+    assert (await prefill.expect(Prefill)).params.grammar == Grammar.json_schema(PARAMETERS)
+
+
+async def test_a_schema_that_cannot_be_enforced_is_refused(server: Server) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "foo"}}}}
+    reply = await _post(server, tools=[{"type": "function", "function": function}], tool_choice="required")
+    assert (reply.status, reply.json()["error"]["param"]) == (400, "tools")
+
+
+async def test_markers_that_are_special_tokens_are_seen(prompts: PromptMaker) -> None:
+    backend = tokenizers.Tokenizer.from_str(prompts.tokenizer.definition())
+    backend.add_special_tokens(["<tool_call>", "</tool_call>", "<other>"])
+    special = replace(prompts, tokenizer=Tokenizer(backend), answer_format=AnswerFormat("hermes"))
+    assert special.tokenizer.decode(special.tokenizer.encode("<tool_call>")) == ""
+    async with serving(special) as server:
+        await _answers(server, special, f"Well.<other>{CALL}")
+        choice = await _choice(server, tools=TOOLS)
+        assert (choice["message"]["content"], _calls(choice["message"])) == ("Well.", [("double", '{"x": 4}')])
+        assert "tool_call>" not in (await _choice(server))["message"]["content"]
+
+
+def test_flags_name_parsers_and_auto_looks_at_the_template() -> None:
+    assert ParserNames().format_of("<tool_call></think>") == AnswerFormat("hermes", "qwen3")
+    assert ParserNames("mistral", "none").format_of("<tool_call>") == AnswerFormat("mistral", "none")
+
+
+async def test_the_official_client_streams_calls(server: Server, prompts: PromptMaker) -> None:
+    await _answers(server, prompts, THOUGHT + CALL)
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        tools: Any = TOOLS
+        messages: Any = BASE["messages"]
+        async with client.chat.completions.stream(model=MODEL, messages=messages, tools=tools) as stream:
+            kinds = {event.type async for event in stream}
+            final = await stream.get_final_completion()
+    (call,) = final.choices[0].message.tool_calls or []
+    assert (call.function.name, json.loads(call.function.arguments)) == ("double", {"x": 4})
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
