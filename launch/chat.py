@@ -1,28 +1,35 @@
 """`baton chat`: a conversation with a running router in the terminal.
 
-Owns the conversation and the terminal. Does not know the wire format (`launch.api_client`).
-Invariants: the messages sent always alternate between user and assistant, whatever failed or was stopped before; no
-control character of an answer reaches the terminal.
+Owns the terminal: its lines, its history and its colours. Does not know the wire format (`launch.api_client`), the
+messages (`launch.conversation`) or what a command does (`launch.chat_commands`).
+Invariant: no control character of an answer reaches the terminal.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import signal
 import sys
 import unicodedata
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
-from launch.api_client import ApiClient, chat_body
+from launch.api_client import ApiClient
+from launch.chat_commands import ChatCommands
+from launch.conversation import Conversation
 from program.command_line import CommandParser
 from program.settings import add_flags, check_file_keys, resolve, setting
-from wire.errors import RequestFailed
+from wire.errors import BatonError
 
-PROMPT = "> "
-HELP = "/reset forgets the conversation, /exit leaves, Ctrl-C stops an answer"
-TOKEN_LIMIT_NOTE = "(the answer was cut off at the token limit)"
+PROMPT, CONTINUED = "> ", ". "
+HINT = "/help lists the commands, Ctrl-C stops an answer, /exit leaves"
+MAX_HISTORY = 1000
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+_QUOTE = '"""'
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,79 +41,61 @@ class ChatSettings:
     system: str = setting("", "system prompt")
     max_tokens: int | None = setting(None, "longest answer in tokens")
     temperature: float | None = setting(None, "sampling temperature")
+    no_history: bool = setting(False, "do not keep what you type for the next time")
     api_key: str = setting("", "API key; better given as BATON_API_KEY, which no process list shows")
 
 
-class Conversation:
-    """The messages so far, and the next answer."""
+class Screen:
+    """Where answers are shown. On a terminal that can, reasoning and notes are dimmed; where the output is no terminal
+    there is only the answer itself."""
 
-    def __init__(self, client: ApiClient, model: str, settings: ChatSettings) -> None:
-        self._client = client
-        self._model = model
-        self._settings = settings
-        self._messages: list[dict[str, str]] = []
-        self.reset()
+    def __init__(self, is_terminal: bool, environment: Mapping[str, str]) -> None:
+        self._is_terminal = is_terminal
+        can_dim = is_terminal and not environment.get("NO_COLOR") and environment.get("TERM", "dumb") != "dumb"
+        self._dim, self._plain = (_DIM, _PLAIN) if can_dim else ("", "")
 
-    def reset(self) -> None:
-        """Forget everything but the system prompt."""
-        system = self._settings.system
-        self._messages = [{"role": "system", "content": system}] if system else []
-
-    def answer(self, text: str) -> Generator[str]:
-        """Send one user turn and yield the answer as it comes.
-
-        The turn stays in the conversation with as much of the answer as was read; without any it is forgotten.
-        Raises `RequestFailed`.
-        """
-        parts: list[str] = []
-        self._messages.append({"role": "user", "content": text})
-        settings = self._settings
-        body = chat_body(self._model, self._messages, settings.max_tokens, settings.temperature)
+    def show(self, conversation: Conversation, text: str) -> None:
+        """Send `text` and show the answer as it comes, then how fast it came. Raises `RequestFailed`."""
+        was_reasoning = False
         try:
-            with closing(self._client.stream_chat(body)) as chunks:
-                for chunk in chunks:
-                    content, finish_reason = read_chunk(chunk)
-                    parts.append(content)
-                    yield content
-                    if finish_reason == "length":
-                        yield f"\n{TOKEN_LIMIT_NOTE}"
+            with closing(conversation.answer(text)) as parts:
+                for part in parts:
+                    if part.is_reasoning != was_reasoning and part.text:
+                        self._write("\n" if was_reasoning and self._is_terminal else "")
+                        was_reasoning = part.is_reasoning
+                    if part.is_reasoning and self._is_terminal:
+                        self._write(f"{self._dim}{printable(part.text)}{self._plain}")
+                    elif not part.is_reasoning:
+                        self._write(printable(part.text))
         finally:
-            if any(parts):
-                self._messages.append({"role": "assistant", "content": "".join(parts)})
-            else:
-                self._messages.pop()
+            self._write("\n")
+        self.note(f"({conversation.figures.describe()})")
 
+    def note(self, text: str) -> None:
+        """Show a line that is no part of an answer."""
+        if self._is_terminal and text != "()":
+            print(f"{self._dim}{text}{self._plain}")
 
-def read_chunk(chunk: dict[str, object]) -> tuple[str, str]:
-    """Text and finish reason of one chunk, "" for what it does not have."""
-    match chunk:
-        case {"choices": [{**choice}]}:
-            pass
-        case _:
-            return "", ""  # a chunk with the usage only
-    match choice:
-        case {"delta": {"content": str(content)}}:
-            pass
-        case _:
-            content = ""
-    reason = choice.get("finish_reason")
-    return content, reason if isinstance(reason, str) else ""
+    @staticmethod
+    def _write(text: str) -> None:
+        if text:
+            print(text, end="", flush=True)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Talk until the end of the input; returns the exit status. Raises `RequestFailed` when no model can be found."""
+    """Talk until the end of the input; returns the exit status. Raises `BatonError` when no model can be found, and in
+    a conversation without a terminal at its first error."""
     settings = _parse(arguments)
     client = ApiClient(settings.url, settings.api_key)
     model = settings.model or client.models()[0]
-    conversation = Conversation(client, model, settings)
+    conversation = Conversation(client, model, settings.system, settings.max_tokens, settings.temperature)
     if not sys.stdin.isatty():
         return _answer_lines(conversation)
-    import readline  # noqa: F401  gives input() its line editing and history
-
+    _set_up_lines(keep=not settings.no_history)
     # a shell starts background jobs with Ctrl-C ignored, and what they start inherits that
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    print(f"{model} at {settings.url}. {HELP}.")
-    return _talk(conversation)
+    print(f"{model} at {settings.url}. {HINT}.")
+    return _talk(conversation, Screen(sys.stdout.isatty(), os.environ))
 
 
 def _parse(arguments: Sequence[str]) -> ChatSettings:
@@ -118,61 +107,106 @@ def _parse(arguments: Sequence[str]) -> ChatSettings:
     return resolve(ChatSettings, flags, os.environ)
 
 
-def _talk(conversation: Conversation) -> int:
+def _set_up_lines(keep: bool) -> None:
+    """Give `input` its line editing, and the history of earlier conversations: a file that only its owner may read."""
+    import readline
+
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    if not keep:
+        return
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    path = Path(state).expanduser() / "baton" / "chat_history"
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        readline.read_history_file(path)
+    readline.set_history_length(MAX_HISTORY)
+
+    def write() -> None:
+        with contextlib.suppress(OSError):  # a folder that cannot be written: this conversation is not remembered
+            readline.write_history_file(path)
+
+    atexit.register(write)
+
+
+def _talk(conversation: Conversation, screen: Screen) -> int:
+    commands = ChatCommands(conversation)
     while True:
         try:
-            text = input(PROMPT).strip()
+            text = _read_message()
         except EOFError:
             print()
             return 0
         except KeyboardInterrupt:
             print()
             raise
-        match text:
-            case "":
-                continue
-            case "/exit":
-                return 0
-            case "/reset":
-                conversation.reset()
-                print("forgotten")
-            case "/help":
-                print(HELP)
-            case _ if text.startswith("/"):
-                print(f"unknown command {text}. {HELP}")
-            case _:
-                _show_answer_or_error(conversation, text)
+        if text == "/exit":
+            return 0
+        if text:
+            _answer_or_explain(commands, conversation, screen, text)
 
 
-def _show_answer_or_error(conversation: Conversation, text: str) -> None:
+def _read_message() -> str:
+    """What the person types, which may be several lines. Raises `EOFError`."""
+    return join_lines(_typed_lines())
+
+
+def _typed_lines() -> Iterator[str]:
+    yield input(PROMPT)
+    while True:
+        yield input(CONTINUED)
+
+
+def join_lines(lines: Iterator[str]) -> str:
+    """The next message of `lines`, as the help of the commands says. An end within a message ends it too."""
+    first = next(lines).strip()
+    if first.startswith(_QUOTE):
+        text = first.removeprefix(_QUOTE)
+        with contextlib.suppress(EOFError, StopIteration):
+            while not text.rstrip().endswith(_QUOTE):
+                text += "\n" + next(lines)
+        return text.rstrip().removesuffix(_QUOTE).strip("\n")
+    parts = [first]
+    with contextlib.suppress(EOFError, StopIteration):
+        while parts[-1].endswith("\\"):
+            parts[-1] = parts[-1].removesuffix("\\")
+            parts.append(next(lines).rstrip())
+    return "\n".join(parts)
+
+
+def _answer_or_explain(commands: ChatCommands, conversation: Conversation, screen: Screen, text: str) -> None:
     try:
-        _show_answer(conversation, text)
-    except RequestFailed as error:
+        reply = commands.run(text)
+        if reply is None and text.startswith("/") and "\n" not in text:
+            print(f"unknown command {text.split()[0]}. {HINT}")
+        elif reply is None:
+            screen.show(conversation, commands.with_file(text))
+        elif reply.asks:
+            screen.show(conversation, reply.asks)
+        else:
+            print(printable(reply.says))
+    except BatonError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
     except KeyboardInterrupt:
-        print("\n(stopped)")
+        print("(stopped)")
 
 
 def _answer_lines(conversation: Conversation) -> int:
     """One line of the input is one turn; the first error ends the conversation."""
+    commands, screen = ChatCommands(conversation), Screen(False, os.environ)
     for line in sys.stdin:
         match line.strip():
             case "":
                 continue
             case "/exit":
                 return 0
-            case "/reset":
-                conversation.reset()
             case text:
-                _show_answer(conversation, text)
+                reply = commands.run(text)
+                if reply is None:
+                    screen.show(conversation, commands.with_file(text))
+                elif reply.asks:
+                    screen.show(conversation, reply.asks)
     return 0
-
-
-def _show_answer(conversation: Conversation, text: str) -> None:
-    with closing(conversation.answer(text)) as parts:
-        for part in parts:
-            print(printable(part), end="", flush=True)
-        print()
 
 
 def printable(text: str) -> str:

@@ -24,6 +24,9 @@ from router.openai.errors import error_body, http_layer_body, retry_after, statu
 from router.openai.responses import json_bytes
 from router.openai.tokenizing import Tokenizing
 from router.operations import Operations
+from router.page.last_ends import LastEnds
+from router.page.relay_view import RelayView
+from router.page.serving import Page
 from router.request_ids import REQUEST_ID, choose_request_id
 from router.request_log import DEFAULT_NUM_KEPT, Observer, RequestLog, log_request
 from router.settings import RouterSettings
@@ -47,10 +50,10 @@ def build_app(
 
     Raises `InvalidSetting` when the settings of cross-origin requests do not fit.
     """
-    requests = RequestLog(
-        DEFAULT_NUM_KEPT if settings.enable_debug_endpoints else 0,
-        [*observers, log_request] if settings.enable_log_requests else observers,
-    )
+    ends = LastEnds()
+    of_page = [] if settings.no_page else [ends.note]
+    of_log = [log_request] if settings.enable_log_requests else []
+    requests = RequestLog(DEFAULT_NUM_KEPT if settings.enable_debug_endpoints else 0, [*observers, *of_page, *of_log])
     app = web.Application(middlewares=[_envelope, requests.middleware()], client_max_size=limits.max_body_bytes)
     app[HTTP_LIMITS] = limits
     app.on_response_prepare.append(_add_request_id)
@@ -78,6 +81,8 @@ def build_app(
     Tokenizing(endpoints).add_routes(app)
     if settings.enable_debug_endpoints:
         DebugEndpoints(requests).add_routes(app)
+    if not settings.no_page:
+        Page(RelayView(endpoints, nodes, requests, metrics, ends)).add_routes(app)
     add_docs(app)
     serve_trailing_slashes(app)
     CorsPolicy(

@@ -58,6 +58,7 @@ class RouterSettings:
     log_level: str = setting("info", "how much is logged", choices=("debug", "info", "warning", "error"))
     log_format: str = setting("text", "lines for people, or one JSON object per line", choices=LOG_FORMATS)
     enable_log_requests: bool = setting(False, "log one line per request when it ends, without its text")
+    no_page: bool = setting(False, "serve no page at /")
     enable_debug_endpoints: bool = setting(False, "serve /debug/requests: ids, nodes and times of recent requests")
 
     @property

@@ -1,4 +1,5 @@
-"""The guard at the door of the HTTP application: no route without a key but those that say whether the router lives.
+"""The guard at the door of the HTTP application: no route without a key but those that say whether the router lives,
+and the static files of the page.
 
 Owns which keys are valid, the account of each, and who a request came from. Once there is a guard, every route is
 denied by default, and so is every path that is no route; `OPEN_ROUTES` are named by the route that aiohttp has matched,
@@ -26,7 +27,10 @@ from wire.errors import InvalidSetting, RateLimited
 from wire.links import is_loopback
 
 IDENTITY: Final = web.RequestKey("identity", Identity)
-OPEN_ROUTES = frozenset({"/health", "/live", "/ready"})
+LIFE_ROUTES = frozenset({"/health", "/live", "/ready"})
+PAGE_FILES = frozenset({"/", "/page/style.css", "/page/page.js", "/page/icon.svg"})
+"""The same bytes for every deployment: the page asks for a key by itself."""
+OPEN_ROUTES = LIFE_ROUTES | PAGE_FILES
 NAME_OF_VARIABLE = "environment"
 INVALID_KEY = "invalid_api_key"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -37,7 +37,7 @@ def openapi_document(routes: Iterable[web.AbstractRoute], title: str = "Baton") 
         if route.resource is None or route.method in ("HEAD", "OPTIONS", "*"):
             continue
         path = route.resource.canonical
-        if path.endswith("/"):
+        if path.endswith("/") and path != "/":
             continue  # the same route without the slash is listed
         doc = ROUTES.get((route.method, path)) or RouteDoc(_summary(route.handler))
         paths.setdefault(path, {})[route.method.lower()] = _operation(route.method, path, doc, schemas)

@@ -53,6 +53,8 @@ ROUTES: dict[tuple[str, str], RouteDoc] = {
         "The token ids of a text or a conversation", TokenizeRequest, statuses=_TEXT
     ),
     ("POST", "/detokenize"): RouteDoc("The text of token ids", DetokenizeRequest, statuses=_TEXT),
+    ("GET", "/"): RouteDoc("A page to chat, and to look at the relay", media_type=HTML),
+    ("GET", "/page/events"): RouteDoc("What the page shows of the relay", media_type=EVENTS, statuses=(503,)),
     ("GET", "/openapi.json"): RouteDoc("This document"),
     ("GET", "/docs"): RouteDoc("This document as a page", media_type=HTML),
 }  # fmt: skip

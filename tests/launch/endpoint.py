@@ -49,6 +49,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         self._send_chunk({"role": "assistant", "content": ""})
+        if wish == "think":
+            self._send_chunk({"reasoning_content": "Let me see"})
+            self._send_chunk({"reasoning": "."})
         self._send_chunk({"content": "You said "})
         if wish == "hang":
             self._wait_for_the_client_to_leave()
@@ -57,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
         elif wish != "break":
             self._send_chunk({"content": f"{wish}."})
             self._send_chunk({}, "length" if wish == "long" else "stop")
-            self._send_data(json.dumps({"choices": [], "usage": {"total_tokens": 7}}))
+            self._send_data(json.dumps({"choices": [], "usage": {"completion_tokens": 7}}))
             self._send_data("[DONE]")
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -97,7 +97,7 @@ async def test_paths_are_served_with_a_slash_at_their_end(server: Server, prompt
         assert (await fetch(server, "GET", path)).status == 200
 
 
-@pytest.mark.parametrize("path", ["//v1/models", "/v1//models", "/v1/models//", "/live//", "//", "/", "/V1/models"])
+@pytest.mark.parametrize("path", ["//v1/models", "/v1//models", "/v1/models//", "/live//", "//", "/V1/models"])
 async def test_other_spellings_of_a_path_stay_unknown(server: Server, path: str) -> None:
     assert (await fetch(server, "GET", path)).status == 404
 

@@ -1,0 +1,34 @@
+"""The requests that ended last, and those of them that something went wrong with.
+
+Owns two short lists. It is an observer of the request log, so it costs once per request and nothing per token; without
+anybody who looks at the page, that is all the page costs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from router.request_trace import CANCELLED, FINISHED, RequestTrace
+
+NUM_ENDED = 12
+NUM_FAILURES = 8
+_UNAUTHORIZED = 401
+_HARMLESS = frozenset({"", FINISHED, CANCELLED})
+
+
+class LastEnds:
+    """See the module. Newest last."""
+
+    def __init__(self) -> None:
+        self.ended: deque[RequestTrace] = deque(maxlen=NUM_ENDED)
+        self.failures: deque[RequestTrace] = deque(maxlen=NUM_FAILURES)
+        """Also requests that were finished by a later attempt. Not those without a valid key: anyone could fill the
+        list with them."""
+
+    def note(self, trace: RequestTrace) -> None:
+        """An observer: this request has ended."""
+        if trace.status == _UNAUTHORIZED:
+            return
+        self.ended.append(trace)
+        if trace.end not in _HARMLESS or any(len(flight.attempts) > 1 for flight in trace.flights):
+            self.failures.append(trace)
