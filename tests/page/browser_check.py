@@ -148,7 +148,10 @@ def browsing() -> Iterator[Browser]:
     assert program is not None, "chromedriver is not installed"
     with ReservedPort("127.0.0.1", 0, "--port") as reserved:
         port = reserved.port
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, running([program, f"--port={port}", "--log-level=SEVERE"]):
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,  # a browser that ends still writes there
+        running([program, f"--port={port}", "--log-level=SEVERE"]),
+    ):
         browser = until("chromedriver", lambda: _try(lambda: Browser(f"http://127.0.0.1:{port}", profile)))
         try:
             yield browser
