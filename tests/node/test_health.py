@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -63,7 +63,8 @@ def test_connections_that_say_nothing_take_a_bounded_number_of_threads(server: H
     before = threading.active_count()
     with ExitStack() as stack:
         idle = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(100)]
-        with pytest.raises((ConnectionError, OSError, http.client.HTTPException)):
+        # connections are taken in their order: all of these were, once this one is answered or refused
+        with suppress(OSError, http.client.HTTPException):
             get(server, "/health")
         assert threading.active_count() - before <= 32
         for connection in idle:
