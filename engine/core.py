@@ -111,11 +111,6 @@ class EngineCore:
         """Longest prompt plus output that fits."""
         return self._scheduler.limits.max_request_tokens
 
-    @property
-    def num_preemptions(self) -> int:
-        """Requests that lost their blocks and were computed again, since the start."""
-        return self._scheduler.num_preemptions
-
     def status(self, loop_age_s: float = 0.0) -> NodeStatus:
         """Load and block counts now."""
         return NodeStatus(

@@ -65,6 +65,8 @@ class _Server(ThreadingHTTPServer):
     """A thread for each connection, for at most `_MAX_CONNECTIONS`; more are closed at once."""
 
     daemon_threads = True
+    # those that wait to be accepted: with the default of 5 a burst of connections waits for seconds, probes among them
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], health: HealthServer) -> None:
         self.health = health

@@ -87,7 +87,7 @@ class Operations:
                 "protocol_version": PROTOCOL_VERSION,
                 "settings": shown_settings(self.settings),
                 "num_requests_running": self.endpoints.relay.num_in_flight,
-                "nodes": [_node_info(node) for node in self.nodes.all()],
+                "nodes": [node_info(node) for node in self.nodes.all()],
             }
         )
 
@@ -117,7 +117,8 @@ def shown_settings(settings: object) -> dict[str, object]:
     }
 
 
-def _node_info(node: Node) -> dict[str, object]:
+def node_info(node: Node) -> dict[str, object]:
+    """What the router knows of a node, as `/server_info` and the page show it."""
     hello, status = node.hello, node.status
     return {
         "id": node.node_id,

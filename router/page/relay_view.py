@@ -14,9 +14,10 @@ from itertools import islice, takewhile
 
 from program.clock import now_us
 from router.metrics import RouterMetrics
-from router.nodes import Node, NodeRegistry
+from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
 from router.openai.responses import json_bytes
+from router.operations import node_info
 from router.page.last_ends import LastEnds
 from router.page.rows import LEGS, PREFILL, QUEUED, TRANSFER, failure_row, leg_of, request_row
 from router.request_log import RequestLog
@@ -65,7 +66,7 @@ class RelayView:
         return {
             "router": self._router(),
             "num_nodes": len(nodes),
-            "nodes": [_node(node) for node in nodes[:MAX_NODES]],
+            "nodes": [node_info(node) for node in nodes[:MAX_NODES]],
             "num_counted": len(running),
             "legs": _count_legs(running),
             "edges": _edges(running),
@@ -85,23 +86,6 @@ class RelayView:
             "num_failed": relay.counters.num_failed,
             "num_retries": relay.counters.num_retries,
         }
-
-
-def _node(node: Node) -> dict[str, object]:
-    status = node.status
-    return {
-        "id": node.node_id,
-        "role": node.role,
-        "model": node.model,
-        "is_leaving": node.is_leaving,
-        "load": node.load,
-        "num_running": status.num_running,
-        "num_waiting": status.num_waiting,
-        "num_blocks": node.hello.num_blocks,
-        "num_free_blocks": status.num_free_blocks,
-        "num_cached_blocks": status.num_cached_blocks,
-        "num_held_blocks": status.num_held_blocks,
-    }
 
 
 def _count_legs(running: Sequence[RequestTrace]) -> dict[str, int]:

@@ -68,7 +68,7 @@ def test_forked_choices_equal_separate_requests_in_little_room(checkpoint: Path,
     del found[key_of("before")]
     assert found == separate(checkpoint, prompt(20), SAMPLED)
     assert num_held(core) == 0
-    assert (core.num_preemptions > 0) == ("num_blocks" in settings)
+    assert (core.status().num_preemptions > 0) == ("num_blocks" in settings)
 
 
 def test_a_choice_without_room_for_its_copy_waits_like_any_request(checkpoint: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_prompt_that_is_computed_again_is_told_once(checkpoint: Path, engines:
     for number in range(5):
         engine.core.add(key_of(number), prompt(14, seed=number), params)
     seen.drive(engine.core)
-    assert engine.core.num_preemptions > 0
+    assert engine.core.status().num_preemptions > 0
     for number in range(5):
         require_equal(seen.known[key_of(number)], checkpoint, prompt(14, seed=number))
 
