@@ -3,7 +3,8 @@
 A flight ends in exactly one way: its last delivery carries a finish reason, or an error is handed to its reader, or its
 reader closes it. When an attempt fails (a node reports it, or a node is lost) the next one carries prompt + emitted
 tokens, and tokens of earlier attempts are recognised by their attempt number and dropped. A handoff that failed twice
-is not tried a third time: the decode node computes the prompt itself.
+is not tried a third time: the decode node computes the prompt itself. A request that nodes may have died of is
+not given to others (`router/suspicion.py`).
 
 A flight whose reader does not keep up is paused: its legs are cancelled, so that others get its place in the batch, and
 the next attempt begins when the reader has taken everything. Its blocks are in the node's prefix cache meanwhile.
@@ -36,6 +37,7 @@ from router.request_trace import begin_flight
 from router.retries import Retries
 from router.routing import Route, Routing
 from router.scored_prompt import ScoredPrompt
+from router.suspicion import Suspicion
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, NoNode, Overloaded, RequestFailed, TransferFailed, remote_error
 from wire.messages import Failed, HandoffFigures, PromptLogprobs, TokenEvent
@@ -105,6 +107,7 @@ class Flight:
         self._has_failed = False
         self._is_paused = False
         self._retries = Retries(context.max_attempts)
+        self._suspicion = Suspicion()
         self._retry: asyncio.TimerHandle | None = None
         self._node_deadline: asyncio.TimerHandle | None = None
         overdue = DeadlineExceeded(f"the request took longer than {context.timeout_s:g} s")
@@ -161,7 +164,7 @@ class Flight:
                 self._attempt_failed(RequestFailed("log probabilities of the prompt were lost"))
                 return
         elif is_of_decode:
-            legs.end_prefill()
+            legs.decode_began()
         try:
             deliveries = journal.record(event)
         except ValueError as error:
@@ -201,6 +204,7 @@ class Flight:
     def on_node_joined(self, epoch: int) -> None:
         """Begin the attempt that has waited for a node."""
         self._retries.is_back(epoch)
+        self._suspicion.is_back(epoch)
         if self._node_deadline is not None:
             self._start_or_wait()
 
@@ -211,7 +215,9 @@ class Flight:
 
     def on_node_lost(self, node: Node, reason: str) -> None:
         """A node is lost; the attempt fails if one of its legs runs there."""
-        if self._needs(node.epoch):
+        legs = self._legs
+        if legs is not None and self._needs(node.epoch):
+            self._suspicion.lost(node, is_suspicious=not legs.has_computed(node.epoch))
             lost = RequestFailed(f"{node.role} node {node.node_id} was lost: {reason}")
             self._attempt_failed(lost, node.epoch)
 
@@ -268,7 +274,9 @@ class Flight:
         lost, if that was the reason."""
         loop = asyncio.get_running_loop()
         delay_s = self._retries.failed(loop.time(), lost_epoch)
-        if not isinstance(error, _RETRYABLE) or not self._retries.allow_another:
+        if self._suspicion.is_certain:
+            error = RequestFailed("nodes were lost again and again as they began to compute this request")
+        if self._suspicion.is_certain or not isinstance(error, _RETRYABLE) or not self._retries.allow_another:
             self.fail(error)
             return
         self._cancel_legs()
@@ -310,6 +318,7 @@ class Flight:
             max_tokens,
             allows_handoff=self._num_transfer_failures < _MAX_TRANSFER_FAILURES,
             computes_all=journal.awaits_prompt,
+            confinement=self._suspicion.confinement,
         )
         forks = tuple(sibling.handoff_id for sibling in siblings)
         attempt = Attempt(self.handoff_id, journal.attempt, request, token_ids, forks)

@@ -82,11 +82,11 @@ _MAX_MISSED = 2
 class Legs:
     """Both legs of one attempt, or the decode leg alone, as one choice sees them; they have just been sent.
     `prefill_load`: what it counts at the prefill node, 0 when another choice counts there. `has_prefilled`: the prefill
-    node has sampled token 1."""
+    node has sampled token 1. `has_decoded`: the decode node has sampled a token."""
 
     def __init__(self, sender: ControlSender, route: Route, cancel: Cancel, prefill_load: int) -> None:
         self.decode_epoch = route.decode.epoch
-        self.has_prefilled = False
+        self.has_prefilled = self.has_decoded = False
         self._sent = {node.epoch: node.session.sent for node in (route.decode, route.prefill) if node is not None}
         self._num_missed = dict.fromkeys(self._sent, 0)
         self._sender = sender
@@ -118,8 +118,17 @@ class Legs:
         self._num_missed[node.epoch] += 1
         return self._num_missed[node.epoch] >= _MAX_MISSED
 
-    def end_prefill(self) -> None:
+    def has_computed(self, epoch: int) -> bool:
+        """Whether the node of that epoch has said anything of its leg."""
+        return self.has_decoded if epoch == self.decode_epoch else self.has_prefilled
+
+    def decode_began(self) -> None:
         """The decode node generates, so it has the KV: the prefill leg is over."""
+        self.has_decoded = True
+        if self._prefill is not None:
+            self._end_prefill()
+
+    def _end_prefill(self) -> None:
         if self._prefill is not None:
             self._prefill.load -= self._prefill_load
             self._prefill = None
@@ -127,7 +136,7 @@ class Legs:
     def cancel(self) -> None:
         """Cancel the legs that still run; those of other choices go on. Does nothing the second time."""
         nodes = [node for node in (self._prefill, self._decode) if node is not None]
-        self.end_prefill()
+        self._end_prefill()
         if self._decode is not None:
             self._decode.load -= 1
             self._decode = None
