@@ -72,6 +72,8 @@ async def _run_faults(
             timeline.found(finding)
         elif asked.message:
             excused[checks.excuse(asked, injector.happened)] += 1
+        if gap := checks.long_gap(asked):
+            timeline.note(gap)
 
     load = Load(entries, session, deployment.url, settings.seed, done)
     load.start(settings.num_clients)

@@ -9,8 +9,8 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 
 import psutil
 
@@ -24,6 +24,7 @@ ROUTER_SILENT_S = 8.0
 _AFTER_ROUTER_S = 10.0
 """So long after a fault of the router, connections of before may still break."""
 _AFTER_FAULT_S = 6.0
+_LONG_GAP_S = 4.0
 GAP_S = 0.4
 """A shorter time between two tokens is no gap: steps of a busy machine take as long."""
 _QUIET_S, _LOOK_S = 90.0, 0.5
@@ -80,13 +81,24 @@ async def watch_progress(
                 found(f"no progress for {silent_s:.1f} s: {asked}")
 
 
+def long_gap(asked: Asked) -> str:
+    """The longest gap of a request that has ended, in words; "" if it is short."""
+    gap_s, end_s = max(((after_s - before_s, after_s) for before_s, after_s in _gaps(asked)), default=(0.0, 0.0))
+    ago_s = time.monotonic() - end_s
+    return f"gap of {gap_s:.1f} s that ended {ago_s:.1f} s ago: {asked}" if gap_s > _LONG_GAP_S else ""
+
+
+def _gaps(asked: Asked) -> Iterator[tuple[float, float]]:
+    """The waits of each choice for its next tokens, from the asking on."""
+    return chain.from_iterable(pairwise([asked.begun_s, *moments]) for moments in asked.moments_s)
+
+
 def gaps_by_kind(asked: Sequence[Asked], happened: Sequence[Happened]) -> Mapping[str, list[float]]:
     """The gaps of all streams in seconds, by the kind of the fault that fell into them or ended shortly before. Where
     several did, the router's counts, and otherwise they are "several"."""
     found: dict[str, list[float]] = defaultdict(list)
     for each in asked:
-        moments = each.moments_s
-        for before_s, after_s in pairwise(moments):
+        for before_s, after_s in _gaps(each):
             if after_s - before_s < GAP_S:
                 continue
             hit = {

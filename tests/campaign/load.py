@@ -27,7 +27,7 @@ WELL, LEFT, ERROR, REFUSED, BROKEN, WRONG = "well", "left", "error", "refused", 
 @dataclass(slots=True)
 class Asked:
     """One request of a client. `end`: how it ended, one of the words above, "" while it runs. `moments_s`: when tokens
-    came, by `time.monotonic()`."""
+    of each choice came, by `time.monotonic()`."""
 
     number: int
     entry: Entry
@@ -37,13 +37,17 @@ class Asked:
     ended_s: float | None = None
     end: str = ""
     message: str = ""
-    moments_s: list[float] = field(default_factory=list)
+    moments_s: list[list[float]] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
 
     @property
     def last_s(self) -> float:
-        """When it last made progress."""
-        return self.moments_s[-1] if self.moments_s else self.begun_s
+        """When that of its unfinished choices last made progress that has waited longest."""
+        unfinished = zip(self.choices, self.moments_s, strict=False)
+        lasts_s = [
+            moments[-1] if moments else self.begun_s for choice, moments in unfinished if not choice.finish_reason
+        ]
+        return min(lasts_s, default=self.begun_s)
 
     def __str__(self) -> str:
         num_tokens = sum(len(choice.token_ids) for choice in self.choices)
@@ -135,6 +139,7 @@ class Load:
 
     async def _ask_stream(self, asked: Asked, body: Body, leave_after: int) -> None:
         asked.choices = [Choice() for _ in asked.entry.choices]
+        asked.moments_s = [[] for _ in asked.choices]
         async with self._session.post(self._url, json=body | {"stream": True}) as answer:
             asked.request_id = answer.headers.get("x-request-id", "")
             if answer.status != 200:
@@ -172,7 +177,7 @@ class Load:
             if choice.token_ids[num_before:] != expected.token_ids[num_before:num_now]:
                 raise Wrong(_difference(each["index"], choice, expected))
             if num_now > num_before:
-                asked.moments_s.append(time.monotonic())
+                asked.moments_s[each["index"]].append(time.monotonic())
                 self.num_tokens += num_now - num_before
         return False
 
