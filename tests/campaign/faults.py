@@ -203,6 +203,8 @@ async def _stop_for(program: Program, lasts_s: float, share: float) -> None:
 def _kill_agents(member: Member) -> None:
     if member.running is None:
         return
+    if not member.is_ready:
+        member.is_meant_to_end = True  # a node does not start without its agent
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(member.running.process.pid).children(recursive=True):
             if any(_AGENT in word for word in child.cmdline()):
