@@ -38,6 +38,7 @@ class LinkProxy:
         self.num_bytes = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
 
     @property
     def port(self) -> int:
@@ -49,14 +50,16 @@ class LinkProxy:
 
     async def start(self) -> None:
         """Listen."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
 
     async def close(self) -> None:
         """End all connections and stop listening."""
-        self.reset()
         if self._server is not None:
             self._server.close()
-            await self._server.wait_closed()
+        self.reset()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     def reset(self) -> None:
         """Reset every connection."""
@@ -66,6 +69,11 @@ class LinkProxy:
     def heal(self) -> None:
         """The link is well again; connections that are left go on."""
         self.state = LinkState()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1

@@ -110,7 +110,7 @@ def plan(settings: CampaignSettings, *, has_private_shm: bool) -> list[Fault]:
     hit_until_s = dict.fromkeys([*nodes, *decodes], 0.0)
     for number, at_s in enumerate(sorted(rng.uniform(0, settings.minutes * 60) for _ in range(settings.num_faults))):
         kind = rng.choices(kinds, [_WEIGHTS[kind] for kind in kinds])[0]
-        low_s, high_s = _LASTS_S[kind]
+        low_s, high_s = (min(lasts_s, settings.longest_s) for lasts_s in _LASTS_S[kind])
         lasts_s = math.exp(rng.uniform(math.log(low_s), math.log(high_s))) if high_s else 0.0
         link = rng.choice(("control", "peer")) if kind in _ON_LINKS else ""
         target = _target(rng, kind, nodes, decodes, hit_until_s, at_s)

@@ -34,7 +34,7 @@ class CampaignSettings:
     """What to run. Two campaigns with the same settings ask the same requests and plan the same faults.
 
     `step_s`: how long a step of a node takes at least, so that streams last long enough to be hit. `stall_s`: for how
-    long a stream may make no progress while the router runs.
+    long a stream may make no progress while the router runs. `longest_s`: no fault lasts longer.
     """
 
     num_faults: int
@@ -48,6 +48,7 @@ class CampaignSettings:
     num_requests: int
     step_s: float
     stall_s: float
+    longest_s: float
     max_tokens: int
     max_attempts: int
     kinds: tuple[str, ...]
@@ -60,8 +61,8 @@ class CampaignSettings:
             f"python -m tests.campaign --faults {self.num_faults} --minutes {self.minutes:g} --seed {self.seed}"
             f" --prefill {self.num_prefill} --decode {self.num_decode} --transport {self.transport}"
             f" --dtype {self.dtype} --clients {self.num_clients} --requests {self.num_requests}"
-            f" --step-ms {self.step_s * 1e3:g} --stall-s {self.stall_s:g} --max-tokens {self.max_tokens}"
-            f" --max-attempts {self.max_attempts} --kinds {','.join(self.kinds)}"
+            f" --step-ms {self.step_s * 1e3:g} --stall-s {self.stall_s:g} --longest-s {self.longest_s:g}"
+            f" --max-tokens {self.max_tokens} --max-attempts {self.max_attempts} --kinds {','.join(self.kinds)}"
         )
 
 
@@ -79,6 +80,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
     parser.add_argument("--requests", type=int, default=40, help="different requests; each has its reference")
     parser.add_argument("--step-ms", type=float, default=8.0, help="how long a step takes at least")
     parser.add_argument("--stall-s", type=float, default=30.0, help="longest time without progress")
+    parser.add_argument("--longest-s", type=float, default=30.0, help="no fault lasts longer")
     parser.add_argument("--max-tokens", type=int, default=800, help="longest output")
     parser.add_argument("--max-attempts", type=int, default=50, help="of the router")
     parser.add_argument("--kinds", default=",".join(ALL_KINDS), help="kinds of faults, with commas")
@@ -102,6 +104,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         num_requests=flags.requests,
         step_s=flags.step_ms / 1e3,
         stall_s=flags.stall_s,
+        longest_s=flags.longest_s,
         max_tokens=flags.max_tokens,
         max_attempts=flags.max_attempts,
         kinds=kinds,
