@@ -68,17 +68,22 @@ async def _run_faults(
     excused: Counter[str] = Counter()
 
     def done(asked: Asked) -> None:
-        if finding := checks.finding_of(asked, injector.happened):
+        if finding := checks.finding_of(asked, injector.happened, deployment.outages):
             timeline.found(finding)
         elif asked.message:
-            excused[checks.excuse(asked, injector.happened)] += 1
+            excused[checks.excuse(asked, injector.happened, deployment.outages)] += 1
         if gap := checks.long_gap(asked):
             timeline.note(gap)
 
     load = Load(entries, session, deployment.url, settings.seed, done)
     load.start(settings.num_clients)
+
+    def is_excused() -> bool:
+        is_out = bool(deployment.outages) and deployment.outages[-1].ended_s is None
+        return is_out or any(each.fault.is_of_router and each.ended_s is None for each in injector.happened)
+
     watch = asyncio.ensure_future(
-        checks.watch_progress(lambda: load.running, injector.happened, settings.stall_s, timeline.found)
+        checks.watch_progress(lambda: load.running, is_excused, settings.stall_s, timeline.found)
     )
     await asyncio.sleep(_WARM_UP_S)
     await injector.run(plan(settings, has_private_shm=has_private_shm))

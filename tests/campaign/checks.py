@@ -1,6 +1,7 @@
 """What must be true of a campaign: which errors may come, progress, gaps, and quiescence at the end.
 
-Judges; makes nothing happen. Errors are excused by faults of the router only: the schedule leaves a decode node alone.
+Judges; makes nothing happen. Errors are excused by faults of the router, and by `NODE_WAIT_S` without any decode
+node; the schedule always leaves one alone unless all are to be killed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import chain, pairwise
 
 import psutil
 
-from tests.campaign.deployment import Deployment, Footprint, tail
+from tests.campaign.deployment import NODE_WAIT_S, Deployment, Footprint, Outage, tail
 from tests.campaign.faults import Happened
 from tests.campaign.load import BROKEN, ERROR, REFUSED, WRONG, Asked
 from tests.system.harness import Program
@@ -31,9 +32,13 @@ _QUIET_S, _LOOK_S = 90.0, 0.5
 _MORE_FILES, _MORE_THREADS, _MORE_BYTES = 24, 4, 96 * 2**20
 
 
-def excuse(asked: Asked, happened: Iterable[Happened]) -> str:
+def excuse(asked: Asked, happened: Iterable[Happened], outages: Iterable[Outage]) -> str:
     """Why a request may have ended with an error; "" if it may not."""
     ended_s = asked.ended_s or time.monotonic()
+    for outage in outages:
+        lasted_s = min(outage.ended_s or ended_s, ended_s) - max(outage.begun_s, asked.begun_s)
+        if lasted_s > NODE_WAIT_S - 2 * _LOOK_S:
+            return f"no decode node for {lasted_s:.0f} s"
     for each in happened:
         until_s = (each.ended_s or ended_s) + _AFTER_ROUTER_S
         if each.begun_s <= ended_s and until_s >= asked.begun_s:
@@ -44,31 +49,30 @@ def excuse(asked: Asked, happened: Iterable[Happened]) -> str:
     return ""
 
 
-def finding_of(asked: Asked, happened: Iterable[Happened]) -> str:
+def finding_of(asked: Asked, happened: Iterable[Happened], outages: Iterable[Outage] = ()) -> str:
     """What is wrong with how a request ended; "" if nothing is."""
     if asked.end == WRONG:
         return str(asked)
-    if asked.end in (ERROR, REFUSED, BROKEN) and not excuse(asked, happened):
+    if asked.end in (ERROR, REFUSED, BROKEN) and not excuse(asked, happened, outages):
         return str(asked)
     return ""
 
 
 async def watch_progress(
     running: Callable[[], Sequence[Asked]],
-    happened: Sequence[Happened],
+    is_excused: Callable[[], bool],
     stall_s: float,
     found: Callable[[str], None],
 ) -> None:
-    """Report, once each, the requests that make no progress for `stall_s`. Time of a router that is frozen or dead does
-    not count."""
+    """Report, once each, the requests that make no progress for `stall_s`. Time that is
+    excused, because the router is frozen or dead or there is no decode node, does not count."""
     reported: set[int] = set()
     credit_s, last_s = 0.0, time.monotonic()
     credits_s: dict[int, float] = defaultdict(float)
     while True:
         await asyncio.sleep(0.5)
         now_s = time.monotonic()
-        is_excused = any(each.fault.is_of_router and each.ended_s is None for each in happened)
-        credit_s, last_s = (now_s - last_s if is_excused else max(0.0, now_s - last_s - 1.0)), now_s
+        credit_s, last_s = (now_s - last_s if is_excused() else max(0.0, now_s - last_s - 1.0)), now_s
         for asked in running():
             if asked.mode == "whole":
                 continue

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -66,6 +67,14 @@ class Footprint:
         return f"{self.num_files} files, {self.num_threads} threads, {self.num_bytes >> 20} MiB"
 
 
+@dataclass(slots=True)
+class Outage:
+    """A time (`time.monotonic()`) without any decode node. `ended_s` is None while it lasts."""
+
+    begun_s: float
+    ended_s: float | None = None
+
+
 class Deployment:
     """See the module. `note` takes lines for the timeline, `found` what must not happen."""
 
@@ -77,6 +86,7 @@ class Deployment:
         self.is_router_meant_to_end = False
         self.router_delay_s = 0.0
         self.num_deaths = 0
+        self.outages: list[Outage] = []
         self._settings = settings
         self._model = model
         self._note, self._found = note, found
@@ -115,6 +125,7 @@ class Deployment:
             member.is_ready = True
         self._watchers = [asyncio.ensure_future(self._watch(member)) for member in self.members]
         self._watchers.append(asyncio.ensure_future(self._watch_router()))
+        self._watchers.append(asyncio.ensure_future(self._watch_outages()))
 
     async def all_ready(self, timeout_s: float) -> bool:
         """Wait until every node has joined; False if one does not."""
@@ -200,6 +211,18 @@ class Deployment:
             self._note(f"{member.name} has ended with {status}{member.excuse and ': ' + member.excuse}")
             return
         self._found(f"{member.name} ended by itself with {status}:\n{tail(node)}")
+
+    async def _watch_outages(self) -> None:
+        decodes = [member for member in self.members if member.role == "decode"]
+        while True:
+            is_out = not any(member.is_ready and member.running for member in decodes)
+            last = self.outages[-1] if self.outages else None
+            if is_out and (last is None or last.ended_s is not None):
+                self.outages.append(Outage(time.monotonic()))
+            elif not is_out and last is not None and last.ended_s is None:
+                last.ended_s = time.monotonic()
+                self._note(f"there was no decode node for {last.ended_s - last.begun_s:.1f} s")
+            await asyncio.sleep(_WATCH_S)
 
     async def _watch_router(self) -> None:
         while True:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from tests.campaign.settings import CampaignSettings
 
-RECOVERY_S = 12.0
+RECOVERY_S = 20.0
 """For so long after a fault a node does not count as a survivor: it starts again and joins."""
 _WEIGHTS = {
     "kill": 26,

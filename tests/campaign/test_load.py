@@ -95,7 +95,7 @@ async def test_a_choice_that_stands_still_is_found_though_others_go_on() -> None
     now_s = loop.time()
     asked = Asked(0, ENTRY, "stream", now_s - 100, choices=[Choice(), Choice()], moments_s=[[now_s - 90], [now_s]])
     found: list[str] = []
-    watch = asyncio.ensure_future(checks.watch_progress(lambda: [asked], [], 30.0, found.append))
+    watch = asyncio.ensure_future(checks.watch_progress(lambda: [asked], lambda: False, 30.0, found.append))
     async with asyncio.timeout(20):
         while not found:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
