@@ -163,8 +163,9 @@ class Flight:
                 # the node that computes the prompt sends in order, so a message of the prompt was lost on its way
                 self._attempt_failed(RequestFailed("log probabilities of the prompt were lost"))
                 return
-        elif is_of_decode:
+        elif is_of_decode and not legs.has_decoded:
             legs.decode_began()
+            self._context.routing.probation.end(self.handoff_id)
         try:
             deliveries = journal.record(event)
         except ValueError as error:
@@ -295,6 +296,8 @@ class Flight:
         try:
             self._start_attempt()
         except NoNode as error:
+            if self._suspicion.confinement is not None:
+                self._context.routing.probation.wait(self.handoff_id, self._begin_confined)
             if self._node_deadline is None:
                 wait_s = self._context.node_wait.timeout_s
                 self._node_deadline = asyncio.get_running_loop().call_later(wait_s, self.fail, error)
@@ -302,6 +305,12 @@ class Flight:
             self.fail(error)
         else:
             self._stop_node_deadline()
+
+    def _begin_confined(self) -> bool:
+        """A confined request has left its node: time begins anew for those that wait for one too."""
+        self._stop_node_deadline()
+        self._start_or_wait()
+        return self._legs is not None
 
     def _start_attempt(self, siblings: Sequence[Flight] = ()) -> None:
         """Choose nodes and send both legs, which `siblings` share. Raises `NoNode`."""
@@ -320,6 +329,9 @@ class Flight:
             computes_all=journal.awaits_prompt,
             confinement=self._suspicion.confinement,
         )
+        if self._suspicion.confinement is not None:
+            nodes = [node for node in (route.prefill, route.decode) if node is not None]
+            context.routing.probation.begin(self.handoff_id, [node.epoch for node in nodes])
         forks = tuple(sibling.handoff_id for sibling in siblings)
         attempt = Attempt(self.handoff_id, journal.attempt, request, token_ids, forks)
         sent_us = now_us()  # before they leave: a node may begin at once
@@ -338,6 +350,7 @@ class Flight:
         counters.num_decode_only_attempts += route.prefill is None
 
     def _cancel_legs(self) -> None:
+        self._context.routing.probation.end(self.handoff_id)
         if self._legs is not None:
             self._legs.cancel()
             self._legs = None

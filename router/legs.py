@@ -125,8 +125,7 @@ class Legs:
     def decode_began(self) -> None:
         """The decode node generates, so it has the KV: the prefill leg is over."""
         self.has_decoded = True
-        if self._prefill is not None:
-            self._end_prefill()
+        self._end_prefill()
 
     def _end_prefill(self) -> None:
         if self._prefill is not None:

@@ -21,6 +21,7 @@ from router.node_wait import NodeWait
 from router.nodes import Node, NodeRegistry
 from router.policies import Policy
 from router.routing import Routing
+from router.suspicion import Probation
 from wire.errors import BatonError, ContextLengthExceeded, NoNode, Overloaded
 from wire.messages import DECODE, Cancel, Failed, PromptLogprobs, Tokens
 
@@ -59,7 +60,7 @@ class Relay:
         self._sender = sender
         self._max_concurrent_requests = settings.max_concurrent_requests
         self._context = FlightContext(
-            routing=Routing(registry, prefill_policy, decode_policy, settings.local_prefill_tokens),
+            routing=Routing(registry, prefill_policy, decode_policy, settings.local_prefill_tokens, Probation()),
             sender=sender,
             counters=self.counters,
             max_attempts=settings.max_attempts,

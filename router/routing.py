@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from engine.cache.hashing import extend_hashes, root_hash
 from router.nodes import Node, NodeRegistry
 from router.policies import Policy, num_cached_blocks
-from router.suspicion import Confinement
+from router.suspicion import Confinement, Probation
 from wire.errors import NoNode
 from wire.messages import DECODE, PREFILL
 
@@ -34,6 +34,7 @@ class Routing:
     prefill_policy: Policy
     decode_policy: Policy
     local_prefill_tokens: int
+    probation: Probation
 
     def choose(
         self,
@@ -59,7 +60,7 @@ class Routing:
         decodes = self._with_room(DECODE, model, avoided, len(token_ids) + (max_tokens or 1))
         prefills = self._with_room(PREFILL, model, avoided, len(token_ids) + 1) if allows_handoff else []
         if confinement is not None:
-            decodes, prefills = _confined(confinement, decodes, prefills)
+            decodes, prefills = self._confined(confinement, decodes, prefills)
         if not decodes:
             raise NoNode("no decode node is available")
         hashes: list[bytes] = []
@@ -78,16 +79,16 @@ class Routing:
             return fit
         return [node for node in self.registry.available(role, model) if node.hello.max_request_tokens >= num_tokens]
 
-
-def _confined(
-    confinement: Confinement, decodes: Sequence[Node], prefills: Sequence[Node]
-) -> tuple[list[Node], list[Node]]:
-    """Those of the nodes that a suspicious request may be given to. Raises `NoNode` when they do not suffice."""
-    again = [node for node in prefills if node.node_id in confinement.prefills]
-    if confinement.decodes:
-        fit = [node for node in decodes if node.node_id in confinement.decodes]
-    else:
-        fit = list(decodes) if again else []
-    if not fit:
-        raise NoNode(str(confinement))
-    return fit, again
+    def _confined(
+        self, confinement: Confinement, decodes: Sequence[Node], prefills: Sequence[Node]
+    ) -> tuple[list[Node], list[Node]]:
+        """Those of the nodes that a confined request may begin at now. Raises `NoNode` when they do not suffice."""
+        is_free = self.probation.is_free
+        again = [node for node in prefills if node.node_id in confinement.prefills and is_free(node.epoch)]
+        if confinement.decodes:
+            fit = [node for node in decodes if node.node_id in confinement.decodes and is_free(node.epoch)]
+        else:
+            fit = list(decodes) if again else []
+        if not fit:
+            raise NoNode(str(confinement))
+        return fit, again

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.campaign import poison
 from tests.campaign.proxy import LinkProxy
 from tests.campaign.settings import CampaignSettings
 from tests.system.harness import MODEL_NAME, Node, Program
@@ -31,8 +32,8 @@ Note = Callable[[str], None]
 
 
 class Member:
-    """A node over its lives. `node` is the current one; `delay_s` is waited before the next. `excuse`: why it may end
-    by itself or not start now, "" if it may not."""
+    """A node over its lives, which ended with `statuses`. `node` is the current one; `delay_s` is waited before the
+    next. `excuse`: why it may end by itself or not start now, "" if it may not."""
 
     def __init__(self, role: str, index: int, port: int) -> None:
         self.role = role
@@ -41,6 +42,7 @@ class Member:
         self.peer = LinkProxy(port)
         self.control = LinkProxy(0)
         self.num_lives = 0
+        self.statuses: list[int] = []
         self.delay_s = 0.0
         self.is_meant_to_end = False
         self.is_ready = False
@@ -85,7 +87,7 @@ class Deployment:
         self.router_baseline: Footprint | None = None
         self.is_router_meant_to_end = False
         self.router_delay_s = 0.0
-        self.num_deaths = 0
+        self.num_poisons = 0
         self.outages: list[Outage] = []
         self._settings = settings
         self._model = model
@@ -206,8 +208,8 @@ class Deployment:
 
     def _judge_end(self, member: Member, node: Node) -> None:
         status = node.process.returncode
-        self.num_deaths += 1
-        if member.is_meant_to_end or member.excuse:
+        member.statuses.append(status)
+        if member.is_meant_to_end or member.excuse or (self.num_poisons and status == poison.ABORTED):
             self._note(f"{member.name} has ended with {status}{member.excuse and ': ' + member.excuse}")
             return
         self._found(f"{member.name} ended by itself with {status}:\n{tail(node)}")

@@ -16,18 +16,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import psutil
 
+from tests.campaign import poison
 from tests.campaign.deployment import Deployment, Member, kill, send, until
 from tests.campaign.proxy import DOWN, UP, LinkProxy
 from tests.campaign.schedule import Fault
-from tests.system.harness import Program
+from tests.system.harness import MODEL_NAME, Program
 
 SHM = Path("/dev/shm")
 _FILL = SHM / "campaign-fill"
 _CYCLE_S = 0.2
 _AGENT = "kvtransfer.transports.nixl"
 _DRAIN_S = 60.0
+_EXCUSED_S = 5.0
+"""So long after it has everything again, a program may still end of what it lacked."""
+_WATCH_S = 1.0
+"""By then it has been noticed that a node has ended."""
 
 
 @dataclass(slots=True)
@@ -95,6 +101,8 @@ class Injector:
         match fault.kind:
             case "kill":
                 self._kill(member, fault.lasts_s)
+            case "poison":
+                await self._poison()
             case "kill-together":
                 for each in self._deployment.members:
                     if each.role == "decode":
@@ -112,6 +120,27 @@ class Injector:
                 await self._fill_shm(member, fault.lasts_s)
             case _:
                 _kill_agents(member)
+
+    async def _poison(self) -> None:
+        deployment = self._deployment
+        if deployment.num_poisons:
+            return
+        deployment.num_poisons += 1
+        before = {member.name: len(member.statuses) for member in deployment.members}
+        body = {"model": MODEL_NAME, "prompt": list(poison.PROMPT), "max_tokens": 8, "ignore_eos": True}
+        status = 0
+        try:
+            url = f"{deployment.url}/v1/completions"
+            async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+                status, text = answer.status, await answer.text()
+            self._note(f"the poison request ended with {status}: {text[:300]}")
+        except (aiohttp.ClientError, OSError) as error:
+            self._note(f"the poison request got no answer: {error}")
+        await asyncio.sleep(_WATCH_S)
+        deployment.num_poisons -= 1
+        deaths = {member.name: member.statuses[before[member.name] :] for member in deployment.members}
+        if finding := poison.finding_of(status, deaths):
+            self._found(finding)
 
     def _kill(self, member: Member, delay_s: float) -> None:
         if member.running is not None:
@@ -132,7 +161,7 @@ class Injector:
 
     async def _take_descriptors(self, member: Member, lasts_s: float) -> None:
         node = member.running
-        if node is None:
+        if node is None or not member.is_ready:
             return
         member.excuse = "it had no descriptor left"
         with contextlib.suppress(OSError, psutil.Error):
@@ -144,6 +173,7 @@ class Injector:
             finally:
                 if node.is_running:
                     resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        await asyncio.sleep(_EXCUSED_S)
         member.excuse = ""
 
     async def _fill_shm(self, member: Member, lasts_s: float) -> None:
@@ -160,6 +190,7 @@ class Injector:
             await asyncio.sleep(lasts_s * 3 / 4)
         finally:
             _FILL.unlink(missing_ok=True)
+            await asyncio.sleep(_EXCUSED_S)
             for each in self._deployment.members:
                 each.excuse = ""
 

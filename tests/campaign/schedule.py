@@ -1,8 +1,8 @@
 """Which faults happen when: a pure function of the settings and their seed.
 
 A fault has a target and a time to last. One rule keeps streams servable: at every moment at least one decode node is
-left alone and has been for `RECOVERY_S`, except by "kill-together" and by faults of the router, which are about just
-that. So an error outside of those is a finding.
+left alone and has been for `RECOVERY_S`, except by "kill-together", "poison" and faults of the router, which are about
+just that. So an error outside of those is a finding.
 
 | kind | what happens |
 |---|---|
@@ -18,6 +18,7 @@ that. So an error outside of those is a finding.
 | descriptors | the soft limit of open files is what is open now |
 | shm-full | /dev/shm has no page left, and a node is killed and started again meanwhile |
 | kill-agent | SIGKILL for the NIXL agent of a node |
+| poison | a request comes of which every node dies that computes it |
 | router-... | the same to the router; a killed one is started again at once |
 """
 
@@ -45,6 +46,7 @@ _WEIGHTS = {
     "descriptors": 4,
     "shm-full": 2,
     "kill-agent": 6,
+    "poison": 1,
     "router-kill": 2,
     "router-freeze": 3,
     "router-slow": 2,
@@ -63,10 +65,12 @@ _LASTS_S = {
     "descriptors": (1.0, 8.0),
     "shm-full": (4.0, 12.0),
     "kill-agent": (0.0, 0.0),
+    "poison": (0.0, 0.0),
     "router-kill": (0.02, 1.0),
     "router-freeze": (0.1, 30.0),
     "router-slow": (2.0, 10.0),
 }
+_ON_ALL = ("kill-together", "poison")
 _ON_LINKS = ("cut", "delay", "throttle", "hole", "hole-one-way")
 ROUTER_TARGET = "router"
 
@@ -114,7 +118,7 @@ def plan(settings: CampaignSettings, *, has_private_shm: bool) -> list[Fault]:
         lasts_s = math.exp(rng.uniform(math.log(low_s), math.log(high_s))) if high_s else 0.0
         link = rng.choice(("control", "peer")) if kind in _ON_LINKS else ""
         target = _target(rng, kind, nodes, decodes, hit_until_s, at_s)
-        for hit in decodes if kind == "kill-together" else [target]:
+        for hit in decodes if kind in _ON_ALL else [target]:
             if hit in hit_until_s:
                 hit_until_s[hit] = max(hit_until_s[hit], at_s + lasts_s + RECOVERY_S)
         faults.append(Fault(number, at_s, kind, target, lasts_s, link, rng.random(), rng.random()))
@@ -127,7 +131,7 @@ def _target(
     if kind.startswith("router-"):
         return ROUTER_TARGET
     wanted = rng.choice([*nodes, *decodes])
-    if kind == "kill-together":
+    if kind in _ON_ALL:
         return decodes[0]
     survivors = [name for name in decodes if name != wanted and hit_until_s[name] <= at_s]
     if wanted in decodes and not survivors:

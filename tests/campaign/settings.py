@@ -22,6 +22,7 @@ ALL_KINDS = (
     "descriptors",
     "shm-full",
     "kill-agent",
+    "poison",
     "router-kill",
     "router-freeze",
     "router-slow",

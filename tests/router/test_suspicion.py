@@ -76,6 +76,39 @@ async def test_a_request_that_nodes_die_of_again_and_again_ends() -> None:
             await call.result()
 
 
+async def test_confined_requests_begin_one_at_a_time_so_that_innocent_ones_do_not_end_with_the_other() -> None:
+    async with relaying(MANY) as rig:
+        node = await rig.join(DECODE, node_id="d0")
+        poison, *innocent = [rig.call() for _ in range(3)]
+        for name in ("d1", "other"):
+            for _ in range(3):
+                await node.expect(Decode)
+            following = await rig.join(DECODE, node_id=name)
+            await lost(rig, DECODE, node)
+            node = following
+        first = await rig.join(DECODE, node_id="d0")
+        confined = await first.expect(Decode)
+        await rig.has_heard(first)
+        assert not first.has(Decode), "the others wait"
+        await lost(rig, DECODE, first)
+        second = await rig.join(DECODE, node_id="d1")
+        leg = await second.expect(Decode)
+        assert leg.handoff_id != confined.handoff_id
+        await rig.has_heard(second)
+        assert not second.has(Decode), "another one waits"
+        second.emit(leg, [1], 0)
+        last = await second.expect(Decode)
+        second.emit(leg, [2], 1, finish="stop")
+        second.emit(last, [1, 2], 0, finish="stop")
+        assert not node.has(Decode)
+        ends = await asyncio.gather(*(call.result() for call in (poison, *innocent)), return_exceptions=True)
+        assert sum(end == [1, 2] for end in ends) == 2
+        assert [str(end) for end in ends if isinstance(end, RequestFailed)] == [
+            "nodes were lost again and again as they began to compute this request"
+        ]
+        await rig.settle()
+
+
 async def test_without_the_nodes_it_was_lost_with_a_request_ends_and_the_error_names_them() -> None:
     async with relaying(replace(MANY, node_wait_s=0.2)) as rig:
         nodes = [await rig.join(DECODE, node_id=f"d{number}") for number in range(2)]
