@@ -28,6 +28,7 @@ from engine.cache.hashing import extend_hashes, root_hash
 from engine.runner.base import Runner
 from engine.scheduler.request import Fork, Matcher, PromptScores, Request, RequestOutput, Step
 from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.step_costs import StepCosts
 from engine.steps_in_flight import StepsInFlight, StepWatch
 from engine.structured.matcher import Grammars
 from wire.errors import BatonError, InvalidRequest
@@ -73,7 +74,8 @@ def watch_nothing(step: Step) -> None:
 
 
 class EngineCore:
-    """One model on one device. Without `grammars` requests with a grammar are refused."""
+    """One model on one device. Without `grammars` requests with a grammar are refused. `costs` learns what its steps
+    cost."""
 
     def __init__(
         self,
@@ -82,11 +84,13 @@ class EngineCore:
         runner: Runner,
         fingerprint: str,
         grammars: Grammars | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
         self._held: dict[RequestKey, BlockTable] = {}
         self._pool = pool
         self._scheduler = scheduler
-        self._in_flight = StepsInFlight(runner, scheduler, pool)
+        self.costs = costs or StepCosts()
+        self._in_flight = StepsInFlight(runner, scheduler, pool, self.costs)
         self._fingerprint = fingerprint
         self._grammars = grammars
 
@@ -121,6 +125,7 @@ class EngineCore:
             num_held_blocks=self._pool.num_held,
             loop_age_s=loop_age_s,
             num_preemptions=self._scheduler.num_preemptions,
+            cost=self.costs.cost,
         )
 
     def add(
