@@ -168,14 +168,15 @@ class EngineCore:
             raise ValueError(f"{key!r} is in use already")
 
     def reserve(self, key: RequestKey, token_ids: Sequence[int], *, cache_salt: bytes = b"") -> Reservation | None:
-        """Hold blocks for the KV of `token_ids`, reusing cached ones. Returns None when there is no room now, or when a
-        request of the engine itself waits for room, which steady reservations must not starve.
+        """Hold blocks for the KV of `token_ids`, reusing cached ones. Returns None when there is no room now, or when
+        that would take the room which a request of the engine itself waits for.
 
         Raises `ContextLengthExceeded` when there will never be room.
         """
         self.check_size(len(token_ids))
         self._require_new(key)
-        if self._scheduler.requests.is_short_of_blocks:
+        waiting = self._scheduler.requests.first_without_blocks
+        if waiting is not None and not self._scheduler.blocks.has_room_beside(waiting, len(token_ids)):
             return None
         hashes: list[bytes] = []
         extend_hashes(hashes, token_ids, self._scheduler.limits.block_size, self._root(cache_salt))

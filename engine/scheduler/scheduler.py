@@ -326,7 +326,8 @@ class Scheduler:
         return FINISH_LENGTH if request.is_full(num_tokens) else ""
 
     def _fill(self, decoding: Sequence[Request], prompts: Sequence[Request]) -> Step:
-        """One token for each of `decoding` while the budget lasts, and prompts with the rest of it."""
+        """One token for each of `decoding`, and of those that came with their KV, while the budget lasts; and prompts
+        with the rest of it."""
         running, has_room = self.requests.running, self.blocks.has_room
         budget = self.limits.max_num_batched_tokens
         shares: dict[RequestKey, ScheduledRequest] = {}
@@ -335,6 +336,8 @@ class Scheduler:
             if budget > 0 and request.key in running and (has_room(request) or self._make_room(request, shares)):
                 shares[request.key] = _scheduled(request, 1)
                 budget -= 1
+        while budget > 0 and self._first_is_computed and (admitted := self._admit()) is not None:
+            budget -= self._share(admitted, 1, shares, spans)
         budget = self.limits.max_num_batched_tokens - len(shares)
         if self._bound is not None and shares:
             start = prompts[0].num_computed_tokens if prompts else 0
@@ -383,6 +386,12 @@ class Scheduler:
         self.num_preemptions += 1
         self.blocks.release_all(request)
         self.requests.preempt(request)
+
+    @property
+    def _first_is_computed(self) -> bool:
+        """Whether the next request to admit came with its KV: it needs no budget, but waits behind prompts for it."""
+        request = self.requests.first_waiting
+        return request is not None and bool(request.block_table) and request.num_uncomputed_tokens == 1
 
     def _admit(self) -> Request | None:
         """Move the next waiting request into the batch if it fits now."""
