@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +102,7 @@ class Injector:
             case "kill":
                 self._kill(member, fault.lasts_s)
             case "poison":
-                await self._poison()
+                await self._poison(poison.PROMPT if fault.strength < 0.5 else poison.LONG_PROMPT)
             case "kill-together":
                 for each in self._deployment.members:
                     if each.role == "decode":
@@ -121,13 +121,13 @@ class Injector:
             case _:
                 _kill_agents(member)
 
-    async def _poison(self) -> None:
+    async def _poison(self, prompt: Sequence[int]) -> None:
         deployment = self._deployment
         if deployment.num_poisons:
             return
         deployment.num_poisons += 1
         before = {member.name: len(member.statuses) for member in deployment.members}
-        body = {"model": MODEL_NAME, "prompt": list(poison.PROMPT), "max_tokens": 8, "ignore_eos": True}
+        body = {"model": MODEL_NAME, "prompt": list(prompt), "max_tokens": 8, "ignore_eos": True}
         status = 0
         try:
             url = f"{deployment.url}/v1/completions"

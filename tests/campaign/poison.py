@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 PROMPT = (315, 314, 315, 314, 313, 315, 314, 315)
 """Nodes of a campaign abort when a step computes a prompt that begins with it. Random prompts never do."""
+LONG_PROMPT = (*PROMPT, *range(40))
+"""One that a prefill node computes."""
 MAX_NAMES = 2
 MAX_DEATHS = 4
 ABORTED = -signal.SIGABRT

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.campaign import checks
+from tests.campaign import checks, poison
 from tests.campaign.corpus import Choice, Entry
 from tests.campaign.faults import Happened
 from tests.campaign.load import BROKEN, ERROR, WELL, WRONG, Asked, Load
@@ -101,6 +101,22 @@ async def test_a_choice_that_stands_still_is_found_though_others_go_on() -> None
             await asyncio.sleep(0.05)
     watch.cancel()
     assert "no progress for" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "deaths", "is_found"),
+    [
+        (502, {"p0": [-6, -6], "p1": [-6], "d0": [-9]}, False),
+        (200, {}, True),
+        (502, {"p0": [-6], "p1": [-6], "d0": [-6]}, True),
+        (502, {"p0": [-6, -6, -6], "p1": [-6, -6]}, True),
+    ],
+    ids=["confined", "answered", "three-nodes", "too-often"],
+)
+def test_a_poison_request_that_kills_more_than_it_may_is_found(
+    status: int, deaths: dict[str, list[int]], is_found: bool
+) -> None:
+    assert bool(poison.finding_of(status, deaths)) == is_found
 
 
 def test_gaps_are_told_by_the_kind_of_fault_that_fell_into_them() -> None:
