@@ -101,7 +101,7 @@ class PoolMemory:
         return self.segment.array
 
     def close(self) -> None:
-        """Remove the shared segment, if there is one, and those of nodes that were killed: there may be no further start
+        """Remove the shared segment, if there is one, and those of nodes that were killed: there may be no later start
         that would."""
         if self.segment is not None:
             self.segment.close()

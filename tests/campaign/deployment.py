@@ -25,7 +25,7 @@ from tests.campaign.settings import CampaignSettings
 from tests.system.harness import MODEL_NAME, Node, Program
 
 NODE_SCRIPT = str(Path(__file__).with_name("node_process.py"))
-NODE_WAIT_S = 30.0
+NODE_WAIT_S = 60.0
 _WATCH_S = 0.05
 _NUM_BLOCKS = {"prefill": 1024, "decode": 768}
 Note = Callable[[str], None]
