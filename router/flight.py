@@ -201,10 +201,14 @@ class Flight:
 
     def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
         """The node knows the attempts `live`, as in `Legs.are_missed`; this attempt fails when it should be one of
-        them and is not."""
+        them and is not, or stands still."""
         legs = self._legs
-        if legs is not None and self._needs(node.epoch) and legs.are_missed(node, live, received):
+        if legs is None or not self._needs(node.epoch):
+            return
+        if legs.are_missed(node, live, received):
             self._attempt_failed(RequestFailed(f"{node.role} node {node.node_id} has forgotten the request"))
+        elif legs.stand_still(node, len(self._journal.token_ids), asyncio.get_running_loop().time()):
+            self._attempt_failed(RequestFailed(f"{node.role} node {node.node_id} does not go on with the request"))
 
     def on_node_joined(self, epoch: int) -> None:
         """Begin the attempt that has waited for a node."""

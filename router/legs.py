@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from router.nodes import Node
+from router.progress import Progress
 from router.prompt_queue import QueuedPrompt
 from router.route import Route
 from wire.messages import Cancel, Decode, Prefill, PrefillPeer, live_key
@@ -95,6 +96,7 @@ class Legs:
         self.awaits_first = True
         self._sent = {node.epoch: node.session.sent for node in (route.decode, route.prefill) if node is not None}
         self._num_missed = dict.fromkeys(self._sent, 0)
+        self._progress = Progress()
         self._sender = sender
         self._cancel = cancel
         self._prefill = route.prefill
@@ -126,6 +128,12 @@ class Legs:
             return False
         self._num_missed[node.epoch] += 1
         return self._num_missed[node.epoch] >= _MAX_MISSED
+
+    def stand_still(self, node: Node, num_tokens: int, now_s: float) -> bool:
+        """Whether the node does not go on with its leg, of which the router has `num_tokens` tokens."""
+        if not self.has_decoded or node.epoch != self.decode_epoch:
+            return False
+        return self._progress.has_stopped(node, num_tokens, now_s)
 
     def has_computed(self, epoch: int) -> bool:
         """Whether the node of that epoch has said anything of its leg."""
