@@ -14,6 +14,7 @@ import hmac
 import os
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ from router.admission.admission import Admission, AdmissionSettings
 from router.admission.metrics import AccessMetrics
 from router.app import build_app
 from router.control import ControlLink
+from router.http.inherited import inherited_sockets
 from router.http.limits import HttpLimits
 from router.http.server import HttpServer
 from router.metrics import RouterMetrics
@@ -59,7 +61,9 @@ async def serve(settings: RouterSettings) -> None:
     """Serve until told to stop. Raises `BatonError` when the router cannot start."""
     configure_logging(settings.log_level, settings.log_format)
     key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
-    guard = _guard(settings, key)
+    sockets = inherited_sockets(settings.listen_fds, "--listen-fds")
+    hosts = [str(each.getsockname()[0]) for each in sockets] or [settings.host]
+    guard = _guard(settings, hosts, key)
     templates = RequestTemplates() if settings.trust_request_chat_template else None
     parsers = ParserNames(settings.tool_call_parser, settings.reasoning_parser)
     models = load_served_models(
@@ -76,13 +80,15 @@ async def serve(settings: RouterSettings) -> None:
         authenticator = start_authenticator(context, key)
         if authenticator is not None:
             stack.callback(authenticator.stop)
+        control_host, control_fd = _control_address(settings)
         try:
             control = ControlLink(
                 context,
-                settings.control_host,
+                control_host,
                 settings.control_port,
                 links.LinkSettings(cluster_key=key),
                 registry,
+                control_fd,
             )
         except InvalidSetting as error:
             raise InvalidSetting(f"--control-host, --control-port: {error}") from None
@@ -117,7 +123,7 @@ async def serve(settings: RouterSettings) -> None:
             stack.callback(audit.close)
             audit.watch(app)
         _on_hangup([part.reload for part in (guard, tls, audit) if part is not None])
-        address = await _listen(app, settings, stack, tls)
+        address = await _listen(app, settings, sockets, stack, tls)
         control.start(relay)
         freeze_startup_objects()
         gc.set_threshold(*_COLLECT_AFTER)
@@ -146,11 +152,21 @@ def _http_limits(settings: RouterSettings) -> HttpLimits:
     )
 
 
-def _guard(settings: RouterSettings, cluster_key: links.ClusterKey | None) -> Guard | None:
-    """The guard of the HTTP endpoint, None without API keys. Raises `InvalidSetting` when keys are missing or bad."""
+def _control_address(settings: RouterSettings) -> tuple[str, int]:
+    """Where nodes dial, and the descriptor that ZMQ takes over, -1 without one. Raises `InvalidSetting`."""
+    if settings.control_fd < 0:
+        return settings.control_host, -1
+    (inherited,) = inherited_sockets([settings.control_fd], "--control-fd")
+    return str(inherited.getsockname()[0]), inherited.detach()
+
+
+def _guard(settings: RouterSettings, hosts: Sequence[str], cluster_key: links.ClusterKey | None) -> Guard | None:
+    """The guard of the HTTP endpoint at `hosts`, None without API keys. Raises `InvalidSetting` when keys are missing
+    or bad."""
     api_key = os.environ.get(KEY_VARIABLE, "")
     has_keys = bool(settings.api_key_file or api_key)
-    require_keys_beyond_loopback(settings.host, has_keys, settings.allow_unauthenticated)
+    for host in hosts:
+        require_keys_beyond_loopback(host, has_keys, settings.allow_unauthenticated)
     if not has_keys:
         return None
     # with a cluster key nodes find what they have cached again when the router restarts
@@ -186,11 +202,16 @@ def _admission(settings: RouterSettings, relay: Relay) -> Admission:
 
 
 async def _listen(
-    app: web.Application, settings: RouterSettings, stack: contextlib.AsyncExitStack, tls: ServerTls | None
+    app: web.Application,
+    settings: RouterSettings,
+    sockets: Sequence[socket.socket],
+    stack: contextlib.AsyncExitStack,
+    tls: ServerTls | None,
 ) -> str:
     server = await stack.enter_async_context(HttpServer(app, _CLOSE_TIMEOUT_S))
+    context = None if tls is None else tls.context
     try:
-        host, port = await server.listen(settings.host, settings.port, ssl_context=None if tls is None else tls.context)
+        host, port = await server.listen(settings.host, settings.port, sockets, ssl_context=context)
     except OSError as error:
         # asyncio wraps the system's message in its own; errors of name resolution have negative numbers and only a text
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)

@@ -21,6 +21,10 @@ class RouterSettings:
     port: int = setting(8000, "port of the HTTP endpoint")
     control_host: str = setting("127.0.0.1", "address that nodes dial; beyond loopback a cluster key is needed")
     control_port: int = setting(8001, "port that nodes dial; 0: chosen by the system")
+    listen_fds: tuple[int, ...] = setting(
+        (), "inherited descriptors of listening sockets for the HTTP endpoint, in place of its address and port"
+    )
+    control_fd: int = setting(-1, "inherited descriptor of a listening socket for nodes; -1: none")
     more_models: tuple[str, ...] = setting(
         (), "further models that clients may name; their nodes are started apart", metavar="NAME=CHECKPOINT"
     )

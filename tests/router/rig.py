@@ -245,5 +245,5 @@ async def serving(
             listener = socket.socket()
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             listener.bind(("127.0.0.1", 0))
-            host, port = await http.listen(sock=listener)
+            host, port = await http.listen(socks=[listener])
             yield Server(rig, endpoints, metrics, http, host, port, app)
