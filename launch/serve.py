@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     ):
         supervisor = Supervisor(
             child_specs(
-                with_cluster_key(deployment, Path(folder)),
+                with_journal(with_cluster_key(deployment, Path(folder)), Path(folder)),
                 http,
                 control,
                 placements(deployment),
@@ -80,6 +80,15 @@ def with_cluster_key(deployment: Deployment, folder: Path) -> Deployment:
         prefill=dataclasses.replace(deployment.prefill, cluster_key=file),
         decode=dataclasses.replace(deployment.decode, cluster_key=file),
     )
+
+
+def with_journal(deployment: Deployment, folder: Path) -> Deployment:
+    """The deployment with a journal of resumable streams in `folder` when it has some and names no place for it: they
+    outlive a router, and not the deployment."""
+    router = deployment.router
+    if not router.resumable_streams_s or router.journal_dir:
+        return deployment
+    return dataclasses.replace(deployment, router=dataclasses.replace(router, journal_dir=str(folder / "streams")))
 
 
 def _check_model(deployment: Deployment) -> None:

@@ -46,6 +46,8 @@ from router.openai.request_templates import RequestTemplates
 from router.policies import make_policy
 from router.relay import Relay, RelaySettings
 from router.request_log import Observer
+from router.resume.logs import Folder, Memory
+from router.resume.streams import Streams
 from router.served_model import load_served_models
 from router.settings import RouterSettings
 from router.tracing import open_tracing
@@ -114,7 +116,11 @@ async def serve(settings: RouterSettings) -> None:
             tracing = open_tracing(settings.otlp_traces_endpoint)
             stack.callback(tracing.close)
             observers.append(tracing.observe)
-        app = build_app(endpoints, registry, metrics, settings, _http_limits(settings), observers)
+        streams = _streams(settings)
+        if streams is not None:
+            stack.callback(streams.close)
+            metrics.include(streams)
+        app = build_app(endpoints, registry, metrics, settings, _http_limits(settings), observers, streams)
         tls = _tls(settings)
         audit = AuditLog(settings.audit_log) if settings.audit_log else None
         if guard is not None:
@@ -172,6 +178,14 @@ def _guard(settings: RouterSettings, hosts: Sequence[str], cluster_key: links.Cl
     # with a cluster key nodes find what they have cached again when the router restarts
     secret = secrets.token_bytes(32) if cluster_key is None else hmac.digest(cluster_key.secret, b"cache", "sha256")
     return Guard(Path(settings.api_key_file) if settings.api_key_file else None, api_key, secret)
+
+
+def _streams(settings: RouterSettings) -> Streams | None:
+    """The streams that can be resumed, None when none can. Raises `InvalidSetting`."""
+    if settings.resumable_streams_s <= 0:
+        return None
+    place = Folder(Path(settings.journal_dir)) if settings.journal_dir else Memory()
+    return Streams(place, settings.resumable_streams_s)
 
 
 def _tls(settings: RouterSettings) -> ServerTls | None:

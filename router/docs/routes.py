@@ -43,6 +43,9 @@ ROUTES: dict[tuple[str, str], RouteDoc] = {
         "Answer a conversation, in the format of the Responses API", ResponsesRequest, "Response", streams=True,
         statuses=_GENERATION,
     ),
+    ("GET", "/v1/streams/{event_id}"): RouteDoc(
+        "What a stream tells after one of its events", media_type=EVENTS, statuses=_GENERATION
+    ),
     ("GET", "/v1/models"): RouteDoc("List the models", answer="ModelList"),
     ("GET", "/v1/models/{name}"): RouteDoc("Describe one model", answer="Model", statuses=(404,)),
     ("GET", "/ping"): RouteDoc("Whether the process answers, as SageMaker asks", media_type=""),

@@ -7,7 +7,6 @@ its limit of tokens is `incomplete`, every other one that ended well is `complet
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -27,9 +26,9 @@ class ResponseObject:
     """Renders one answer at any moment of its life."""
 
     def __init__(self, head: ReplyHead, request: ResponsesRequest) -> None:
-        self.message_id = f"msg_{secrets.token_hex(16)}"
+        self.message_id = f"msg_{head.id_of('message')}"
         self._settings = _echoed(request)
-        self._response_id = f"resp_{secrets.token_hex(16)}"
+        self._response_id = f"resp_{head.id_of('response')}"
         self._created = head.created
         self._model = head.model
         self._warnings = head.warnings

@@ -29,6 +29,7 @@ from router.openai.endpoints import Endpoints
 from router.openai.prompts import PromptMaker
 from router.policies import Policy, RoundRobin
 from router.relay import Relay, RelaySettings
+from router.resume.streams import Streams
 from router.served_model import ServedModel
 from router.settings import RouterSettings
 from tests.router.fake_node import PATIENCE_S, Context, FakeNode, Script, make_hello
@@ -219,6 +220,7 @@ async def serving(
     queue: AdmissionSettings | None = None,
     audit: AuditLog | None = None,
     decode_policy: Policy | None = None,
+    streams: Streams | None = None,
 ) -> AsyncIterator[Server]:
     """A router on a loopback port, set up as `python -m router` does, without nodes. Without `queue` no request waits
     for room."""
@@ -236,7 +238,7 @@ async def serving(
             metrics=metrics,
             max_model_len=rig.registry.max_request_tokens,
         )
-        app = build_app(endpoints, rig.registry, metrics, router_settings, limits)
+        app = build_app(endpoints, rig.registry, metrics, router_settings, limits, streams=streams)
         if guard is not None:
             guard.protect(app)
         if audit is not None:
