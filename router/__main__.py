@@ -28,6 +28,7 @@ from program.command_line import CommandParser
 from program.events import Ready, emit
 from program.process import configure_logging, freeze_startup_objects, report_errors, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve
+from program.watchdog import Watchdog
 from router.access.audit import AuditLog
 from router.access.guard import Guard, require_keys_beyond_loopback
 from router.access.keys import KEY_VARIABLE
@@ -55,6 +56,8 @@ from wire import links
 from wire.errors import InvalidSetting, Overloaded
 
 _CLOSE_TIMEOUT_S = 2.0
+_LOOP_LIMIT_S = 60.0
+"""An event loop that stands for so long ends the router: its clients get nothing, and a new one starts in a second."""
 # a look through all objects found nothing and took 0.3 s with 5,000 connections: it comes ten times as rarely as usual
 _COLLECT_AFTER = (700, 10, 100)
 
@@ -133,7 +136,11 @@ async def serve(settings: RouterSettings) -> None:
         control.start(relay)
         freeze_startup_objects()
         gc.set_threshold(*_COLLECT_AFTER)
-        metrics.loop_lag.start()
+        watchdog = Watchdog()
+        metrics.include(watchdog)
+        watchdog.start()
+        stack.callback(watchdog.close)
+        metrics.loop_lag.start(watchdog.beat("event loop", _LOOP_LIMIT_S))
         stack.callback(metrics.loop_lag.stop)
         emit(Ready("router", address, control.address))
         await _until_stopped(endpoints, relay, settings.shutdown_timeout_s)
