@@ -40,6 +40,7 @@ from router.control import ControlLink
 from router.http.inherited import inherited_sockets
 from router.http.limits import HttpLimits
 from router.http.server import HttpServer
+from router.lives import Lives
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
@@ -49,7 +50,7 @@ from router.relay import Relay, RelaySettings
 from router.request_log import Observer
 from router.resume.logs import Folder, Memory
 from router.resume.streams import Streams
-from router.served_model import load_served_models
+from router.served_model import ServedModel, load_served_models
 from router.settings import RouterSettings
 from router.tracing import open_tracing
 from wire import links
@@ -62,18 +63,22 @@ _LOOP_LIMIT_S = 60.0
 _COLLECT_AFTER = (700, 10, 100)
 
 
-async def serve(settings: RouterSettings) -> None:
-    """Serve until told to stop. Raises `BatonError` when the router cannot start."""
+def _load(settings: RouterSettings) -> list[ServedModel]:
+    """What of a start takes long and is the same in every life. Raises `BatonError`."""
     configure_logging(settings.log_level, settings.log_format)
+    templates = RequestTemplates() if settings.trust_request_chat_template else None
+    parsers = ParserNames(settings.tool_call_parser, settings.reasoning_parser)
+    return load_served_models(
+        settings.model, settings.served_model_name, settings.more_models, int(time.time()), templates, parsers
+    )
+
+
+async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None:
+    """Serve until told to stop. Raises `BatonError` when the router cannot start."""
     key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
     sockets = inherited_sockets(settings.listen_fds, "--listen-fds")
     hosts = [str(each.getsockname()[0]) for each in sockets] or [settings.host]
     guard = _guard(settings, hosts, key)
-    templates = RequestTemplates() if settings.trust_request_chat_template else None
-    parsers = ParserNames(settings.tool_call_parser, settings.reasoning_parser)
-    models = load_served_models(
-        settings.model, settings.served_model_name, settings.more_models, int(time.time()), templates, parsers
-    )
     registry = NodeRegistry(
         {model.name: model.fingerprint for model in models}, {model.name: model.tokenizer_digest for model in models}
     )
@@ -267,12 +272,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_flags(parser, RouterSettings)
     flags = parser.parse(argv)
 
+    status = 0
+
     def run() -> None:
+        nonlocal status
         if flags.config:
             check_file_keys(flags.config, RouterSettings)
         settings = resolve(RouterSettings, flags)
+        models = _load(settings)
+        # only who has sockets to hand on can die and be followed by another
+        status = Lives(lambda: _live(settings, models)).run() if settings.listen_fds else _live(settings, models)
+
+    return report_errors(run) or status
+
+
+def _live(settings: RouterSettings, models: Sequence[ServedModel]) -> int:
+    def run() -> None:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(serve(settings))
+            runner.run(serve(settings, models))
 
     return report_errors(run)
 

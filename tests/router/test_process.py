@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 import zmq
 
@@ -25,6 +26,7 @@ from engine.models.config import load_config
 from engine.models.identity import model_fingerprint
 from launch.ports import listening
 from router.access.keys import digest_of
+from router.lives import SHORTEST_LIFE_S
 from tests.router.fake_node import Context, FakeNode, make_hello
 from tests.router.http_client import Connection, Reply, parse_reply, request_bytes
 from wire.messages import DECODE, Cancel, Decode
@@ -43,10 +45,10 @@ class RouterProcess:
     node: FakeNode
     name: str
 
-    async def request(self, **members: Any) -> Connection:
+    async def request(self, last_event_id: str = "", **members: Any) -> Connection:
         """A connection on which a completion has been asked for."""
         body = json.dumps({"model": self.name, **COMPLETION, **members}).encode()
-        return await self._send(request_bytes("POST", "/v1/completions", body))
+        return await self._send(request_bytes("POST", "/v1/completions", body, {"last-event-id": last_event_id}))
 
     async def stop(self) -> None:
         """Send SIGTERM and wait until it takes no more requests."""
@@ -233,6 +235,32 @@ async def test_who_connects_while_the_router_is_away_waits_for_the_next_one(chec
                 router.node.emit(await router.node.expect(Decode), [70], finish="length")
                 assert parse_reply(await waiting.to_end()).status == 200
                 waiting.break_off()
+
+
+async def test_a_router_with_inherited_sockets_begins_another_life_when_one_ends(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    with listening("127.0.0.1", 0, "--port") as http, listening("127.0.0.1", 0, "--control-port") as control:
+        flags = [f"--listen-fds={http.fds[0]}", f"--control-fd={control.fds[0]}"]
+        flags += ["--resumable-streams-s=60", f"--journal-dir={tmp_path / 'streams'}"]
+        async with _router(checkpoint, *flags, fds=(*http.fds, *control.fds)) as router:
+            await asyncio.sleep(SHORTEST_LIFE_S)
+            connection = await router.request(max_tokens=2)
+            router.node.emit(await router.node.expect(Decode), [70])
+            (event, *_) = (await connection.until(b"\n\n")).partition(b"\r\n\r\n")[2].splitlines()[1:]
+            (life,) = psutil.Process(router.process.pid).children()
+            life.kill()
+            await connection.to_end()
+            again = await router.request(max_tokens=2, last_event_id=event.removeprefix(b"id: ").decode())
+            await router.node.join()
+            leg = await router.node.expect(Decode)
+            assert leg.token_ids[leg.num_prompt_tokens :] == (70,)
+            router.node.emit(leg, [71], finish="length")
+            assert b"data: [DONE]" in await again.to_end()
+            for each in (connection, again):
+                each.break_off()
+            router.process.send_signal(signal.SIGTERM)
+            assert await router.ended(60.0) == 0
 
 
 async def test_sighup_reads_the_keys_again(checkpoint: Path, tmp_path: Path) -> None:
