@@ -4,8 +4,8 @@ Whoever prepares has imported all modules and loaded the tokenizers, listens wit
 else, so there is nothing in it that could fail. When a life ends that was not told to, the next begins in the time that
 it takes to open its sockets, and memory is shared until it is written. Owns the signals of the process that waits.
 
-Invariants: a life does not outlive this process. One that ended within `SHORTEST_LIFE_S`, and the `MAX_SHORT_LIVES`-th in
-a row that ended within `STABLE_AFTER_S`, is not followed by another here, but ends this process with its status:
+Invariants: a life does not outlive this process. One that ended within `SHORTEST_LIFE_S`, and the `MAX_SHORT_LIVES`-th
+in a row that ended within `STABLE_AFTER_S`, is not followed by another here, but ends this process with its status:
 whoever supervises it decides when to try again.
 """
 
@@ -26,7 +26,7 @@ from program.tether import die_with
 
 SHORTEST_LIFE_S = 1.0
 STABLE_AFTER_S = 30.0
-MAX_SHORT_LIVES = 3
+MAX_SHORT_LIVES = 5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _log = logging.getLogger(__name__)
 
