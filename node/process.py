@@ -113,7 +113,7 @@ def _serve(
         leg, peer_address = role.build_leg(parts)
         stack.callback(leg.close)
         core = engine.core
-        collector = NodeCollector(core.status, leg.metrics)
+        collector = NodeCollector(core.status, core.costs, leg.metrics)
         health = HealthServer(settings.host, settings.http_port, collector, lambda: watchdog.complaint)
         stack.callback(health.close)
         health.watch(watchdog)
