@@ -284,6 +284,15 @@ async def test_a_stream_belongs_to_the_key_that_began_it(prompts: PromptMaker, g
         assert events_of((await asking).body)[-1][1] == "[DONE]"
 
 
+async def test_resuming_counts_as_a_request(prompts: PromptMaker, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[alice]\nsha256 = "{digest_of("alice").hex()}"\nrequests_per_minute = 2\n')
+    alice = {"authorization": "Bearer alice"}
+    async with router(prompts, Memory(), Guard(path, "", b"s" * 32)) as server:
+        statuses = [(await fetch(server, "GET", "/v1/streams/x.1", headers=alice)).status for _ in range(3)]
+    assert statuses == [404, 404, 429]
+
+
 async def test_without_journals_events_have_no_ids(prompts: PromptMaker) -> None:
     async with serving(prompts) as server:
         node = await server.rig.join(DECODE)
