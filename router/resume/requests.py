@@ -26,6 +26,7 @@ from wire.sampling import DecodingParams
 
 LAST_EVENT_ID = "Last-Event-ID"
 _MAX_DIGITS = 9
+_STREAM_MEMBER = b'"stream"'
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Deliveries = Sequence[tuple[int, Delivery]]
 
@@ -121,7 +122,8 @@ async def body_of(http: web.Request) -> tuple[bytes, str | None]:
     body, content_type = await read_body(http), http.headers.get("Content-Type")
     streams = http.app.get(STREAMS)
     if streams is not None:
-        http[BEGINNING] = Beginning(body, content_type or "")
+        if _STREAM_MEMBER in body:  # what is not a stream is not kept in memory while it is answered
+            http[BEGINNING] = Beginning(body, content_type or "")
         if LAST_EVENT_ID in http.headers:
             resumed = await _look_up(http, streams, http.headers[LAST_EVENT_ID])
             if resumed.head.path != _path(http) or resumed.head.body != body:
@@ -160,6 +162,7 @@ async def followed(http: web.Request, answer: Resumable) -> AsyncIterator[EventI
         answer.go_on_after(past)
     elif streams is not None and not answer.is_scored and BEGINNING in http:
         kept = streams.begin(_head(http, http[BEGINNING], answer))
+        del http[BEGINNING]  # the body is in the journal
     if streams is None or kept is None:
         yield None
         return
