@@ -23,6 +23,7 @@ from engine.attention.native_backend import NativeAttention
 from engine.cache.block_pool import BlockPool
 from engine.capacity import Capacity, find_capacity
 from engine.core import EngineCore
+from engine.first_costs import measure_first_costs
 from engine.models.checkpoint import choose_dtype
 from engine.models.config import ModelConfig, load_config
 from engine.models.decoder import TORCH_DTYPES, Decoder
@@ -59,6 +60,7 @@ class Engine:
     """An engine ready to step, and facts about it. The caller of `build_engine` closes `device` at the end."""
 
     core: EngineCore
+    runner: ModelRunner
     memory: KvMemory
     config: ModelConfig
     fingerprint: str
@@ -67,6 +69,11 @@ class Engine:
     device: Device
     attention: AttentionChoice
     tokenizer_digest: str
+
+    def learn_costs(self) -> None:
+        """Find out what small steps cost. Only before the first request."""
+        costs, block_size = self.core.costs, self.memory.layout.block_size
+        measure_first_costs(self.runner, costs, block_size, self.num_blocks, self.core.max_step_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,7 @@ def build_engine(
         grammars.finish_loading()
     return Engine(
         core,
+        runner,
         memory,
         config,
         model.fingerprint,
