@@ -18,6 +18,7 @@ from typing import Any
 
 from engine.models.registry import Family, family_of
 from wire.errors import ModelLoadError
+from wire.layout import MAX_LAYERS
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
@@ -40,6 +41,9 @@ _ROPE_FIELDS = frozenset(
         "finetuned",  # written by some early YaRN checkpoints, describes their training only
     }
 )
+_MAX_SIZE = 2**24
+_MAX_TOKENS = 2**40
+"""Limits of what a file may say: of a dimension of a tensor, and of positions."""
 _DEFAULT_ROPE_THETA = 10_000.0
 _DEFAULT_WINDOW_TOKENS = 4096
 _DEFAULT_MAX_WINDOW_LAYERS = 28
@@ -97,12 +101,14 @@ class ModelConfig:
 
     @property
     def max_context_len(self) -> int:
-        """The longest sequence, in tokens, that the positions are made for. YaRN stretches it; the other scalings are
-        already part of `max_position_embeddings`."""
-        if self.rope.rope_type == "yarn":
-            stretched = int(self.rope.original_max_position * self.rope.factor)
-            return max(self.max_position_embeddings, stretched)
-        return self.max_position_embeddings
+        """The longest sequence, in tokens, that the positions are made for. YaRN, linear and dynamic scaling stretch
+        it; llama3's is already part of `max_position_embeddings`."""
+        stretched = {
+            "yarn": self.rope.original_max_position * self.rope.factor,
+            "linear": self.max_position_embeddings * self.rope.factor,
+            "dynamic": self.max_position_embeddings * self.rope.factor,
+        }
+        return max(self.max_position_embeddings, int(stretched.get(self.rope.rope_type, 0)))
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -120,11 +126,11 @@ def parse_config(content: dict[str, Any], generation: dict[str, Any] | None = No
     fields = _Fields(content, "config.json")
     _refuse_unsupported(fields)
     hidden_size = fields.count("hidden_size")
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
     num_heads = fields.count("num_attention_heads")
     attention_bias = fields.flag("attention_bias", False)
     mlp_bias = fields.flag("mlp_bias", False)
-    max_position = fields.count("max_position_embeddings")
+    max_position = fields.count("max_position_embeddings", most=_MAX_TOKENS)
     return ModelConfig(
         architecture=family.architecture,
         vocab_size=fields.count("vocab_size"),
@@ -189,12 +195,15 @@ class _Fields:
     def raw(self, name: str) -> Any:
         return self._content.get(name)
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, most: int = _MAX_SIZE) -> int:
+        """A size from 1 to `most`. What no model has would be allocated before it is compared with anything."""
         value = self._content.get(name)
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.error(name, "a positive integer")
+        if value > most:
+            raise self.error(name, f"at most {most}")
         return value
 
     def index(self, name: str, default: int) -> int:
@@ -293,13 +302,13 @@ def _windows(fields: _Fields, family: Family, num_layers: int) -> tuple[int | No
             raise fields.error("layer_types", f"absent: {family.architecture} has one window for all layers")
         if fields.is_null("sliding_window"):
             return full
-        return (fields.count("sliding_window", _DEFAULT_WINDOW_TOKENS),) * num_layers
+        return (fields.count("sliding_window", _DEFAULT_WINDOW_TOKENS, _MAX_TOKENS),) * num_layers
     layer_types = _layer_types(fields, num_layers)
     if not fields.flag("use_sliding_window", False) or fields.is_null("sliding_window"):
         if "sliding_attention" in (layer_types or ()):
             raise fields.error("layer_types", "without sliding_attention when use_sliding_window is not true")
         return full
-    window = fields.count("sliding_window", _DEFAULT_WINDOW_TOKENS)
+    window = fields.count("sliding_window", _DEFAULT_WINDOW_TOKENS, _MAX_TOKENS)
     if layer_types is None:
         first_windowed = fields.index("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
         return tuple(window if layer >= first_windowed else None for layer in range(num_layers))
@@ -342,9 +351,8 @@ def _rope(fields: _Fields, max_position: int) -> RopeSettings:
         return RopeSettings(theta=theta)
     if rope_type in ("linear", "dynamic"):
         return RopeSettings(rope_type=rope_type, theta=theta, factor=rope.number("factor"))
-    original = fields.count(
-        "original_max_position_embeddings", rope.count("original_max_position_embeddings", max_position)
-    )
+    name = "original_max_position_embeddings"
+    original = fields.count(name, rope.count(name, max_position, _MAX_TOKENS), _MAX_TOKENS)
     if rope_type == "llama3":
         return _llama3(rope, theta, original)
     return _yarn(rope, theta, original, max_position)

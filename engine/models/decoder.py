@@ -30,7 +30,7 @@ from engine.models.parts.base import Part, PartSetup
 from engine.models.parts.embedding import Embedding, make_head
 from engine.models.parts.mlp import GatedMlp
 from engine.models.parts.norm import ResidualNorm
-from engine.models.rope import RotaryEmbedding, Rotation
+from engine.models.rope import Rotation, make_rotary_embedding
 from engine.models.shard import WHOLE, Shard
 from wire.layout import LayerKv
 
@@ -84,7 +84,7 @@ class Decoder:
         self.dtype = dtype
         self.device = torch.device(device)
         setup = PartSetup(dtype, self.device, choose_ops(self.device) if ops is None else ops, shard)
-        self._rope = RotaryEmbedding(config, self.device)
+        self._rope = make_rotary_embedding(config, self.device)
         self._embedding = Embedding(config, setup)
         self._layers = [DecoderLayer(layer, config, setup) for layer in range(config.num_layers)]
         self._norm = ResidualNorm("norm", "model.norm.weight", config.hidden_size, config.rms_norm_eps, setup)

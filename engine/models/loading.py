@@ -72,6 +72,13 @@ def load_weights(folder: Path, decoder: Decoder, progress: Callable[[int, int], 
     decoder.pack()
 
 
+def check_weights(folder: Path, decoder: Decoder) -> None:
+    """Compare the headers of the files with what `decoder` needs, which may be on the device "meta": before anything is
+    allocated. Raises `ModelLoadError`."""
+    headers = {path: read_header(path) for path in weight_files(folder)}
+    _check_complete(headers, _Uses(decoder.parameters()), decoder.config.architecture)
+
+
 def _fill(folder: Path, decoder: Decoder, progress: Callable[[int, int], None] | None) -> None:
     headers = {path: read_header(path) for path in weight_files(folder)}
     uses = _Uses(decoder.parameters())
@@ -89,6 +96,7 @@ def _fill(folder: Path, decoder: Decoder, progress: Callable[[int, int], None] |
                 if progress is not None:
                     progress(bytes_done, bytes_total)
     _check_copies(headers, uses.copies)
+    _check_numbers(decoder.parameters())
 
 
 def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, architecture: str) -> None:
@@ -140,6 +148,16 @@ def _write(file: Any, use: _Use) -> None:
         return
     piece = file.get_tensor(source.name) if source.is_whole else file.get_slice(source.name)[slices(source.taken)]
     use.parameter.tensor[slices(source.region)].copy_(piece)
+
+
+def _check_numbers(parameters: Iterable[Parameter]) -> None:
+    """A NaN or an infinity in a weight fails every request; finding it costs one pass over memory."""
+    for parameter in parameters:
+        tensor = parameter.tensor
+        if tensor.numel() > 0 and not all(bound.isfinite() for bound in tensor.aminmax()):
+            names = listed([source.name for source in parameter.sources])
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise ModelLoadError(f"there are NaN or infinite numbers in {dtype} in what is loaded from {names}")
 
 
 def _check_copies(headers: Mapping[Path, Mapping[str, TensorEntry]], copies: Mapping[str, Parameter]) -> None:

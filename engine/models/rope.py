@@ -6,8 +6,8 @@ bound and there is no table over all of them: the values of one step are compute
 
 Letters: T tokens, H heads, D head size.
 
-Dynamic scaling changes nothing up to `max_position_embeddings`, and beyond it would rotate cached keys anew with each
-further token; `ModelConfig.max_context_len` therefore ends there, and the frequencies are the unscaled ones.
+Dynamic scaling changes nothing up to `max_position_embeddings`. Beyond it each position has the frequencies of a
+sequence that ends there, as when it is generated: a key depends on its position alone, and can be found again.
 """
 
 from __future__ import annotations
@@ -49,12 +49,42 @@ class RotaryEmbedding:
 
     def tables(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """The rotation of `positions` [T] int64 in `dtype`, computed in float32."""
-        angles = positions[:, None, None] * self._signed_frequencies
+        angles = positions[:, None, None] * self._frequencies_at(positions)
         cos, signed_sin = angles.cos(), angles.sin()
         if self._attention_factor != 1.0:
             cos.mul_(self._attention_factor)
             signed_sin.mul_(self._attention_factor)
         return cos.to(dtype), signed_sin.to(dtype)
+
+    def _frequencies_at(self, positions: Tensor) -> Tensor:
+        """What `positions` [T] are multiplied by: [D], or [T, 1, D] where it depends on them."""
+        return self._signed_frequencies
+
+
+class DynamicRotaryEmbedding(RotaryEmbedding):
+    """The same with dynamic scaling."""
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        super().__init__(config, device)
+        size = config.head_dim
+        self._rope, self._max_position = config.rope, config.max_position_embeddings
+        self._theta_exponent = size / (size - 2)
+        signs = torch.cat((torch.full((size // 2,), -1.0), torch.ones(size // 2)))
+        exponents = (torch.arange(0, size, 2, dtype=torch.float32) / size).repeat(2)
+        self._signs, self._exponents = signs.to(device), exponents.to(device)
+
+    def _frequencies_at(self, positions: Tensor) -> Tensor:
+        lengths = (positions[:, None, None] + 1).clamp(min=self._max_position)
+        factor = self._rope.factor
+        theta = self._rope.theta * (factor * lengths / self._max_position - (factor - 1)) ** self._theta_exponent
+        return self._signs / theta**self._exponents
+
+
+def make_rotary_embedding(config: ModelConfig, device: torch.device) -> RotaryEmbedding:
+    """The rotation of `config`."""
+    if config.rope.rope_type == "dynamic":
+        return DynamicRotaryEmbedding(config, device)
+    return RotaryEmbedding(config, device)
 
 
 def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:

@@ -113,7 +113,8 @@ def test_an_original_length_beside_the_rope_fields_wins_as_in_transformers() -> 
 def test_yarn_stretches_the_context_and_others_do_not() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     assert parsed(rope_parameters=yarn).max_context_len == 2048
-    assert parsed(rope_parameters={"rope_type": "dynamic", "factor": 4.0}).max_context_len == 512
+    assert parsed(rope_parameters={"rope_type": "dynamic", "factor": 4.0}).max_context_len == 2048
+    assert parsed(rope_parameters={"rope_type": "linear", "factor": 2.5}).max_context_len == 1280
 
 
 def test_dtype_is_read_in_both_spellings() -> None:
@@ -211,3 +212,12 @@ def test_facts_change_with_what_is_computed_and_with_nothing_else() -> None:
         assert architecture_facts(parsed(**changed)) != facts
     windowed = dataclasses.replace(parsed(), windows=(None, 8, None))
     assert architecture_facts(windowed) != facts
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_hidden_layers", 10**8), ("vocab_size", 10**12), ("hidden_size", 2**40), ("max_position_embeddings", 2**60)],
+)
+def test_sizes_that_no_model_has_are_refused_before_anything_is_made(field: str, value: int) -> None:
+    with pytest.raises(ModelLoadError, match=rf"{field} must be at most \d+, got {value}"):
+        parse_config({**LLAMA, field: value})
