@@ -108,7 +108,7 @@ def build_engine(
     kernels = open_kernels(settings.cpu_kernels, num_threads) if _runs_kernels(device) else None
     with enough_memory():
         folder = find_checkpoint(settings.model, weights=settings.load_format != _DUMMY)
-        config = load_config(folder)
+        config = load_config(folder).for_context(settings.max_model_len)
         grammars = _grammars(folder, config)
         capacity = find_capacity(settings, config, is_gpu=_is_gpu(device))
         limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
@@ -217,6 +217,7 @@ def _choose_attention(
         layout=model.layout,
         max_blocks=limits.max_blocks_per_request,
         max_graph_sequences=0 if settings.enforce_eager else limits.max_decodes,
+        rules=model.decoder.layer_rules,
     )
     return choose_attention(settings.attention_backend, device, shape, kernels)
 

@@ -147,7 +147,7 @@ def _write(file: Any, use: _Use) -> None:
     if source.is_empty:
         return
     piece = file.get_tensor(source.name) if source.is_whole else file.get_slice(source.name)[slices(source.taken)]
-    use.parameter.tensor[slices(source.region)].copy_(piece)
+    use.parameter.tensor[slices(source.region)].copy_(piece.T if source.is_transposed else piece)
 
 
 def _check_numbers(parameters: Iterable[Parameter]) -> None:

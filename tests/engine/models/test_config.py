@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.models.config import ModelConfig, RopeSettings, architecture_facts, load_config, parse_config
+from engine.models.config import ModelConfig, architecture_facts, load_config, parse_config
+from engine.models.rope_settings import RopeSettings
 from wire.errors import ModelLoadError
 
 LLAMA: dict[str, Any] = {
@@ -144,14 +145,17 @@ def test_end_tokens_of_both_files_are_united(tmp_path: Path) -> None:
         ({"num_attention_heads": 6}, r"hidden_size must be a multiple of num_attention_heads \(6\), got 64"),
         ({"head_dim": 15}, "head_dim must be even to be rotated, got 15"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+        ({"hidden_act": "relu6"}, "hidden_act 'relu6' is not supported; supported: silu"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(quant_method 'awq'\)"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
         ({"eos_token_id": [2, -1]}, r"eos_token_id must be a token id or a list of token ids, got \[2, -1\]"),
         ({"torch_dtype": 16}, "torch_dtype must be the name of a dtype, got 16"),
         ({"rope_theta": -1}, "rope_theta must be a positive number, got -1"),
         ({"rope_scaling": [2.0]}, r"rope_scaling must be an object or null, got \[2.0\]"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope' is not supported; supported: default, linear"),
+        (
+            {"rope_scaling": {"rope_type": "proportional"}},
+            "'proportional' is not supported; supported: default, linear",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: factor is missing"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters: unknown fields full_attention"),
         (
