@@ -23,7 +23,7 @@ from engine.attention.paged_kv import PagedKv
 from engine.attention.torch_backend import TorchAttention
 from engine.native.library import Kernels
 from wire.errors import InvalidSetting
-from wire.layout import DTYPE_BYTES, KvLayout
+from wire.layout import DTYPE_BYTES, LATENT, KvLayout
 
 _RULES = "caps of scores, or sinks"
 AUTO, FLASHINFER, NATIVE, TORCH = "auto", "flashinfer", "native", "torch"
@@ -148,8 +148,10 @@ def _find_flashinfer(
         return f"it needs a CUDA device, not {device.torch_device}"
     if any(rule.scale is not None for rule in shape.rules):
         return "the model's attention has a scale of its own"
-    gpu = look(device.torch_device)
     kvs = [group.kv for group in shape.layout.groups]
+    if any(kv.kind == LATENT for kv in kvs):
+        return "the model attends to latents"
+    gpu = look(device.torch_device)
     for kv in kvs:
         reason = unsupported_reason(shape.num_heads, kv.num_kv_heads, kv.head_dim, shape.dtype, gpu.compute_capability)
         if reason is not None:

@@ -70,7 +70,7 @@ def layer_kv(pool: PagedKv, number: int) -> BatonPagedKv:
     view, kv = pool.layer(number), pool.layout.layers[number]
     return BatonPagedKv(
         view[:, 0].data_ptr(),
-        view[:, 1].data_ptr(),
+        view[:, -1].data_ptr(),  # of latents the key is the value
         view.stride(0),
         kv.num_kv_heads,
         pool.layout.block_size,

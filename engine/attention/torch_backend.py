@@ -168,7 +168,8 @@ class _Layer:
         """view: [B, 2, Hkv, block_size, D]."""
         self.scale, self.cap = rule.scale_of(rows.kv.head_dim), rule.cap
         self.sinks = None if rule.sinks is None else rule.sinks.view(rows.kv.num_kv_heads, -1)
-        keys, values = view[:, 0], view[:, 1]
+        # of latents the key is the value
+        keys, values = view[:, 0], view[:, -1]
         self.group = group
         self.kv = rows.kv
         self.key_heads, self.value_heads = rows.of_heads(keys), rows.of_heads(values)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from engine.models.config_fields import MAX_TOKENS, Fields, read_json_object
 from engine.models.expert_settings import ExpertSettings, read_experts
+from engine.models.latent_settings import LatentSettings, latent_scale, read_latent
 from engine.models.names import LLAMA, Names
 from engine.models.registry import Block, Family, MlpKind, NormKind, QkNorm, family_of
 from engine.models.rope_settings import RopeSettings, partial_rotary_factor, read_local_rope, read_rope
@@ -89,6 +90,9 @@ class ModelConfig:
     layer_ropes: tuple[LayerRope, ...] = ()
     """One entry a layer."""
     experts: ExpertSettings | None = None
+    latent: LatentSettings | None = None
+    num_draft_layers: int = 0
+    """Layers behind the others in the files, which predict further tokens and are not used."""
     multipliers: Multipliers = field(default_factory=Multipliers)
     has_short_context: bool = False
     """longrope: no sequence is longer than the context before scaling, so the short factors count."""
@@ -125,7 +129,8 @@ def parse_config(content: dict[str, Any], generation: dict[str, Any] | None = No
     attention_bias = fields.flag("attention_bias", False)
     mlp_bias = fields.flag("mlp_bias", False)
     max_position = fields.count("max_position_embeddings", most=MAX_TOKENS)
-    head_dim = _head_dim(fields, family, hidden_size, num_heads)
+    latent = read_latent(fields) if family.has_latents else None
+    head_dim = _head_dim(fields, family, hidden_size, num_heads) if latent is None else latent.rope_dim
     rotary_dim = _rotary_dim(fields, family, head_dim)
     windows = _windows(fields, family, num_layers)
     return ModelConfig(
@@ -135,7 +140,7 @@ def parse_config(content: dict[str, Any], generation: dict[str, Any] | None = No
         intermediate_size=fields.count("intermediate_size", 4 * hidden_size if family.mlp == "plain" else None),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=_kv_heads(fields, family, num_heads),
+        num_kv_heads=_kv_heads(fields, family, num_heads) if latent is None else 1,
         head_dim=head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_position_embeddings=max_position,
@@ -155,11 +160,13 @@ def parse_config(content: dict[str, Any], generation: dict[str, Any] | None = No
         mlp=family.mlp,
         names=family.names,
         rotary_dim=rotary_dim,
-        is_interleaved=family.is_interleaved,
+        is_interleaved=fields.flag("rope_interleave", family.is_interleaved),
         local_rope=read_local_rope(fields, max_position, rotary_dim) if family.rope_rule == "local" else None,
         layer_ropes=_layer_ropes(fields, family, windows),
         experts=None if family.experts is None else read_experts(family.experts, fields, num_layers),
-        multipliers=_multipliers(fields, family, hidden_size),
+        latent=latent,
+        num_draft_layers=fields.index("num_nextn_predict_layers", 0) if fields.has("num_nextn_predict_layers") else 0,
+        multipliers=_multipliers(fields, family, hidden_size, latent),
     )
 
 
@@ -289,16 +296,20 @@ def _marked_ropes(fields: Fields, num_layers: int) -> tuple[LayerRope, ...]:
     return tuple(kinds[mark] for mark in marks)
 
 
-def _multipliers(fields: Fields, family: Family, hidden_size: int) -> Multipliers:
+def _multipliers(fields: Fields, family: Family, hidden_size: int, latent: LatentSettings | None) -> Multipliers:
     def optional(name: str) -> float | None:
         return fields.number(name) if fields.has(name) else None
 
-    scalar = optional("query_pre_attn_scalar")
+    scale = optional("attention_multiplier")
+    if fields.has("query_pre_attn_scalar"):
+        scale = fields.number("query_pre_attn_scalar") ** -0.5
+    if latent is not None:
+        scale = latent_scale(fields, latent)
     return Multipliers(
         embedding=hidden_size**0.5 if family.scales_embedding else fields.number("embedding_multiplier", 1.0),
         residual=fields.number("residual_multiplier", 1.0),
         logits=fields.number("logit_scale", 1.0) / fields.number("logits_scaling", 1.0),
-        attention_scale=optional("attention_multiplier") if scalar is None else scalar**-0.5,
+        attention_scale=scale,
         attention_cap=optional("attn_logit_softcapping"),
         logits_cap=optional("final_logit_softcapping"),
     )

@@ -129,4 +129,5 @@ class Decoder:
 
 def _is_plain(config: ModelConfig) -> bool:
     kinds = (config.block, config.norm, config.mlp, config.hidden_act, config.multipliers.residual)
-    return kinds == ("pre", "rms", "gated", "silu", 1.0) and config.experts is None and config.qk_norm != "whole"
+    has_plain_parts = config.experts is None and config.latent is None and config.qk_norm != "whole"
+    return has_plain_parts and kinds == ("pre", "rms", "gated", "silu", 1.0)

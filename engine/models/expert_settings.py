@@ -15,7 +15,7 @@ MAX_EXPERTS = 1024
 Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 """What the router's numbers become before the chosen ones are weights: probabilities over all experts, a probability
 for each alone, or probabilities over the chosen ones."""
-ExpertStyle = Literal["mixtral", "qwen", "olmoe", "glm", "gpt_oss"]
+ExpertStyle = Literal["mixtral", "qwen", "olmoe", "glm", "deepseek_v2", "gpt_oss"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class ExpertSettings:
 
     `sparse_layers`: one entry a layer; the others have one MLP for all tokens. `normalizes`: weights of the chosen sum
     to 1. `has_correction`: experts are chosen by corrected scores. `num_groups`: experts are chosen from the best
-    `num_chosen_groups` groups. `shared_size`: of the MLP that every token goes through as well, 0 for none.
+    `num_chosen_groups` groups, each as good as its `num_best_of_group` best experts. `has_float32_router`: whatever the
+    model's dtype is. `shared_size`: of the MLP that every token goes through as well, 0 for none.
     """
 
     num_experts: int
@@ -37,6 +38,8 @@ class ExpertSettings:
     has_correction: bool = False
     num_groups: int = 1
     num_chosen_groups: int = 1
+    num_best_of_group: int = 1
+    has_float32_router: bool = False
     shared_size: int = 0
     has_shared_gate: bool = False
 
@@ -100,6 +103,28 @@ def _glm(fields: Fields, num_layers: int) -> ExpertSettings:
         has_correction=True,
         num_groups=fields.count("n_group", 1),
         num_chosen_groups=fields.count("topk_group", 1),
+        num_best_of_group=2,
+        has_float32_router=True,
+        shared_size=size * fields.count("n_shared_experts", 1),
+    )
+
+
+def _deepseek_v2(fields: Fields, num_layers: int) -> ExpertSettings:
+    size = fields.count("moe_intermediate_size")
+    first = fields.index("first_k_dense_replace", 0)
+    method = fields.raw("topk_method") or "greedy"
+    if method not in ("greedy", "group_limited_greedy"):
+        raise fields.error("topk_method", "greedy or group_limited_greedy")
+    in_groups = method == "group_limited_greedy"
+    return ExpertSettings(
+        num_experts=fields.count("n_routed_experts", None, MAX_EXPERTS),
+        num_chosen=fields.count("num_experts_per_tok"),
+        intermediate_size=size,
+        sparse_layers=tuple(layer >= first for layer in range(num_layers)),
+        scaling=fields.number("routed_scaling_factor", 1.0),
+        num_groups=fields.count("n_group") if in_groups else 1,
+        num_chosen_groups=fields.count("topk_group") if in_groups else 1,
+        has_float32_router=True,
         shared_size=size * fields.count("n_shared_experts", 1),
     )
 
@@ -119,5 +144,6 @@ _READERS: Mapping[ExpertStyle, Callable[[Fields, int], ExpertSettings]] = {
     "qwen": _qwen,
     "olmoe": _olmoe,
     "glm": _glm,
+    "deepseek_v2": _deepseek_v2,
     "gpt_oss": _gpt_oss,
 }

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.parameters import Parameter, Source, slices
 from engine.models.weight_files import TensorEntry, listed, read_header, weight_files
@@ -76,13 +77,13 @@ def check_weights(folder: Path, decoder: Decoder) -> None:
     """Compare the headers of the files with what `decoder` needs, which may be on the device "meta": before anything is
     allocated. Raises `ModelLoadError`."""
     headers = {path: read_header(path) for path in weight_files(folder)}
-    _check_complete(headers, _Uses(decoder.parameters()), decoder.config.architecture)
+    _check_complete(headers, _Uses(decoder.parameters()), decoder.config)
 
 
 def _fill(folder: Path, decoder: Decoder, progress: Callable[[int, int], None] | None) -> None:
     headers = {path: read_header(path) for path in weight_files(folder)}
     uses = _Uses(decoder.parameters())
-    _check_complete(headers, uses, decoder.config.architecture)
+    _check_complete(headers, uses, decoder.config)
     bytes_total = sum(entry.num_bytes for header in headers.values() for entry in header.values())
     bytes_done = 0
     if progress is not None:
@@ -99,7 +100,7 @@ def _fill(folder: Path, decoder: Decoder, progress: Callable[[int, int], None] |
     _check_numbers(decoder.parameters())
 
 
-def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, architecture: str) -> None:
+def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, config: ModelConfig) -> None:
     found: dict[str, TensorEntry] = {}
     for path, header in headers.items():
         twice = [name for name in header if name in found]
@@ -111,10 +112,14 @@ def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Us
         half_filled = uses.half_filled(missing)
         note = f"; fused parameters left half filled: {listed(half_filled)}" if half_filled else ""
         raise ModelLoadError(f"the checkpoint lacks {len(missing)} tensors: {listed(missing)}{note}")
-    unused = [name for name in found if not (name in uses.by_name or name in uses.copies or _DERIVED.fullmatch(name))]
+    ignored = tuple(f"{config.names.layer(config.num_layers + number)}." for number in range(config.num_draft_layers))
+    used = {*uses.by_name, *uses.copies}
+    unused = [
+        name for name in found if name not in used and not _DERIVED.fullmatch(name) and not name.startswith(ignored)
+    ]
     if unused:
         raise ModelLoadError(
-            f"the checkpoint has {len(unused)} tensors that {architecture} does not use: {listed(unused)}"
+            f"the checkpoint has {len(unused)} tensors that {config.architecture} does not use: {listed(unused)}"
         )
     for name, of_name in uses.by_name.items():
         for use in of_name:

@@ -61,6 +61,7 @@ OLMO2 = Names(
 GLM = Names(gate_up="gate_up_proj")
 GLM4 = Names(gate_up="gate_up_proj", attention_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm")
 GLM4_MOE = Names(shared="shared_experts")
+DEEPSEEK = GLM4_MOE
 ONE_NORM = Names(mlp_norm="")
 GPT2 = Names(
     layers="transformer.h",

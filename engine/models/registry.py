@@ -62,6 +62,8 @@ class Family:
     """Files older than grouped-query attention have no `num_key_value_heads`: as many as query heads."""
     has_all_kv_heads: bool = False
     """The architecture has a key and value head for each query head, whatever the file says."""
+    has_latents: bool = False
+    """Attention stores compressed vectors, which all heads share."""
     scales_embedding: bool = False
     """The embedding is multiplied by the square root of the hidden size."""
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -286,6 +288,27 @@ _FAMILIES = (
         experts="glm",
         names=names.GLM4_MOE,
         defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
+    ),
+    Family(
+        "DeepseekV2ForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        mlp_bias=None,
+        is_interleaved=True,
+        has_latents=True,
+        experts="deepseek_v2",
+        names=names.DEEPSEEK,
+        refused={"norm_topk_prob": False, "moe_layer_freq": 1},
+    ),
+    Family(
+        "DeepseekV3ForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        is_interleaved=True,
+        has_latents=True,
+        experts="glm",
+        names=names.DEEPSEEK,
+        refused={"moe_layer_freq": 1},
     ),
 )
 ARCHITECTURES: dict[str, Family] = {family.architecture: family for family in _FAMILIES}

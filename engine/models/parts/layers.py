@@ -18,6 +18,7 @@ from engine.models.config import ModelConfig
 from engine.models.parts.attention import GroupedQueryAttention
 from engine.models.parts.base import Part, PartSetup
 from engine.models.parts.experts import SparseMlp
+from engine.models.parts.latent_attention import LatentAttention
 from engine.models.parts.mlp import GatedMlp, PlainMlp
 from engine.models.parts.norm import StreamNorm, make_norm
 from engine.models.registry import Block
@@ -71,7 +72,9 @@ class _Parts:
     def norm(self, name: str, tensor: str) -> StreamNorm:
         return make_norm(f"{self._name}.{name}", f"{self._tensors}.{tensor}", self._config, self._setup)
 
-    def attention(self) -> GroupedQueryAttention:
+    def attention(self) -> GroupedQueryAttention | LatentAttention:
+        if self._config.latent is not None:
+            return LatentAttention(self._layer, self._config, self._config.latent, self._rope, self._setup)
         return GroupedQueryAttention(self._layer, self._config, self._rope, self._setup)
 
     def mlp(self) -> MlpPart:

@@ -7,6 +7,7 @@ Letters: T tokens of the step, E hidden size, X experts, K experts of each token
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -17,9 +18,6 @@ from engine.models.config import ModelConfig
 from engine.models.expert_settings import ExpertSettings
 from engine.models.parameters import Parameter, Source, whole
 from engine.models.parts.base import PartSetup
-
-_BEST_OF_GROUP = 2
-"""So many corrected scores of a group add up to the group's own."""
 
 
 class Router:
@@ -46,35 +44,35 @@ class Router:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The experts [T, K] int64 of x [T, E], and the weights [T, K] of their results."""
         settings = self._settings
-        if self._correction is not None:
-            return self._corrected(x, self._correction)
-        logits = F.linear(x, self._weight)
-        scores = torch.softmax(logits, dim=-1, dtype=torch.float32)
-        weights, chosen = scores.topk(settings.num_chosen, dim=-1)
-        if settings.normalizes:
-            weights /= weights.sum(dim=-1, keepdim=True)
-        return chosen, weights
-
-    def _corrected(self, x: Tensor, correction: Tensor) -> tuple[Tensor, Tensor]:
-        settings = self._settings
-        scores = F.linear(x.float(), self._weight.float()).sigmoid()
-        corrected = scores + correction
+        scores = self._scores(x)
+        choice = scores if self._correction is None else scores + self._correction
         if settings.num_groups > 1:
-            corrected = corrected.masked_fill(self._outside_of_groups(corrected), 0.0)
-        chosen = corrected.topk(settings.num_chosen, dim=-1)[1]
+            choice = choice.masked_fill(self._outside_of_groups(choice), -math.inf)
+        chosen = choice.topk(settings.num_chosen, dim=-1)[1]
         weights = scores.gather(1, chosen)
         if settings.normalizes:
+            # what is added keeps a division by zero away, and changes no other float32
             weights /= weights.sum(dim=-1, keepdim=True) + 1e-20
-        return chosen, weights * settings.scaling
+        return chosen, weights * settings.scaling if settings.scaling != 1.0 else weights
 
-    def _outside_of_groups(self, corrected: Tensor) -> Tensor:
+    def _scores(self, x: Tensor) -> Tensor:
+        """[T, X] float32."""
+        if self._settings.has_float32_router:
+            logits = F.linear(x.float(), self._weight.float())
+        else:
+            logits = F.linear(x, self._weight)
+        if self._settings.scoring == "sigmoid":
+            return logits.float().sigmoid()
+        return torch.softmax(logits, dim=-1, dtype=torch.float32)
+
+    def _outside_of_groups(self, choice: Tensor) -> Tensor:
         """[T, X] bool: experts that are not in one of a token's best groups."""
         settings = self._settings
-        grouped = corrected.view(len(corrected), settings.num_groups, -1)
-        of_group = grouped.topk(_BEST_OF_GROUP, dim=-1)[0].sum(dim=-1)
+        grouped = choice.view(len(choice), settings.num_groups, -1)
+        of_group = grouped.topk(settings.num_best_of_group, dim=-1)[0].sum(dim=-1)
         best = of_group.topk(settings.num_chosen_groups, dim=-1)[1]
         outside = torch.ones_like(of_group, dtype=torch.bool).scatter_(1, best, False)
-        return outside[:, :, None].expand(grouped.shape).reshape(corrected.shape)
+        return outside[:, :, None].expand(grouped.shape).reshape(choice.shape)
 
     def parameters(self) -> Iterator[Parameter]:
         """See `Part.parameters`."""

@@ -45,6 +45,20 @@ _GROUPS: Mapping[str, Any] = {
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.7,
 }
+_LATENTS: Mapping[str, Any] = {
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+}
+_YARN: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 0.8,
+    "mscale_all_dim": 0.6,
+}
 _GPT2: Mapping[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "intermediate_size": None}
 
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -76,6 +90,12 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gpt-neox": ("gpt_neox", {}),
     "gpt-neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
     "glm4-moe": ("glm4_moe", {**_GROUPS, "head_dim": 32, "use_qk_norm": True}),
+    "deepseek-v2": ("deepseek_v2", {**_GROUPS, **_LATENTS, "q_lora_rank": None}),
+    "deepseek-v2-groups": (
+        "deepseek_v2",
+        {**_GROUPS, **_LATENTS, "q_lora_rank": 20, "topk_method": "group_limited_greedy", "rope_parameters": _YARN},
+    ),
+    "deepseek-v3": ("deepseek_v3", {**_GROUPS, **_LATENTS, "q_lora_rank": 20, "rope_parameters": _YARN}),
 }
 
 

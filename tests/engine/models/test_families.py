@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from engine.build import Engine, build_engine
+from engine.models.weight_files import SINGLE_FILE
 from engine.runner.kv_memory import allocate_private
 from engine.scheduler.request import SampledToken
 from engine.settings import EngineSettings
+from tests.checkpoints import write_weights
 from tests.engine.models.families import FAMILIES, VOCAB_SIZE, make_model
 from tests.request_keys import key_of
+from wire.errors import ModelLoadError
 from wire.sampling import DecodingParams
 
 NUM_PROMPT, NUM_SHARED, NUM_OUTPUT = 29, 21, 6
@@ -89,3 +94,17 @@ def test_short_sequences_of_a_longrope_model_have_the_short_factors(tmp_path: Pa
     (answer,) = answers(engine, prompts()[0][:9])
     assert_same(model, answer)
     assert engine.memory.layout.layers[0].kind != built(tmp_path).memory.layout.layers[0].kind
+
+
+def test_layers_that_draft_further_tokens_are_left_out(tmp_path: Path) -> None:
+    make_model(tmp_path, "deepseek-v3")
+    path = tmp_path / SINGLE_FILE
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert content["num_nextn_predict_layers"] == 1
+    for layer, is_left_out in ((2, True), (3, False)):
+        write_weights(tmp_path, {**load_file(path), f"model.layers.{layer}.eh_proj.weight": torch.zeros(4)})
+        if is_left_out:
+            built(tmp_path)
+        else:
+            with pytest.raises(ModelLoadError, match=r"does not use: model\.layers\.3\.eh_proj\.weight"):
+                built(tmp_path)
