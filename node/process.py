@@ -107,6 +107,7 @@ def _serve(
     with ExitStack() as stack:
         engine = build_engine(settings, role.allocate, _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS))
         stack.callback(engine.device.close)
+        engine.learn_costs()
         watchdog = Watchdog()
         beat = watchdog.beat("transfer thread", THREAD_LIMIT_S)
         parts = NodeParts(engine, node_id, secrets.randbits(63), beat)

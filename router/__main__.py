@@ -70,7 +70,13 @@ def _load(settings: RouterSettings) -> list[ServedModel]:
     templates = RequestTemplates() if settings.trust_request_chat_template else None
     parsers = ParserNames(settings.tool_call_parser, settings.reasoning_parser)
     return load_served_models(
-        settings.model, settings.served_model_name, settings.more_models, int(time.time()), templates, parsers
+        settings.model,
+        settings.served_model_name,
+        settings.more_models,
+        int(time.time()),
+        templates,
+        parsers,
+        settings.generation_config,
     )
 
 

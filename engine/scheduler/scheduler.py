@@ -172,12 +172,13 @@ class Scheduler:
         self.blocks.fork(request, source, num_computed_tokens)
         self.requests.add(request)
 
-    def schedule(self) -> Step:
-        """The next step, while none is in flight; empty when nothing can be computed now."""
-        return self._fill(*self.requests.by_age())
+    def schedule(self, *, expects_streams: bool = False) -> Step:
+        """The next step, while none is in flight; empty when nothing can be computed now. `expects_streams`: requests
+        that decode may join at any moment, so a long step would hold them up."""
+        return self._fill(*self.requests.by_age(), expects_streams=expects_streams)
 
-    def schedule_ahead(self) -> Step | None:
-        """The step after the one that is in flight, if it can be known before that one's result.
+    def schedule_ahead(self, *, expects_streams: bool = False) -> Step | None:
+        """The step after the one that is in flight, if it can be known before that one's result, as `schedule`.
 
         Requests whose next token needs the value of the one before it (penalties, grammars) are left out as long as
         that is not known, and the others go on without them. None when room for the step needs a preemption, or when
@@ -190,7 +191,7 @@ class Scheduler:
         first, blocks = decoding[: self.limits.max_num_batched_tokens], self.blocks
         if sum(blocks.num_missing(request) for request in first if not blocks.has_room(request)) > blocks.num_available:
             return None
-        step = self._fill(decoding, prompts)
+        step = self._fill(decoding, prompts, expects_streams=expects_streams)
         return step if step.requests else None
 
     def advance(self, step: Step) -> None:
@@ -325,7 +326,7 @@ class Scheduler:
                 return FINISH_COMPLETE
         return FINISH_LENGTH if request.is_full(num_tokens) else ""
 
-    def _fill(self, decoding: Sequence[Request], prompts: Sequence[Request]) -> Step:
+    def _fill(self, decoding: Sequence[Request], prompts: Sequence[Request], *, expects_streams: bool = False) -> Step:
         """One token for each of `decoding`, and of those that came with their KV, while the budget lasts; and prompts
         with the rest of it."""
         running, has_room = self.requests.running, self.blocks.has_room
@@ -339,7 +340,7 @@ class Scheduler:
         while budget > 0 and self._first_is_computed and (admitted := self._admit()) is not None:
             budget -= self._share(admitted, 1, shares, spans)
         budget = self.limits.max_num_batched_tokens - len(shares)
-        if self._bound is not None and shares:
+        if self._bound is not None and (shares or expects_streams):
             start = prompts[0].num_computed_tokens if prompts else 0
             budget = min(budget, self._bound.prompt_tokens(shares.values(), start))
         for request in prompts:
