@@ -25,12 +25,11 @@ def test_whoever_connects_waits_for_one_child_after_the_other() -> None:
 
 def test_every_address_of_a_host_has_the_same_port() -> None:
     with listening("", 0, "--port") as listener:
-        ports = {socket.socket(fileno=fd).getsockname()[1] for fd in map(_copy, listener.fds)}
+        ports = set()
+        for fd in listener.fds:
+            with socket.socket(fileno=socket.dup(fd)) as each:
+                ports.add(each.getsockname()[1])
         assert ports == {listener.port}
-
-
-def _copy(fd: int) -> int:
-    return socket.dup(fd)
 
 
 def test_a_port_in_use_is_refused_with_the_flag_to_change() -> None:
