@@ -29,6 +29,7 @@ from router.http.json_answer import json_answer
 from router.legs import RelayRequest
 from router.metrics import RouterMetrics
 from router.openai.answer import Answer, Choice, make_choices
+from router.openai.answer_blocks import AnswerBlocks
 from router.openai.answer_parts import chat_stream
 from router.openai.answer_size import bounded
 from router.openai.best_of import best_choices
@@ -52,9 +53,11 @@ from router.openai.responses import (
     model_object,
     text_completion,
 )
-from router.openai.responses_api import ResponseObject, ResponseStream
+from router.openai.responses_api import ResponseWriter
 from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
+from router.openai.strict_model import Strict
+from router.openai.translation import AnswerWriter, TranslatedRequest
 from router.relay import Relay
 from router.request_ids import REQUEST_ID
 from router.request_trace import note_request
@@ -62,7 +65,8 @@ from router.served_model import ServedModel
 from router.timings import ClientTimes, timings_of
 from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded
 
-RequestT = TypeVar("RequestT", ChatCompletionRequest, CompletionRequest, ResponsesRequest)
+RequestT = TypeVar("RequestT", bound=Strict)
+TranslatedT = TypeVar("TranslatedT", bound=TranslatedRequest)
 _log = logging.getLogger(__name__)
 
 
@@ -119,16 +123,30 @@ class Endpoints:
 
     async def responses(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/responses`."""
+        return await self._translated(http, ResponsesRequest, ResponseWriter)
+
+    async def _translated(
+        self,
+        http: web.Request,
+        schema: type[TranslatedT],
+        make_writer: Callable[[ReplyHead, TranslatedT, AnswerBlocks], AnswerWriter],
+    ) -> web.StreamResponse:
+        """An endpoint of another interface: it has a translation of its requests and a writer of its answers."""
         times = ClientTimes(received_us=now_us())
         notes = IgnoredFields(self.is_strict)
-        request = await _parse(http, ResponsesRequest, notes)
-        model = self._model_for(request)
-        answer = await self._answer(http, model, request, [await model.prompts.chat_prompt(request.as_chat())], "input")
-        response = ResponseObject(self._head("resp", model, notes), request)
-        if request.stream:
-            return await self._stream(http, answer, ResponseStream(response), request, times)
-        (choice,) = await self._collect(answer, request)
-        return await json_answer(http, response.ended(choice.whole, answer.usage()))
+        request = await _parse(http, schema, notes)
+        chat = request.as_chat()
+        model = self._model_for(chat)
+        prompt_ids = await model.prompts.chat_prompt(chat)
+        answer = await self._answer(http, model, chat, [prompt_ids], request.conversation_field)
+        parts, text = model.prompts.choice_parts(chat, prompt_ids), answer.choices[0].text
+        blocks = AnswerBlocks(parts, text, shows_reasoning=chat.include_reasoning)
+        writer = make_writer(self._head("resp", model, notes), request, blocks)
+        if chat.stream:
+            return await self._stream(http, answer, writer, chat, times)
+        (choice,) = await self._collect(answer, chat, keeps_entries=True)
+        usage = _usage(answer, chat, times)
+        return await json_answer(http, await asyncio.to_thread(writer.whole, choice.whole, usage))
 
     async def models(self, http: web.Request) -> web.Response:
         """`GET /v1/models`."""

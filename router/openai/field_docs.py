@@ -73,7 +73,7 @@ REQUEST: Mapping[str, str] = {
     "temperature": "0 to 2; 0: always the likeliest token.",
     "tool_choice": "`none`, `auto` (the default where there are tools), `required`, or a function by its name. See "
     "[tools](#tools).",
-    "tools": "Functions that the model may call, at most 128.",
+    "tools": "Functions that the model may call, at most 512.",
     "top_k": "Only so many of the likeliest tokens are sampled; 0 or -1: all.",
     "top_logprobs": "How many likely tokens to report beside each token, at most 20.",
     "top_p": "Only the likeliest tokens that have this probability together are sampled.",

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.text.answers.formats import MARKERS, AnswerFormat, ParserNames
+from engine.text.answers.formats import MARKERS, AnswerFormat, CallsWanted, ParserNames
 from engine.text.chat_template import ChatTemplate
 from engine.text.choice_text import TextOptions
 from engine.text.fill_in_middle import FillInMiddle
 from engine.text.tokenizer import Tokenizer
-from router.openai.answer_parts import AnswerParts
+from router.openai.answer_parts import AnswerParts, ChoiceParts
 from router.openai.fields import UNSUPPORTED
 from router.openai.grammar_checks import GrammarChecks
 from router.openai.prompt_report import prompt_text
@@ -101,6 +101,13 @@ class PromptMaker:
             lambda: self.answer_format.parser(wanted, is_reasoning_begun=is_begun),
             shows_reasoning=request.include_reasoning,
         )
+
+    def choice_parts(self, request: ChatCompletionRequest, prompt_ids: Sequence[int]) -> ChoiceParts:
+        """`answer_parts` of an answer with one choice. Where there is content only, that is all it finds."""
+        parts = self.answer_parts(request, prompt_ids)
+        if parts is not None:
+            return parts.choice(0)
+        return ChoiceParts(_PLAIN.parser(CallsWanted(), is_reasoning_begun=False))
 
     def text_options(self, request: GenerationRequest) -> TextOptions:
         """The options for the text of a choice. Where it is told apart, the markers of its parts have text."""
