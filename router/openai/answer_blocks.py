@@ -22,7 +22,8 @@ TEXT, REASONING, CALL = "text", "reasoning", "call"
 
 @dataclass(slots=True)
 class Block:
-    """`place`: its number in the answer, from 0. `name` and `call_id` are a call's. `entries`: the tokens of a text."""
+    """`place`: its number in the answer, from 0. `name` and `call_id` are a call's. `entries`: the tokens of a text,
+    where log probabilities are told."""
 
     kind: str
     place: int
@@ -46,7 +47,7 @@ class Change(Enum):
 
 
 class BlockEvent(NamedTuple):
-    """`text` and `entries` (tokens, for a text) are what a block grew by."""
+    """`text` and `entries` (see `Block`) are what a block grew by."""
 
     change: Change
     block: Block
@@ -78,7 +79,8 @@ class AnswerBlocks:
 
     def push(self, piece: TextDelta) -> list[BlockEvent]:
         """What the next piece does."""
-        self._entries += piece.entries
+        if piece.entries and piece.entries[0].chosen is not None:
+            self._entries += piece.entries
         events: list[BlockEvent] = []
         for delta in self._parts.push(piece):
             events += self._take(delta)

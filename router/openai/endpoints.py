@@ -24,6 +24,8 @@ from router.access.audit import GENERATION, Generation
 from router.access.cache_salt import cache_salt_of
 from router.access.guard import IDENTITY
 from router.admission.admission import Admission, Demand
+from router.anthropic.request import CountTokensRequest, MessagesRequest
+from router.anthropic.writer import MessageWriter
 from router.http.body import read_body
 from router.http.json_answer import json_answer
 from router.legs import RelayRequest
@@ -124,6 +126,18 @@ class Endpoints:
     async def responses(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/responses`."""
         return await self._translated(http, ResponsesRequest, ResponseWriter)
+
+    async def messages(self, http: web.Request) -> web.StreamResponse:
+        """`POST /v1/messages`, in Anthropic's format."""
+        return await self._translated(http, MessagesRequest, MessageWriter)
+
+    async def count_tokens(self, http: web.Request) -> web.StreamResponse:
+        """`POST /v1/messages/count_tokens`, in Anthropic's format."""
+        notes = IgnoredFields(self.is_strict)
+        chat = (await _parse(http, CountTokensRequest, notes)).as_chat()
+        prompt_ids = await self._model_for(chat).prompts.chat_prompt(chat)
+        self.metrics.count_ignored(notes.labels)
+        return _json({"input_tokens": len(prompt_ids)})
 
     async def _translated(
         self,

@@ -17,7 +17,7 @@ from engine.text.choice_text import TextDelta, TokenEntry
 from router.openai.answer_blocks import CALL, REASONING, TEXT, AnswerBlocks, Block, BlockEvent, Change
 from router.openai.errors import error_body
 from router.openai.logprob_formats import chat_logprobs
-from router.openai.responses import NO_REPORT, PromptReport, ReplyHead, TokensSoFar, Usage, json_bytes, usage_object
+from router.openai.responses import NO_REPORT, PromptReport, ReplyHead, TokensSoFar, Usage, named_event, usage_object
 from router.openai.responses_request import ResponsesRequest
 from router.openai.responses_tools import shown_choice, shown_tools
 from wire.messages import FINISH_LENGTH
@@ -157,9 +157,8 @@ class ResponseWriter:
         }
 
     def _event(self, kind: str, **members: Any) -> bytes:
-        payload = json_bytes({"type": kind, "sequence_number": self._number, **members})
-        self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), payload)
+        number, self._number = self._number, self._number + 1
+        return named_event(kind, sequence_number=number, **members)
 
 
 def responses_usage(usage: Usage, num_reasoning_tokens: int) -> dict[str, Any]:

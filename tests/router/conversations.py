@@ -48,7 +48,8 @@ def choosing(prompts: PromptMaker, choose: Callable[[str], str]) -> Script:
 
 def doubling(prompt: str) -> str:
     """Call `double` once, then tell its result."""
-    return "It is 8." if "[tool]8" in prompt else f"{THOUGHT}Let me see.{CALL}"
+    answer = f"{THOUGHT}It is 8." if "[tool]8" in prompt else f"{THOUGHT}Let me see.{CALL}"
+    return answer.removeprefix("<think>") if prompt.endswith("<think>") else answer
 
 
 def named_events(body: bytes) -> list[Mapping[str, Any]]:
