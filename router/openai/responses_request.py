@@ -62,6 +62,8 @@ _ECHOED = ("metadata", "prompt_cache_key", "safety_identifier", "user")
 
 _IGNORABLE: ignored.IgnoredTable = {
     **{name: rule for name, rule in ignored.COMMON.items() if name not in _ECHOED},
+    "access_programs": ignored.Ignored("it concerns OpenAI's own service"),
+    "background_options": ignored.Ignored("answers are not made in the background"),
     "max_tool_calls": ignored.Ignored("it limits tools that the server runs, and there are none"),
 }
 _TEXT_IGNORABLE: ignored.IgnoredTable = {"verbosity": ignored.Ignored(ignored.CHAT["verbosity"].reason, ("medium",))}
@@ -72,6 +74,7 @@ RESPONSES: Table = {
     "background": (False,),
     "context_management": ([],),
     "conversation": (),
+    "image": (),
     "previous_response_id": (),
     "prompt": (),
     "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": None}),
