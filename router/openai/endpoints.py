@@ -91,6 +91,7 @@ class Endpoints:
         notes = IgnoredFields(self.is_strict)
         request = await _parse(http, ChatCompletionRequest, notes)
         model = self._model_for(request)
+        model.prompts.note_ignored(request, notes)
         prompt_ids = await model.prompts.chat_prompt(request)
         answer = await self._answer(http, model, request, [prompt_ids], "messages")
         head = self._head("chatcmpl", model, notes)
@@ -151,6 +152,7 @@ class Endpoints:
         request = await _parse(http, schema, notes)
         chat = request.as_chat()
         model = self._model_for(chat)
+        model.prompts.note_ignored(chat, notes)
         prompt_ids = await model.prompts.chat_prompt(chat)
         answer = await self._answer(http, model, chat, [prompt_ids], request.conversation_field)
         parts, text = model.prompts.choice_parts(chat, prompt_ids), answer.choices[0].text
@@ -204,7 +206,7 @@ class Endpoints:
         if request.bad_words:
             params = replace(params, bad_word_ids=model.prompts.bad_word_ids(request.bad_words))
         params.check_vocabulary(model.prompts.tokenizer.vocab_size)
-        params = await model.prompts.with_grammar(request, params)
+        params = await model.prompts.with_grammar(request, params, prompts[0])
         num_choices = len(prompts) * request.num_candidates
         if num_choices > MAX_CHOICES:
             name = "n" if request.num_candidates == request.n else "best_of"

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Self, TypeAlias
 from pydantic import BaseModel, PlainValidator, WithJsonSchema, model_validator
 
 from engine.text.answers.formats import CallsWanted
+from engine.text.answers.grammars import moved_references
 from router.openai.fields import MAX_TEXT_CHARS, TOO_LONG, UNSUPPORTED, field_error
 from router.openai.strict_json import shown
 from router.openai.structured import AskedGrammar
@@ -24,8 +25,6 @@ from wire.grammar import Grammar
 MAX_TOOLS = 512
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
-_REFERENCE = "$ref"
-_DATA = ("const", "enum", "default", "examples")
 Path: TypeAlias = tuple[str | int, ...]
 
 
@@ -202,6 +201,20 @@ class ToolFields(BaseModel):
         except InvalidRequest:
             raise field_error("hold too long a schema", ("tools",), TOO_LONG) from None
 
+    @property
+    def has_strict_function(self) -> bool:
+        """Whether the arguments of a call have to be valid though the model need not call."""
+        return any(tool["function"].get("strict") for tool in self.offered_tools)
+
+    def callable_schemas(self) -> dict[str, Mapping[str, Any]]:
+        """The schemas of arguments in calls that a grammar knows: those of strict functions, and any object."""
+        functions = [tool["function"] for tool in self.offered_tools]
+        anything = {"type": "object"}
+        return {
+            function["name"]: _parameters(function["parameters"]) if function.get("strict") else anything
+            for function in functions
+        }
+
     def _schemas(self) -> dict[str, Mapping[str, Any]]:
         functions = [tool["function"] for tool in self.tools]
         return {function["name"]: function["parameters"] for function in functions}
@@ -220,7 +233,7 @@ def _array_of_calls(schemas: Mapping[str, Mapping[str, Any]], *, is_one: bool) -
             "type": "object",
             "properties": {
                 "name": {"const": name},
-                "parameters": _moved(_parameters(schema), f"#/items/anyOf/{number}/properties/parameters"),
+                "parameters": moved_references(_parameters(schema), f"#/items/anyOf/{number}/properties/parameters"),
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,
@@ -228,19 +241,3 @@ def _array_of_calls(schemas: Mapping[str, Mapping[str, Any]], *, is_one: bool) -
         for number, (name, schema) in enumerate(schemas.items())
     ]
     return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **({"maxItems": 1} if is_one else {})}
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """`schema` with its references to itself as they are when it stands at `place` of another schema."""
-    if isinstance(schema, list):
-        return [_moved(item, place) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {
-        name: place + member[1:]
-        if name == _REFERENCE and isinstance(member, str) and member.startswith("#")
-        else member
-        if name in _DATA
-        else _moved(member, place)
-        for name, member in schema.items()
-    }

@@ -22,6 +22,7 @@ from wire.messages import DECODE, PREFILL, Decode, Prefill
 PATH = "/v1/messages"
 TOOL = {"name": "double", "description": "2x", "input_schema": PARAMETERS}
 USER = {"role": "user", "content": "What is twice 4?"}
+OFF = {"type": "disabled"}
 BASE: Mapping[str, Any] = {"model": MODEL, "max_tokens": 100, "messages": [USER]}
 
 
@@ -175,7 +176,7 @@ async def test_a_choice_of_tools_is_enforced(
     server: Server, prompts: PromptMaker, choice: dict[str, Any], text: str, items: dict[str, int]
 ) -> None:
     prefill, _ = await _answers(server, prompts, text)
-    (use,) = (await _post(server, tools=[TOOL], tool_choice=choice)).json()["content"]
+    (use,) = (await _post(server, tools=[TOOL], tool_choice=choice, thinking=OFF)).json()["content"]
     assert (use["type"], use["input"]) == ("tool_use", {"x": 4})
     grammar = (await prefill.expect(Prefill)).params.grammar
     assert grammar is not None
@@ -187,7 +188,9 @@ async def test_a_format_of_the_output(server: Server, prompts: PromptMaker) -> N
     prefill, _ = await _answers(server, prompts, '{"x": 4}')
     asked = {"type": "json_schema", "schema": PARAMETERS}
     for members in ({"output_config": {"format": asked}}, {"output_format": asked}):
-        assert (await _post(server, **members)).json()["content"] == [{"type": "text", "text": '{"x": 4}'}]
+        assert (await _post(server, thinking=OFF, **members)).json()["content"] == [
+            {"type": "text", "text": '{"x": 4}'}
+        ]
         assert (await prefill.expect(Prefill)).params.grammar == Grammar.json_schema(PARAMETERS)
 
 
