@@ -22,7 +22,7 @@ _REFERENCE = "$ref"
 _DATA = ("const", "enum", "default", "examples")
 _SPECIAL = re.compile(r"[.^$*+?()\[\]{}|\\/]")
 _SLASH_OR_ESCAPED = re.compile(r"\\.|/", re.DOTALL)
-_SPACE = r"SPACE: /[ \t\r\n]{1,20}/"
+_SPACE = r"SPACE: /[ \t\r\n]{1,8}/"
 """White space at markers, with an end: a model could go on for ever."""
 Functions = Mapping[str, Mapping[str, Any]]
 _MarkerForm = Callable[[str], str]
