@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from engine.text.tokenizer import Tokenizer
 from wire.errors import InvalidRequest, ModelLoadError
-from wire.grammar import CHOICE, EBNF, JSON_SCHEMA, REGEX, Grammar
+from wire.grammar import CHOICE, EBNF, JSON_SCHEMA, LARK, REGEX, Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -89,6 +89,8 @@ def _library_form(grammar: Grammar) -> str:
     if grammar.kind == CHOICE:
         choices = " | ".join(json.dumps(text) for text in json.loads(grammar.text))
         return LLMatcher.grammar_from_lark(f"start: {choices}")
+    if grammar.kind == LARK:
+        return LLMatcher.grammar_from_lark(grammar.text)
     assert grammar.kind == EBNF
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
