@@ -56,7 +56,11 @@ class GrammarMatcher:
 
     def take(self, token_id: int) -> None:
         """The output goes on with this token."""
-        self._unread.append(token_id)
+        matcher = self._matcher
+        if matcher is None or self.error:
+            self._unread.append(token_id)
+        elif not matcher.consume_token(token_id):
+            self._give_up(matcher)
 
     def fork(self, output: Sequence[int]) -> GrammarMatcher:
         """A matcher of another output."""
