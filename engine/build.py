@@ -108,7 +108,7 @@ def build_engine(
         num_blocks = _num_blocks(settings, capacity, model, limits, attention, device)
         memory = _kv_memory(model.layout, num_blocks, allocate, device)
         runner = _runner(settings, model, limits, attention, memory, device, kernels, on_graphs)
-        core = _core(settings, capacity, model, num_blocks, runner, grammars)
+        core = _core(settings, capacity, model, num_blocks, runner, grammars, device)
         grammars.finish_loading()
     return Engine(
         core,
@@ -246,6 +246,7 @@ def _core(
     num_blocks: int,
     runner: ModelRunner,
     grammars: Grammars,
+    device: Device,
 ) -> EngineCore:
     config = model.decoder.config
     pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching)
@@ -255,6 +256,8 @@ def _core(
         capacity.num_step_tokens,
         min(capacity.max_model_len, num_blocks * settings.block_size),
         vocab_size=config.vocab_size,
+        # a recorded step takes no chunks, and is so much faster than another that jumping would cost more than it saves
+        jumps_ahead=not device.records or settings.enforce_eager,
     )
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids))
     return EngineCore(pool, scheduler, runner, model.fingerprint, grammars)

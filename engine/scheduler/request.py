@@ -41,6 +41,10 @@ class Matcher(Protocol):
         """The output goes on with this token."""
         ...
 
+    def forced_token(self) -> int | None:
+        """The only token that may be next; None when there are several, or none."""
+        ...
+
     def fork(self, output: Sequence[int]) -> Matcher:
         """The matcher of another output in the same grammar."""
         ...
@@ -225,7 +229,8 @@ class RequestOutput(NamedTuple):
     request; `has_left` also when it leaves because only its first token was wanted, or because it `has_failed`: a token
     was due and the model computed NaN, or `failure` says what else went wrong. Its KV reaches over
     `num_computed_tokens`, `num_step_tokens` of them computed in this step. The first output of a fork counts no token
-    of the prompt as computed or cached: the request it was forked from has counted them."""
+    of the prompt as computed or cached: the request it was forked from has counted them. `forced`: the tokens behind
+    `token` that its grammar forced; the last of all ended the request, if it ended."""
 
     key: RequestKey
     num_step_tokens: int
@@ -237,3 +242,4 @@ class RequestOutput(NamedTuple):
     has_left: bool
     has_failed: bool
     failure: str = ""
+    forced: tuple[int, ...] = ()
