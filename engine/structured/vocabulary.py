@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.structured.dates import with_real_dates
 from engine.text.tokenizer import Tokenizer
 from wire.errors import InvalidRequest, ModelLoadError
 from wire.grammar import CHOICE, EBNF, JSON_SCHEMA, REGEX, Grammar
@@ -83,7 +84,8 @@ def _library_form(grammar: Grammar) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     if grammar.kind == JSON_SCHEMA:
-        return json.dumps({"grammars": [{"json_schema": json.loads(grammar.text)}]})
+        schema = json.loads(grammar.text)
+        return json.dumps({"grammars": [{"json_schema": with_real_dates(schema)}]})
     if grammar.kind == REGEX:
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == CHOICE:
