@@ -18,7 +18,7 @@ _VALUES = ("const", "enum", "default", "examples")
 
 
 def with_real_dates(schema: Any) -> Any:
-    """`schema` with its dates and times limited to those that exist. Raises `RecursionError` for one that is too deep."""
+    """`schema` with its dates and times limited to those that exist. Raises `RecursionError` when it is too deep."""
     if isinstance(schema, list):
         return [with_real_dates(each) for each in schema]
     if not isinstance(schema, dict):

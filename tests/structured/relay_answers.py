@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,29 +46,22 @@ def ask_all(
 ) -> tuple[list[RelayAnswer], int]:
     """Answers, and how many nodes were killed meanwhile. Prompts repeat, so that prefixes are found."""
     cases = [(place, temperature) for place in range(len(schemas)) for temperature in temperatures]
-    stopped, killed = threading.Event(), [0]
-
-    def kill_now_and_then() -> None:
-        chance = random.Random(seed)
-        while not stopped.wait(_KILL_EVERY_S):
-            victim = chance.choice(relay.prefills if killed[0] % 2 else relay.decodes)
-            relay.drop(victim)
-            killed[0] += 1
-            relay.add(victim.role)
+    chance, num_killed = random.Random(seed), 0
 
     def ask(number: int) -> RelayAnswer:
         place, temperature = cases[number]
         return _ask(relay.client, schemas[place], place, number, temperature)
 
-    with ThreadPoolExecutor(_NUM_IN_FLIGHT) as threads, ThreadPoolExecutor(1) as killer:
-        killing = killer.submit(kill_now_and_then)
-        try:
-            found = list(threads.map(ask, range(len(cases))))
-        finally:
-            stopped.set()
-        killing.result()
+    with ThreadPoolExecutor(_NUM_IN_FLIGHT) as threads:
+        asked = [threads.submit(ask, number) for number in range(len(cases))]
+        # in this thread: nodes end with the thread that has started them
+        while wait(asked, timeout=_KILL_EVERY_S).not_done:
+            victim = chance.choice(relay.prefills if num_killed % 2 else relay.decodes)
+            relay.drop(victim)
+            num_killed += 1
+            relay.add(victim.role)
     relay.settle()
-    return found, killed[0]
+    return [each.result() for each in asked], num_killed
 
 
 def _ask(client: openai.OpenAI, schema: dict[str, Any], place: int, number: int, temperature: float) -> RelayAnswer:

@@ -156,9 +156,10 @@ def _number_check(compare: Callable[[float, float], bool], keyword: str) -> Call
     return lambda schema, value, root: not _TYPES["number"](value) or compare(value, schema[keyword])
 
 
-def _length_check(
-    kind: type[list[Any]] | type[str], compare: Callable[[int, int], bool], keyword: str
-) -> Callable[[Schema, Any, Any], bool]:
+_Check = Callable[[Schema, Any, Any], bool]
+
+
+def _length_check(kind: type[list[Any]] | type[str], compare: Callable[[int, int], bool], keyword: str) -> _Check:
     return lambda schema, value, root: not isinstance(value, kind) or compare(len(value), schema[keyword])
 
 
