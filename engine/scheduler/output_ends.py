@@ -10,18 +10,27 @@ where only some tokens are allowed the forced one may not be among them.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from engine.scheduler.request import Request, RequestOutput
 from wire.messages import FINISH_COMPLETE, FINISH_LENGTH, FINISH_STOP
 
 MAX_FORCED = 64
 """Tokens that are taken at once: each takes as long as its mask, and a grammar may force text without an end."""
+MAX_JUMP_S = 0.001
+"""Processor time. A jump that takes longer ends, and goes on behind the next step: everybody in the batch waits for it.
+When it ends changes nothing in the output."""
 
 
 class OutputEnds:
-    """`jumps_ahead`: whether forced tokens are taken together."""
+    """`jumps_ahead`: whether forced tokens are taken together. `clock`: seconds."""
 
-    def __init__(self, eos_token_ids: frozenset[int], *, jumps_ahead: bool) -> None:
+    def __init__(
+        self, eos_token_ids: frozenset[int], *, jumps_ahead: bool, clock: Callable[[], float] = time.thread_time
+    ) -> None:
         self._eos_token_ids = eos_token_ids
+        self._clock = clock
         self._jumps_ahead = jumps_ahead
 
     def finish_reason(self, request: Request) -> str:
@@ -46,11 +55,13 @@ class OutputEnds:
         if matcher is None or output.token is None or output.has_left or not self._can_jump(request):
             return output
         forced: list[int] = []
-        finish_reason = ""
-        while not finish_reason and len(forced) < MAX_FORCED and (token_id := matcher.forced_token()) is not None:
+        finish_reason, deadline_s = "", self._clock() + MAX_JUMP_S
+        while not finish_reason and (token_id := matcher.forced_token()) is not None:
             forced.append(token_id)
             request.token_ids.append(token_id)
             finish_reason = self.finish_reason(request)
+            if len(forced) == MAX_FORCED or self._clock() > deadline_s:
+                break
         if not forced:
             return output
         return output._replace(forced=tuple(forced), finish_reason=finish_reason, has_left=bool(finish_reason))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from engine.cache.block_pool import BlockPool
-from engine.scheduler.output_ends import MAX_FORCED
+from engine.scheduler import output_ends
+from engine.scheduler.output_ends import MAX_FORCED, OutputEnds
 from engine.scheduler.request import Fork, Request, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.engine.scheduler.test_matchers import GRAMMAR, FakeMatcher
@@ -20,6 +21,11 @@ from wire.sampling import DecodingParams
 
 A, B = key_of("a"), key_of("b")
 EOS = 60
+
+
+@pytest.fixture(autouse=True)
+def _no_jump_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_ends, "MAX_JUMP_S", 60.0)
 
 
 def _scheduler(num_blocks: int = 32, budget: int = 16, *, jumps_ahead: bool = True) -> Scheduler:
@@ -100,11 +106,20 @@ def test_the_last_forced_token_may_complete_the_output() -> None:
 
 
 def test_a_grammar_that_forces_for_ever_is_followed_piece_by_piece() -> None:
-    scheduler = _scheduler(budget=200)
-    scheduler.limits = replace(scheduler.limits, max_request_tokens=200)
-    scheduler.add(replace(_request(A, [8] * 500, max_tokens=None), max_total_tokens=200))
-    _, (output,) = _step(scheduler, 7)
-    assert len(output.forced) == MAX_FORCED
+    request = replace(_request(A, [8] * 500, max_tokens=None), max_total_tokens=1000)
+    request.token_ids.append(7)
+    sampled = RequestOutput(A, 1, 5, 0, 0, SampledToken(7, None), "", has_left=False, has_failed=False)
+    ends = OutputEnds(frozenset(), jumps_ahead=True, clock=lambda: 0.0)
+    assert len(ends.jump(request, sampled).forced) == MAX_FORCED
+
+
+def test_a_jump_that_takes_long_goes_on_behind_the_next_step() -> None:
+    request, clock = _request(A, [8] * 9), iter(range(99))
+    request.token_ids.append(7)
+    sampled = RequestOutput(A, 1, 5, 0, 0, SampledToken(7, None), "", has_left=False, has_failed=False)
+    ends = OutputEnds(frozenset(), jumps_ahead=True, clock=lambda: 24.0 * next(clock))
+    assert ends.jump(request, sampled).forced == (8, 8, 8)
+    assert request.token_ids[5:] == [7, 8, 8, 8]
 
 
 @pytest.mark.parametrize("members", [{"logprobs": 0}, {"logprobs": 3}, {"allowed_token_ids": (7, 8, 9)}, None])
