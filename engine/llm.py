@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from tqdm import tqdm
 
 from engine.build import build_engine
+from engine.models.generation_defaults import AUTO, load_generation_defaults
 from engine.models.identity import find_checkpoint
 from engine.runner.kv_memory import allocate_private
 from engine.scheduler.request import PromptScores, RequestOutput
@@ -64,6 +65,7 @@ class LLM:
         folder = find_checkpoint(model)
         self._tokenizer = Tokenizer.from_folder(folder)
         self._template = ChatTemplate.from_folder(folder)
+        self._defaults = SamplingParams(**load_generation_defaults(AUTO, folder).values)  # type: ignore[arg-type]
         self._num_requests = 0
 
     def generate(
@@ -73,7 +75,8 @@ class LLM:
         *,
         show_progress: bool = False,
     ) -> list[Completion]:
-        """Continue each prompt, given as text or as token ids. One `SamplingParams` for all, or one each.
+        """Continue each prompt, given as text or as token ids. One `SamplingParams` for all, or one each; without any,
+        the sampling that the checkpoint recommends.
 
         Raises `InvalidRequest` before anything is computed when a prompt or a parameter cannot be used.
         """
@@ -101,7 +104,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         show_progress: bool,
     ) -> list[Completion]:
-        each = _params_for(prompts, params)
+        each = _params_for(prompts, self._defaults if params is None else params)
         streams: dict[RequestKey, _Stream] = {}
         try:
             for token_ids, one in zip(prompts, each, strict=True):

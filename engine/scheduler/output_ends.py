@@ -13,11 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from engine.scheduler.request import Request, RequestOutput
+from engine.scheduler.request import MAX_FORCED, Request, RequestOutput
 from wire.messages import FINISH_COMPLETE, FINISH_LENGTH, FINISH_STOP
 
-MAX_FORCED = 64
-"""Tokens that are taken at once: each takes as long as its mask, and a grammar may force text without an end."""
 MAX_JUMP_S = 0.001
 """Processor time. A jump that takes longer ends, and goes on behind the next step: everybody in the batch waits for it.
 When it ends changes nothing in the output."""

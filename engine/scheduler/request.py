@@ -17,6 +17,9 @@ from wire.sampling import DecodingParams
 
 PENDING_TOKEN = -1
 """In `token_ids`: a token that the step in flight is going to sample."""
+MAX_FORCED = 64
+"""Tokens that a request takes at once at most where its grammar forces them: each takes as long as its mask, and a
+grammar may force text without an end."""
 
 
 class Matcher(Protocol):
@@ -125,6 +128,12 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV is still missing; 1 for a request in the middle of decoding."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def has_jumped(self) -> bool:
+        """Whether all that is to be computed are tokens of its output that it may have taken at once. It is served
+        before prompts, and may lack blocks."""
+        return self.num_computed_tokens >= self.num_prompt_tokens and self.num_uncomputed_tokens <= 1 + MAX_FORCED
 
     @property
     def num_reusable_tokens(self) -> int:

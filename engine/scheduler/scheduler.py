@@ -6,7 +6,8 @@ numbers, and runs thousands of steps a second in tests.
 
 There are no phases. A request has known tokens and computed tokens; a step computes some of the difference. Requests
 that need a single token (they are decoding) are served first, so no stream waits for the prompt of another request; the
-rest of the budget goes to prompts, oldest first, in chunks.
+rest of the budget goes to prompts, oldest first, in chunks. Beside decoding requests a `StepBound`, where there is one,
+makes these as small as a step's time allows.
 
 Blocks: a request is admitted when all its known tokens fit; decoding then grows block by block. When no block is left,
 the newest request is preempted: its blocks are released, and it is computed again later.
@@ -48,6 +49,7 @@ from engine.scheduler.request import (
     Step,
 )
 from engine.scheduler.request_blocks import RequestBlocks
+from engine.scheduler.step_costs import StepBound
 from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from wire.request_key import RequestKey
 
@@ -139,12 +141,19 @@ def _span(request: Request, share: ScheduledRequest) -> PromptSpan | None:
 class Scheduler:
     """Chooses steps and applies their results. `requests`, `blocks`: for reading, and for `remove` and `take`."""
 
-    def __init__(self, pool: BlockPool, limits: SchedulerLimits, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: SchedulerLimits,
+        eos_token_ids: frozenset[int],
+        bound: StepBound | None = None,
+    ) -> None:
         self.limits = limits
         self.requests = LiveRequests()
         self.blocks = RequestBlocks(pool, limits.block_size)
         self.num_preemptions = 0
         self._ends = OutputEnds(eos_token_ids, jumps_ahead=limits.jumps_ahead)
+        self._bound = bound
 
     def add(self, request: Request) -> None:
         """Queue a request without blocks. Raises `ContextLengthExceeded`, `InvalidRequest` or `Overloaded`."""
@@ -165,12 +174,13 @@ class Scheduler:
         self.blocks.fork(request, source, num_computed_tokens)
         self.requests.add(request)
 
-    def schedule(self) -> Step:
-        """The next step, while none is in flight; empty when nothing can be computed now."""
-        return self._fill(*self.requests.by_age())
+    def schedule(self, *, expects_streams: bool = False) -> Step:
+        """The next step, while none is in flight; empty when nothing can be computed now. `expects_streams`: requests
+        that decode may join at any moment, so a long step would hold them up."""
+        return self._fill(*self.requests.by_age(), expects_streams=expects_streams)
 
-    def schedule_ahead(self) -> Step | None:
-        """The step after the one that is in flight, if it can be known before that one's result.
+    def schedule_ahead(self, *, expects_streams: bool = False) -> Step | None:
+        """The step after the one that is in flight, if it can be known before that one's result, as `schedule`.
 
         Requests whose next token needs the value of the one before it (penalties, grammars) are left out as long as
         that is not known, and the others go on without them. None when room for the step needs a preemption, or when
@@ -183,7 +193,7 @@ class Scheduler:
         first, blocks = [*decoding[: self.limits.max_num_batched_tokens], *prompts], self.blocks
         if sum(blocks.num_missing(request) for request in first if not blocks.has_room(request)) > blocks.num_available:
             return None
-        step = self._fill(decoding, prompts)
+        step = self._fill(decoding, prompts, expects_streams=expects_streams)
         return step if step.requests else None
 
     def advance(self, step: Step) -> None:
@@ -289,23 +299,16 @@ class Scheduler:
                     self.add_fork(forked, request, num_computed_tokens)
             has_left = token is None or bool(finish_reason) or request.first_token_only
             index = output.output_index
+            failure = _failure(request) if token is None else ""
             forked_output = RequestOutput(
-                fork.key,
-                0,
-                num_computed_tokens,
-                0,
-                index,
-                token,
-                finish_reason,
-                has_left,
-                token is None,
-                _failure(request) if token is None else "",
+                fork.key, 0, num_computed_tokens, 0, index, token, finish_reason, has_left, token is None, failure
             )
             outputs.append(forked_output if forked is None else self._ends.jump(forked, forked_output))
         return outputs
 
-    def _fill(self, decoding: Sequence[Request], prompts: Sequence[Request]) -> Step:
-        """One token for each of `decoding` while the budget lasts, and prompts with the rest of it."""
+    def _fill(self, decoding: Sequence[Request], prompts: Sequence[Request], *, expects_streams: bool = False) -> Step:
+        """One token for each of `decoding`, and of those that came with their KV, while the budget lasts; and prompts
+        with the rest of it."""
         running, has_room = self.requests.running, self.blocks.has_room
         budget = self.limits.max_num_batched_tokens
         shares: dict[RequestKey, ScheduledRequest] = {}
@@ -314,10 +317,19 @@ class Scheduler:
             if budget > 0 and request.key in running and (has_room(request) or self._make_room(request, shares)):
                 shares[request.key] = _scheduled(request, 1)
                 budget -= 1
+        while budget > 0 and self._first_is_computed and (admitted := self._admit()) is not None:
+            budget -= self._share(admitted, 1, shares, spans)
         budget = self.limits.max_num_batched_tokens - len(shares)
+        if jumped := [request for request in prompts if request.has_jumped]:
+            prompts = [request for request in prompts if not request.has_jumped]
+            for request in jumped:
+                if budget > 0 and request.key in running and (has_room(request) or self._make_room(request, shares)):
+                    budget -= self._share(request, budget, shares, spans)
+        if self._bound is not None and (shares or expects_streams):
+            start = prompts[0].num_computed_tokens if prompts else 0
+            budget = min(budget, self._bound.prompt_tokens(shares.values(), start))
         for request in prompts:
-            # one that jumped ahead is not a prompt, and may lack blocks
-            if budget > 0 and request.key in running and (has_room(request) or self._make_room(request, shares)):
+            if request.key in running:
                 budget -= self._share(request, budget, shares, spans)
         while budget > 0 and (admitted := self._admit()) is not None:
             budget -= self._share(admitted, budget, shares, spans)
@@ -360,6 +372,12 @@ class Scheduler:
         self.num_preemptions += 1
         self.blocks.release_all(request)
         self.requests.preempt(request)
+
+    @property
+    def _first_is_computed(self) -> bool:
+        """Whether the next request to admit came with its KV: it needs no budget, but waits behind prompts for it."""
+        request = self.requests.first_waiting
+        return request is not None and bool(request.block_table) and request.num_uncomputed_tokens == 1
 
     def _admit(self) -> Request | None:
         """Move the next waiting request into the batch if it fits now."""

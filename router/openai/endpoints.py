@@ -85,6 +85,7 @@ class Endpoints:
         notes = IgnoredFields(self.is_strict)
         request = await _parse(http, ChatCompletionRequest, notes)
         model = self._model_for(request)
+        request = model.with_defaults(request)
         prompt_ids = await model.prompts.chat_prompt(request)
         answer = await self._answer(http, model, request, [prompt_ids], "messages")
         head = self._head("chatcmpl", model, notes)
@@ -104,7 +105,7 @@ class Endpoints:
         notes = IgnoredFields(self.is_strict)
         request = await _parse(http, CompletionRequest, notes)
         model = self._model_for(request)
-        request = model.prompts.with_end_of_middle(request)
+        request = model.prompts.with_end_of_middle(model.with_defaults(request))
         prompts = await model.prompts.completion_prompts(request)
         echoes = await model.prompts.echoes(request, prompts)
         answer = await self._answer(http, model, request, prompts, "prompt", echoes)
@@ -123,6 +124,7 @@ class Endpoints:
         notes = IgnoredFields(self.is_strict)
         request = await _parse(http, ResponsesRequest, notes)
         model = self._model_for(request)
+        request = model.with_defaults(request)
         answer = await self._answer(http, model, request, [await model.prompts.chat_prompt(request.as_chat())], "input")
         response = ResponseObject(self._head("resp", model, notes), request)
         if request.stream:
@@ -168,7 +170,7 @@ class Endpoints:
     ) -> Answer:
         """Make the answer, after the checks that need token ids. Nothing has been allocated before them."""
         note_request(model.name, sum(map(len, prompts)))
-        params = request.decoding_params()
+        params = model.defaults.limited(request.decoding_params())
         if request.bad_words:
             params = replace(params, bad_word_ids=model.prompts.bad_word_ids(request.bad_words))
         params.check_vocabulary(model.prompts.tokenizer.vocab_size)

@@ -10,8 +10,8 @@ import pytest
 
 from engine.cache.block_pool import BlockPool
 from engine.scheduler import output_ends
-from engine.scheduler.output_ends import MAX_FORCED, OutputEnds
-from engine.scheduler.request import Fork, Request, RequestOutput, SampledToken, Step
+from engine.scheduler.output_ends import OutputEnds
+from engine.scheduler.request import MAX_FORCED, Fork, Request, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.engine.scheduler.test_matchers import GRAMMAR, FakeMatcher
 from tests.request_keys import key_of
@@ -175,3 +175,14 @@ def test_a_step_ahead_waits_where_forced_tokens_need_a_preemption() -> None:
     scheduler.apply(ahead, {B: SampledToken(8, None)})
     assert [share.key for share in scheduler.schedule().requests] == [B]
     assert scheduler.num_preemptions == 1
+
+
+def test_forced_tokens_come_before_older_prompts() -> None:
+    scheduler = _scheduler(budget=8)
+    long_prompt = Request(B, list(range(40)), 40, DecodingParams(max_tokens=9), b"", 64)
+    scheduler.add(replace(_request(A, [8, 9, 10])))
+    _step(scheduler, 7)
+    scheduler.add(long_prompt)
+    long_prompt.arrival = 0
+    step, _ = _step(scheduler, 11)
+    assert [(share.key, share.num_tokens) for share in step.requests] == [(A, 4), (B, 4)]
