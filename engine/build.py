@@ -128,7 +128,7 @@ def build_engine(
         report_shorter_requests(settings, model.layout, capacity, num_blocks)
         memory = _kv_memory(model.layout, num_blocks, allocate, device)
         runner = _runner(settings, model, limits, attention, memory, device, kernels, on_graphs)
-        core = _core(settings, capacity, model, num_blocks, runner, grammars)
+        core = _core(settings, capacity, model, num_blocks, runner, grammars, device)
         grammars.finish_loading()
     return Engine(
         core,
@@ -288,6 +288,7 @@ def _core(
     num_blocks: int,
     runner: ModelRunner,
     grammars: Grammars,
+    device: Device,
 ) -> EngineCore:
     config = model.decoder.config
     pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching)
@@ -297,6 +298,8 @@ def _core(
         capacity.num_step_tokens,
         min(capacity.max_model_len, num_blocks * settings.block_size),
         vocab_size=config.vocab_size,
+        # a recorded step takes no chunks, and is so much faster than another that jumping would cost more than it saves
+        jumps_ahead=not device.records or settings.enforce_eager,
     )
     costs = StepCosts()
     bound = StepBound(costs, settings.goal_tpot_ms / 1000) if settings.goal_tpot_ms > 0 else None

@@ -36,6 +36,9 @@ _MAX_PAST = 64
 class OutputText(Protocol):
     """Turns the tokens of a choice into text; see `ChoiceText`."""
 
+    stop_string: str | None
+    """The stop string that ended the choice."""
+
     @property
     def num_completion_tokens(self) -> int:
         """Tokens generated for this choice."""
@@ -52,6 +55,7 @@ class NoText:
     """The text of a choice that generates nothing. Nodes sample one token at least, which is dropped here."""
 
     num_completion_tokens = 0
+    stop_string: str | None = None
 
     def push(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = (), node_finish_reason: str = ""
