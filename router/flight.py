@@ -308,12 +308,19 @@ class Flight:
             if self._suspicion.confinement is not None:
                 self._context.routing.probation.wait(self.handoff_id, self._begin_confined)
             if self._node_deadline is None:
-                wait_s = self._context.node_wait.timeout_s
-                self._node_deadline = asyncio.get_running_loop().call_later(wait_s, self.fail, error)
+                wait_s = self._suspicion.wait_s(self._context.node_wait.timeout_s)
+                self._node_deadline = asyncio.get_running_loop().call_later(wait_s, self._waited_in_vain, error)
         except BatonError as error:
             self.fail(error)
         else:
             self._stop_node_deadline()
+
+    def _waited_in_vain(self, error: NoNode) -> None:
+        if not self._suspicion.lift():
+            self.fail(error)
+            return
+        self._node_deadline = None
+        self._start_or_wait()
 
     def _begin_confined(self) -> bool:
         """A confined request has left its node: time begins anew for those that wait for one too."""
