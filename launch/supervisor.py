@@ -4,7 +4,8 @@ Owns the children and the signals of this process. Does not know what the childr
 
 Phases, each with its own end:
     starting   all children at once, until every one is ready; when a child exits here, `run` raises that child's error
-    watching   until the first SIGINT or SIGTERM; a child that exits is started again after a growing delay
+    watching   until the first SIGINT or SIGTERM; a child that exits is started again after a growing delay, unless it
+               has said that it was drained
     stopping   one line that says so; SIGTERM to all but the children that stop last, then to those; SIGKILL when time
                is up or on a second signal
 
@@ -27,7 +28,7 @@ from types import FrameType
 
 from launch.console import Console
 from launch.supervised import ChildReport, ChildSpec, Exited, Reported, SupervisedChild
-from program.events import Loading, Ready
+from program.events import Drained, Loading, Ready
 from wire.errors import BatonError
 
 FIRST_RESTART_DELAY_S = 0.5
@@ -62,7 +63,8 @@ Event = ChildReport | Signalled | ReloadAsked
 @dataclass(slots=True)
 class _ChildState:
     """One child over its restarts. `process` is None between an exit and the next start, due at `restart_at`; `delay_s`
-    comes before the start after that. `must_reload`: it was asked to and has not been told yet.
+    comes before the start after that. `must_reload`: it was asked to and has not been told yet. `is_drained`: it stays
+    away.
     """
 
     spec: ChildSpec
@@ -70,6 +72,7 @@ class _ChildState:
     process: SupervisedChild | None = None
     is_ready: bool = False
     must_reload: bool = False
+    is_drained: bool = False
     address: str = ""
     started_at: float = 0.0
     restart_at: float | None = None
@@ -155,6 +158,8 @@ class Supervisor:
             match event := self._next_event(min(due, default=None)):
                 case None:
                     self._restart_due()
+                case Exited() if self._children[event.name].is_drained:
+                    self._console.log(OWN_NAME, f"{event.name} was drained, and stays away")
                 case Exited():
                     self._schedule_restart(self._children[event.name], event.describe())
                 case Reported(name, Ready()):
@@ -244,6 +249,8 @@ class Supervisor:
                 self._children[name].is_ready = True
                 self._children[name].address = address
                 self._reload()
+            case Reported(name, Drained()):
+                self._children[name].is_drained = True
             case Exited():
                 self._children[event.name].process = None
                 self._children[event.name].is_ready = False

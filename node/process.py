@@ -32,7 +32,7 @@ from node.router_link import RouterLink
 from node.settings import NodeSettings
 from node.stopper import Stopper
 from program.clock import host_clock
-from program.events import GRAPHS, WEIGHTS, Loading, Ready, emit
+from program.events import GRAPHS, WEIGHTS, Drained, Loading, Ready, emit
 from program.process import configure_logging, freeze_startup_objects, keep_freed_memory, start_authenticator
 from wire import links
 from wire.errors import InvalidSetting
@@ -117,6 +117,8 @@ def _serve(
         stack.callback(heartbeat.stop)
         freeze_startup_objects()
         EngineLoop(core, leg, router, heartbeat, stopper).run(_Announcer(hello, router, health))
+    if stopper.stays_away:
+        emit(Drained(role.name))
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from router.admin import Admin
 from router.cors import CorsPolicy
 from router.debug_endpoints import DebugEndpoints
 from router.docs.serving import add_docs
@@ -78,6 +79,7 @@ def build_app(
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", render_metrics)
     Operations(endpoints, nodes, settings).add_routes(app)
+    Admin(endpoints.relay, nodes).add_routes(app)
     Tokenizing(endpoints).add_routes(app)
     if settings.enable_debug_endpoints:
         DebugEndpoints(requests).add_routes(app)
