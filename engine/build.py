@@ -40,6 +40,7 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.recorded_layers import record_layers
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.step_costs import StepBound, StepCosts
 from engine.settings import EngineSettings
 from engine.structured.matcher import Grammars
 from engine.structured.vocabulary import Vocabulary, is_large
@@ -256,5 +257,7 @@ def _core(
         min(capacity.max_model_len, num_blocks * settings.block_size),
         vocab_size=config.vocab_size,
     )
-    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids))
-    return EngineCore(pool, scheduler, runner, model.fingerprint, grammars)
+    costs = StepCosts()
+    bound = StepBound(costs, settings.goal_tpot_ms / 1000) if settings.goal_tpot_ms > 0 else None
+    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound)
+    return EngineCore(pool, scheduler, runner, model.fingerprint, grammars, costs)

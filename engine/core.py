@@ -29,6 +29,7 @@ from engine.cache.hashing import extend_hashes, root_hash
 from engine.runner.base import Runner
 from engine.scheduler.request import Fork, Matcher, PromptScores, Request, RequestOutput, Step
 from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.step_costs import StepCosts
 from engine.steps_in_flight import StepsInFlight, StepWatch
 from engine.structured.matcher import Grammars
 from wire.errors import BatonError, InvalidRequest
@@ -85,7 +86,8 @@ def watch_nothing(step: Step) -> None:
 
 
 class EngineCore:
-    """One model on one device. Without `grammars` requests with a grammar are refused."""
+    """One model on one device. Without `grammars` requests with a grammar are refused. `costs` learns what its steps
+    cost."""
 
     def __init__(
         self,
@@ -94,11 +96,13 @@ class EngineCore:
         runner: Runner,
         fingerprint: str,
         grammars: Grammars | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
         self._held: dict[RequestKey, BlockTable] = {}
         self._pool = pool
         self._scheduler = scheduler
-        self._in_flight = StepsInFlight(runner, scheduler, pool)
+        self.costs = costs or StepCosts()
+        self._in_flight = StepsInFlight(runner, scheduler, pool, self.costs)
         self._fingerprint = fingerprint
         self._grammars = grammars
 
@@ -133,6 +137,7 @@ class EngineCore:
             num_held_blocks=self._pool.num_held,
             loop_age_s=loop_age_s,
             num_preemptions=self._scheduler.num_preemptions,
+            cost=self.costs.cost,
         )
 
     def add(
@@ -175,14 +180,15 @@ class EngineCore:
             raise ValueError(f"{key!r} is in use already")
 
     def reserve(self, key: RequestKey, token_ids: Sequence[int], *, cache_salt: bytes = b"") -> Reservation | None:
-        """Hold blocks for the KV of `token_ids`, reusing cached ones. Returns None when there is no room now, or when a
-        request of the engine itself waits for room, which steady reservations must not starve.
+        """Hold blocks for the KV of `token_ids`, reusing cached ones. Returns None when there is no room now, or when
+        that would take the room which a request of the engine itself waits for.
 
         Raises `ContextLengthExceeded` when there will never be room.
         """
         self.check_size(len(token_ids))
         self._require_new(key)
-        if self._scheduler.requests.is_short_of_blocks:
+        waiting = self._scheduler.requests.first_without_blocks
+        if waiting is not None and not self._scheduler.blocks.has_room_beside(waiting, len(token_ids)):
             return None
         hashes: list[bytes] = []
         extend_hashes(hashes, token_ids, self._scheduler.limits.block_size, self._root(cache_salt))

@@ -29,6 +29,9 @@ class EngineSettings:
     max_num_batched_tokens: int = setting(
         0, "token budget of a step: the largest chunk of a prompt; 0: 2048 on a GPU, else 512"
     )
+    goal_tpot_ms: float = setting(
+        0.0, "milliseconds between two tokens: chunks of prompts beside running requests keep to it; 0: no goal"
+    )
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompt beginnings seen before")
     attention_backend: str = setting(
         "auto",

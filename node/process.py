@@ -107,7 +107,7 @@ def _serve(
         leg, peer_address = role.build_leg(parts)
         stack.callback(leg.close)
         core = engine.core
-        health = HealthServer(settings.host, settings.http_port, NodeCollector(core.status, leg.metrics))
+        health = HealthServer(settings.host, settings.http_port, NodeCollector(core.status, core.costs, leg.metrics))
         stack.callback(health.close)
         hello = _hello(role.name, parts, settings.max_num_seqs, peer_address, health.address)
         router = RouterLink(context, router_address, link_settings, hello, core.status, time.monotonic())

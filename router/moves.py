@@ -15,7 +15,7 @@ from typing import Protocol
 
 from router.legs import Attempt, ControlSender, Legs, send_move
 from router.nodes import Node, NodeRegistry
-from router.routing import Route
+from router.route import Route
 from wire.messages import DECODE, Cancel, HandedOver, HandOver
 
 FIRST_ROUND_S = 0.1

@@ -6,7 +6,8 @@ numbers, and runs thousands of steps a second in tests.
 
 There are no phases. A request has known tokens and computed tokens; a step computes some of the difference. Requests
 that need a single token (they are decoding) are served first, so no stream waits for the prompt of another request; the
-rest of the budget goes to prompts, oldest first, in chunks.
+rest of the budget goes to prompts, oldest first, in chunks. Beside decoding requests a `StepBound`, where there is one,
+makes these as small as a step's time allows.
 
 Blocks: a request is admitted when all its known tokens fit; decoding then grows block by block. When no block is left,
 the newest request is preempted: its blocks are released, and it is computed again later.
@@ -47,6 +48,7 @@ from engine.scheduler.request import (
     Step,
 )
 from engine.scheduler.request_blocks import RequestBlocks
+from engine.scheduler.step_costs import StepBound
 from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from wire.messages import FINISH_COMPLETE, FINISH_LENGTH, FINISH_STOP
 from wire.request_key import RequestKey
@@ -137,12 +139,19 @@ def _span(request: Request, share: ScheduledRequest) -> PromptSpan | None:
 class Scheduler:
     """Chooses steps and applies their results. `requests`, `blocks`: for reading, and for `remove` and `take`."""
 
-    def __init__(self, pool: BlockPool, limits: SchedulerLimits, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: SchedulerLimits,
+        eos_token_ids: frozenset[int],
+        bound: StepBound | None = None,
+    ) -> None:
         self.limits = limits
         self.requests = LiveRequests()
         self.blocks = RequestBlocks(pool, limits.block_size)
         self.num_preemptions = 0
         self._eos_token_ids = eos_token_ids
+        self._bound = bound
 
     def add(self, request: Request) -> None:
         """Queue a request without blocks. Raises `ContextLengthExceeded`, `InvalidRequest` or `Overloaded`."""
@@ -317,7 +326,8 @@ class Scheduler:
         return FINISH_LENGTH if request.is_full(num_tokens) else ""
 
     def _fill(self, decoding: Sequence[Request], prompts: Sequence[Request]) -> Step:
-        """One token for each of `decoding` while the budget lasts, and prompts with the rest of it."""
+        """One token for each of `decoding`, and of those that came with their KV, while the budget lasts; and prompts
+        with the rest of it."""
         running, has_room = self.requests.running, self.blocks.has_room
         budget = self.limits.max_num_batched_tokens
         shares: dict[RequestKey, ScheduledRequest] = {}
@@ -326,7 +336,12 @@ class Scheduler:
             if budget > 0 and request.key in running and (has_room(request) or self._make_room(request, shares)):
                 shares[request.key] = _scheduled(request, 1)
                 budget -= 1
+        while budget > 0 and self._first_is_computed and (admitted := self._admit()) is not None:
+            budget -= self._share(admitted, 1, shares, spans)
         budget = self.limits.max_num_batched_tokens - len(shares)
+        if self._bound is not None and shares:
+            start = prompts[0].num_computed_tokens if prompts else 0
+            budget = min(budget, self._bound.prompt_tokens(shares.values(), start))
         for request in prompts:
             if request.key in running:
                 budget -= self._share(request, budget, shares, spans)
@@ -371,6 +386,12 @@ class Scheduler:
         self.num_preemptions += 1
         self.blocks.release_all(request)
         self.requests.preempt(request)
+
+    @property
+    def _first_is_computed(self) -> bool:
+        """Whether the next request to admit came with its KV: it needs no budget, but waits behind prompts for it."""
+        request = self.requests.first_waiting
+        return request is not None and bool(request.block_table) and request.num_uncomputed_tokens == 1
 
     def _admit(self) -> Request | None:
         """Move the next waiting request into the batch if it fits now."""

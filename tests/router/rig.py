@@ -121,8 +121,12 @@ class Rig:
 
     async def settle(self, within_s: float = PATIENCE_S) -> None:
         """Wait until no request is in flight and the load of every node, lost ones included, is 0."""
+
+        def is_loaded(member: Node) -> bool:
+            return bool(member.load or member.num_awaiting or len(member.prompts))
+
         async with asyncio.timeout(within_s):
-            while self.relay.num_in_flight or any(member.load for member in self.members):  # noqa: ASYNC110
+            while self.relay.num_in_flight or any(map(is_loaded, self.members)):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
 

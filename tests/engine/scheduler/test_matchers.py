@@ -66,7 +66,7 @@ def test_a_request_that_is_not_ready_holds_nobody_up() -> None:
     scheduler, slow = _scheduler(), FakeMatcher(is_ready=False)
     scheduler.add(_request(A, slow))
     assert scheduler.schedule().requests == ()
-    assert not scheduler.requests.is_short_of_blocks
+    assert scheduler.requests.first_without_blocks is None
     scheduler.add(_request(B))
     assert scheduler.requests.awaits_readiness
     assert [share.key for share in scheduler.schedule().requests] == [B]
