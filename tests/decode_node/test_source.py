@@ -34,9 +34,9 @@ class Decodes:
     left_peer: PrefillPeer
     now_s: float = 0.0
 
-    def begin(self, key: RequestKey = FIRST, prompt: list[int] = PROMPT) -> None:
-        """Let the node that is left later compute a prompt and generate."""
-        self.left.leg.begin(self._decode(key, prompt, len(prompt), None), self.now_s)
+    def begin(self, key: RequestKey = FIRST, prompt: list[int] = PROMPT, num_prompt: int | None = None) -> None:
+        """Let the node that is left later compute a prompt and generate. `num_prompt`: what follows is output."""
+        self.left.leg.begin(self._decode(key, prompt, num_prompt or len(prompt), None), self.now_s)
 
     def hand_over(self, key: RequestKey = FIRST) -> int:
         facts = receiving_facts()
@@ -69,6 +69,19 @@ class Decodes:
 
     def generates(self, num_tokens: int, key: RequestKey = FIRST) -> None:
         self.until(lambda: len(self.left.stream(key)) >= num_tokens)
+
+    def transfer(self) -> None:
+        """Everything but steps."""
+        assert self.left.source is not None
+        self.left.source.turn(self.now_s)
+        self.other.thread.turn(self.now_s)
+        self.other.leg.poll(self.now_s)
+        time.sleep(0.0005)
+
+    @property
+    def num_pushed(self) -> int:
+        found = {metric.name: metric.samples[0].value for metric in self.left.leg.metrics()}
+        return int(found["baton:kv_send_blocks"])
 
     @property
     def is_empty(self) -> bool:
@@ -141,6 +154,14 @@ def test_what_is_not_here_or_has_no_token_yet_goes_on_as_before(decodes: Decodes
     assert decodes.hand_over() == 0, "it has ended"
 
 
+def test_output_of_an_earlier_attempt_that_is_computed_still_is_not_handed_over(decodes: Decodes) -> None:
+    decodes.begin(num_prompt=3)
+    for _ in range(2):
+        decodes.left.round(0.0)
+        assert decodes.hand_over() == 0
+    decodes.until(lambda: FIRST in decodes.left.finished and decodes.is_empty)
+
+
 def test_a_request_that_is_handed_over_already_is_not_handed_over_again(decodes: Decodes) -> None:
     decodes.begin()
     decodes.generates(3)
@@ -169,6 +190,14 @@ def test_without_a_word_of_the_other_node_the_blocks_are_released_with_their_lea
     decodes.until(lambda: decodes.is_empty)
 
 
+def test_the_router_is_gone_before_the_other_node_is_asked(decodes: Decodes) -> None:
+    decodes.begin()
+    decodes.generates(3)
+    assert decodes.hand_over() > 0
+    decodes.left.leg.cancel_all(decodes.now_s)
+    decodes.until(lambda: decodes.is_empty)
+
+
 def test_the_router_is_gone(decodes: Decodes) -> None:
     decodes.begin()
     decodes.generates(3)
@@ -191,6 +220,22 @@ def test_kv_that_arrives_damaged_twice_fails_at_the_other_node_only(decodes: Dec
     assert failed == SECOND
     assert isinstance(error, TransferFailed)
     assert decodes.left.failures == []
+
+
+def test_nothing_is_pushed_before_the_step_in_flight_is_over(decodes: Decodes, overlaps: bool) -> None:
+    """It may write into the last block between the push and its checksum."""
+    decodes.begin()
+    decodes.generates(3)
+    decodes.move()
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while not decodes.other.core.request_keys() and not overlaps:
+        assert time.monotonic() < deadline_s
+        decodes.transfer()
+    for _ in range(30):
+        decodes.transfer()
+    assert (decodes.num_pushed > 0) is not overlaps
+    decodes.until(lambda: SECOND in decodes.other.finished and decodes.is_empty)
+    assert decodes.num_pushed > 0
 
 
 def test_the_step_in_flight_fails_after_a_request_was_handed_over(decodes: Decodes) -> None:

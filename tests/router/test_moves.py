@@ -260,6 +260,20 @@ async def test_a_move_that_fails_is_an_attempt_that_failed(code: str) -> None:
         await stage.ends_well(stage.other, leg)
 
 
+async def test_the_attempt_fails_before_the_answer() -> None:
+    async with generating() as stage:
+        order = await stage.ordered()
+        stage.left.fail(stage.leg, RequestFailed.code)
+        leg = await stage.other.expect(Decode)
+        assert leg.attempt > order.next_attempt
+        hand_over(stage.left, order, len(PROMPT) + 2)
+        async with asyncio.timeout(10):
+            while (await stage.left.expect(Cancel)).attempt != order.next_attempt:
+                pass
+        await stage.ends_well(stage.other, leg)
+        assert stage.rig.relay.counters.num_moves == 0
+
+
 async def test_something_else_was_handed_over_than_the_client_has() -> None:
     async with generating() as stage:
         order = await stage.ordered()
