@@ -19,7 +19,14 @@ class EngineSettings:
     block_size: int = setting(16, "tokens per KV block")
     max_model_len: int = setting(0, "longest prompt plus output in tokens; 0: the model's own limit")
     kv_cache_memory_bytes: int = setting(
-        0, "bytes of the KV pool; 0: on a GPU what is free, else what max-num-seqs can use, at most 1 GiB"
+        0,
+        "bytes of the KV pool; 0: on a GPU what is free; on a CPU what max-num-seqs can use, at most 1 GiB or one "
+        "longest request, and what cpu-memory-utilization allows",
+    )
+    cpu_memory_utilization: float = setting(
+        0.6,
+        "share of the machine's memory that this process may take on a CPU, weights included; `baton serve` divides it "
+        "among its nodes",
     )
     gpu_memory_utilization: float = setting(
         0.9, "share of a GPU's memory that this process may take; `baton serve` divides it among the nodes of a GPU"

@@ -103,6 +103,7 @@ def _serve(
     with ExitStack() as stack:
         engine = build_engine(settings, role.allocate, _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS))
         stack.callback(engine.device.close)
+        engine.learn_costs()
         parts = NodeParts(engine, node_id, epoch=secrets.randbits(63))
         leg, peer_address = role.build_leg(parts)
         stack.callback(leg.close)

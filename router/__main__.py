@@ -64,7 +64,13 @@ async def serve(settings: RouterSettings) -> None:
     templates = RequestTemplates() if settings.trust_request_chat_template else None
     parsers = ParserNames(settings.tool_call_parser, settings.reasoning_parser)
     models = load_served_models(
-        settings.model, settings.served_model_name, settings.more_models, int(time.time()), templates, parsers
+        settings.model,
+        settings.served_model_name,
+        settings.more_models,
+        int(time.time()),
+        templates,
+        parsers,
+        settings.generation_config,
     )
     registry = NodeRegistry(
         {model.name: model.fingerprint for model in models}, {model.name: model.tokenizer_digest for model in models}

@@ -25,6 +25,12 @@ class RouterSettings:
         (), "further models that clients may name; their nodes are started apart", metavar="NAME=CHECKPOINT"
     )
     served_model_name: str = setting("", "name of the model in requests; empty: the model as given")
+    generation_config: str = setting(
+        "auto",
+        "whose sampling defaults count for requests without them: the checkpoint's generation_config.json, none, or "
+        "that of another folder",
+        metavar="{auto,none,FOLDER}",
+    )
     prefill_policy: str = setting("prefix", "how the prefill node of a request is chosen", choices=_POLICY_NAMES)
     decode_policy: str = setting("prefix", "how the decode node of a request is chosen", choices=_POLICY_NAMES)
     local_prefill_tokens: int = setting(16, "prompts of which a decode node lacks at most this many tokens stay there")
