@@ -199,7 +199,7 @@ def _checked_weights(
     shapes = Decoder(config, dtype, "meta", TorchOps())
     if settings.load_format != _DUMMY:
         check_weights(folder, shapes)
-    num_bytes = sum(parameter.tensor.nbytes for parameter in shapes.parameters())
+    num_bytes = sum(parameter.num_bytes for parameter in shapes.parameters())
     memory = read_host_memory()
     if not device.has_own_memory and num_bytes > memory.free:
         raise InvalidSetting(

@@ -90,6 +90,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gpt-neox": ("gpt_neox", {}),
     "gpt-neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
     "glm4-moe": ("glm4_moe", {**_GROUPS, "head_dim": 32, "use_qk_norm": True}),
+    "gpt-oss": ("gpt_oss", {"head_dim": 16, "sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "deepseek-v2": ("deepseek_v2", {**_GROUPS, **_LATENTS, "q_lora_rank": None}),
     "deepseek-v2-groups": (
         "deepseek_v2",
