@@ -158,6 +158,8 @@ def _require_batch_invariance(model: _Model, attention: AttentionChoice) -> None
     ops = model.ops
     if not isinstance(ops, NativeOps):
         reason = "it needs Baton's CPU kernels (see --cpu-kernels)"
+    elif not model.decoder.is_recordable:
+        reason = f"torch computes a part of {model.decoder.config.architecture}"
     elif attention.name != NATIVE:
         reason = f"attention is computed by {attention.name}"
     elif not ops.has_packed_all:

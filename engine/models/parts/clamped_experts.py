@@ -15,12 +15,10 @@ from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.models.expert_settings import ExpertSettings
-from engine.models.linear_weights import PlainWeight
 from engine.models.mxfp4 import GROUP, GROUP_BYTES, from_mxfp4
 from engine.models.parameters import Parameter, Source, whole
 from engine.models.parts.base import PartSetup
-from engine.models.parts.experts import ExpertProducts
-from engine.models.parts.linear import Linear
+from engine.models.parts.expert_products import ExpertMatrices, Products, make_products
 from wire.errors import ModelLoadError
 
 
@@ -39,10 +37,11 @@ class ClampedExperts:
         self._down = form(name, f"{tensors}.down_proj", settings.num_experts, size, inner, setup)
         self._settings = settings
         self._setup = setup
-        self._products = ExpertProducts(self._gate)
+        self._products: Products | None = None
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """[T, E] of x [T, E], the experts `chosen` [T, K] and their `weights` [T, K]."""
+        assert self._products is not None  # packed
         return self._products(x, chosen, weights)
 
     def parameters(self) -> Iterator[Parameter]:
@@ -55,11 +54,15 @@ class ClampedExperts:
         num_rows = 2 * self._settings.intermediate_size
         # gates first, as everywhere else
         order = torch.cat((torch.arange(0, num_rows, 2), torch.arange(1, num_rows, 2))).to(self._setup.device)
-        for expert in range(self._settings.num_experts):
-            gate_up, down = self._gate_up.linear(expert, order), self._down.linear(expert, None)
-            self._products.add(gate_up, down)
+        experts = (self._expert(number, order) for number in range(self._settings.num_experts))
+        self._products = make_products(self._gate, experts, self._setup)
         self._gate_up.free()
         self._down.free()
+
+    def _expert(self, number: int, order: Tensor) -> ExpertMatrices:
+        gate_up, gate_up_bias = self._gate_up.expert(number)
+        down, down_bias = self._down.expert(number)
+        return ExpertMatrices(gate_up[order], down, gate_up_bias[order], down_bias)
 
     def _gate(self, gate_up: Tensor) -> Tensor:
         """[T, I] of gate and up side by side."""
@@ -81,13 +84,9 @@ class _Plain:
             _whole(f"{name}.{tensor}.bias", f"{tensor}_bias", self._bias),
         ]
 
-    def linear(self, expert: int, order: Tensor | None) -> Linear:
-        """The product of one expert, packed, its outputs in `order`."""
-        matrix, bias = self._matrix(expert), self._bias[expert]
-        matrix, bias = (matrix, bias) if order is None else (matrix[order], bias[order])
-        linear = Linear(PlainWeight(matrix.contiguous()), Parameter("bias", bias.contiguous(), ()), self._setup.ops)
-        linear.pack()
-        return linear
+    def expert(self, number: int) -> tuple[Tensor, Tensor]:
+        """The matrix [out, in] of an expert, and its bias [out]."""
+        return self._matrix(number), self._bias[number]
 
     def free(self) -> None:
         """Forget what was loaded."""

@@ -1,57 +1,22 @@
 """The experts of a sparse MLP: gated MLPs, of which each token has its own.
 
-Owns the experts' weights and the order of their sums, which depends on the experts alone: what a token gets is the same
-whatever else is in the step. Products are grouped: tokens are sorted by expert, and each expert multiplies its own.
+Owns where their weights are published. What they compute, and in which order, is `expert_products.py`.
 
 Letters: T tokens of the step, E hidden size, X experts, K experts of each token, I intermediate size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.models.expert_settings import ExpertSettings
-from engine.models.linear_weights import PlainWeight
 from engine.models.parameters import Box, Parameter, Source
 from engine.models.parts.base import PartSetup
-from engine.models.parts.linear import Linear
+from engine.models.parts.expert_products import ExpertMatrices, Products, make_products
 from engine.models.parts.mlp import gate_of
-
-
-class ExpertProducts:
-    """The products of all experts of a layer, and what they add up to."""
-
-    def __init__(self, gate: Callable[[Tensor], Tensor]) -> None:
-        """`gate`: from gate and up side by side, [T, 2 I], to [T, I]."""
-        self._gate = gate
-        self._pairs: list[tuple[Linear, Linear]] = []
-
-    def add(self, gate_up: Linear, down: Linear) -> None:
-        """The next expert."""
-        self._pairs.append((gate_up, down))
-
-    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """[T, E] of x [T, E], the experts `chosen` [T, K] and their `weights` [T, K]."""
-        num_chosen = chosen.shape[1]
-        order = chosen.flatten().argsort(stable=True)
-        tokens = order // num_chosen
-        rows, factors = x[tokens], weights.flatten()[order, None].to(x.dtype)
-        counts = torch.bincount(chosen.flatten(), minlength=len(self._pairs)).tolist()
-        added = torch.zeros_like(x)
-        first = 0
-        for (gate_up, down), count in zip(self._pairs, counts, strict=True):
-            if count == 0:
-                continue
-            own = slice(first, first + count)
-            computed = down(self._gate(gate_up(rows[own])))
-            # each token once: an expert's results go to different rows, in the order of the experts
-            added.index_add_(0, tokens[own], computed * factors[own])
-            first += count
-        return added
 
 
 class Experts:
@@ -79,11 +44,13 @@ class Experts:
             Parameter(f"{name}.gate_up", self._gate_up, tuple(gate_up)),
             Parameter(f"{name}.down", self._down, tuple(down)),
         ]
+        self._gate = gate_of(config.hidden_act, setup)
         self._setup = setup
-        self._products = ExpertProducts(gate_of(config.hidden_act, setup))
+        self._products: Products | None = None
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """[T, E] of x [T, E], the experts `chosen` [T, K] and their `weights` [T, K]."""
+        assert self._products is not None  # packed
         return self._products(x, chosen, weights)
 
     def parameters(self) -> Iterator[Parameter]:
@@ -94,12 +61,8 @@ class Experts:
         """See `Part.pack`."""
         assert self._gate_up is not None
         assert self._down is not None
-        ops = self._setup.ops
-        for gate_up, down in zip(self._gate_up, self._down, strict=True):
-            pair = (Linear(PlainWeight(gate_up), None, ops), Linear(PlainWeight(down), None, ops))
-            for linear in pair:
-                linear.pack()
-            self._products.add(*pair)
+        experts = map(ExpertMatrices, self._gate_up, self._down)
+        self._products = make_products(self._gate, experts, self._setup)
         # where the products have copies in another format, nothing refers to these any more
         self._gate_up = self._down = None
         self._parameters = []
