@@ -24,15 +24,14 @@ NUM_EXPERTS, SIZE, INNER, NUM_TOKENS, NUM_CHOSEN = 5, 16, 24, 9, 2
 
 def gate(gate_up: Tensor) -> Tensor:
     size = gate_up.shape[-1] // 2
-    gated: Tensor = gate_up[:, :size].tanh() * gate_up[:, size:]
-    return gated
+    return torch.mul(gate_up[:, :size].tanh(), gate_up[:, size:])
 
 
 def experts(dtype: torch.dtype, *, has_biases: bool) -> list[ExpertMatrices]:
     chance = torch.Generator().manual_seed(3)
 
     def normal(*shape: int) -> Tensor:
-        return (torch.randn(shape, generator=chance) / shape[-1] ** 0.5).to(dtype)
+        return torch.randn(shape, generator=chance).div_(shape[-1] ** 0.5).to(dtype)
 
     def one() -> ExpertMatrices:
         matrices = normal(2 * INNER, SIZE), normal(SIZE, INNER)
