@@ -64,7 +64,7 @@ class DecodeRole:
             _log.info("KV comes by %s at %s", receiver.endpoint.transport, receiver.endpoint.address)
         notices: Mailbox[ReceivingNotice] = Mailbox()
         receiving = ReceivingSide(facts, self._context, self._links, receivers, pool, notices)
-        thread = TransferThread(receiving, "kv-receiving", pool.enter)
+        thread = TransferThread(receiving, "kv-receiving", pool.enter, parts.transfer_beat)
         thread.start()
         return DecodeLeg(parts.engine.core, receiving, thread, notices, FirstSteps()), ""
 

@@ -24,6 +24,7 @@ from engine.attention.native_backend import NativeAttention
 from engine.cache.block_pool import BlockPool
 from engine.capacity import Capacity, find_capacity
 from engine.core import EngineCore
+from engine.first_costs import measure_first_costs
 from engine.models.checkpoint import choose_dtype
 from engine.models.config import ModelConfig, load_config
 from engine.models.decoder import TORCH_DTYPES, Decoder
@@ -68,6 +69,7 @@ class Engine:
     """An engine ready to step, and facts about it. The caller of `build_engine` closes `device` at the end."""
 
     core: EngineCore
+    runner: ModelRunner
     memory: KvMemory
     config: ModelConfig
     fingerprint: str
@@ -76,6 +78,11 @@ class Engine:
     device: Device
     attention: AttentionChoice
     tokenizer_digest: str
+
+    def learn_costs(self) -> None:
+        """Find out what small steps cost. Only before the first request."""
+        costs, block_size = self.core.costs, self.memory.layout.block_size
+        measure_first_costs(self.runner, costs, block_size, self.num_blocks, self.core.max_step_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +128,11 @@ def build_engine(
         report_shorter_requests(settings, model.layout, capacity, num_blocks)
         memory = _kv_memory(model.layout, num_blocks, allocate, device)
         runner = _runner(settings, model, limits, attention, memory, device, kernels, on_graphs)
-        core = _core(settings, capacity, model, num_blocks, runner, grammars)
+        core = _core(settings, capacity, model, num_blocks, runner, grammars, device)
         grammars.finish_loading()
     return Engine(
         core,
+        runner,
         memory,
         config,
         model.fingerprint,
@@ -282,6 +290,7 @@ def _core(
     num_blocks: int,
     runner: ModelRunner,
     grammars: Grammars,
+    device: Device,
 ) -> EngineCore:
     config = model.decoder.config
     pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching)
@@ -291,6 +300,8 @@ def _core(
         capacity.num_step_tokens,
         min(capacity.max_model_len, num_blocks * settings.block_size),
         vocab_size=config.vocab_size,
+        # a recorded step takes no chunks, and is so much faster than another that jumping would cost more than it saves
+        jumps_ahead=not device.records or settings.enforce_eager,
     )
     costs = StepCosts()
     bound = StepBound(costs, settings.goal_tpot_ms / 1000) if settings.goal_tpot_ms > 0 else None

@@ -87,6 +87,7 @@ class EngineCore:
         costs: StepCosts | None = None,
     ) -> None:
         self._held: dict[RequestKey, BlockTable] = {}
+        self._reserved: set[RequestKey] = set()  # of those, the ones whose KV is still to come
         self._pool = pool
         self._scheduler = scheduler
         self.costs = costs or StepCosts()
@@ -109,6 +110,11 @@ class EngineCore:
         """Whether a request waits for its grammar, which is compiled in a thread: `step` may find work at any
         moment."""
         return self._scheduler.requests.awaits_readiness
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Tokens of the largest step."""
+        return self._scheduler.limits.max_num_batched_tokens
 
     @property
     def max_request_tokens(self) -> int:
@@ -185,6 +191,7 @@ class EngineCore:
             return None
         block_table, num_cached_tokens = taken
         self._held[key] = block_table
+        self._reserved.add(key)
         missing = tuple(block_table[num_cached_tokens // self._scheduler.limits.block_size :])
         generations = tuple(self._pool.generation(block_id) for block_id in missing)
         return Reservation(key, block_table, num_cached_tokens, missing, generations)
@@ -207,6 +214,7 @@ class EngineCore:
             self._request(first.key, [*token_ids, first.token_id], first.params, num_prompt_tokens, cache_salt)
             for first in firsts
         ]
+        self._reserved.discard(reservation.key)
         block_table = self._held.pop(reservation.key, None)
         if block_table is None:
             raise KeyError(f"{reservation.key!r} holds no reservation")
@@ -233,6 +241,7 @@ class EngineCore:
 
     def release(self, key: RequestKey) -> bool:
         """Release the blocks held under `key`. False when there are none."""
+        self._reserved.discard(key)
         block_table = self._held.pop(key, None)
         if block_table is not None:
             self._pool.release(block_table)
@@ -267,13 +276,16 @@ class EngineCore:
         their launch. Raises `StepFailed` when that step could not be launched or computed; no request has advanced
         since the last outputs then. `DeviceFailed` passes: the process must end.
         """
-        in_flight = self._in_flight
+        in_flight, expects_streams = self._in_flight, bool(self._reserved)
         if not in_flight:
-            first = self._scheduler.schedule()
+            first = self._scheduler.schedule(expects_streams=expects_streams)
             if not first.requests:
                 return []
             in_flight.launch(first, watch)
-        if in_flight.can_launch_another and (ahead := self._scheduler.schedule_ahead()) is not None:
+        if (
+            in_flight.can_launch_another
+            and (ahead := self._scheduler.schedule_ahead(expects_streams=expects_streams)) is not None
+        ):
             in_flight.launch(ahead, watch)
         outputs = in_flight.collect()
         for output in outputs:

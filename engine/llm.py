@@ -22,7 +22,7 @@ from engine.build import build_engine
 from engine.models.generation_defaults import AUTO, load_generation_defaults
 from engine.models.identity import find_checkpoint
 from engine.runner.kv_memory import allocate_private
-from engine.scheduler.request import PromptScores, RequestOutput, SampledToken
+from engine.scheduler.request import PromptScores, RequestOutput
 from engine.settings import EngineSettings
 from engine.text.chat_template import ChatTemplate
 from engine.text.choice_text import ChoiceText, TextDelta, TextOptions, join_deltas
@@ -140,7 +140,7 @@ class LLM:
             if output.token is None:
                 continue
             stream = streams[output.key]
-            stream.take(output.token, output.finish_reason, output.num_cached_tokens)
+            stream.take(output)
             if stream.has_ended:
                 num_ended += 1
                 self._core.abort(output.key)
@@ -171,13 +171,16 @@ class _Stream:
             raise BatonError(_NOT_A_NUMBER)
         self._prompt_logprobs += read_rows(scores.rows, scores.num_top)
 
-    def take(self, token: SampledToken, finish_reason: str, num_cached_tokens: int) -> None:
-        """Add one token; `finish_reason` is the engine's, "" while it goes on."""
-        self._num_cached_tokens = num_cached_tokens
-        self._token_ids.append(token.token_id)
-        if token.logprobs is not None:
-            self._logprobs.append(token.logprobs)
-        self._deltas.append(self._text.push((token.token_id,), (), finish_reason))
+    def take(self, output: RequestOutput) -> None:
+        """Add the tokens of a step."""
+        if output.token is None:
+            return
+        self._num_cached_tokens = output.num_cached_tokens
+        token_ids = (output.token.token_id, *output.forced)
+        self._deltas.append(self._text.push(token_ids, (), output.finish_reason))
+        self._token_ids += token_ids[: self._text.num_completion_tokens - len(self._token_ids)]
+        if output.token.logprobs is not None:
+            self._logprobs.append(output.token.logprobs)
 
     def completion(self) -> Completion:
         """The result. Raises `BatonError` when the request never finished."""

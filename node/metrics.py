@@ -84,7 +84,8 @@ class StepCounters:
         )
         self._cached, self._transferred = self._prompt.labels(_LOCAL_CACHE), self._prompt.labels(_TRANSFER)
         self._computed = Counter("baton:computed_tokens", "Tokens computed in steps", registry=None)
-        self._generated = Counter("baton:generation_tokens", "Tokens sampled", registry=None)
+        self._generated = Counter("baton:generation_tokens", "Tokens of outputs", registry=None)
+        self._forced = Counter("baton:forced_tokens", "Tokens of outputs that a grammar forced", registry=None)
         self._steps = Counter("baton:steps", "Steps computed", registry=None)
 
     def count(self, outputs: Sequence[RequestOutput]) -> None:
@@ -92,7 +93,9 @@ class StepCounters:
         self._steps.inc()
         self._computed.inc(sum(output.num_step_tokens for output in outputs))
         sampled = [output for output in outputs if output.token is not None]
-        self._generated.inc(len(sampled))
+        num_forced = sum(len(output.forced) for output in sampled)
+        self._generated.inc(len(sampled) + num_forced)
+        self._forced.inc(num_forced)
         self._cached.inc(sum(output.num_cached_tokens for output in sampled if output.output_index == 0))
 
     def count_delivered(self, num_tokens: int, num_cached_tokens: int) -> None:
@@ -102,7 +105,7 @@ class StepCounters:
 
     def metrics(self) -> Iterable[Metric]:
         """As Prometheus counters."""
-        for counter in (self._prompt, self._computed, self._generated, self._steps):
+        for counter in (self._prompt, self._computed, self._generated, self._forced, self._steps):
             yield from counter.collect()
 
 

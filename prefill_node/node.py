@@ -62,7 +62,7 @@ class PrefillRole:
         notices: Mailbox[SendingNotice] = Mailbox()
         pusher = Pusher(pool, facts.checksum)
         sending = SendingSide(facts, link, senders, pusher, notices)
-        thread = TransferThread(sending, "kv-sending", pool.enter)
+        thread = TransferThread(sending, "kv-sending", pool.enter, parts.transfer_beat)
         thread.start()
         return PrefillLeg(parts.engine.core, sending, thread, notices, layout.layer_ends, FirstSteps()), address
 

@@ -29,12 +29,14 @@ class ControlSender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RelayRequest:
-    """The request of one choice, as nodes of `model` see it."""
+    """The request of one choice, as nodes of `model` see it. `emitted_ids`: its first tokens, where they are
+    known."""
 
     model: str
     prompt_ids: tuple[int, ...]
     params: DecodingParams
     cache_salt: bytes = b""
+    emitted_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ Invariant: predictions decide where a prompt is computed, and nothing else: a wr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from router.nodes import Node
 from router.policies import num_cached_blocks
@@ -109,11 +109,7 @@ class _Prompt:
 
     def _cost_of(self, node: Node) -> StepCost:
         own = node.status.cost
-        if own is None:
-            return self.cost
-        if own.knows_prompts:
-            return own
-        return replace(own, prompt_token_s=self.cost.prompt_token_s, prompt_pair_s=self.cost.prompt_pair_s)
+        return self.cost if own is None else own.with_prompts_of(self.cost)
 
 
 def _ttft(offer: _Offer) -> float:

@@ -19,13 +19,13 @@ from engine.text.answers.formats import ParserNames
 from engine.text.tokenizer_digest import tokenizer_digest
 from router.openai.prompts import PromptMaker
 from router.openai.request_templates import RequestTemplates
-from router.openai.schemas import GenerationRequest
+from router.openai.strict_model import Strict
 from wire.errors import InvalidSetting, ModelLoadError
 
 _AUTO = ParserNames()
 _NO_DEFAULTS = GenerationDefaults()
 _log = logging.getLogger(__name__)
-RequestT = TypeVar("RequestT", bound=GenerationRequest)
+RequestT = TypeVar("RequestT", bound=Strict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class ServedModel:
 
     def with_defaults(self, request: RequestT) -> RequestT:
         """The request with the model's own sampling where it says nothing."""
-        missing = self.defaults.missing_in(request.model_fields_set)
+        given = self.defaults.missing_in(request.model_fields_set)
+        missing = {name: value for name, value in given.items() if name in type(request).model_fields}
         return request.model_copy(update=missing) if missing else request
 
 

@@ -8,7 +8,7 @@ time.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 from wire.codec import Bounds
@@ -28,10 +28,7 @@ class StepWork(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step, and of each thing that a `StepWork` counts.
-
-    `prompt_token_s` is 0 as long as the engine has computed no prompt: its cost is not known then.
-    """
+    """Seconds of a step, and of each thing that a `StepWork` counts."""
 
     step_s: _Seconds
     prompt_token_s: _Seconds
@@ -41,8 +38,14 @@ class StepCost:
 
     @property
     def knows_prompts(self) -> bool:
-        """Whether the cost of prompts is known."""
-        return self.prompt_token_s > 0
+        """Whether the engine has computed a prompt: one costs nothing else."""
+        return self.prompt_token_s + self.prompt_pair_s > 0
+
+    def with_prompts_of(self, other: StepCost) -> StepCost:
+        """The same, with the cost of prompts of `other` if this one does not know its own."""
+        if self.knows_prompts:
+            return self
+        return replace(self, prompt_token_s=other.prompt_token_s, prompt_pair_s=other.prompt_pair_s)
 
     def seconds(self, work: StepWork) -> float:
         """The time of a step."""

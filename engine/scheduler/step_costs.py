@@ -1,10 +1,12 @@
 """What the steps of this engine cost, found out from the steps themselves; and how much of a prompt fits into one.
 
 Owns the fit of a `StepCost`: least squares over relative errors, in which older steps count less and less, with no
-negative parameter. A parameter that no recent step tells anything about keeps its value. Memory is a few dozen numbers.
+negative parameter. A parameter that no recent step tells anything about keeps its value. What steps do not tell apart,
+as when all prompts are of one length, counts as the cost of tokens and of requests. Memory is a few dozen numbers.
 
 A step that takes far longer than predicted counts as three times the prediction: the processor was somewhere else. When
-steps have really become slower, each one raises the prediction that far, so it follows within a few dozen.
+steps have really become slower, each one raises the prediction that far, so it follows within a few dozen. It is the
+same the other way, since a step counts the more the shorter it was.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ _KEPT, _KEPT_WHEN_WRONG = 0.998, 0.95
 _WRONG = 0.5
 _SCALES = np.array((1.0, 64.0, 65536.0, 8.0, 8192.0))
 """Usual sizes of what is counted: parameters of about the same size are found sooner."""
+_ORDER = (1, 3, 0, 2, 4)
+"""Tokens of prompts, requests that decode, the step itself, pairs, contexts."""
 _FIRST_STEPS = 16
 _ONE_OF = 4
 """Of steps without a prompt, which resemble each other, one of so many teaches: a small model's step is short."""
@@ -70,6 +74,10 @@ class StepCosts:
         self._num_steps = 0
         self._num_learned = 0
 
+    def know(self) -> None:
+        """Predict from what was learned so far, however little it is."""
+        self._fit()
+
     def launched(self, step: Step) -> None:
         """`step` is about to be launched."""
         self._launched.append((self._clock(), work_of(step)))
@@ -92,7 +100,8 @@ class StepCosts:
             predicted = float(features @ self._parameters)
             error = abs(predicted - seconds) / seconds
             self.relative_error += _ERROR_SHARE * (min(error, 1.0) - self.relative_error)
-            seconds = min(seconds, _LARGEST_FACTOR * max(predicted, _SMALLEST_S))
+            predicted = max(predicted, _SMALLEST_S)
+            seconds = min(max(seconds, predicted / _LARGEST_FACTOR), _LARGEST_FACTOR * predicted)
         features = features / seconds
         kept = _KEPT if self.relative_error < _WRONG else _KEPT_WHEN_WRONG
         self._products *= kept
@@ -104,11 +113,13 @@ class StepCosts:
             self._fit()
 
     def _fit(self) -> None:
-        """One parameter after the other, each as good as it can be beside the others, again and again."""
+        """One parameter after the other, each as good as it can be beside the others, again and again; those first that
+        shall have what is not told apart."""
         products, parameters = self._products.tolist(), self._parameters.tolist()
         sums = self._sums.tolist()
         for _ in range(_SWEEPS):
-            for number, row in enumerate(products):
+            for number in _ORDER:
+                row = products[number]
                 if row[number] > 0.0:
                     rest = sum(map(float.__mul__, row, parameters)) - row[number] * parameters[number]
                     parameters[number] = max(0.0, (sums[number] - rest) / row[number])

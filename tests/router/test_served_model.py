@@ -88,3 +88,15 @@ def test_the_defaults_of_a_checkpoint_are_said_at_start(tmp_path: Path, caplog: 
     assert "requests to first that do not say otherwise have temperature 0.6 (see --generation-config)" in caplog.text
     (without,) = load_served_models(str(folder), "first", [], 7, generation_config="none")
     assert without.defaults == GenerationDefaults()
+
+
+async def test_a_message_leaves_open_what_the_checkpoint_recommends(prompts: PromptMaker) -> None:
+    defaults = GenerationDefaults({"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1})
+    async with serving(prompts, defaults=defaults) as server:
+        _, decode = await server.rig.pair(answering([5, 6, 7], "length"))
+        for given, temperature in (({}, 0.6), ({"temperature": 0.0}, 0.0)):
+            body = {"model": MODEL, "max_tokens": 3, "messages": [{"role": "user", "content": "Where?"}], **given}
+            reply = await fetch(server, "POST", "/v1/messages", json.dumps(body).encode())
+            assert reply.status == 200
+            params = (await decode.expect(Decode)).params
+            assert (params.temperature, params.top_k, params.repetition_penalty) == (temperature, 20, 1.1)

@@ -23,6 +23,7 @@ class FakeMatcher:
         self.is_ready = is_ready
         self.error = ""
         self.output = list(output)
+        self.forced: list[int] = []
         self._length = length
 
     @property
@@ -31,6 +32,9 @@ class FakeMatcher:
 
     def take(self, token_id: int) -> None:
         self.output.append(token_id)
+
+    def forced_token(self) -> int | None:
+        return self.forced.pop(0) if self.forced else None
 
     def fork(self, output: Sequence[int]) -> Matcher:
         return FakeMatcher(self._length, output)

@@ -124,6 +124,23 @@ def test_the_time_of_a_prompt_is_that_of_its_chunks() -> None:
     assert TRUE.prompt_s(500, 40, 100, 2, 1600) == pytest.approx(sum(TRUE.seconds(work_of(each)) for each in chunks))
 
 
+def test_a_step_stays_short_when_a_stream_may_join() -> None:
+    machine = Machine()
+    machine.mix(600, random.Random(8))
+    scheduler = Scheduler(
+        BlockPool(64), SchedulerLimits(16, 8, 128, 1024), frozenset(), StepBound(machine.costs, 0.012)
+    )
+    scheduler.add(Request(RequestKey.numbered(next(NUMBERS)), [7] * 200, 200, PARAMS, b"s", 1024))
+    sizes = []
+    for expects_streams in (False, True):
+        now = scheduler.schedule(expects_streams=expects_streams)
+        scheduler.advance(now)
+        scheduler.apply(now, {})
+        sizes.append(work_of(now).num_prompt_tokens)
+    assert sizes[0] == 128
+    assert sizes[1] < 70
+
+
 def prompts_in_steps(costs: StepCosts, seconds: float) -> list[int]:
     """Prompt tokens of each step while a request decodes and a prompt of 200 tokens comes."""
     pool = BlockPool(64)
