@@ -76,7 +76,7 @@ class DecodeRole:
             _log.info("KV comes by %s at %s", receiver.endpoint.transport, receiver.endpoint.address)
         notices: Mailbox[ReceivingNotice] = Mailbox()
         receiving = ReceivingSide(facts, self._context, self._links, receivers, pool, notices)
-        thread = TransferThread(receiving, "kv-receiving", pool.enter)
+        thread = TransferThread(receiving, "kv-receiving", pool.enter, parts.watch("kv-receiving thread"))
         thread.start()
         end, address = self._open_source(parts, facts, len([each for each in receivers if listens(each)]))
         leg = DecodeLeg(parts.engine.core, receiving, thread, notices, FirstSteps(), Source(parts.engine.core, end))
@@ -92,7 +92,8 @@ class DecodeRole:
             own.node_id, own.epoch, own.fingerprint, own.layout, own.process, own.lease_s, own.checksum
         )
         port = settings.port and settings.port + num_ports_taken
-        return open_sending_end(facts, ListenAt(self._context, settings.host, port, self._links), senders, pool)
+        at = ListenAt(self._context, settings.host, port, self._links)
+        return open_sending_end(facts, at, senders, pool, parts.watch("kv-sending thread"))
 
     def close(self) -> None:
         """Close data sockets and processes, then shared segments."""

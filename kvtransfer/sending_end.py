@@ -17,6 +17,7 @@ from kvtransfer.pusher import Pusher
 from kvtransfer.sender_connections import SenderOpener, open_listener
 from kvtransfer.sending import SendingSide
 from kvtransfer.thread import TransferThread
+from program.watchdog import Beat
 from wire import links
 
 
@@ -44,11 +45,14 @@ class ListenAt:
     links: links.LinkSettings
 
 
-def open_sending_end(facts: SendingFacts, at: ListenAt, senders: SenderOpener, pool: KvPool) -> tuple[SendingEnd, str]:
-    """A running sending side over `pool`, and the address at which it listens. Raises `InvalidSetting`."""
+def open_sending_end(
+    facts: SendingFacts, at: ListenAt, senders: SenderOpener, pool: KvPool, beat: Beat | None = None
+) -> tuple[SendingEnd, str]:
+    """A running sending side over `pool`, and the address at which it listens. Its thread touches `beat`. Raises
+    `InvalidSetting`."""
     link, address = open_listener(at.context, at.host, at.port, at.links)
     notices: Mailbox[SendingNotice] = Mailbox()
     side = SendingSide(facts, link, senders, Pusher(pool, facts.checksum), notices)
-    thread = TransferThread(side, "kv-sending", pool.enter)
+    thread = TransferThread(side, "kv-sending", pool.enter, beat)
     thread.start()
     return SendingEnd(side, thread, notices), address

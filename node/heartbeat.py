@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import zmq
 
+from program.watchdog import Beat
 from wire import links
 from wire.messages import NODE_TO_ROUTER, Heartbeat, NodeStatus
 
@@ -29,12 +30,14 @@ class HeartbeatThread:
         epoch: int,
         status: NodeStatus,
         interval_s: float = INTERVAL_S,
+        beat: Beat | None = None,
     ) -> None:
         self._context = context
         self._address = address
         self._settings = settings
         self._epoch = epoch
         self._interval_s = interval_s
+        self._beat = beat
         self._published = (time.monotonic(), status)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -54,10 +57,14 @@ class HeartbeatThread:
         link.setsockopt(zmq.IMMEDIATE, 1)  # no old heartbeat is queued for a router that comes back later
         links.connect(link, self._address, self._settings)
         while not self._stop.wait(self._interval_s):
+            if self._beat is not None:
+                self._beat.touch()
             published_s, status = self._published
             beat = Heartbeat(self._epoch, replace(status, loop_age_s=max(0.0, time.monotonic() - published_s)))
             try:
                 link.send(NODE_TO_ROUTER.encode(beat), zmq.NOBLOCK)
             except zmq.Again:
                 continue  # no router is connected now
+        if self._beat is not None:
+            self._beat.rest()
         link.close()

@@ -54,7 +54,7 @@ class PrefillRole:
         senders = SenderFactory(self._transports, self._memory, pool)
         self._opened.callback(senders.close)
         at = ListenAt(self._context, self._settings.host, self._settings.port, self._links)
-        end, address = open_sending_end(facts, at, senders, pool)
+        end, address = open_sending_end(facts, at, senders, pool, parts.watch("kv-sending thread"))
         return PrefillLeg(parts.engine.core, end, layout.layer_ends, FirstSteps()), address
 
     def close(self) -> None:

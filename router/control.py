@@ -109,10 +109,12 @@ class ControlLink:
         port: int,
         settings: links.LinkSettings,
         registry: NodeRegistry,
+        fd: int = -1,
     ) -> None:
-        """Listens; what nodes send waits for `start`. Raises `InvalidSetting` when the address cannot be used."""
+        """Listens, with the inherited socket `fd` if there is one; what nodes send waits for `start`. Raises
+        `InvalidSetting` when the address cannot be used."""
         self._rubbish = RubbishLog()
-        self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings)
+        self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings, fd)
         self._registry = registry
         self._reading: _Reading | None = None
         self._suspects: dict[int, Node] = {}

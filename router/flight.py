@@ -103,7 +103,8 @@ class Flight:
         self._index = index
         is_scored = request.params.prompt_logprobs is not None
         scored_prompt = ScoredPrompt(len(request.prompt_ids)) if is_scored else None
-        self._journal = Journal(prompt=scored_prompt, times=RelayTimes(context.clock))
+        emitted_ids = list(request.emitted_ids)
+        self._journal = Journal(prompt=scored_prompt, token_ids=emitted_ids, times=RelayTimes(context.clock))
         self.trace = begin_flight(self.handoff_id, index, len(request.prompt_ids), self._journal)
         self._cached = CachedTokens()
         self._legs: Legs | None = None
@@ -129,7 +130,7 @@ class Flight:
         """The measurements so far."""
         journal = self._journal
         return FlightFigures(
-            journal.num_cached_tokens or 0,
+            min(journal.num_cached_tokens or 0, len(self._request.prompt_ids)),  # what was emitted may be cached too
             journal.handoff,
             replace(journal.times),
             journal.attempt,

@@ -29,12 +29,14 @@ class ControlSender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RelayRequest:
-    """The request of one choice, as nodes of `model` see it."""
+    """The request of one choice, as nodes of `model` see it. `emitted_ids`: its first tokens, where they are
+    known."""
 
     model: str
     prompt_ids: tuple[int, ...]
     params: DecodingParams
     cache_salt: bytes = b""
+    emitted_ids: tuple[int, ...] = ()
 
     def max_tokens_behind(self, num_output: int) -> int | None:
         """How many more tokens it may have when it has so many."""

@@ -47,6 +47,9 @@ ROUTES: dict[tuple[str, str], RouteDoc] = {
         "Answer a conversation, in the format of the Responses API", ResponsesRequest, "Response", streams=True,
         statuses=_GENERATION,
     ),
+    ("GET", "/v1/streams/{event_id}"): RouteDoc(
+        "What a stream tells after one of its events", media_type=EVENTS, statuses=_GENERATION
+    ),
     ("POST", "/v1/messages"): RouteDoc(
         "Answer a conversation, in Anthropic's format", MessagesRequest, "AnthropicMessage", streams=True,
         statuses=_GENERATION, error="AnthropicError",

@@ -72,6 +72,7 @@ specs = [
         dict(os.environ),
         stops_last=name == "router",
         reloads=arguments[0] == "reloads",
+        group=name.split("-")[0],
     )
     for name, *arguments in children
 ]
@@ -81,6 +82,7 @@ supervisor = Supervisor(
     start_timeout_s=start_timeout_s,
     stop_timeout_s=stop_timeout_s,
     restart_delay_s=0.05,
+    max_failures=4,
 )
 try:
     status = supervisor.run(lambda addresses: print("all ready", json.dumps(addresses), flush=True))

@@ -10,6 +10,7 @@ import pytest
 import launch.serve
 from launch.cli import main
 from launch.placement import Placement
+from launch.ports import ListeningPort
 from launch.serve import announce, child_specs, placements, with_cluster_key
 from launch.settings import resolve_serve
 from launch.supervised import ChildSpec
@@ -17,11 +18,13 @@ from tests.launch.endpoint import FakeEndpoint
 from wire.errors import InvalidSetting
 from wire.links import ClusterKey
 
+HTTP, CONTROL = ListeningPort(8000, (5, 6)), ListeningPort(41000, (7,))
+
 
 def specs(*arguments: str, shares: list[Placement] | None = None) -> list[ChildSpec]:
     environment = {"BATON_BLOCK_SIZE": "32", "BATON_PORT": "9", "HOME": "/root"}
     shares = shares or [Placement(1), Placement(1)]
-    return child_specs(resolve_serve(arguments, environment), 8000, 41000, shares, environment)
+    return child_specs(resolve_serve(arguments, environment), HTTP, CONTROL, shares, environment)
 
 
 def test_a_deployment_is_a_router_prefill_nodes_and_decode_nodes() -> None:
@@ -53,6 +56,8 @@ def test_a_deployment_has_a_cluster_key_of_its_own_unless_it_is_asked_not_to(tmp
 def test_the_programs_meet_at_the_reserved_control_port() -> None:
     router, prefill, decode = specs()
     assert "--control-port=41000" in router.arguments
+    assert {"--listen-fds=5", "--listen-fds=6", "--control-fd=7"} <= set(router.arguments)
+    assert router.inherited_fds == (5, 6, 7)
     assert "--router=tcp://127.0.0.1:41000" in prefill.arguments
     assert "--router=tcp://127.0.0.1:41000" in decode.arguments
 
