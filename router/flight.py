@@ -25,72 +25,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from program.clock import now_us
 from router.cached_tokens import CachedTokens
+from router.flight_context import FlightContext, FlightFigures
 from router.inbox import Inbox
 from router.journal import Delivery, Journal
-from router.legs import Attempt, ControlSender, Legs, RelayRequest, send_legs
+from router.legs import Attempt, Legs, RelayRequest, send_legs
 from router.moves import ASK_AGAIN_S, Move
-from router.node_wait import NodeWait
 from router.nodes import Node
 from router.request_trace import begin_flight
 from router.retries import Retries
 from router.route import Route
-from router.routing import Routing
 from router.scored_prompt import ScoredPrompt
 from router.suspicion import Suspicion
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, NoNode, Overloaded, RequestFailed, TransferFailed, remote_error
-from wire.messages import Cancel, Failed, HandedOver, HandoffFigures, PromptLogprobs, TokenEvent
+from wire.messages import Cancel, Failed, HandedOver, PromptLogprobs, TokenEvent
 
 _RETRYABLE = (RequestFailed, Overloaded)
 _MAX_TRANSFER_FAILURES = 2
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class RelayCounters:
-    """Counts of what happened to requests. The metrics report them."""
-
-    num_requests: int = 0
-    num_finished: int = 0
-    num_failed: int = 0
-    num_cancelled: int = 0
-    num_retries: int = 0
-    num_handoff_attempts: int = 0
-    num_decode_only_attempts: int = 0
-    num_kept_prompts: int = 0
-    num_pauses: int = 0
-    num_moves: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class FlightFigures:
-    """The measurements of one request: `num_cached_tokens` of its prompt were cached where it was computed,
-    `num_attempts` counts from 1, `cached_by_role` is as in `CachedTokens`."""
-
-    num_cached_tokens: int
-    handoff: HandoffFigures | None
-    times: RelayTimes
-    num_attempts: int
-    cached_by_role: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class FlightContext:
-    """The collaborators and limits that all flights of a relay share. `clock` is the host's, see `program.clock`."""
-
-    routing: Routing
-    sender: ControlSender
-    counters: RelayCounters
-    max_attempts: int
-    timeout_s: float
-    node_wait: NodeWait
-    clock: str
 
 
 class Flight:
@@ -358,12 +316,19 @@ class Flight:
             if self._suspicion.confinement is not None:
                 self._context.routing.probation.wait(self.handoff_id, self._begin_confined)
             if self._node_deadline is None:
-                wait_s = self._context.node_wait.timeout_s
-                self._node_deadline = asyncio.get_running_loop().call_later(wait_s, self.fail, error)
+                wait_s = self._suspicion.wait_s(self._context.node_wait.timeout_s)
+                self._node_deadline = asyncio.get_running_loop().call_later(wait_s, self._waited_in_vain, error)
         except BatonError as error:
             self.fail(error)
         else:
             self._stop_node_deadline()
+
+    def _waited_in_vain(self, error: NoNode) -> None:
+        if not self._suspicion.lift():
+            self.fail(error)
+            return
+        self._node_deadline = None
+        self._start_or_wait()
 
     def _begin_confined(self) -> bool:
         """A confined request has left its node: time begins anew for those that wait for one too."""

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from router.control import ControlLink
-from router.flight import FlightFigures
+from router.flight_context import FlightFigures
 from router.loop_lag import LoopLag
 from router.metric_aliases import MODEL_LABEL, VllmAliases
 from router.nodes import NodeRegistry

@@ -14,7 +14,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from program.clock import host_clock
-from router.flight import Flight, FlightContext, RelayCounters
+from router.flight import Flight
+from router.flight_context import FlightContext, RelayCounters
 from router.inbox import Inbox
 from router.legs import ControlSender, RelayRequest
 from router.moves import Moves

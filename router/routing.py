@@ -92,15 +92,16 @@ class Routing:
     def _confined(
         self, confinement: Confinement, decodes: Sequence[Node], prefills: Sequence[Node]
     ) -> tuple[list[Node], list[Node]]:
-        """Those of the nodes that a confined request may begin at now. Raises `NoNode` when they do not suffice."""
-        is_free = self.probation.is_free
-        again = [node for node in prefills if node.node_id in confinement.prefills and is_free(node.epoch)]
-        if confinement.decodes:
-            fit = [node for node in decodes if node.node_id in confinement.decodes and is_free(node.epoch)]
-        else:
-            fit = list(decodes) if again else []
-        if not fit:
-            raise NoNode(str(confinement))
+        """Those of the nodes that a confined request may begin at now."""
+        is_free, is_lifted = self.probation.is_free, confinement.is_lifted
+        again = [node for node in prefills if is_free(node.epoch)]
+        fit = [node for node in decodes if is_free(node.epoch)]
+        if not is_lifted:
+            again = [node for node in again if node.node_id in confinement.prefills]
+            if confinement.decodes:
+                fit = [node for node in fit if node.node_id in confinement.decodes]
+            else:
+                fit = list(decodes) if again else []
         return fit, again
 
 

@@ -3,8 +3,9 @@
 A request that makes a program crash does so when a node begins to compute it, or computes on from where it was. So a
 loss is suspicious when the node had not said anything of the attempt yet. That happens to innocent requests too, when
 nodes die for other reasons: therefore nothing is refused for two such losses. But a request that was lost with two
-nodes, the last time suspiciously, is confined: only these nodes get it again, once they have been started again, and no
-third one is put at risk. Confined requests begin one at a time at each node (`Probation`), so that one that dies then
+nodes, the last time suspiciously, is confined: these nodes get it again, once they have been started again, and no
+third one is put at risk. When they do not come back in time it may go anywhere, so that no innocent request is lost for
+want of them. Confined requests begin one at a time at each node (`Probation`), so that one that dies then
 has died of that request and not of another. With the third suspicious loss a request ends. A node that comes back in
 the same life was not dead, and its loss is forgotten. Nodes that are lost in the same moment are one loss.
 """
@@ -19,6 +20,8 @@ from router.nodes import Node
 from wire.messages import DECODE
 
 MAX_SUSPICIOUS = 3
+MAX_WAIT_S = 5.0
+"""A confined request waits for its nodes no longer. A node that was killed takes a few seconds to start again."""
 _NUM_NODES = 2
 
 
@@ -32,14 +35,12 @@ class _Loss:
 @dataclass(frozen=True, slots=True)
 class Confinement:
     """The nodes, by id, that a request may be given to. No decode nodes: only prefill nodes were lost with it, so any
-    decode node will do, which computes no prompt."""
+    decode node will do, which computes no prompt. `is_lifted`: any node will do that no other confined request begins
+    at."""
 
     prefills: frozenset[str]
     decodes: frozenset[str]
-
-    def __str__(self) -> str:
-        names = " and ".join(sorted(self.prefills | self.decodes))
-        return f"{names} were lost with this request, so no other node gets it, and they have not come back"
+    is_lifted: bool = False
 
 
 class Suspicion:
@@ -47,6 +48,7 @@ class Suspicion:
 
     def __init__(self) -> None:
         self._losses: dict[int, _Loss] = {}
+        self._is_lifted = False
 
     @property
     def is_certain(self) -> bool:
@@ -62,10 +64,23 @@ class Suspicion:
         return Confinement(
             frozenset(loss.node_id for loss in losses if not loss.is_decode),
             frozenset(loss.node_id for loss in losses if loss.is_decode),
+            self._is_lifted,
         )
+
+    def wait_s(self, node_wait_s: float) -> float:
+        """How long to wait for a node that the request may be given to."""
+        confinement = self.confinement
+        return node_wait_s if confinement is None or confinement.is_lifted else min(node_wait_s, MAX_WAIT_S)
+
+    def lift(self) -> bool:
+        """The nodes have not come back: the request may go anywhere, until the next loss. False if it may already."""
+        confinement = self.confinement
+        self._is_lifted = confinement is not None
+        return confinement is not None and not confinement.is_lifted
 
     def lost(self, node: Node, *, is_suspicious: bool) -> None:
         """A node was lost while it had a leg of the request."""
+        self._is_lifted = False
         self._losses[node.epoch] = _Loss(node.node_id, node.role == DECODE, is_suspicious)
 
     def is_back(self, epoch: int) -> None:

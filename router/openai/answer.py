@@ -20,7 +20,8 @@ from typing import NamedTuple, Protocol
 from engine.text.choice_text import ChoiceText, TextDelta, TextOptions
 from engine.text.tokenizer import Tokenizer
 from router.admission.admission import Admission, Demand, Permit
-from router.flight import Flight, FlightFigures
+from router.flight import Flight
+from router.flight_context import FlightFigures
 from router.inbox import Inbox
 from router.journal import Delivery
 from router.legs import RelayRequest

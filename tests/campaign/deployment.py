@@ -236,8 +236,9 @@ class Deployment:
                 await asyncio.sleep(self.router_delay_s)
                 self.is_router_meant_to_end = False
                 self._spawn_router()
-                await asyncio.to_thread(self.router.wait_ready)
-                self._note("the router is ready again")
+                with contextlib.suppress(AssertionError, OSError, psutil.Error):  # it was killed while it started
+                    await asyncio.to_thread(self.router.wait_ready)
+                    self._note("the router is ready again")
             await asyncio.sleep(_WATCH_S)
 
 

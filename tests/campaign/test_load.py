@@ -108,10 +108,10 @@ async def test_a_choice_that_stands_still_is_found_though_others_go_on() -> None
     [
         (502, {"p0": [-6, -6], "p1": [-6], "d0": [-9]}, False),
         (200, {}, True),
-        (502, {"p0": [-6], "p1": [-6], "d0": [-6]}, True),
+        (502, {"p0": [-6], "p1": [-6], "d0": [-6], "d1": [-6]}, True),
         (502, {"p0": [-6, -6, -6], "p1": [-6, -6]}, True),
     ],
-    ids=["confined", "answered", "three-nodes", "too-often"],
+    ids=["confined", "answered", "four-nodes", "too-often"],
 )
 def test_a_poison_request_that_kills_more_than_it_may_is_found(
     status: int, deaths: dict[str, list[int]], is_found: bool
