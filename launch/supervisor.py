@@ -6,7 +6,8 @@ Phases, each with its own end:
     starting   all children at once, until every one is ready; when a child exits here, `run` raises that child's error
     watching   until the first SIGINT or SIGTERM; a child that exits is started again, at once the first time, and after
                a growing delay when it does so again soon; after `MAX_FAILURES` in a row it is given up, and when a
-               whole group of children was, `run` raises the last reason
+               whole group of children was, `run` raises the last reason; one that has said that it was drained
+               stays away
     stopping   one line that says so; SIGTERM to all but the children that stop last, then to those; SIGKILL when time
                is up or on a second signal
 
@@ -30,7 +31,7 @@ from types import FrameType
 from device.host_memory import GIB, SMALLER, read_host_memory
 from launch.console import Console
 from launch.supervised import ChildReport, ChildSpec, Exited, Reported, SupervisedChild
-from program.events import WEIGHTS, Loading, Ready
+from program.events import WEIGHTS, Drained, Loading, Ready
 from wire.errors import BatonError
 
 FIRST_RESTART_DELAY_S = 0.5
@@ -68,13 +69,14 @@ Event = ChildReport | Signalled | ReloadAsked
 class _ChildState:
     """One child over its restarts. `process` is None between an exit and the next start, due at `restart_at`, and for
     good when it `is_given_up`. `num_failures`: its ends in a row. `must_reload`: it was asked to and has not been told
-    yet.
+    yet. `is_drained`: it stays away.
     """
 
     spec: ChildSpec
     process: SupervisedChild | None = None
     is_ready: bool = False
     must_reload: bool = False
+    is_drained: bool = False
     address: str = ""
     weights_bytes: int = 0
     started_at: float = 0.0
@@ -167,6 +169,8 @@ class Supervisor:
             match event := self._next_event(min(due, default=None)):
                 case None:
                     self._restart_due()
+                case Exited() if self._children[event.name].is_drained:
+                    self._console.log(OWN_NAME, f"{event.name} was drained, and stays away")
                 case Exited():
                     self._schedule_restart(self._children[event.name], event.describe())
                 case Reported(name, Ready()):
@@ -282,6 +286,8 @@ class Supervisor:
                 self._children[name].is_ready = True
                 self._children[name].address = address
                 self._reload()
+            case Reported(name, Drained()):
+                self._children[name].is_drained = True
             case Exited():
                 self._children[event.name].process = None
                 self._children[event.name].is_ready = False

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -32,7 +33,7 @@ from node.router_link import RouterLink
 from node.settings import NodeSettings
 from node.stopper import Stopper
 from program.clock import host_clock
-from program.events import GRAPHS, WEIGHTS, Loading, Ready, emit
+from program.events import GRAPHS, WEIGHTS, Drained, Loading, Ready, emit
 from program.process import configure_logging, freeze_startup_objects, keep_freed_memory, start_authenticator
 from program.watchdog import Beat, Watchdog
 from wire import links
@@ -48,12 +49,12 @@ Context = zmq.Context[zmq.Socket[bytes]]
 @dataclass(frozen=True, slots=True)
 class NodeParts:
     """The parts from which a role builds its leg: the engine that was built for it, the id and epoch of this node, and
-    the beat of its transfer thread."""
+    what makes the beat of a thread, by its name."""
 
     engine: Engine
     node_id: str
     epoch: int
-    transfer_beat: Beat
+    watch: Callable[[str], Beat]
 
 
 class Role(Protocol):
@@ -109,8 +110,8 @@ def _serve(
         stack.callback(engine.device.close)
         engine.learn_costs()
         watchdog = Watchdog()
-        beat = watchdog.beat("transfer thread", THREAD_LIMIT_S)
-        parts = NodeParts(engine, node_id, secrets.randbits(63), beat)
+        watch = partial(watchdog.beat, limit_s=THREAD_LIMIT_S)
+        parts = NodeParts(engine, node_id, secrets.randbits(63), watch)
         leg, peer_address = role.build_leg(parts)
         stack.callback(leg.close)
         core = engine.core
@@ -122,7 +123,7 @@ def _serve(
         router = RouterLink(context, router_address, link_settings, hello, core.status, time.monotonic())
         stack.callback(router.close)
         health.watch(LinkCollector(router))
-        beat = watchdog.beat("heartbeat thread", THREAD_LIMIT_S)
+        beat = watch("heartbeat thread")
         heartbeat = HeartbeatThread(context, router_address, link_settings, parts.epoch, core.status(), beat=beat)
         stack.callback(heartbeat.stop)
         freeze_startup_objects()
@@ -130,6 +131,8 @@ def _serve(
         stack.callback(watchdog.close)
         beat = watchdog.beat("engine loop", settings.hang_timeout_s)
         EngineLoop(core, leg, router, heartbeat, stopper).run(_Announcer(hello, router, health, beat))
+    if stopper.stays_away:
+        emit(Drained(role.name))
 
 
 @dataclass(slots=True)

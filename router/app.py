@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from router.admin import Admin
 from router.anthropic.errors import is_of_messages, messages_error
 from router.cors import CorsPolicy
 from router.debug_endpoints import DebugEndpoints
@@ -85,6 +86,7 @@ def build_app(
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", render_metrics)
     Operations(endpoints, nodes, settings).add_routes(app)
+    Admin(endpoints.relay, nodes).add_routes(app)
     Tokenizing(endpoints).add_routes(app)
     if streams is not None:
         add_resuming(app, streams)

@@ -29,6 +29,7 @@ from wire.messages import (
     ROUTER_TO_NODE,
     CacheEvents,
     Failed,
+    HandedOver,
     Heartbeat,
     Hello,
     Introduce,
@@ -66,6 +67,14 @@ class ControlHandler(Protocol):
 
     def on_failed(self, failed: Failed, epoch: int) -> None:
         """An attempt ended without finishing."""
+        ...
+
+    def on_handed_over(self, handed: HandedOver, node: Node) -> None:
+        """A node answers whether it hands a request over."""
+        ...
+
+    def on_leaving(self, node: Node) -> None:
+        """A node gets no more legs, and finishes those that it has."""
         ...
 
     def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
@@ -222,6 +231,7 @@ class ControlLink:
         if not isinstance(message, Failed) and message.epoch != node.epoch:
             raise InvalidMessage(f"{type(message).__name__} names another epoch than its sender's")
         if isinstance(message, Tokens):
+            node.num_steps += 1
             handler.on_tokens(message)
         elif isinstance(message, Failed):
             handler.on_failed(message, node.epoch)
@@ -229,8 +239,12 @@ class ControlLink:
             handler.on_prompt_logprobs(message)
         elif isinstance(message, CacheEvents):
             self._registry.cache_events(message)
+        elif isinstance(message, HandedOver):
+            handler.on_handed_over(message, node)
         elif isinstance(message, Leaving):
             self._registry.leave(node.epoch)
+            self.is_reachable(node)  # its Ping tells the node that this was heard, behind all that was sent before
+            handler.on_leaving(node)
 
     def _on_session(self, node: Node, message: Pong | Resume, handler: ControlHandler) -> None:
         session = node.session

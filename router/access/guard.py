@@ -108,7 +108,7 @@ class Guard:
         if self._key:
             if NAME_OF_VARIABLE in keys:
                 raise InvalidSetting(f"key file {self._path}: {NAME_OF_VARIABLE!r} is the name of ${KEY_VARIABLE}")
-            keys[NAME_OF_VARIABLE] = ApiKey(digest_of(self._key).hex())
+            keys[NAME_OF_VARIABLE] = ApiKey(digest_of(self._key).hex(), operator=True)
         return KeyTable(keys)
 
     def _make_identities(self, table: KeyTable) -> None:
@@ -117,7 +117,7 @@ class Guard:
         for name, key in table.keys.items():
             account = known[name].account if name in known else Account(key)
             account.change_limits(key)
-            self._identities[name] = Identity(name, cache_root_of(self._secret, name, key.group), account)
+            self._identities[name] = Identity(name, cache_root_of(self._secret, name, key.group), account, key.operator)
 
 
 def require_keys_beyond_loopback(host: str, has_keys: bool, allows_anyone: bool) -> None:

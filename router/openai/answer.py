@@ -170,7 +170,7 @@ class Answer:
         The first call waits until the answer is admitted. Raises what the relay hands its readers, and what
         `Admission.admit` raises.
         """
-        pieces = await self._take_past()
+        pieces = await self._take_past() if self._past else []
         if pieces or self.has_ended:
             return pieces
         if self._permit is None:

@@ -43,6 +43,11 @@ if behaviour == "killed":
 if behaviour != "mute":
     print(json.dumps({"event": "loading", "role": "prefill", "done": 5, "total": 10}), flush=True)
     print(json.dumps({"event": "ready", "role": "prefill", "address": f"http://{name}"}), flush=True)
+if behaviour == "drained":
+    while not os.path.exists(rest[0]):
+        time.sleep(0.01)
+    print(json.dumps({"event": "drained", "role": "decode"}), flush=True)
+    sys.exit(0)
 if behaviour in ("mayfly", "breaks"):
     while not os.path.exists(rest[0]):  # made by the test: a death before all are ready would end the start
         time.sleep(0.01)

@@ -67,6 +67,16 @@ def test_restarts_of_a_child_that_keeps_dying_come_slower(supervise: Supervise, 
     assert supervisor.wait() == 0
 
 
+def test_a_child_that_was_drained_stays_away(supervise: Supervise, tmp_path: Path) -> None:
+    supervisor = supervise([("router", "steady"), ("decode-0", "drained", str(tmp_path / "drained"))])
+    supervisor.wait_for("all ready")
+    (tmp_path / "drained").touch()
+    supervisor.wait_for("decode-0 was drained, and stays away")
+    supervisor.process.send_signal(signal.SIGTERM)
+    assert supervisor.wait() == 0
+    assert len(supervisor.pids()) == 2, "it was not started again"
+
+
 def test_a_restart_that_fails_shows_why_and_is_tried_again(supervise: Supervise, tmp_path: Path) -> None:
     supervisor = supervise([("router", "steady"), ("decode-0", "breaks", str(tmp_path / "broken"))])
     supervisor.wait_for("all ready")
