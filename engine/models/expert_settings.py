@@ -13,7 +13,7 @@ from engine.models.config_fields import Fields
 
 MAX_EXPERTS = 1024
 Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen"]
-"""What the router's numbers become before the chosen ones are weights: probabilities over all experts, a probability
+"""What the numbers of routing become before the chosen ones are weights: probabilities over all experts, a probability
 for each alone, or probabilities over the chosen ones."""
 ExpertStyle = Literal["mixtral", "qwen", "olmoe", "glm", "deepseek_v2", "gpt_oss"]
 
@@ -24,8 +24,8 @@ class ExpertSettings:
 
     `sparse_layers`: one entry a layer; the others have one MLP for all tokens. `normalizes`: weights of the chosen sum
     to 1. `has_correction`: experts are chosen by corrected scores. `num_groups`: experts are chosen from the best
-    `num_chosen_groups` groups, each as good as its `num_best_of_group` best experts. `has_float32_router`: whatever the
-    model's dtype is. `shared_size`: of the MLP that every token goes through as well, 0 for none.
+    `num_chosen_groups` groups, each as good as its `num_best_of_group` best experts. `has_float32_routing`: whatever
+    the model's dtype is. `shared_size`: of the MLP that every token goes through as well, 0 for none.
     """
 
     num_experts: int
@@ -39,11 +39,11 @@ class ExpertSettings:
     num_groups: int = 1
     num_chosen_groups: int = 1
     num_best_of_group: int = 1
-    has_float32_router: bool = False
+    has_float32_routing: bool = False
     shared_size: int = 0
     has_shared_gate: bool = False
     is_clamped: bool = False
-    """The gate clamps its inputs at `gate_limit`, and has the slope `gate_slope`; router and experts have biases."""
+    """The gate clamps its inputs at `gate_limit`, and has the slope `gate_slope`; routing and experts have biases."""
     gate_limit: float = 0.0
     gate_slope: float = 0.0
     is_mxfp4: bool = False
@@ -109,7 +109,7 @@ def _glm(fields: Fields, num_layers: int) -> ExpertSettings:
         num_groups=fields.count("n_group", 1),
         num_chosen_groups=fields.count("topk_group", 1),
         num_best_of_group=2,
-        has_float32_router=True,
+        has_float32_routing=True,
         shared_size=size * fields.count("n_shared_experts", 1),
     )
 
@@ -129,7 +129,7 @@ def _deepseek_v2(fields: Fields, num_layers: int) -> ExpertSettings:
         scaling=fields.number("routed_scaling_factor", 1.0),
         num_groups=fields.count("n_group") if in_groups else 1,
         num_chosen_groups=fields.count("topk_group") if in_groups else 1,
-        has_float32_router=True,
+        has_float32_routing=True,
         shared_size=size * fields.count("n_shared_experts", 1),
     )
 

@@ -33,7 +33,7 @@ class Names:
     up: str = "up_proj"
     down: str = "down_proj"
     mlp_out_norm: str = ""
-    router: str = "gate"
+    routing: str = "gate"
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
@@ -63,7 +63,7 @@ GLM = Names(gate_up="gate_up_proj")
 GLM4 = Names(gate_up="gate_up_proj", attention_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm")
 GLM4_MOE = Names(shared="shared_experts")
 DEEPSEEK = GLM4_MOE
-GPT_OSS = Names(router="router", sinks="sinks")
+GPT_OSS = Names(routing="router", sinks="sinks")
 ONE_NORM = Names(mlp_norm="")
 GPT2 = Names(
     layers="transformer.h",

@@ -1,6 +1,6 @@
 """How tokens choose experts, as transformers rounds it.
 
-Owns the router's weights. What the experts compute is `experts.py`.
+Owns the weights of routing. What the experts compute is `experts.py`.
 
 Letters: T tokens of the step, E hidden size, X experts, K experts of each token, G groups of experts.
 """
@@ -20,7 +20,7 @@ from engine.models.parameters import Parameter, Source, whole
 from engine.models.parts.base import PartSetup
 
 
-class Router:
+class ExpertRouting:
     """Scores [T, X] of tokens, and which K experts each goes to. See `Part`."""
 
     def __init__(
@@ -31,7 +31,9 @@ class Router:
         self._settings = settings
         self._weight = setup.empty(*shape)
         self._parameters = [
-            Parameter(f"{name}.router", self._weight, (Source(f"{tensors}.weight", shape, whole(shape), whole(shape)),))
+            Parameter(
+                f"{name}.routing", self._weight, (Source(f"{tensors}.weight", shape, whole(shape), whole(shape)),)
+            )
         ]
         self._bias = setup.empty(settings.num_experts) if settings.is_clamped else None
         self._correction: Tensor | None = None
@@ -42,7 +44,7 @@ class Router:
             if values is not None:
                 box = whole((settings.num_experts,))
                 source = Source(f"{tensors}.{part}", (settings.num_experts,), box, box)
-                self._parameters.append(Parameter(f"{name}.router.{part}", values, (source,)))
+                self._parameters.append(Parameter(f"{name}.routing.{part}", values, (source,)))
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The experts [T, K] int64 of x [T, E], and the weights [T, K] of their results."""
@@ -63,7 +65,7 @@ class Router:
 
     def _scores(self, x: Tensor) -> Tensor:
         """[T, X] float32."""
-        if self._settings.has_float32_router:
+        if self._settings.has_float32_routing:
             logits = F.linear(x.float(), self._weight.float())
         else:
             logits = F.linear(x, self._weight)

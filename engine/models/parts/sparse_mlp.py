@@ -1,4 +1,4 @@
-"""A sparse MLP: each token goes through the few experts that its router chooses, and through a shared one if there is.
+"""A sparse MLP: each token goes through the few experts that its routing chooses, and through a shared one if there is.
 
 Letters: T tokens of the step, E hidden size.
 """
@@ -17,7 +17,7 @@ from engine.models.parts.clamped_experts import ClampedExperts
 from engine.models.parts.experts import Experts
 from engine.models.parts.linear import Linear, Matrix
 from engine.models.parts.mlp import GatedMlp
-from engine.models.parts.routing import Router
+from engine.models.parts.routing import ExpertRouting
 
 
 class SparseMlp:
@@ -28,7 +28,7 @@ class SparseMlp:
     ) -> None:
         """`name` of its parameters, `tensors` of the checkpoint's."""
         names = config.names
-        self._router = Router(name, f"{tensors}.{names.router}", settings, config, setup)
+        self._routing = ExpertRouting(name, f"{tensors}.{names.routing}", settings, config, setup)
         kind = ClampedExperts if settings.is_clamped else Experts
         self._experts = kind(f"{name}.experts", f"{tensors}.experts", settings, config, setup)
         self._shared: GatedMlp | None = None
@@ -42,7 +42,7 @@ class SparseMlp:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The MLP's summand for the residual stream, [T, E] of x [T, E]."""
-        added = self._experts(x, *self._router(x))
+        added = self._experts(x, *self._routing(x))
         if self._shared is not None:
             shared = self._shared(x)
             if self._shared_gate is not None:
@@ -61,7 +61,7 @@ class SparseMlp:
             part.pack()
 
     def _parts(self) -> Iterator[Part]:
-        yield self._router
+        yield self._routing
         yield self._experts
         for part in (self._shared, self._shared_gate):
             if part is not None:
