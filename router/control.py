@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -100,9 +100,11 @@ class ControlLink:
         port: int,
         settings: links.LinkSettings,
         registry: NodeRegistry,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Listens; what nodes send waits for `start`. Raises `InvalidSetting` when the address cannot be used."""
-        self._rubbish = RubbishLog()
+        self._clock = clock
+        self._rubbish = RubbishLog(clock)
         self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings)
         self._registry = registry
         self._reading: _Reading | None = None
@@ -162,9 +164,9 @@ class ControlLink:
     def _read(self, handler: ControlHandler) -> None:
         if self._socket.closed:
             return
-        num_events, until_s = 0, time.monotonic() + _MAX_TURN_S
+        num_events, until_s = 0, self._clock() + _MAX_TURN_S
         for _ in range(_MAX_PER_TURN):
-            if num_events >= _MAX_PER_TURN or time.monotonic() > until_s:
+            if num_events >= _MAX_PER_TURN or self._clock() > until_s:
                 break  # each event wakes the task of a stream; what else is due comes before the next of them
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -195,7 +197,7 @@ class ControlLink:
         if isinstance(message, Hello):
             self._on_hello(identity, message, handler)
         elif isinstance(message, Heartbeat):
-            if not self._registry.heartbeat(message, time.monotonic()):
+            if not self._registry.heartbeat(message, self._clock()):
                 self._send(control_identity(message.epoch), Introduce())
         elif node is None:
             self._send(identity, Introduce())
@@ -209,7 +211,7 @@ class ControlLink:
         """Whether a message is the next one of a node. Raises `InvalidMessage` when it has no number."""
         if not number:
             raise InvalidMessage("a message of this kind has a number")
-        node.heard_s = time.monotonic()
+        node.heard_s = self._clock()
         if node.session.accept(number):
             return True
         if node.session.must_ask(number):
@@ -234,7 +236,7 @@ class ControlLink:
         session = node.session
         if message.session != session.number:
             return  # of an earlier registration: the next Ping tells the node
-        node.heard_s = time.monotonic()
+        node.heard_s = self._clock()
         if isinstance(message, Resume):
             again = session.since(message.first)
             if again is None:
@@ -258,13 +260,13 @@ class ControlLink:
         known = self._registry.get(hello.epoch)
         if known is not None and hello.session != known.session.number and not known.session.is_untouched:
             self._lose([known], "it has given up what it was asked for", handler)
-        earlier = self._registry.predecessor(hello, time.monotonic())
+        earlier = self._registry.predecessor(hello, self._clock())
         if earlier is not None:
             if self.is_reachable(earlier):
                 return  # it may be alive: the answer to the next heartbeat makes the other one ask again
             self._lose([earlier], "it was started again", handler)
-        self._refuse(self._registry.outvoted(hello, time.monotonic()), hello, handler)
-        self._registry.register(hello, time.monotonic())
+        self._refuse(self._registry.outvoted(hello, self._clock()), hello, handler)
+        self._registry.register(hello, self._clock())
         node = self._registry.get(hello.epoch)
         if node is not None:
             self._send(identity, Welcome(node.session.number))
@@ -278,10 +280,10 @@ class ControlLink:
         self._lose(nodes, "most nodes of its model have another KV layout", handler)
 
     async def _ping_forever(self, handler: ControlHandler) -> None:
-        last_s = time.monotonic()
+        last_s = self._clock()
         while True:
             await asyncio.sleep(PING_INTERVAL_S)
-            now_s = time.monotonic()
+            now_s = self._clock()
             # after a pause of this process, silence proves nothing: every node gets the missed time back
             pause_s, last_s = now_s - last_s - PING_INTERVAL_S, now_s
             for node in self._registry.all():
