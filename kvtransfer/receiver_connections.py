@@ -22,7 +22,7 @@ from kvtransfer.facts import ReceivingFacts
 from kvtransfer.messages import RECEIVER_TO_SENDER, HandoffName, PeerHello, PeerWelcome, Renew
 from kvtransfer.transports.base import Receiver
 from wire import links
-from wire.errors import Refused
+from wire.errors import InvalidSetting, Refused
 from wire.messages import PrefillPeer
 
 _IDLE_S = 60.0
@@ -96,7 +96,7 @@ class ReceiverConnections:
             raise Refused(f"no socket for another prefill node: {error}") from None
         try:
             links.connect(socket, address, self._settings)
-        except zmq.ZMQError as error:
+        except (InvalidSetting, zmq.ZMQError) as error:
             socket.close()
             raise Refused(f"a prefill node cannot be reached at {address}: {error}") from None
         return socket

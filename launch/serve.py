@@ -21,7 +21,7 @@ from engine.models.config import load_config
 from engine.models.identity import find_checkpoint
 from launch.api_client import ApiClient
 from launch.console import Console
-from launch.key import write_key
+from launch.key import role_file, write_key
 from launch.placement import VISIBLE_DEVICES, Placement, find_cpus, find_devices, place_nodes
 from launch.ports import ReservedPort
 from launch.settings import LOOPBACK, Deployment, child_environment, resolve_serve
@@ -66,18 +66,23 @@ def main(arguments: Sequence[str]) -> int:
 
 def with_cluster_key(deployment: Deployment, folder: Path) -> Deployment:
     """The deployment with a cluster key of its own in `folder` when it names none, and without one when it asks for
-    none: other users of this machine must not be able to join it, or to read what its programs say."""
+    none: other users of this machine must not be able to join it, or to read what its programs say. Of a folder each
+    program gets its role's."""
     asked = deployment.router.cluster_key
-    if asked and asked != NO_KEY:
+    if Path(asked).is_dir() and asked:
+        files = {role: str(role_file(Path(asked), role)) for role in ("router", "prefill", "decode")}
+    elif asked and asked != NO_KEY:
         return deployment
-    file = "" if asked == NO_KEY else str(folder / "cluster.key")
-    if file:
-        write_key(Path(file))
+    else:
+        file = "" if asked == NO_KEY else str(folder / "cluster.key")
+        if file:
+            write_key(Path(file))
+        files = dict.fromkeys(("router", "prefill", "decode"), file)
     return dataclasses.replace(
         deployment,
-        router=dataclasses.replace(deployment.router, cluster_key=file),
-        prefill=dataclasses.replace(deployment.prefill, cluster_key=file),
-        decode=dataclasses.replace(deployment.decode, cluster_key=file),
+        router=dataclasses.replace(deployment.router, cluster_key=files["router"]),
+        prefill=dataclasses.replace(deployment.prefill, cluster_key=files["prefill"]),
+        decode=dataclasses.replace(deployment.decode, cluster_key=files["decode"]),
     )
 
 
@@ -122,7 +127,7 @@ def child_specs(
         module = "prefill_node" if is_prefill else "decode_node"
         flags = as_flags(_placed(settings, name, share, control_port))
         node_environment = {**inherited, VISIBLE_DEVICES: share.device} if share.device else inherited
-        specs.append(ChildSpec(name, module, tuple(flags), node_environment))
+        specs.append(ChildSpec(name, module, tuple(flags), node_environment, reloads=bool(settings.cluster_key)))
     return specs
 
 

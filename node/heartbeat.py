@@ -16,6 +16,7 @@ from wire import links
 from wire.messages import NODE_TO_ROUTER, Heartbeat, NodeStatus
 
 INTERVAL_S = 1.0
+_MISSED_BEFORE_NEXT_KEY = 2
 
 
 class HeartbeatThread:
@@ -52,12 +53,17 @@ class HeartbeatThread:
     def _run(self) -> None:
         link = links.open_socket(self._context, zmq.DEALER, self._settings)
         link.setsockopt(zmq.IMMEDIATE, 1)  # no old heartbeat is queued for a router that comes back later
-        links.connect(link, self._address, self._settings)
+        address, num_dialled, num_missed = links.connect(link, self._address, self._settings), 0, 0
         while not self._stop.wait(self._interval_s):
             published_s, status = self._published
             beat = Heartbeat(self._epoch, replace(status, loop_age_s=max(0.0, time.monotonic() - published_s)))
             try:
                 link.send(NODE_TO_ROUTER.encode(beat), zmq.NOBLOCK)
-            except zmq.Again:
-                continue  # no router is connected now
+                num_missed = 0
+            except zmq.Again:  # no router is connected now; perhaps it has another key
+                num_missed += 1
+                if num_missed % _MISSED_BEFORE_NEXT_KEY == 0 and links.num_expected_keys(self._settings) > 1:
+                    num_dialled += 1
+                    link.disconnect(address)
+                    address = links.connect(link, self._address, self._settings, num_dialled)
         link.close()

@@ -49,6 +49,8 @@ from router.settings import RouterSettings
 from router.tracing import open_tracing
 from wire import links
 from wire.errors import InvalidSetting, Overloaded
+from wire.keys import ROUTER, KeyRing
+from wire.messages import PREFILL
 
 _CLOSE_TIMEOUT_S = 2.0
 # a look through all objects found nothing and took 0.3 s with 5,000 connections: it comes ten times as rarely as usual
@@ -58,8 +60,8 @@ _COLLECT_AFTER = (700, 10, 100)
 async def serve(settings: RouterSettings) -> None:
     """Serve until told to stop. Raises `BatonError` when the router cannot start."""
     configure_logging(settings.log_level, settings.log_format)
-    key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
-    guard = _guard(settings, key)
+    keys = KeyRing(Path(settings.cluster_key), ROUTER) if settings.cluster_key else None
+    guard = _guard(settings, keys)
     templates = RequestTemplates() if settings.trust_request_chat_template else None
     parsers = ParserNames(settings.tool_call_parser, settings.reasoning_parser)
     models = load_served_models(
@@ -73,7 +75,7 @@ async def serve(settings: RouterSettings) -> None:
             stack.callback(model.prompts.close)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
-        authenticator = start_authenticator(context, key)
+        authenticator = start_authenticator(context, keys)
         if authenticator is not None:
             stack.callback(authenticator.stop)
         try:
@@ -81,8 +83,9 @@ async def serve(settings: RouterSettings) -> None:
                 context,
                 settings.control_host,
                 settings.control_port,
-                links.LinkSettings(cluster_key=key),
+                links.LinkSettings(cluster_key=keys.towards(PREFILL) if keys else None),
                 registry,
+                is_of_role=keys.is_of if keys and keys.tells_roles else None,
             )
         except InvalidSetting as error:
             raise InvalidSetting(f"--control-host, --control-port: {error}") from None
@@ -116,7 +119,7 @@ async def serve(settings: RouterSettings) -> None:
         if audit is not None:
             stack.callback(audit.close)
             audit.watch(app)
-        _on_hangup([part.reload for part in (guard, tls, audit) if part is not None])
+        _on_hangup([part.reload for part in (guard, tls, audit, keys) if part is not None])
         address = await _listen(app, settings, stack, tls)
         control.start(relay)
         freeze_startup_objects()
@@ -146,7 +149,7 @@ def _http_limits(settings: RouterSettings) -> HttpLimits:
     )
 
 
-def _guard(settings: RouterSettings, cluster_key: links.ClusterKey | None) -> Guard | None:
+def _guard(settings: RouterSettings, keys: KeyRing | None) -> Guard | None:
     """The guard of the HTTP endpoint, None without API keys. Raises `InvalidSetting` when keys are missing or bad."""
     api_key = os.environ.get(KEY_VARIABLE, "")
     has_keys = bool(settings.api_key_file or api_key)
@@ -154,7 +157,7 @@ def _guard(settings: RouterSettings, cluster_key: links.ClusterKey | None) -> Gu
     if not has_keys:
         return None
     # with a cluster key nodes find what they have cached again when the router restarts
-    secret = secrets.token_bytes(32) if cluster_key is None else hmac.digest(cluster_key.secret, b"cache", "sha256")
+    secret = secrets.token_bytes(32) if keys is None else hmac.digest(keys.secret, b"cache", "sha256")
     return Guard(Path(settings.api_key_file) if settings.api_key_file else None, api_key, secret)
 
 

@@ -101,8 +101,11 @@ class ControlLink:
         settings: links.LinkSettings,
         registry: NodeRegistry,
         clock: Callable[[], float] = time.monotonic,
+        is_of_role: Callable[[bytes, str], bool] | None = None,
     ) -> None:
-        """Listens; what nodes send waits for `start`. Raises `InvalidSetting` when the address cannot be used."""
+        """Listens; what nodes send waits for `start`. `is_of_role`: whether a public key is one of a role, where roles
+        have different keys. Raises `InvalidSetting` when the address cannot be used."""
+        self._is_of_role = is_of_role
         self._clock = clock
         self._rubbish = RubbishLog(clock)
         self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings)
@@ -169,16 +172,31 @@ class ControlLink:
             if num_events >= _MAX_PER_TURN or self._clock() > until_s:
                 break  # each event wakes the task of a stream; what else is due comes before the next of them
             try:
-                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                identity, frames, key = self._receive()
             except zmq.Again:
                 return
             if self._rubbish.is_cut_off(identity):
                 continue
             try:
-                num_events += self._dispatch(identity, frames, handler)
+                num_events += self._dispatch(identity, frames, key, handler)
             except BatonError as error:
                 self._reject(identity, error, handler)
         self._read_soon()
+
+    def _receive(self) -> tuple[bytes, list[bytes], bytes]:
+        """The next message: who sent it, its frames, and the public key of the sender where roles have keys. Raises
+        `zmq.Again`."""
+        if self._is_of_role is None:
+            identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            return identity, frames, b""
+        sender, *parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        key = str(parts[-1].get("User-Id")).encode() if parts else b""
+        return sender.bytes, [part.bytes for part in parts], key
+
+    def _require_role(self, key: bytes, role: str) -> None:
+        """Raises `Refused` when the sender's key is not one of that role."""
+        if self._is_of_role is not None and not self._is_of_role(key, role):
+            raise Refused(f"the cluster key is not one of a {role} node")
 
     def _reject(self, identity: bytes, error: BatonError, handler: ControlHandler) -> None:
         if isinstance(error, Refused):
@@ -187,14 +205,18 @@ class ControlLink:
             node = self._registry.get(epoch_of_identity(identity) or 0)
             self._lose([node] if node is not None else [], "it sends rubbish", handler)
 
-    def _dispatch(self, identity: bytes, frames: list[bytes], handler: ControlHandler) -> int:
-        """Handle one message; the number of its token events."""
+    def _dispatch(self, identity: bytes, frames: list[bytes], key: bytes, handler: ControlHandler) -> int:
+        """Handle one message from a holder of `key`; the number of its token events."""
         epoch = epoch_of_identity(identity)
         node = None if epoch is None else self._registry.get(epoch)
         if node is None and sum(map(len, frames)) > MAX_STRANGER_BYTES:
             raise InvalidMessage("a long message from a connection that is not a node's")
         message = NODE_TO_ROUTER.decode(frames[-1])
+        named = self._registry.get(message.epoch) if isinstance(message, Heartbeat) else node
+        if named is not None:
+            self._require_role(key, named.role)
         if isinstance(message, Hello):
+            self._require_role(key, message.role)
             self._on_hello(identity, message, handler)
         elif isinstance(message, Heartbeat):
             if not self._registry.heartbeat(message, self._clock()):

@@ -9,13 +9,14 @@ import pytest
 
 import launch.serve
 from launch.cli import main
+from launch.key import write_role_keys
 from launch.placement import Placement
 from launch.serve import announce, child_specs, placements, with_cluster_key
 from launch.settings import resolve_serve
 from launch.supervised import ChildSpec
 from tests.launch.endpoint import FakeEndpoint
 from wire.errors import InvalidSetting
-from wire.links import ClusterKey
+from wire.keys import ROLES, KeyFile
 
 
 def specs(*arguments: str, shares: list[Placement] | None = None) -> list[ChildSpec]:
@@ -42,12 +43,20 @@ def test_a_deployment_has_a_cluster_key_of_its_own_unless_it_is_asked_not_to(tmp
     deployment = with_cluster_key(resolve_serve([], {}), tmp_path)
     keys = {part.cluster_key for part in (deployment.router, deployment.prefill, deployment.decode)}
     assert keys == {str(tmp_path / "cluster.key")}
-    assert len(ClusterKey.from_file(tmp_path / "cluster.key").secret) == 40
+    assert [len(secret) for secret in KeyFile.read(tmp_path / "cluster.key").secrets] == [40]
     assert (tmp_path / "cluster.key").stat().st_mode & 0o777 == 0o600
     named = resolve_serve(["--cluster-key=mine"], {})
     assert with_cluster_key(named, tmp_path) == named
     without = with_cluster_key(resolve_serve(["--cluster-key=none"], {}), tmp_path)
     assert [part.cluster_key for part in (without.router, without.prefill, without.decode)] == ["", "", ""]
+
+
+def test_each_program_gets_the_key_of_its_role_from_a_folder(tmp_path: Path) -> None:
+    write_role_keys(tmp_path / "keys")
+    deployment = with_cluster_key(resolve_serve([f"--cluster-key={tmp_path / 'keys'}"], {}), tmp_path)
+    files = [part.cluster_key for part in (deployment.router, deployment.prefill, deployment.decode)]
+    assert files == [str(tmp_path / "keys" / f"{role}.key") for role in ROLES]
+    assert deployment.router.reloads_files
 
 
 def test_the_programs_meet_at_the_reserved_control_port() -> None:
