@@ -57,6 +57,7 @@ class Client:
     token_ids: list[list[int]] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)
     begun_s: float = 0.0
+    longest_gap_s: float = 0.0
     error: str = ""
     is_over: bool = False
     has_left: bool = False
@@ -77,9 +78,13 @@ class Client:
             ]
             requests = [RelayRequest(MODEL, self.prompt_ids, each) for each in params]
             flights = relay.start_choices(requests, inbox, 0)
+            read_s = self.begun_s = router.loop.time()
             try:
                 while not all(self.finish_reasons):
-                    for index, delivery in await inbox.take():
+                    taken = await inbox.take()
+                    self.longest_gap_s = max(self.longest_gap_s, router.loop.time() - read_s)
+                    read_s = router.loop.time()
+                    for index, delivery in taken:
                         self.token_ids[index].extend(delivery.token_ids)
                         self.finish_reasons[index] = delivery.finish_reason or self.finish_reasons[index]
                     if self.pause_s:
@@ -160,7 +165,6 @@ class World:
             self.clients.append(client)
         self.note(f"client {client.number} asks: {len(client.prompt_ids)} + {client.max_tokens} x {client.num_choices}")
         router = self.router
-        client.begun_s = self.clock.now_s
         client.task = router.call(lambda: router.loop.create_task(client.run(router)))
         client.task.add_done_callback(client.ended)
 
@@ -230,6 +234,12 @@ class World:
             if self.chance.random() < 0.7:
                 connection.break_off(self.chance.random() * 0.05, self.chance.random() * 0.05)
         self.disturbed(self.clock.now_s)
+
+    def cut_for_a_moment(self, name: str) -> None:
+        """A node's control connection breaks, both ends notice at once, and it is made again."""
+        self.note(f"the connection of {name} breaks")
+        for connection in self.network.between(self.nodes[name].host, self.router.host):
+            connection.break_off(0.001, 0.001)
 
     def _start_node(self, role: str, name: str) -> None:
         node = self.nodes[name] = NodeProgram(self.around, role, name)
