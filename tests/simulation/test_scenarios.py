@@ -64,7 +64,7 @@ def test_a_decode_node_that_dies_costs_one_attempt_and_less_than_a_second() -> N
 
 
 def test_a_prefill_node_that_dies_in_the_middle_of_a_prompt_costs_one_attempt() -> None:
-    client = Client(0, tuple(range(29)), 12)
+    client = Client(0, tuple(place % 29 for place in range(60)), 12)
     world = world_with(client, prefills=2)
     world.clock.at(0.13, lambda: world.kill_node(busy(world, PREFILL), 5.0))
     world.run()
