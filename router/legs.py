@@ -103,6 +103,10 @@ class Legs:
         """Whether a prefill leg was sent that is not over."""
         return self._prefill is not None
 
+    def were_given_to(self, epoch: int) -> bool:
+        """Whether a leg, over or not, was sent to the node of that epoch."""
+        return epoch in self._sent
+
     def run_on(self, epoch: int) -> bool:
         """Whether a leg that is not over runs on the node of that epoch."""
         return any(node is not None and node.epoch == epoch for node in (self._prefill, self._decode))

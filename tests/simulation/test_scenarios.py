@@ -46,9 +46,9 @@ def test_a_pause_of_the_router_costs_no_attempt(pause_s: float) -> None:
 
 
 def test_a_connection_that_breaks_costs_no_attempt() -> None:
-    client = Client(0, PROMPT, 24)
+    client = Client(0, PROMPT, 60)
     world = world_with(client)
-    for when_s in (0.2, 0.35):
+    for when_s in (0.2, 0.35, 0.48, 0.98):  # the router looks for its nodes each half second
         world.clock.at(when_s, lambda: world.cut_for_a_moment("D1"))
     world.run()
     assert (client.error, world.router.relay.counters.num_retries) == ("", 0)
