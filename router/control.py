@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import zmq
 
 from router.nodes import Node, NodeRegistry
+from router.peer_rates import PeerRates
 from router.rubbish import MAX_STRANGER_BYTES, RubbishLog
 from wire import links
 from wire.errors import BatonError, InvalidMessage, Refused
@@ -108,6 +109,7 @@ class ControlLink:
         self._is_of_role = is_of_role
         self._clock = clock
         self._rubbish = RubbishLog(clock)
+        self._rates = PeerRates(clock)
         self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings)
         self._registry = registry
         self._reading: _Reading | None = None
@@ -177,6 +179,9 @@ class ControlLink:
                 return
             if self._rubbish.is_cut_off(identity):
                 continue
+            if not self._rates.allows(identity, sum(map(len, frames))):
+                self._cut_off(identity, handler)
+                continue
             try:
                 num_events += self._dispatch(identity, frames, key, handler)
             except BatonError as error:
@@ -204,6 +209,13 @@ class ControlLink:
         if self._rubbish.note(identity, error):
             node = self._registry.get(epoch_of_identity(identity) or 0)
             self._lose([node] if node is not None else [], "it sends rubbish", handler)
+
+    def _cut_off(self, identity: bytes, handler: ControlHandler) -> None:
+        """Somebody says more than a node has to say."""
+        self._rubbish.cut_off(identity)
+        _log.warning("a connection floods the control port, and is not listened to for a minute")
+        node = self._registry.get(epoch_of_identity(identity) or 0)
+        self._lose([node] if node is not None else [], "it floods the control port", handler)
 
     def _dispatch(self, identity: bytes, frames: list[bytes], key: bytes, handler: ControlHandler) -> int:
         """Handle one message from a holder of `key`; the number of its token events."""
