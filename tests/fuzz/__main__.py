@@ -39,7 +39,7 @@ from tests.fuzz.attackers import (
     PeerFrames,
     RawBytes,
 )
-from tests.system.harness import MODEL_NAME, Answer, Relay, start_relay
+from tests.system.harness import MODEL_NAME, Answer, Program, Relay, start_relay
 from tests.system.reference import make_prompt
 from wire import links
 from wire.keys import ROLES, ROUTER, ClusterKey, KeyRing
@@ -260,12 +260,17 @@ class Phase:
             _say(f"  {attacker.name}: {attacker.num_acts} attempts{welcomes}")
         for name, grown in memory.most.items():
             _say(f"  {name} grew by {grown / 2**20:.0f} MiB at most")
-        if self.relay.router.is_running:
-            with urllib.request.urlopen(f"{self.relay.router.address}/metrics", timeout=30) as answer:
-                lines = answer.read().decode().splitlines()
-            for line in lines:
-                if line.startswith("baton:event_loop") and "_max_seconds" in line:
-                    _say(f"  router: {line}")
+        for program in (self.relay.router, *self.relay.nodes):
+            for line in _metrics_of(program) if program.is_running else ():
+                _say(f"  {program.name}: {line}")
+
+
+def _metrics_of(program: Program) -> list[str]:
+    """What its metrics say about rejected messages and late event loops."""
+    with urllib.request.urlopen(f"{program.address}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    told = ("rejected", "refused", "lag_max")
+    return [line for line in lines if not line.startswith("#") and any(word in line for word in told)]
 
 
 def sniff_hello(relay: Relay, model: Path) -> Hello:
