@@ -177,7 +177,7 @@ class NodeProgram(Program):
         self.refusal = ""
         self.stopper = SimStopper(around.clock)
         blocks = np.zeros((NUM_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
-        self.runner = SimRunner(blocks)
+        self.runner = SimRunner(blocks, is_asynchronous=around.overlaps)
         self.core = make_core(self.runner)
         self.first_steps = FirstSteps(lambda: int(around.clock.now_s * 1e6))
         self._engine = Thread(around.clock, self.host, self._turn)

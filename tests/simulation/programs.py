@@ -78,7 +78,8 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What every program needs of the world. `step_s` says how long the next step of an engine takes."""
+    """What every program needs of the world. `step_s` says how long the next step of an engine takes; `overlaps`:
+    engines schedule asynchronously."""
 
     clock: VirtualClock
     network: Network
@@ -86,6 +87,7 @@ class Surroundings:
     chance: random.Random
     step_s: Callable[[], float]
     peers_write: bool
+    overlaps: bool
 
 
 class Program:

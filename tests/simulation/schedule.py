@@ -45,7 +45,14 @@ class Schedule:
         self.block_faults = chance.choice((0.0, 0.0, 0.0, 0.05, 0.3))
         self.peers_write = chance.random() < 0.5
         num_prefills, num_decodes = chance.choice((1, 1, 2)), chance.choice((1, 1, 2, 2, 3))
-        self.world = World(seed, num_prefills, num_decodes, peers_write=self.peers_write, plan=self._fault)
+        self.world = World(
+            seed,
+            num_prefills,
+            num_decodes,
+            peers_write=self.peers_write,
+            overlaps=chance.random() < 0.5,
+            plan=self._fault,
+        )
         self.world.slowest_s = chance.choice((0.001, 0.001, 0.02, 0.2))
         for number in range(chance.choice((1, 1, 2, 2, 3, 5))):
             self._plan_client(number)

@@ -113,7 +113,14 @@ class World:
     """See the module. `note` adds a line to the timeline."""
 
     def __init__(
-        self, seed: int, num_prefills: int, num_decodes: int, *, peers_write: bool, plan: FaultPlan = without_faults
+        self,
+        seed: int,
+        num_prefills: int,
+        num_decodes: int,
+        *,
+        peers_write: bool,
+        overlaps: bool = False,
+        plan: FaultPlan = without_faults,
     ) -> None:
         self.chance = random.Random(seed)
         self.clock = VirtualClock()
@@ -121,7 +128,9 @@ class World:
         self.slowest_s = 0.001
         self.network = Network(self.clock, self.chance, self._delay_s)
         self.blocks = LoopbackNetwork(plan)
-        self.around = Surroundings(self.clock, self.network, self.blocks, self.chance, self._step_s, peers_write)
+        self.around = Surroundings(
+            self.clock, self.network, self.blocks, self.chance, self._step_s, peers_write, overlaps
+        )
         self.dead: set[ProcessIdentity] = set()
         self.clients: list[Client] = []
         self.dead_routers: list[RouterProgram] = []
