@@ -16,12 +16,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from device.host_memory import read_host_memory
 from engine.capacity import find_capacity
 from engine.models.config import load_config
 from engine.models.identity import find_checkpoint
 from launch.api_client import ApiClient
 from launch.console import Console
 from launch.key import role_file, write_key
+from launch.memory_check import require_memory_for_weights
 from launch.placement import VISIBLE_DEVICES, Placement, find_cpus, find_devices, place_nodes
 from launch.ports import ReservedPort
 from launch.settings import LOOPBACK, Deployment, child_environment, resolve_serve
@@ -89,7 +91,12 @@ def with_cluster_key(deployment: Deployment, folder: Path) -> Deployment:
 def _check_model(deployment: Deployment) -> None:
     """Refuse a model or a limit that no node can serve before any of them starts, loads libraries and reads weights."""
     settings = deployment.decode
-    find_capacity(settings, load_config(find_checkpoint(settings.model, weights=False)), is_gpu=False)
+    folder = find_checkpoint(settings.model, weights=False)
+    config = load_config(folder)
+    find_capacity(settings, config, is_gpu=False)
+    if settings.device == "cpu" or (settings.device == "auto" and not find_devices(os.environ)):
+        num_nodes = deployment.serve.prefill + deployment.serve.decode
+        require_memory_for_weights(folder, config, settings.dtype, num_nodes, read_host_memory())
 
 
 def placements(deployment: Deployment) -> list[Placement]:
@@ -125,7 +132,7 @@ def child_specs(
         settings = deployment.prefill if is_prefill else deployment.decode
         name = f"prefill-{index}" if is_prefill else f"decode-{index - deployment.serve.prefill}"
         module = "prefill_node" if is_prefill else "decode_node"
-        flags = as_flags(_placed(settings, name, share, control_port))
+        flags = as_flags(_placed(settings, name, share, control_port, len(shares)))
         node_environment = {**inherited, VISIBLE_DEVICES: share.device} if share.device else inherited
         specs.append(ChildSpec(name, module, tuple(flags), node_environment, reloads=bool(settings.cluster_key)))
     return specs
@@ -155,7 +162,7 @@ def _served_name(address: str, deployment: Deployment) -> str:
         return deployment.router.served_model_name or deployment.router.model or "MODEL"
 
 
-def _placed(settings: _NodeSettingsT, name: str, share: Placement, control_port: int) -> _NodeSettingsT:
+def _placed(settings: _NodeSettingsT, name: str, share: Placement, control_port: int, num_nodes: int) -> _NodeSettingsT:
     return dataclasses.replace(
         settings,
         node_id=name,
@@ -163,4 +170,5 @@ def _placed(settings: _NodeSettingsT, name: str, share: Placement, control_port:
         num_threads=share.num_threads,
         cpu_affinity=",".join(map(str, share.cpu_ids)),
         gpu_memory_utilization=round(settings.gpu_memory_utilization / share.num_sharing, 4),
+        cpu_memory_utilization=round(settings.cpu_memory_utilization / num_nodes, 4),
     )

@@ -25,9 +25,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from device.host_memory import GIB, SMALLER, read_host_memory
 from launch.console import Console
 from launch.supervised import ChildReport, ChildSpec, Exited, Reported, SupervisedChild
-from program.events import Loading, Ready
+from program.events import WEIGHTS, Loading, Ready
 from wire.errors import BatonError
 
 FIRST_RESTART_DELAY_S = 0.5
@@ -71,6 +72,7 @@ class _ChildState:
     is_ready: bool = False
     must_reload: bool = False
     address: str = ""
+    weights_bytes: int = 0
     started_at: float = 0.0
     restart_at: float | None = None
 
@@ -137,10 +139,11 @@ class Supervisor:
                 case None:
                     raise BatonError(f"not ready after {self._start_timeout_s:g} s: {', '.join(waiting)}")
                 case Reported(name, Loading() as loading):
+                    self._children[name].weights_bytes = loading.total if loading.stage == WEIGHTS else 0
                     self._console.loading(name, loading.done, loading.total, loading.stage)
                 case Exited():
                     self._console.close_bar()
-                    raise BatonError(f"{event.name}: {event.describe()}")
+                    raise BatonError(f"{event.name}: {event.describe()}{self._of_memory(event)}")
                 case Signalled():
                     self._console.close_bar()
                     return False
@@ -193,6 +196,17 @@ class Supervisor:
                     self._start(child)
                 except OSError as error:  # out of processes or memory, which may be temporary
                     self._schedule_restart(child, str(error))
+
+    def _of_memory(self, event: Exited) -> str:
+        """What to think of a child that was killed while it started: nobody but the system does that."""
+        if event.error or event.status != -signal.SIGKILL:
+            return ""
+        weights_bytes = self._children[event.name].weights_bytes
+        needs = f" of nodes that load {weights_bytes / GIB:.2f} GiB of weights each" if weights_bytes else ""
+        return (
+            f" while it started, which systems do to processes{needs} when memory runs out: {read_host_memory()} now; "
+            f"what helps is {SMALLER} (--prefill, --decode)"
+        )
 
     def _reload(self) -> None:
         """Pass SIGHUP on to the children that have yet to reload and are ready: before that it would end them."""

@@ -114,11 +114,12 @@ def _serve(
     with ExitStack() as stack:
         engine = build_engine(settings, role.allocate, _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS))
         stack.callback(engine.device.close)
+        engine.learn_costs()
         parts = NodeParts(engine, node_id, epoch=secrets.randbits(63))
         leg, peer_address = role.build_leg(parts)
         stack.callback(leg.close)
         core = engine.core
-        health = HealthServer(settings.host, settings.http_port, NodeCollector(core.status, leg.metrics))
+        health = HealthServer(settings.host, settings.http_port, NodeCollector(core.status, core.costs, leg.metrics))
         stack.callback(health.close)
         hello = _hello(role.name, parts, settings.max_num_seqs, peer_address, health.address)
         router = RouterLink(context, router_address, to_router, hello, core.status, time.monotonic())

@@ -41,6 +41,7 @@ from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
 from router.openai.request_templates import RequestTemplates
+from router.placement import Goals
 from router.policies import make_policy
 from router.relay import Relay, RelaySettings
 from router.request_log import Observer
@@ -65,7 +66,13 @@ async def serve(settings: RouterSettings) -> None:
     templates = RequestTemplates() if settings.trust_request_chat_template else None
     parsers = ParserNames(settings.tool_call_parser, settings.reasoning_parser)
     models = load_served_models(
-        settings.model, settings.served_model_name, settings.more_models, int(time.time()), templates, parsers
+        settings.model,
+        settings.served_model_name,
+        settings.more_models,
+        int(time.time()),
+        templates,
+        parsers,
+        settings.generation_config,
     )
     registry = NodeRegistry(
         {model.name: model.fingerprint for model in models}, {model.name: model.tokenizer_digest for model in models}
@@ -137,8 +144,18 @@ def _relay(settings: RouterSettings, registry: NodeRegistry, control: ControlLin
         settings.max_attempts,
         settings.request_timeout_s,
         settings.node_wait_s,
+        _goals(settings),
     )
     return Relay(registry, control, make_policy(settings.prefill_policy), make_policy(settings.decode_policy), limits)
+
+
+def _goals(settings: RouterSettings) -> Goals | None:
+    """Raises `InvalidSetting`."""
+    if min(settings.goal_ttft_ms, settings.goal_tpot_ms) < 0:
+        raise InvalidSetting("--goal-ttft-ms and --goal-tpot-ms must not be negative")
+    if not (settings.goal_ttft_ms or settings.goal_tpot_ms):
+        return None
+    return Goals(settings.goal_ttft_ms / 1000, settings.goal_tpot_ms / 1000)
 
 
 def _http_limits(settings: RouterSettings) -> HttpLimits:

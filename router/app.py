@@ -1,18 +1,20 @@
 """The aiohttp application: routes, error envelope, request ids.
 
-Owns what all endpoints share. Every error, also one that aiohttp raises by itself, is answered as JSON in the OpenAI
-envelope, and every answer carries `x-request-id`: the client's own if it sent a sane one. An internal bug is answered
-with status 500 and without details.
+Owns what all endpoints share. Every error, also one that aiohttp raises by itself, is answered as JSON in the envelope
+of its interface, and every answer carries `x-request-id`: the client's own if it sent a sane one. An internal bug is
+answered with status 500 and without details.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from router.anthropic.errors import is_of_messages, messages_error
 from router.cors import CorsPolicy
 from router.debug_endpoints import DebugEndpoints
 from router.docs.serving import add_docs
@@ -73,6 +75,8 @@ def build_app(
     app.router.add_post("/v1/chat/completions", endpoints.chat)
     app.router.add_post("/v1/completions", endpoints.completions)
     app.router.add_post("/v1/responses", endpoints.responses)
+    app.router.add_post("/v1/messages", endpoints.messages)
+    app.router.add_post("/v1/messages/count_tokens", endpoints.count_tokens)
     app.router.add_get("/v1/models", endpoints.models)
     app.router.add_get("/v1/models/{name:.+}", endpoints.model)
     app.router.add_get("/health", health)
@@ -98,18 +102,16 @@ async def _envelope(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         response = await handler(request)
     except BatonError as error:
-        response = _error_response(error)
+        response = _error_response(request, error)
     except web.HTTPException as error:
-        response = web.Response(
-            status=error.status, body=json_bytes(http_layer_body(error.status)), content_type="application/json"
-        )
+        response = _failed(request, error.status, http_layer_body(error.status))
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
     except ConnectionError:
         raise  # the client is gone, or a stream was broken off on purpose
     except Exception as error:  # the outer edge of one request: the others go on
         _log.exception("request %s failed", request_id)
-        response = _error_response(error)
+        response = _error_response(request, error)
     if not response.prepared:
         response.headers["x-request-id"] = request_id
     return response
@@ -119,13 +121,18 @@ async def _add_request_id(request: web.Request, response: web.StreamResponse) ->
     """Add the id here, because a stream sends its headers before the middleware sees the response."""
     if REQUEST_ID in request:
         response.headers.setdefault("x-request-id", request[REQUEST_ID])
+        if is_of_messages(request):
+            response.headers.setdefault("request-id", request[REQUEST_ID])
 
 
-def _error_response(error: Exception) -> web.Response:
-    response = web.Response(
-        status=status_of(error), body=json_bytes(error_body(error)), content_type="application/json"
-    )
+def _error_response(request: web.Request, error: Exception) -> web.Response:
+    response = _failed(request, status_of(error), error_body(error))
     seconds = retry_after(error)
     if seconds is not None:
         response.headers["Retry-After"] = seconds
     return response
+
+
+def _failed(request: web.Request, status: int, body: dict[str, Any]) -> web.Response:
+    told = messages_error(status, body, request[REQUEST_ID]) if is_of_messages(request) else body
+    return web.Response(status=status, body=json_bytes(told), content_type="application/json")

@@ -34,7 +34,8 @@ from router.node_wait import NodeWait
 from router.nodes import Node
 from router.request_trace import begin_flight
 from router.retries import Retries
-from router.routing import Route, Routing
+from router.route import Route
+from router.routing import Routing
 from router.scored_prompt import ScoredPrompt
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, NoNode, Overloaded, RequestFailed, TransferFailed, remote_error
@@ -56,6 +57,7 @@ class RelayCounters:
     num_retries: int = 0
     num_handoff_attempts: int = 0
     num_decode_only_attempts: int = 0
+    num_kept_prompts: int = 0
     num_pauses: int = 0
 
 
@@ -153,6 +155,8 @@ class Flight:
         is_of_decode = epoch == legs.decode_epoch
         if not is_of_decode:
             legs.has_prefilled = True
+        if legs.awaits_first:
+            legs.first_came(asyncio.get_running_loop().time())
         if self._cached.awaits_more:
             self._cached.note(event, is_of_decode=is_of_decode)
         if journal.prompt is not None and journal.awaits_prompt:
@@ -302,19 +306,21 @@ class Flight:
             request = replace(request, params=replace(request.params, prompt_logprobs=None))
         token_ids = (*request.prompt_ids, *journal.token_ids)
         max_tokens = request.params.max_tokens and request.params.max_tokens - len(journal.token_ids)
+        now_s = asyncio.get_running_loop().time()
         route = context.routing.choose(
             request.model,
             token_ids,
             request.cache_salt,
             self._avoided,
             max_tokens,
+            now_s=now_s,
             allows_handoff=self._num_transfer_failures < _MAX_TRANSFER_FAILURES,
             computes_all=journal.awaits_prompt,
         )
         forks = tuple(sibling.handoff_id for sibling in siblings)
         attempt = Attempt(self.handoff_id, journal.attempt, request, token_ids, forks)
         sent_us = now_us()  # before they leave: a node may begin at once
-        for flight, legs in zip((self, *siblings), send_legs(context.sender, route, attempt), strict=True):
+        for flight, legs in zip((self, *siblings), send_legs(context.sender, route, attempt, now_s), strict=True):
             flight._take_legs(legs, route, sent_us)
 
     def _take_legs(self, legs: Legs, route: Route, sent_us: int) -> None:
@@ -327,10 +333,11 @@ class Flight:
         self.trace.attempt_sent(sent_us, prefill_node, route.decode.node_id)
         counters.num_handoff_attempts += route.prefill is not None
         counters.num_decode_only_attempts += route.prefill is None
+        counters.num_kept_prompts += route.is_kept
 
     def _cancel_legs(self) -> None:
         if self._legs is not None:
-            self._legs.cancel()
+            self._legs.cancel(asyncio.get_running_loop().time())
             self._legs = None
 
     def _stop_node_deadline(self) -> None:

@@ -1,8 +1,9 @@
 """The legs of one attempt: both are sent to the nodes of a route at the same time, and cancelled when the attempt ends.
 
-Owns the load that an attempt puts on its nodes: each leg counts once from its sending until it is over. Choices of one
-prompt begin with legs that they share: the prompt is computed once, which is the load of one prefill leg, and every
-choice is generated, so each counts at the decode node.
+Owns the load that an attempt puts on its nodes: each leg counts once from its sending until it is over, and its prompt
+is in the queue of the node that computes it until there is a token. Choices of one prompt begin with legs that they
+share: the prompt is computed once, which is the load of one prefill leg, and every choice is generated, so each counts
+at the decode node.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from router.nodes import Node
-from router.routing import Route
+from router.prompt_queue import QueuedPrompt
+from router.route import Route
 from wire.messages import Cancel, Decode, Prefill, PrefillPeer, live_key
 from wire.sampling import DecodingParams
 
@@ -81,12 +83,15 @@ _MAX_MISSED = 2
 
 class Legs:
     """Both legs of one attempt, or the decode leg alone, as one choice sees them; they have just been sent.
-    `prefill_load`: what it counts at the prefill node, 0 when another choice counts there. `has_prefilled`: the prefill
-    node has sampled token 1."""
+    `prefill_load`: what it counts at the prefill node, 0 when another choice counts there; that one has the prompt in
+    the queue as well. `has_prefilled`: the prefill node has sampled token 1. `awaits_first`: no token has come."""
 
-    def __init__(self, sender: ControlSender, route: Route, cancel: Cancel, prefill_load: int) -> None:
+    def __init__(
+        self, sender: ControlSender, route: Route, cancel: Cancel, prefill_load: int, prompt: QueuedPrompt | None
+    ) -> None:
         self.decode_epoch = route.decode.epoch
         self.has_prefilled = False
+        self.awaits_first = True
         self._sent = {node.epoch: node.session.sent for node in (route.decode, route.prefill) if node is not None}
         self._num_missed = dict.fromkeys(self._sent, 0)
         self._sender = sender
@@ -94,9 +99,12 @@ class Legs:
         self._prefill = route.prefill
         self._decode: Node | None = route.decode
         self._prefill_load = prefill_load
+        self._computes = route.prefill or route.decode
+        self._prompt = prompt
         route.decode.load += 1
         if route.prefill is not None:
             route.prefill.load += prefill_load
+            route.decode.num_awaiting += 1
 
     @property
     def prefill_runs(self) -> bool:
@@ -122,15 +130,25 @@ class Legs:
         self._num_missed[node.epoch] += 1
         return self._num_missed[node.epoch] >= _MAX_MISSED
 
+    def first_came(self, now_s: float) -> None:
+        """A token has come, so the prompt is computed."""
+        self.awaits_first = False
+        if self._prompt is not None:
+            self._computes.prompts.remove(self._prompt, now_s)
+            self._prompt = None
+
     def end_prefill(self) -> None:
         """The decode node generates, so it has the KV: the prefill leg is over."""
         if self._prefill is not None:
             self._prefill.load -= self._prefill_load
             self._prefill = None
+            if self._decode is not None:
+                self._decode.num_awaiting -= 1
 
-    def cancel(self) -> None:
+    def cancel(self, now_s: float) -> None:
         """Cancel the legs that still run; those of other choices go on. Does nothing the second time."""
         nodes = [node for node in (self._prefill, self._decode) if node is not None]
+        self.first_came(now_s)
         self.end_prefill()
         if self._decode is not None:
             self._decode.load -= 1
@@ -139,10 +157,12 @@ class Legs:
             self._sender.send(node.epoch, self._cancel)
 
 
-def send_legs(sender: ControlSender, route: Route, attempt: Attempt) -> list[Legs]:
+def send_legs(sender: ControlSender, route: Route, attempt: Attempt, now_s: float) -> list[Legs]:
     """Send the legs of an attempt. They are returned once for each of its choices, in order."""
     if route.prefill is not None:
         sender.send(route.prefill.epoch, attempt.prefill_leg(route.decode))
     sender.send(route.decode.epoch, attempt.decode_leg(route.prefill))
-    choices = (attempt.handoff_id, *attempt.forks)
-    return [Legs(sender, route, Cancel(each, attempt.number), int(place == 0)) for place, each in enumerate(choices)]
+    prompt = (route.prefill or route.decode).prompts.add(route.prompt_s, now_s)
+    cancels = [Cancel(choice, attempt.number) for choice in (attempt.handoff_id, *attempt.forks)]
+    first = Legs(sender, route, cancels[0], 1, prompt)
+    return [first, *(Legs(sender, route, cancel, 0, None) for cancel in cancels[1:])]

@@ -42,6 +42,7 @@ _RELAY_COUNTERS = {
     "num_retries": "Attempts after the first one",
     "num_handoff_attempts": "Attempts whose prompt was given to a prefill node",
     "num_decode_only_attempts": "Attempts whose prompt was left to the decode node",
+    "num_kept_prompts": "Those of them that a prefill node could have computed: the goals for latency decided",
 }
 
 

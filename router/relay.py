@@ -19,6 +19,7 @@ from router.inbox import Inbox
 from router.legs import ControlSender, RelayRequest
 from router.node_wait import NodeWait
 from router.nodes import Node, NodeRegistry
+from router.placement import Goals, Placement
 from router.policies import Policy
 from router.routing import Routing
 from wire.errors import BatonError, ContextLengthExceeded, NoNode, Overloaded
@@ -38,6 +39,7 @@ class RelaySettings:
     max_attempts: int
     request_timeout_s: float
     node_wait_s: float = 0.0
+    goals: Goals | None = None
 
 
 class Relay:
@@ -59,7 +61,13 @@ class Relay:
         self._sender = sender
         self._max_concurrent_requests = settings.max_concurrent_requests
         self._context = FlightContext(
-            routing=Routing(registry, prefill_policy, decode_policy, settings.local_prefill_tokens),
+            routing=Routing(
+                registry,
+                prefill_policy,
+                decode_policy,
+                settings.local_prefill_tokens,
+                None if settings.goals is None else Placement(settings.goals),
+            ),
             sender=sender,
             counters=self.counters,
             max_attempts=settings.max_attempts,

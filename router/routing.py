@@ -1,7 +1,8 @@
 """Routing: which decode node takes a request, and whether a prefill node computes its prompt.
 
 Owns the choice, not the membership (`router/nodes.py`) and not the legs (`router/legs.py`). A decode node computes a
-prompt itself when it lacks few tokens of it, when there is no prefill node, and when its handoffs have failed.
+prompt itself when it lacks few tokens of it, when there is no prefill node, when its handoffs have failed, and when
+that serves the goals for latency (`router/placement.py`).
 """
 
 from __future__ import annotations
@@ -12,27 +13,23 @@ from dataclasses import dataclass
 
 from engine.cache.hashing import extend_hashes, root_hash
 from router.nodes import Node, NodeRegistry
+from router.placement import Placement
 from router.policies import Policy, num_cached_blocks
+from router.route import Route
 from wire.errors import NoNode
 from wire.messages import DECODE, PREFILL
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """The nodes of one attempt. Without a prefill node the decode node computes the prompt too."""
-
-    decode: Node
-    prefill: Node | None
-
-
-@dataclass(frozen=True, slots=True)
 class Routing:
-    """Chooses routes by one policy for each role. See `RelaySettings` for `local_prefill_tokens`."""
+    """Chooses routes by one policy for each role, and then by `placement`. See `RelaySettings` for
+    `local_prefill_tokens`."""
 
     registry: NodeRegistry
     prefill_policy: Policy
     decode_policy: Policy
     local_prefill_tokens: int
+    placement: Placement | None = None
 
     def choose(
         self,
@@ -42,6 +39,7 @@ class Routing:
         avoided: AbstractSet[int],
         max_tokens: int | None,
         *,
+        now_s: float,
         allows_handoff: bool,
         computes_all: bool = False,
     ) -> Route:
@@ -64,7 +62,10 @@ class Routing:
         num_cached = 0 if computes_all else num_cached_blocks(decode, hashes) * hello.layout.block_size
         if not prefills or len(token_ids) - num_cached <= self.local_prefill_tokens:
             return Route(decode, None)
-        return Route(decode, self.prefill_policy.choose(prefills, hashes))
+        route = Route(decode, self.prefill_policy.choose(prefills, hashes))
+        if self.placement is None or computes_all:
+            return route
+        return self.placement.choose(route, prefills, decodes, len(token_ids), hashes, now_s)
 
     def _with_room(self, role: str, model: str, avoided: AbstractSet[int], num_tokens: int) -> list[Node]:
         able = self.registry.available(role, model, avoided)

@@ -25,9 +25,21 @@ class RouterSettings:
         (), "further models that clients may name; their nodes are started apart", metavar="NAME=CHECKPOINT"
     )
     served_model_name: str = setting("", "name of the model in requests; empty: the model as given")
+    generation_config: str = setting(
+        "auto",
+        "whose sampling defaults count for requests without them: the checkpoint's generation_config.json, none, or "
+        "that of another folder",
+        metavar="{auto,none,FOLDER}",
+    )
     prefill_policy: str = setting("prefix", "how the prefill node of a request is chosen", choices=_POLICY_NAMES)
     decode_policy: str = setting("prefix", "how the decode node of a request is chosen", choices=_POLICY_NAMES)
     local_prefill_tokens: int = setting(16, "prompts of which a decode node lacks at most this many tokens stay there")
+    goal_ttft_ms: float = setting(
+        0.0, "milliseconds to the first token: where prompts are computed is chosen to keep to it; 0: no goal"
+    )
+    goal_tpot_ms: float = setting(
+        0.0, "milliseconds between two tokens: chunks of prompts beside running requests keep to it; 0: no goal"
+    )
     max_concurrent_requests: int = setting(1024, "requests in flight; more wait for their turn")
     max_queued_requests: int = setting(1024, "requests that wait for their turn when there is no room; 0: none")
     max_queued_tokens: int = setting(2**22, "tokens, prompt and max_tokens, of all requests that wait for their turn")

@@ -15,6 +15,7 @@ from wire.errors import InvalidMessage
 from wire.layout import KvLayout
 from wire.prompt_logprobs import MAX_ROWS, row_bytes
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
+from wire.step_cost import StepCost
 
 PREFILL, DECODE = "prefill", "decode"
 
@@ -34,7 +35,8 @@ it may have; its grammar allows no further token. A client is told "stop" in the
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node's load, as of its last step. `num_preemptions` counts from its start."""
+    """A node's load, as of its last step. `num_preemptions` counts from its start. `cost`: of its steps, as far as it
+    knows."""
 
     num_running: _Count
     num_waiting: _Count
@@ -43,6 +45,7 @@ class NodeStatus:
     num_held_blocks: _Count
     loop_age_s: Annotated[float, Bounds(0, 1e9)]
     num_preemptions: _Count = 0
+    cost: StepCost | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,14 @@ class Source:
 
     `shape` is what the file must have under `name`, `taken` the piece of it that is read. It is written into `region`
     of the parameter; with fewer dimensions than the region it is repeated along the first ones.
+    `is_transposed`: what is taken is written with its dimensions the other way round.
     """
 
     name: str
     shape: tuple[int, ...]
     taken: Box
     region: Box
+    is_transposed: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -44,7 +46,8 @@ class Source:
         is_there = all(
             taken.start >= 0 and taken.stop <= size for taken, size in zip(self.taken, self.shape, strict=True)
         )
-        return is_there and [*map(len, self.taken)] == [*map(len, self.region)][-len(self.shape) :]
+        sizes = [*map(len, self.taken)][:: -1 if self.is_transposed else 1]
+        return is_there and sizes == [*map(len, self.region)][-len(self.shape) :]
 
     @property
     def is_empty(self) -> bool:

@@ -84,7 +84,7 @@ class Guard:
     async def _admit(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         if _is_open(request):
             return await handler(request)
-        identity = self.identify(request.headers.getall("Authorization", ()))
+        identity = self.identify(_authorizations(request))
         if identity is None:
             self.rejected[INVALID_KEY] += 1
             raise web.HTTPUnauthorized
@@ -130,6 +130,12 @@ def require_keys_beyond_loopback(host: str, has_keys: bool, allows_anyone: bool)
 def _is_open(request: web.Request) -> bool:
     resource = request.match_info.route.resource
     return resource is not None and resource.canonical in OPEN_ROUTES and request.method in ("GET", "HEAD")
+
+
+def _authorizations(request: web.Request) -> Sequence[str]:
+    """The `Authorization` headers; without any, the keys that Anthropic's clients send as `x-api-key`."""
+    keys = request.headers.getall("x-api-key", ())
+    return request.headers.getall("Authorization", ()) or [f"Bearer {key}" for key in keys]
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

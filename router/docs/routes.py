@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from router.anthropic.request import CountTokensRequest, MessagesRequest
 from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest
 from router.openai.tokenizing import DetokenizeRequest, TokenizeRequest
@@ -19,8 +20,9 @@ JSON, EVENTS, TEXT, HTML = "application/json", "text/event-stream", "text/plain"
 
 @dataclass(frozen=True, slots=True)
 class RouteDoc:
-    """`answer` names a schema of `router.docs.answers`, "" where there is none. `media_type`: "" where the answer is
-    empty. `streams`: it may be events. `statuses`: of errors, beyond those that every route may answer with."""
+    """`answer` and `error` name schemas of `router.docs.answers`; "": there is no answer. `media_type`: "" where the
+    answer is empty. `streams`: it may be events. `statuses`: of errors, beyond those that every route may answer with.
+    """
 
     summary: str
     request: type[BaseModel] | None = None
@@ -28,6 +30,7 @@ class RouteDoc:
     streams: bool = False
     media_type: str = JSON
     statuses: tuple[int, ...] = ()
+    error: str = "Error"
 
 
 _TEXT = (400, 404, 413, 415)
@@ -42,6 +45,14 @@ ROUTES: dict[tuple[str, str], RouteDoc] = {
     ("POST", "/v1/responses"): RouteDoc(
         "Answer a conversation, in the format of the Responses API", ResponsesRequest, "Response", streams=True,
         statuses=_GENERATION,
+    ),
+    ("POST", "/v1/messages"): RouteDoc(
+        "Answer a conversation, in Anthropic's format", MessagesRequest, "AnthropicMessage", streams=True,
+        statuses=_GENERATION, error="AnthropicError",
+    ),
+    ("POST", "/v1/messages/count_tokens"): RouteDoc(
+        "Count the tokens of a conversation, in Anthropic's format", CountTokensRequest, "AnthropicTokenCount",
+        statuses=_TEXT, error="AnthropicError",
     ),
     ("GET", "/v1/models"): RouteDoc("List the models", answer="ModelList"),
     ("GET", "/v1/models/{name}"): RouteDoc("Describe one model", answer="Model", statuses=(404,)),

@@ -31,6 +31,9 @@ from wire.messages import FINISH_LENGTH, TokenLogprobs
 class OutputText(Protocol):
     """Turns the tokens of a choice into text; see `ChoiceText`."""
 
+    stop_string: str | None
+    """The stop string that ended the choice."""
+
     @property
     def num_completion_tokens(self) -> int:
         """Tokens generated for this choice."""
@@ -47,6 +50,7 @@ class NoText:
     """The text of a choice that generates nothing. Nodes sample one token at least, which is dropped here."""
 
     num_completion_tokens = 0
+    stop_string: str | None = None
 
     def push(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = (), node_finish_reason: str = ""

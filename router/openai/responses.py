@@ -321,6 +321,11 @@ def sse_event(payload: dict[str, Any]) -> bytes:
     return f"data: {one_line(dumps(payload))}\n\n".encode("utf-8", "replace")
 
 
+def named_event(kind: str, **members: Any) -> bytes:
+    """A server-sent event with a name, which is the `type` of its payload too."""
+    return f"event: {kind}\ndata: {one_line(dumps({'type': kind, **members}))}\n\n".encode("utf-8", "replace")
+
+
 def sse_error(error: Exception) -> bytes:
     """The event that ends a stream which failed after its headers were sent. No `SSE_DONE` may follow it."""
     return sse_event(error_body(error))

@@ -105,19 +105,19 @@ class Streams:
 
 @dataclass(slots=True)
 class Memory:
-    """How much each program of a relay has at most grown since it was first looked at."""
+    """How much each program of a relay has `grown` since it was first looked at, at each later look."""
 
     relay: Relay
-    first: dict[str, int] = field(default_factory=dict)
-    most: dict[str, int] = field(default_factory=dict)
+    grown: dict[str, list[int]] = field(default_factory=dict)
+    _first: dict[str, int] = field(default_factory=dict)
 
     def look(self) -> None:
         """Measure. Raises `AssertionError` when a program has ended or grown too much."""
         for program in (self.relay.router, *self.relay.nodes):
             assert program.is_running, f"{program.name} has ended:\n{program.err[-4000:]}"
             rss = psutil.Process(program.process.pid).memory_info().rss
-            grown = rss - self.first.setdefault(program.name, rss)
-            self.most[program.name] = max(grown, self.most.get(program.name, 0))
+            grown = rss - self._first.setdefault(program.name, rss)
+            self.grown.setdefault(program.name, []).append(grown)
             assert grown < MAX_GROWTH_BYTES, f"{program.name} has grown by {grown / 2**20:.0f} MiB"
 
 
@@ -258,8 +258,9 @@ class Phase:
         for attacker in attackers:
             welcomes = f", welcomed {attacker.num_welcomes} times" if isinstance(attacker, LyingNode) else ""
             _say(f"  {attacker.name}: {attacker.num_acts} attempts{welcomes}")
-        for name, grown in memory.most.items():
-            _say(f"  {name} grew by {grown / 2**20:.0f} MiB at most")
+        for name, grown in memory.grown.items():
+            middle, end = grown[len(grown) // 2] / 2**20, grown[-1] / 2**20
+            _say(f"  {name} grew by {middle:.0f} MiB in the first half, {end - middle:.0f} in the second")
         for program in (self.relay.router, *self.relay.nodes):
             for line in _metrics_of(program) if program.is_running else ():
                 _say(f"  {program.name}: {line}")

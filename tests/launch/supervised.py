@@ -37,6 +37,9 @@ if behaviour == "reloads":
     while rest and not os.path.exists(rest[0]):  # made by the test: until then SIGHUP would end this process
         time.sleep(0.01)
     signal.signal(signal.SIGHUP, lambda *_: log(f"{name} reloads"))
+if behaviour == "killed":
+    print(json.dumps({"event": "loading", "role": "prefill", "done": 5, "total": 2**31}), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
 if behaviour != "mute":
     print(json.dumps({"event": "loading", "role": "prefill", "done": 5, "total": 10}), flush=True)
     print(json.dumps({"event": "ready", "role": "prefill", "address": f"http://{name}"}), flush=True)

@@ -104,6 +104,12 @@ def test_nodes_of_one_accelerator_divide_its_memory() -> None:
     assert "--gpu-memory-utilization=0.2" in decode.arguments
 
 
+def test_nodes_of_one_machine_share_its_memory() -> None:
+    _, prefill, decode = specs(shares=[Placement(1), Placement(1)])
+    assert "--cpu-memory-utilization=0.3" in prefill.arguments
+    assert "--cpu-memory-utilization=0.3" in decode.arguments
+
+
 def test_an_accelerator_that_was_named_is_shared_by_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     named = placements(resolve_serve(["--device=cuda:1"], {}))

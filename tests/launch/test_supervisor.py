@@ -31,6 +31,14 @@ def test_a_child_that_cannot_start_ends_the_supervisor_with_its_own_error(superv
     assert supervisor.running_pids() == []
 
 
+def test_a_child_that_is_killed_while_it_starts_is_told_of_as_of_a_lack_of_memory(supervise: Supervise) -> None:
+    supervisor = supervise([("router", "mute"), ("prefill-0", "killed")])
+    assert supervisor.wait() == 1
+    assert "error: prefill-0: was killed by SIGKILL while it started" in supervisor.output()
+    assert "load 2.00 GiB of weights each" in supervisor.output()
+    assert "--max-model-len" in supervisor.output()
+
+
 def test_children_that_are_not_ready_in_time_are_named(supervise: Supervise) -> None:
     supervisor = supervise([("router", "mute"), ("prefill-0", "mute")], start_timeout_s=0.2)
     assert supervisor.wait() == 1

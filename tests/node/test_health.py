@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client.core import CounterMetricFamily, Metric
 
+from engine.scheduler.step_costs import StepCosts
 from node.health import HealthServer
 from node.metrics import LinkCollector, NodeCollector
 from wire.errors import InvalidSetting
@@ -36,7 +37,7 @@ def node() -> Node:
 
 @pytest.fixture
 def server(node: Node) -> Iterator[HealthServer]:
-    server = HealthServer("127.0.0.1", 0, NodeCollector(lambda: node.status, node.extra))
+    server = HealthServer("127.0.0.1", 0, NodeCollector(lambda: node.status, StepCosts(), node.extra))
     yield server
     server.close()
 
@@ -105,4 +106,4 @@ def test_other_paths_are_not_found(server: HealthServer) -> None:
 def test_a_taken_port_is_an_invalid_setting(server: HealthServer, node: Node) -> None:
     port = int(server.address.rsplit(":", 1)[1])
     with pytest.raises(InvalidSetting, match=f"--http-port.*{port}"):
-        HealthServer("127.0.0.1", port, NodeCollector(lambda: node.status, node.extra))
+        HealthServer("127.0.0.1", port, NodeCollector(lambda: node.status, StepCosts(), node.extra))

@@ -69,6 +69,7 @@ def role(monkeypatch: pytest.MonkeyPatch) -> Idle:
     memory = SimpleNamespace(layout=LAYOUT)
     engine = SimpleNamespace(
         core=core,
+        learn_costs=lambda: None,
         device=device,
         memory=memory,
         fingerprint="f",

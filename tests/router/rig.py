@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 from aiohttp import web
 
+from engine.models.generation_defaults import GenerationDefaults
 from router.access.audit import AuditLog
 from router.access.guard import Guard
 from router.admission.admission import Admission, AdmissionSettings
@@ -40,6 +41,7 @@ PROMPT = tuple(range(10, 30))
 MODEL = "org/tiny"
 SEND_BUFFER_BYTES = 16_384  # small, so that a client that does not read is noticed after few tokens
 DEFAULT_MODELS: Mapping[str, str | None] = {MODEL: None}
+NO_DEFAULTS = GenerationDefaults()
 ROUTER_SETTINGS = RouterSettings()
 DEFAULTS = RelaySettings(local_prefill_tokens=4, max_concurrent_requests=64, max_attempts=3, request_timeout_s=20.0)
 LIMITS = HttpLimits()
@@ -121,8 +123,12 @@ class Rig:
 
     async def settle(self, within_s: float = PATIENCE_S) -> None:
         """Wait until no request is in flight and the load of every node, lost ones included, is 0."""
+
+        def is_loaded(member: Node) -> bool:
+            return bool(member.load or member.num_awaiting or len(member.prompts))
+
         async with asyncio.timeout(within_s):
-            while self.relay.num_in_flight or any(member.load for member in self.members):  # noqa: ASYNC110
+            while self.relay.num_in_flight or any(map(is_loaded, self.members)):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
 
@@ -219,6 +225,7 @@ async def serving(
     queue: AdmissionSettings | None = None,
     audit: AuditLog | None = None,
     decode_policy: Policy | None = None,
+    defaults: GenerationDefaults = NO_DEFAULTS,
 ) -> AsyncIterator[Server]:
     """A router on a loopback port, set up as `python -m router` does, without nodes. Without `queue` no request waits
     for room."""
@@ -231,7 +238,8 @@ async def serving(
             relay=rig.relay,
             admission=admission,
             served={
-                name: ServedModel(name, prompts, fingerprint, 1_700_000_000) for name, fingerprint in models.items()
+                name: ServedModel(name, prompts, fingerprint, 1_700_000_000, defaults=defaults)
+                for name, fingerprint in models.items()
             },
             metrics=metrics,
             max_model_len=rig.registry.max_request_tokens,

@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from decode_node.settings import DecodeNodeSettings
+from engine.scheduler.step_costs import StepCosts
 from node.metrics import LinkCollector, NodeCollector
 from prefill_node.settings import PrefillNodeSettings
 from router.metric_aliases import VLLM_NAMES
@@ -24,6 +25,7 @@ from tests.kvtransfer.legs import open_relay
 from tests.router.fake_node import STATUS, answering
 from tests.router.http_client import fetch, post_completion
 from tests.router.rig import serving
+from wire.step_cost import StepCost
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "operations"
 PAGES = {page: (FOLDER / page).read_text() for page in ("README.md", "metrics.md")}
@@ -64,9 +66,14 @@ async def test_every_metric_of_the_router_is_documented(prompts: PromptMaker) ->
 
 
 def test_every_metric_of_the_nodes_is_documented() -> None:
+    costs = StepCosts()
+    costs.cost = StepCost(1e-3, 1e-4, 1e-8, 1e-4, 1e-8)
     with open_relay(peers_write=True, overlaps=False) as relay:
         for node, section in ((relay.prefill, "Prefill nodes"), (relay.decode, "Decode nodes")):
-            families = [*NodeCollector(lambda: STATUS, node.leg.metrics).collect(), *LinkCollector(_Link()).collect()]
+            families = [
+                *NodeCollector(lambda: STATUS, costs, node.leg.metrics).collect(),
+                *LinkCollector(_Link()).collect(),
+            ]
             assert _shown(families) == _documented("Every node", section)
 
 

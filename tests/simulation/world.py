@@ -329,7 +329,8 @@ class World:
             node.core.check()
         counts = relay.counters
         assert counts.num_requests == counts.num_finished + counts.num_failed + counts.num_cancelled, counts
-        assert [node.load for node in registry.all() if node.load] == []
+        counted = {node.node_id: (node.load, node.num_awaiting, len(node.prompts)) for node in registry.all()}
+        assert not any(any(counts) for counts in counted.values()), counted
         assert relay.node_wait.num_waiting == relay.node_wait.num_paused == 0
         assert self.router.loop.num_timers <= 2, "a timer of a request is left"  # Ping, and a look at suspects
         assert [
