@@ -58,6 +58,7 @@ def main(arguments: Sequence[str]) -> int:
                 control_port.port,
                 placements(deployment),
                 os.environ,
+                reloads_keys=deployment.router.cluster_key not in ("", NO_KEY),
             ),
             Console(sys.stderr),
             start_timeout_s=deployment.serve.start_timeout_s,
@@ -119,13 +120,23 @@ def child_specs(
     control_port: int,
     shares: Sequence[Placement],
     environment: Mapping[str, str],
+    *,
+    reloads_keys: bool = False,
 ) -> list[ChildSpec]:
-    """What to start: the router, then one node per share, prefill nodes first."""
+    """What to start: the router, then one node per share, prefill nodes first. `reloads_keys`: cluster keys may change,
+    which those that `baton serve` has made for itself do not."""
     inherited = {**child_environment(environment), "PYTHONUNBUFFERED": "1"}
     router = dataclasses.replace(deployment.router, port=http_port, control_host=LOOPBACK, control_port=control_port)
     flags_of_router = tuple(as_flags(router))
     specs = [
-        ChildSpec(ROUTER_NAME, "router", flags_of_router, inherited, stops_last=True, reloads=router.reloads_files)
+        ChildSpec(
+            ROUTER_NAME,
+            "router",
+            flags_of_router,
+            inherited,
+            stops_last=True,
+            reloads=router.reloads_files or reloads_keys,
+        )
     ]
     for index, share in enumerate(shares):
         is_prefill = index < deployment.serve.prefill
@@ -134,7 +145,7 @@ def child_specs(
         module = "prefill_node" if is_prefill else "decode_node"
         flags = as_flags(_placed(settings, name, share, control_port, len(shares)))
         node_environment = {**inherited, VISIBLE_DEVICES: share.device} if share.device else inherited
-        specs.append(ChildSpec(name, module, tuple(flags), node_environment, reloads=bool(settings.cluster_key)))
+        specs.append(ChildSpec(name, module, tuple(flags), node_environment, reloads=reloads_keys))
     return specs
 
 

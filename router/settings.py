@@ -75,5 +75,5 @@ class RouterSettings:
 
     @property
     def reloads_files(self) -> bool:
-        """Whether there is a file that SIGHUP makes the router read or open again."""
-        return any((self.api_key_file, self.ssl_certfile, self.audit_log, self.cluster_key))
+        """Whether there is a file of its own that SIGHUP makes the router read or open again."""
+        return any((self.api_key_file, self.ssl_certfile, self.audit_log))

@@ -56,7 +56,6 @@ def test_each_program_gets_the_key_of_its_role_from_a_folder(tmp_path: Path) -> 
     deployment = with_cluster_key(resolve_serve([f"--cluster-key={tmp_path / 'keys'}"], {}), tmp_path)
     files = [part.cluster_key for part in (deployment.router, deployment.prefill, deployment.decode)]
     assert files == [str(tmp_path / "keys" / f"{role}.key") for role in ROLES]
-    assert deployment.router.reloads_files
 
 
 def test_the_programs_meet_at_the_reserved_control_port() -> None:
@@ -85,6 +84,12 @@ def test_settings_in_the_environment_reach_a_child_as_flags_only() -> None:
 def test_a_router_with_files_to_reload_gets_sighup(flag: str) -> None:
     assert [spec.reloads for spec in specs(flag)] == [True, False, False]
     assert [spec.reloads for spec in specs()] == [False, False, False]
+
+
+def test_every_program_gets_sighup_where_cluster_keys_may_change() -> None:
+    deployment = resolve_serve(["--cluster-key=mine"], {})
+    found = child_specs(deployment, 8000, 41000, [Placement(1), Placement(1)], {}, reloads_keys=True)
+    assert [spec.reloads for spec in found] == [True] * 3
 
 
 def test_each_node_gets_its_share_of_the_machine() -> None:
