@@ -6,9 +6,10 @@ are no roles in here.
 
 Every block has an owner at every moment: the pool, requests, a step in flight, or a handoff. The blocks of a request
 pass to a handoff when it was added with `first_token_only`: they are held until another node has them. The blocks of a
-handoff pass to a request in `add_reserved`: another node has written the KV. The program that asked for held blocks
-decides how long they are held, by a lease, and calls `release`. Invariant, checked by `check`: requests, handoffs and
-steps in flight are together exactly the owners that the pool has counted for each block.
+handoff pass to a request in `add_reserved`: another node has written the KV. `hand_over` is the way back: the blocks of
+a request that generates are held for a handoff, and another node goes on with it. The program that asked for held
+blocks decides how long they are held, by a lease, and calls `release`. Invariant, checked by `check`: requests,
+handoffs and steps in flight are together exactly the owners that the pool has counted for each block.
 
 Choices of one prompt can be asked for together: the prompt is computed, or received, once. With their first tokens the
 forks become requests of their own, which share the prompt's full blocks and have a copy of the last one.
@@ -59,6 +60,17 @@ class FirstToken:
     key: RequestKey
     params: DecodingParams
     token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What another node needs to go on with a request: the KV of `token_ids` in `block_table`, and the token after
+    them. The prompt is the first `num_prompt_tokens`."""
+
+    token_ids: tuple[int, ...]
+    next_token_id: int
+    num_prompt_tokens: int
+    block_table: BlockTable
 
 
 def choices_of(keys: Sequence[RequestKey], params: DecodingParams) -> list[Fork]:
@@ -233,6 +245,29 @@ class EngineCore:
         for fork in forks:
             fork.num_cached_tokens = 0
             self._scheduler.add_fork(fork, leader, len(token_ids))
+
+    def hand_over(self, key: RequestKey, held_key: RequestKey) -> HandedOver | None:
+        """End a request that generates, and hold the blocks with its KV under `held_key`, so that another node can go
+        on with it. The step in flight may still write behind its tokens, into the last of these blocks.
+
+        None, and nothing has changed, when there is no such request, when the KV of its tokens is not here, because it
+        has just begun or was preempted, or when `held_key` is in use.
+        """
+        request = self._scheduler.requests.get(key)
+        if held_key in self._held or self.is_live(held_key):
+            return None
+        if request is None or not request.is_wanted or request.forks or request.block_copy is not None:
+            return None
+        num_tokens = request.num_known_tokens - 1
+        if num_tokens < request.num_prompt_tokens or self._in_flight.num_stored_tokens(request) < num_tokens:
+            return None
+        block_table = request.block_table[: -(-num_tokens // self._scheduler.limits.block_size)]
+        self._pool.share(block_table)
+        self._held[held_key] = block_table
+        token_ids = tuple(request.token_ids[: num_tokens + 1])
+        handed = HandedOver(token_ids[:-1], token_ids[-1], request.num_prompt_tokens, block_table)
+        self.abort(key)
+        return handed
 
     def block_table(self, key: RequestKey) -> Sequence[int]:
         """Blocks of a live request, or those held under this key, in sequence order; empty when there are neither."""

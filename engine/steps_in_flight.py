@@ -130,6 +130,16 @@ class StepsInFlight:
         else:
             self._pool.release(request.held_blocks)
 
+    def num_stored_tokens(self, request: Request) -> int:
+        """Tokens of a request whose KV the collected steps have stored."""
+        starts = [
+            share.start
+            for in_flight in self._steps
+            for share in in_flight.step.requests
+            if (share.key, share.arrival) == (request.key, request.arrival)
+        ]
+        return min(starts, default=request.num_computed_tokens)
+
     def held_tables(self) -> Iterator[BlockTable]:
         """The blocks that are held only for steps in flight."""
         for in_flight in self._steps:

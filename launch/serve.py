@@ -1,7 +1,8 @@
 """`baton serve`: a whole deployment on this machine with one command.
 
 Owns the command lines of the children. Does not know how they are kept alive (`launch.supervisor`) nor what they do.
-All children start at once: the control port is reserved beforehand, so that nodes load weights while the router starts.
+All children start at once: this process listens for the router from before its start to after its end, so that nodes
+load weights while it starts, and clients and nodes wait while it is started again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from launch.console import Console
 from launch.key import role_file, write_key
 from launch.memory_check import require_memory_for_weights
 from launch.placement import VISIBLE_DEVICES, Placement, find_cpus, find_devices, place_nodes
-from launch.ports import ReservedPort
+from launch.ports import ListeningPort, listening
 from launch.settings import LOOPBACK, Deployment, child_environment, resolve_serve
 from launch.supervised import ChildSpec
 from launch.supervisor import Supervisor
@@ -48,14 +49,14 @@ def main(arguments: Sequence[str]) -> int:
     _check_model(deployment)
     with (
         tempfile.TemporaryDirectory(prefix="baton-") as folder,
-        ReservedPort(deployment.router.host, deployment.router.port, "--port") as http_port,
-        ReservedPort(LOOPBACK, 0, "--control-port") as control_port,
+        listening(deployment.router.host, deployment.router.port, "--port") as http,
+        listening(LOOPBACK, 0, "--control-port") as control,
     ):
         supervisor = Supervisor(
             child_specs(
-                with_cluster_key(deployment, Path(folder)),
-                http_port.port,
-                control_port.port,
+                with_journal(with_cluster_key(deployment, Path(folder)), Path(folder)),
+                http,
+                control,
                 placements(deployment),
                 os.environ,
                 reloads_keys=deployment.router.cluster_key not in ("", NO_KEY),
@@ -89,6 +90,15 @@ def with_cluster_key(deployment: Deployment, folder: Path) -> Deployment:
     )
 
 
+def with_journal(deployment: Deployment, folder: Path) -> Deployment:
+    """The deployment with a journal of resumable streams in `folder` when it has some and names no place for it: they
+    outlive a router, and not the deployment."""
+    router = deployment.router
+    if not router.resumable_streams_s or router.journal_dir:
+        return deployment
+    return dataclasses.replace(deployment, router=dataclasses.replace(router, journal_dir=str(folder / "streams")))
+
+
 def _check_model(deployment: Deployment) -> None:
     """Refuse a model or a limit that no node can serve before any of them starts, loads libraries and reads weights."""
     settings = deployment.decode
@@ -116,8 +126,8 @@ def placements(deployment: Deployment) -> list[Placement]:
 
 def child_specs(
     deployment: Deployment,
-    http_port: int,
-    control_port: int,
+    http: ListeningPort,
+    control: ListeningPort,
     shares: Sequence[Placement],
     environment: Mapping[str, str],
     *,
@@ -126,7 +136,14 @@ def child_specs(
     """What to start: the router, then one node per share, prefill nodes first. `reloads_keys`: cluster keys may change,
     which those that `baton serve` has made for itself do not."""
     inherited = {**child_environment(environment), "PYTHONUNBUFFERED": "1"}
-    router = dataclasses.replace(deployment.router, port=http_port, control_host=LOOPBACK, control_port=control_port)
+    router = dataclasses.replace(
+        deployment.router,
+        port=http.port,
+        listen_fds=http.fds,
+        control_host=LOOPBACK,
+        control_port=control.port,
+        control_fd=control.fds[0],
+    )
     flags_of_router = tuple(as_flags(router))
     specs = [
         ChildSpec(
@@ -136,6 +153,8 @@ def child_specs(
             inherited,
             stops_last=True,
             reloads=router.reloads_files or reloads_keys,
+            inherited_fds=(*http.fds, *control.fds),
+            group=ROUTER_NAME,
         )
     ]
     for index, share in enumerate(shares):
@@ -143,9 +162,11 @@ def child_specs(
         settings = deployment.prefill if is_prefill else deployment.decode
         name = f"prefill-{index}" if is_prefill else f"decode-{index - deployment.serve.prefill}"
         module = "prefill_node" if is_prefill else "decode_node"
-        flags = as_flags(_placed(settings, name, share, control_port, len(shares)))
+        flags = as_flags(_placed(settings, name, share, control.port, len(shares)))
         node_environment = {**inherited, VISIBLE_DEVICES: share.device} if share.device else inherited
-        specs.append(ChildSpec(name, module, tuple(flags), node_environment, reloads=reloads_keys))
+        # without prefill nodes the others compute prompts too
+        group = "" if is_prefill else "decode"
+        specs.append(ChildSpec(name, module, tuple(flags), node_environment, reloads=reloads_keys, group=group))
     return specs
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import zmq
 
+from program.watchdog import Beat
 from wire import links
 from wire.messages import NODE_TO_ROUTER, Heartbeat, NodeStatus
 
@@ -30,12 +31,14 @@ class HeartbeatThread:
         epoch: int,
         status: NodeStatus,
         interval_s: float = INTERVAL_S,
+        beat: Beat | None = None,
     ) -> None:
         self._context = context
         self._address = address
         self._settings = settings
         self._epoch = epoch
         self._interval_s = interval_s
+        self._beat = beat
         self._published = (time.monotonic(), status)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -55,6 +58,8 @@ class HeartbeatThread:
         link.setsockopt(zmq.IMMEDIATE, 1)  # no old heartbeat is queued for a router that comes back later
         address, num_dialled, num_missed = links.connect(link, self._address, self._settings), 0, 0
         while not self._stop.wait(self._interval_s):
+            if self._beat is not None:
+                self._beat.touch()
             published_s, status = self._published
             beat = Heartbeat(self._epoch, replace(status, loop_age_s=max(0.0, time.monotonic() - published_s)))
             try:
@@ -66,4 +71,6 @@ class HeartbeatThread:
                     num_dialled += 1
                     link.disconnect(address)
                     address = links.connect(link, self._address, self._settings, num_dialled)
+        if self._beat is not None:
+            self._beat.rest()
         link.close()

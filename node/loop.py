@@ -23,8 +23,8 @@ from node.events import failure_of, failure_of_scores
 from node.heartbeat import HeartbeatThread
 from node.router_link import RouterLink
 from node.stopper import Stopper
-from wire.errors import BatonError, Overloaded
-from wire.messages import Cancel, TokenEvent
+from wire.errors import BatonError
+from wire.messages import Cancel, Drain, HandOver, TokenEvent
 from wire.request_key import RequestKey
 
 _TICK_S = 0.25
@@ -53,6 +53,11 @@ class Leg(Protocol):
 
     def begin(self, request: Any, now_s: float) -> None:
         """Take a request of the router. Raises `BatonError` to refuse it."""
+        ...
+
+    def hand_over(self, order: HandOver, now_s: float) -> int:
+        """End a request and begin to hand its KV over to another node. How many of its tokens have their KV in that
+        handoff; 0: it cannot be handed over now, and goes on here."""
         ...
 
     def cancel(self, key: RequestKey, now_s: float) -> None:
@@ -161,8 +166,12 @@ class EngineLoop:
             self._is_leaving = True
             level = logging.INFO if self._leg.num_live else logging.DEBUG  # nothing to wait for: nothing to say
             _log.log(level, "draining: %d requests to finish", self._leg.num_live)
-            self._router.leave()
-        return not self._is_leaving or bool(self._leg.num_live and not self._stopper.is_overdue(now_s))
+            self._router.leave(now_s)
+        return not self._is_leaving or not (self._has_finished(now_s) or self._stopper.is_overdue(now_s))
+
+    def _has_finished(self, now_s: float) -> bool:
+        """Whether nothing is left to do here, and nothing can be on its way from the router."""
+        return not self._leg.num_live and self._router.has_left(now_s)
 
     def _serve_router(self, now_s: float) -> None:
         requests, is_void = self._router.receive(now_s)
@@ -170,18 +179,25 @@ class EngineLoop:
             self._leg.cancel_all(now_s)
             self._router.send_cache_events(self._core.cached_hashes(), [], is_snapshot=True)
             if self._is_leaving:
-                self._router.leave()
+                self._router.leave(now_s)
         for request in requests:
-            if isinstance(request, Cancel):
-                self._leg.cancel(RequestKey(request.handoff_id, request.attempt), now_s)
-                continue
-            try:
-                if self._is_leaving:
-                    raise Overloaded("this node is shutting down")
-                self._leg.begin(request, now_s)
-            except BatonError as error:
-                for handoff_id in (request.handoff_id, *request.forks):
-                    self._router.send_failed(handoff_id, request.attempt, error)
+            match request:
+                case Cancel():
+                    self._leg.cancel(RequestKey(request.handoff_id, request.attempt), now_s)
+                case HandOver():
+                    self._router.send_handed_over(request, self._leg.hand_over(request, now_s))
+                case Drain():
+                    self._stopper.ask(now_s, starts_again=request.starts_again)
+                case _:
+                    self._begin(request, now_s)
+
+    def _begin(self, request: Any, now_s: float) -> None:
+        # also when this node is leaving: the router sent it before it knew, and will send no more
+        try:
+            self._leg.begin(request, now_s)
+        except BatonError as error:
+            for handoff_id in (request.handoff_id, *request.forks):
+                self._router.send_failed(handoff_id, request.attempt, error)
 
     def _step(self, now_s: float) -> None:
         self._could_step = self._awaits_grammar = False

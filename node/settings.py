@@ -30,5 +30,6 @@ class NodeSettings(EngineSettings):
     cpu_affinity: str = setting("", "cores this process may use, for example 0 or 2,3; empty: all")
     cluster_key: str = setting("", "file with the deployment's or this role's key, read again on SIGHUP (`baton key`)")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
+    hang_timeout_s: float = setting(300.0, "seconds after which a step that does not end ends the node; 0: never")
     log_level: str = setting("info", "how much is logged to stderr", choices=LOG_LEVELS)
     log_format: str = setting("text", "lines for people, or one JSON object per line", choices=LOG_FORMATS)

@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from router.admin import Admin
 from router.anthropic.errors import is_of_messages, messages_error
 from router.cors import CorsPolicy
 from router.debug_endpoints import DebugEndpoints
@@ -31,6 +32,8 @@ from router.page.relay_view import RelayView
 from router.page.serving import Page
 from router.request_ids import REQUEST_ID, choose_request_id
 from router.request_log import DEFAULT_NUM_KEPT, Observer, RequestLog, log_request
+from router.resume.requests import add_resuming
+from router.resume.streams import Streams
 from router.settings import RouterSettings
 from router.trailing_slashes import serve_trailing_slashes
 from wire.errors import BatonError
@@ -47,8 +50,9 @@ def build_app(
     settings: RouterSettings,
     limits: HttpLimits,
     observers: Sequence[Observer] = (),
+    streams: Streams | None = None,
 ) -> web.Application:
-    """The application of one router; `observers` are told of ended requests.
+    """The application of one router; `observers` are told of ended requests. `streams`: those that can be resumed.
 
     Raises `InvalidSetting` when the settings of cross-origin requests do not fit.
     """
@@ -82,7 +86,10 @@ def build_app(
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", render_metrics)
     Operations(endpoints, nodes, settings).add_routes(app)
+    Admin(endpoints.relay, nodes).add_routes(app)
     Tokenizing(endpoints).add_routes(app)
+    if streams is not None:
+        add_resuming(app, streams)
     if settings.enable_debug_endpoints:
         DebugEndpoints(requests).add_routes(app)
     if not settings.no_page:

@@ -30,6 +30,7 @@ from wire.messages import (
     ROUTER_TO_NODE,
     CacheEvents,
     Failed,
+    HandedOver,
     Heartbeat,
     Hello,
     Introduce,
@@ -69,6 +70,14 @@ class ControlHandler(Protocol):
         """An attempt ended without finishing."""
         ...
 
+    def on_handed_over(self, handed: HandedOver, node: Node) -> None:
+        """A node answers whether it hands a request over."""
+        ...
+
+    def on_leaving(self, node: Node) -> None:
+        """A node gets no more legs, and finishes those that it has."""
+        ...
+
     def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
         """A node says which attempts it knows, having had every message up to `received`."""
         ...
@@ -101,16 +110,18 @@ class ControlLink:
         port: int,
         settings: links.LinkSettings,
         registry: NodeRegistry,
+        fd: int = -1,
         clock: Callable[[], float] = time.monotonic,
         is_of_role: Callable[[bytes, str], bool] | None = None,
     ) -> None:
-        """Listens; what nodes send waits for `start`. `is_of_role`: whether a public key is one of a role, where roles
-        have different keys. Raises `InvalidSetting` when the address cannot be used."""
+        """Listens, with the inherited socket `fd` if there is one; what nodes send waits for `start`. `is_of_role`:
+        whether a public key is one of a role, where roles have different keys. Raises `InvalidSetting` when the address
+        cannot be used."""
         self._is_of_role = is_of_role
         self._clock = clock
         self._rubbish = RubbishLog(clock)
         self._rates = PeerRates(clock)
-        self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings)
+        self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings, fd)
         self._registry = registry
         self._reading: _Reading | None = None
         self._suspects: dict[int, Node] = {}
@@ -263,8 +274,12 @@ class ControlLink:
             handler.on_prompt_logprobs(message)
         elif isinstance(message, CacheEvents):
             self._registry.cache_events(message)
+        elif isinstance(message, HandedOver):
+            handler.on_handed_over(message, node)
         elif isinstance(message, Leaving):
             self._registry.leave(node.epoch)
+            self.is_reachable(node)  # its Ping tells the node that this was heard, behind all that was sent before
+            handler.on_leaving(node)
 
     def _on_session(self, node: Node, message: Pong | Resume, handler: ControlHandler) -> None:
         session = node.session

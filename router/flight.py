@@ -5,6 +5,9 @@ reader closes it. When an attempt fails (a node reports it, or a node is lost) t
 tokens, and tokens of earlier attempts are recognised by their attempt number and dropped. A handoff that failed twice
 is not tried a third time: the decode node computes the prompt itself.
 
+When its decode node leaves, a flight is moved (`router/moves.py`): another node gets its KV and goes on, as the next
+attempt. If that fails, the one after it computes everything again.
+
 A flight whose reader does not keep up is paused: its legs are cancelled, so that others get its place in the batch, and
 the next attempt begins when the reader has taken everything. Its blocks are in the node's prefix cache meanwhile.
 
@@ -30,6 +33,7 @@ from router.cached_tokens import CachedTokens
 from router.inbox import Inbox
 from router.journal import Delivery, Journal
 from router.legs import Attempt, ControlSender, Legs, RelayRequest, send_legs
+from router.moves import ASK_AGAIN_S, Move
 from router.node_wait import NodeWait
 from router.nodes import Node
 from router.request_trace import begin_flight
@@ -39,7 +43,7 @@ from router.routing import Routing
 from router.scored_prompt import ScoredPrompt
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, NoNode, Overloaded, RequestFailed, TransferFailed, remote_error
-from wire.messages import Failed, HandoffFigures, PromptLogprobs, TokenEvent
+from wire.messages import Cancel, Failed, HandedOver, HandoffFigures, PromptLogprobs, TokenEvent
 
 _RETRYABLE = (RequestFailed, Overloaded)
 _MAX_TRANSFER_FAILURES = 2
@@ -59,6 +63,7 @@ class RelayCounters:
     num_decode_only_attempts: int = 0
     num_kept_prompts: int = 0
     num_pauses: int = 0
+    num_moves: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,8 @@ class Flight:
         self._index = index
         is_scored = request.params.prompt_logprobs is not None
         scored_prompt = ScoredPrompt(len(request.prompt_ids)) if is_scored else None
-        self._journal = Journal(prompt=scored_prompt, times=RelayTimes(context.clock))
+        emitted_ids = list(request.emitted_ids)
+        self._journal = Journal(prompt=scored_prompt, token_ids=emitted_ids, times=RelayTimes(context.clock))
         self.trace = begin_flight(self.handoff_id, index, len(request.prompt_ids), self._journal)
         self._cached = CachedTokens()
         self._legs: Legs | None = None
@@ -107,6 +113,8 @@ class Flight:
         self._has_failed = False
         self._is_paused = False
         self._retries = Retries(context.max_attempts)
+        self._move: Move | None = None
+        self._may_move_s = 0.0
         self._retry: asyncio.TimerHandle | None = None
         self._node_deadline: asyncio.TimerHandle | None = None
         overdue = DeadlineExceeded(f"the request took longer than {context.timeout_s:g} s")
@@ -122,7 +130,7 @@ class Flight:
         """The measurements so far."""
         journal = self._journal
         return FlightFigures(
-            journal.num_cached_tokens or 0,
+            min(journal.num_cached_tokens or 0, len(self._request.prompt_ids)),  # what was emitted may be cached too
             journal.handoff,
             replace(journal.times),
             journal.attempt,
@@ -194,6 +202,49 @@ class Flight:
         else:
             self._avoided.add(epoch)
         self._attempt_failed(remote_error(failed.code, failed.message))
+
+    @property
+    def is_moving(self) -> bool:
+        """See `Movable`."""
+        return self._move is not None or (self._legs is not None and self._legs.is_moving)
+
+    def move_from(self, source: Node) -> bool:
+        """See `Movable`."""
+        legs, journal, context = self._legs, self._journal, self._context
+        if self.is_moving or legs is None or not legs.generates_on(source.epoch) or not journal.can_move:
+            return False
+        request, num_output = self._request, len(journal.token_ids)
+        num_tokens, max_tokens = len(request.prompt_ids) + num_output, request.max_tokens_behind(num_output)
+        target = context.routing.another_decode(request.model, num_tokens, self._avoided, max_tokens)
+        if target is None or asyncio.get_running_loop().time() < self._may_move_s:
+            return False
+        self._move = Move(context.sender, self.handoff_id, source, target, journal.reserve_attempt())
+        self._move.ask(journal.attempt)
+        return True
+
+    def on_handed_over(self, handed: HandedOver, source: Node) -> None:
+        """`source` has handed this request over, so that another node can go on; or it cannot now."""
+        move, journal, context = self._move, self._journal, self._context
+        if move is None or self._legs is None or handed.attempt != move.number:
+            context.sender.send(source.epoch, Cancel(self.handoff_id, handed.attempt))  # it is elsewhere by now
+            return
+        self._move = None
+        if not handed.num_tokens:
+            self._may_move_s = asyncio.get_running_loop().time() + ASK_AGAIN_S
+            return
+        self._legs.leave()
+        journal.begin_attempt(move.number)
+        self.trace.attempt_ended("moved")
+        context.counters.num_moves += 1
+        token_ids, sent_us = (*self._request.prompt_ids, *journal.token_ids[:-1]), now_us()
+        attempt = Attempt(self.handoff_id, move.number, self._request, token_ids)
+        self._legs = move.carry_out(attempt, handed, context.routing.registry)
+        if self._legs is None:
+            journal.next_attempt()
+            self._start_or_wait()
+        else:
+            journal.times.legs_sent(sent_us, source.hello.clock, move.target.hello.clock)
+            self.trace.attempt_sent(sent_us, source.node_id, move.target.node_id)
 
     def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
         """The node knows the attempts `live`, as in `Legs.are_missed`; this attempt fails when it should be one of
@@ -305,14 +356,13 @@ class Flight:
         if journal.prompt is not None and journal.prompt.is_whole:
             request = replace(request, params=replace(request.params, prompt_logprobs=None))
         token_ids = (*request.prompt_ids, *journal.token_ids)
-        max_tokens = request.params.max_tokens and request.params.max_tokens - len(journal.token_ids)
         now_s = asyncio.get_running_loop().time()
         route = context.routing.choose(
             request.model,
             token_ids,
             request.cache_salt,
             self._avoided,
-            max_tokens,
+            request.max_tokens_behind(len(journal.token_ids)),
             now_s=now_s,
             allows_handoff=self._num_transfer_failures < _MAX_TRANSFER_FAILURES,
             computes_all=journal.awaits_prompt,
@@ -336,6 +386,7 @@ class Flight:
         counters.num_kept_prompts += route.is_kept
 
     def _cancel_legs(self) -> None:
+        self._move = None
         if self._legs is not None:
             self._legs.cancel(asyncio.get_running_loop().time())
             self._legs = None

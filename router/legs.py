@@ -29,12 +29,18 @@ class ControlSender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RelayRequest:
-    """The request of one choice, as nodes of `model` see it."""
+    """The request of one choice, as nodes of `model` see it. `emitted_ids`: its first tokens, where they are
+    known."""
 
     model: str
     prompt_ids: tuple[int, ...]
     params: DecodingParams
     cache_salt: bytes = b""
+    emitted_ids: tuple[int, ...] = ()
+
+    def max_tokens_behind(self, num_output: int) -> int | None:
+        """How many more tokens it may have when it has so many."""
+        return self.params.max_tokens and self.params.max_tokens - num_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +90,21 @@ _MAX_MISSED = 2
 class Legs:
     """Both legs of one attempt, or the decode leg alone, as one choice sees them; they have just been sent.
     `prefill_load`: what it counts at the prefill node, 0 when another choice counts there; that one has the prompt in
-    the queue as well. `has_prefilled`: the prefill node has sampled token 1. `awaits_first`: no token has come."""
+    the queue as well. `has_prefilled`: the prefill node has sampled token 1. `awaits_first`: no token has come.
+    `is_move`: the node that has generated so far stands in the place of a prefill node."""
 
     def __init__(
-        self, sender: ControlSender, route: Route, cancel: Cancel, prefill_load: int, prompt: QueuedPrompt | None
+        self,
+        sender: ControlSender,
+        route: Route,
+        cancel: Cancel,
+        prefill_load: int,
+        prompt: QueuedPrompt | None,
+        *,
+        is_move: bool = False,
     ) -> None:
         self.decode_epoch = route.decode.epoch
-        self.has_prefilled = False
+        self.has_prefilled = self._is_move = is_move
         self.awaits_first = True
         self._sent = {node.epoch: node.session.sent for node in (route.decode, route.prefill) if node is not None}
         self._num_missed = dict.fromkeys(self._sent, 0)
@@ -114,6 +128,23 @@ class Legs:
     def were_given_to(self, epoch: int) -> bool:
         """Whether a leg, over or not, was sent to the node of that epoch."""
         return epoch in self._sent
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a node is to go on with the KV of another one, and has not begun."""
+        return self._is_move and self.prefill_runs
+
+    def generates_on(self, epoch: int) -> bool:
+        """Whether the node of that epoch generates and has said so: the KV is there, or was computed there."""
+        if self._prefill is not None or self._decode is None or self.awaits_first:
+            return False
+        return self._decode.epoch == epoch
+
+    def leave(self) -> None:
+        """The node that generated has ended its leg, and hands its KV over."""
+        if self._decode is not None:
+            self._decode.load -= 1
+            self._decode = None
 
     def run_on(self, epoch: int) -> bool:
         """Whether a leg that is not over runs on the node of that epoch."""
@@ -150,9 +181,7 @@ class Legs:
         nodes = [node for node in (self._prefill, self._decode) if node is not None]
         self.first_came(now_s)
         self.end_prefill()
-        if self._decode is not None:
-            self._decode.load -= 1
-            self._decode = None
+        self.leave()
         for node in nodes:
             self._sender.send(node.epoch, self._cancel)
 
@@ -166,3 +195,10 @@ def send_legs(sender: ControlSender, route: Route, attempt: Attempt, now_s: floa
     cancels = [Cancel(choice, attempt.number) for choice in (attempt.handoff_id, *attempt.forks)]
     first = Legs(sender, route, cancels[0], 1, prompt)
     return [first, *(Legs(sender, route, cancel, 0, None) for cancel in cancels[1:])]
+
+
+def send_move(sender: ControlSender, route: Route, attempt: Attempt) -> Legs:
+    """Send the decode leg of an attempt whose KV comes from the node that has generated so far, `route.prefill`: that
+    one has been asked already."""
+    sender.send(route.decode.epoch, attempt.decode_leg(route.prefill))
+    return Legs(sender, route, Cancel(attempt.handoff_id, attempt.number), 1, None, is_move=True)

@@ -21,6 +21,10 @@ class RouterSettings:
     port: int = setting(8000, "port of the HTTP endpoint")
     control_host: str = setting("127.0.0.1", "address that nodes dial; beyond loopback a cluster key is needed")
     control_port: int = setting(8001, "port that nodes dial; 0: chosen by the system")
+    listen_fds: tuple[int, ...] = setting(
+        (), "inherited descriptors of listening sockets for the HTTP endpoint, in place of its address and port"
+    )
+    control_fd: int = setting(-1, "inherited descriptor of a listening socket for nodes; -1: none")
     more_models: tuple[str, ...] = setting(
         (), "further models that clients may name; their nodes are started apart", metavar="NAME=CHECKPOINT"
     )
@@ -47,6 +51,12 @@ class RouterSettings:
     max_attempts: int = setting(3, "for how many failures a request is given up; nodes that come back are none")
     node_wait_s: float = setting(10.0, "seconds that a request waits for a node when there is none; 0: none")
     request_timeout_s: float = setting(600.0, "seconds a request may take in all")
+    resumable_streams_s: float = setting(
+        0.0, "seconds for which a stream that broke off or ended can be resumed with Last-Event-ID; 0: not at all"
+    )
+    journal_dir: str = setting(
+        "", "folder in which resumable streams are written down, prompts included; empty: they end with the router"
+    )
     max_body_bytes: int = setting(8 * 2**20, "largest request body")
     strict: bool = setting(False, "refuse request fields that change nothing; default: ignore them with a warning")
     trust_request_chat_template: bool = setting(False, "render chat templates that come with requests")

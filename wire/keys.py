@@ -10,7 +10,7 @@ a Z85 key of 40 characters; "#" and a blank begin a comment:
 
 A file with nothing but one or two secrets (without the word) is shared by all programs: whoever has it is every role.
 With a file for each role, a node's key does not make a router: nodes know the router by its public key, the router
-knows the nodes by theirs, and P and D accept each other only as what they are.
+knows the nodes by theirs, and P and D accept others only as what they are.
 
 Invariants: what a program is does not change while it runs; whom it accepts is what the file said when it was last
 read. A file that cannot be used changes nothing.
@@ -31,8 +31,8 @@ from wire.messages import DECODE, PREFILL
 ROUTER = "router"
 ROLES = (ROUTER, PREFILL, DECODE)
 SECRET = "secret"
-ADMITTED: Mapping[str, tuple[str, ...]] = {ROUTER: (PREFILL, DECODE), PREFILL: (DECODE,), DECODE: (PREFILL,)}
-"""Which roles dial a program of each role."""
+ADMITTED: Mapping[str, tuple[str, ...]] = {ROUTER: (PREFILL, DECODE), PREFILL: (DECODE,), DECODE: (PREFILL, DECODE)}
+"""Which roles dial a program of each role; a decode node that takes over a request dials the one that had it."""
 MAX_KEYS = 2
 _KEY_LENGTH = 40
 _log = logging.getLogger(__name__)
@@ -136,13 +136,13 @@ class KeyRing:
         """Whether that key is one of a role."""
         return public in self._file.publics_of(role)
 
-    def towards(self, role: str) -> ClusterKey:
-        """The key with which to dial programs of a role, or to listen."""
-        return ClusterKey(self._public, self._secret, _Servers(self, role))
+    def towards(self, *roles: str) -> ClusterKey:
+        """The key with which to dial programs of some roles, or to listen."""
+        return ClusterKey(self._public, self._secret, _Servers(self, roles))
 
-    def known_as(self, role: str) -> Sequence[bytes]:
-        """The public keys by which a role is known now, the newest first."""
-        return self._file.publics_of(role)
+    def known_as(self, roles: Sequence[str]) -> Sequence[bytes]:
+        """The public keys by which programs of these roles are known now, of each role the newest first."""
+        return tuple(dict.fromkeys(public for role in roles for public in self._file.publics_of(role)))
 
     def __repr__(self) -> str:
         return "KeyRing(...)"
@@ -151,7 +151,7 @@ class KeyRing:
 @dataclass(frozen=True, slots=True)
 class _Servers:
     ring: KeyRing
-    role: str
+    roles: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class ClusterKey:
     @property
     def expected(self) -> Sequence[bytes]:
         """The public keys by which those that it dials may be known, the likeliest first."""
-        return (self.public,) if self.servers is None else self.servers.ring.known_as(self.servers.role)
+        return (self.public,) if self.servers is None else self.servers.ring.known_as(self.servers.roles)
 
     def admits(self, public: bytes) -> bool:
         """Whether a program with that key may connect to one with this."""

@@ -61,8 +61,9 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, settings: Li
     return link
 
 
-def bind(link: zmq.Socket[bytes], host: str, port: int, settings: LinkSettings) -> str:
-    """Listen on `host`:`port` (0: the system chooses) and return the address for others, "tcp://host:port".
+def bind(link: zmq.Socket[bytes], host: str, port: int, settings: LinkSettings, fd: int = -1) -> str:
+    """Listen on `host`:`port` (0: the system chooses) and return the address for others, "tcp://host:port". `fd`: of a
+    socket that listens there already; -1: none.
 
     Raises `InvalidSetting` when the port is taken or when `host` is reachable from outside without a cluster key.
     """
@@ -74,6 +75,8 @@ def bind(link: zmq.Socket[bytes], host: str, port: int, settings: LinkSettings) 
     shown = f"[{host}]" if ":" in host else host
     if ":" in host:
         link.setsockopt(zmq.IPV6, 1)
+    if fd >= 0:
+        link.setsockopt(zmq.USE_FD, fd)
     try:
         link.bind(f"tcp://{shown}:{port or '*'}")
     except zmq.ZMQError as error:
@@ -82,12 +85,12 @@ def bind(link: zmq.Socket[bytes], host: str, port: int, settings: LinkSettings) 
 
 
 def listen(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, host: str, port: int, settings: LinkSettings
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, host: str, port: int, settings: LinkSettings, fd: int = -1
 ) -> tuple[zmq.Socket[bytes], str]:
     """A socket of `kind` that listens, and its address for others. Raises as `bind`."""
     link = open_socket(context, kind, settings)
     try:
-        return link, bind(link, host, port, settings)
+        return link, bind(link, host, port, settings, fd)
     except InvalidSetting:
         link.close()
         raise

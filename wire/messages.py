@@ -169,7 +169,8 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPeer:
-    """The prefill node of one request, and the address at which the decode node reaches it."""
+    """The node from which the KV of one request comes, and the address at which the decode node reaches it: a prefill
+    node, or the decode node that has generated so far."""
 
     node_id: _Name
     epoch: U64
@@ -197,6 +198,25 @@ class Cancel:
 
     handoff_id: Id128
     attempt: _Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Router -> decode node that generates `attempt` of a request: end it, and hand its KV to that decode node under
+    the name of `next_attempt`. The answer is `HandedOver`."""
+
+    handoff_id: Id128
+    attempt: _Attempt
+    next_attempt: _Attempt
+    decode_node_id: _Name
+    decode_epoch: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Router -> node: finish, and end. `starts_again`: whoever watches over the process should start it again."""
+
+    starts_again: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +323,20 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Decode node -> router, the answer to `HandOver`, behind the last token of the attempt that ended.
+
+    `attempt` is the next one, and `num_tokens` of prompt and output have their KV in its handoff: all but the last that
+    was sent. 0: there is nothing to hand over now, and the request goes on here.
+    """
+
+    epoch: U64
+    handoff_id: Id128
+    attempt: _Attempt
+    num_tokens: _Count
+
+
+@dataclass(frozen=True, slots=True)
 class CacheEvents:
     """Node -> router: changes of the node's prefix cache, as 16-byte block hashes laid end to end.
 
@@ -331,5 +365,5 @@ def epoch_of_identity(identity: bytes) -> int | None:
     return int.from_bytes(identity[1:], "little") if is_control else None
 
 
-ROUTER_TO_NODE = Codec(Welcome, Refusal, Ping, Introduce, Resume, Prefill, Decode, Cancel)
-NODE_TO_ROUTER = Codec(Hello, Heartbeat, Pong, Resume, Leaving, Tokens, PromptLogprobs, Failed, CacheEvents)
+ROUTER_TO_NODE = Codec(Welcome, Refusal, Ping, Introduce, Resume, Prefill, Decode, Cancel, HandOver, Drain)
+NODE_TO_ROUTER = Codec(Hello, Heartbeat, Pong, Resume, Leaving, Tokens, PromptLogprobs, Failed, HandedOver, CacheEvents)

@@ -7,7 +7,6 @@ want one; nobody checks it.
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -39,7 +38,7 @@ class MessageWriter:
     def __init__(self, head: ReplyHead, request: MessagesRequest, blocks: AnswerBlocks) -> None:
         self._head = head
         self._blocks = blocks
-        self._id = f"msg_{secrets.token_hex(12)}"
+        self._id = f"msg_{head.id_of('message')[:24]}"
 
     def whole(self, piece: TextDelta, usage: Usage) -> dict[str, Any]:
         """The answer, of which `piece` is all text."""

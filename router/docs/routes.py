@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from router.admin import DrainRequest
 from router.anthropic.request import CountTokensRequest, MessagesRequest
 from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest
@@ -46,6 +47,9 @@ ROUTES: dict[tuple[str, str], RouteDoc] = {
         "Answer a conversation, in the format of the Responses API", ResponsesRequest, "Response", streams=True,
         statuses=_GENERATION,
     ),
+    ("GET", "/v1/streams/{event_id}"): RouteDoc(
+        "What a stream tells after one of its events", media_type=EVENTS, statuses=_GENERATION
+    ),
     ("POST", "/v1/messages"): RouteDoc(
         "Answer a conversation, in Anthropic's format", MessagesRequest, "AnthropicMessage", streams=True,
         statuses=_GENERATION, error="AnthropicError",
@@ -64,6 +68,9 @@ ROUTES: dict[tuple[str, str], RouteDoc] = {
         "The token ids of a text or a conversation", TokenizeRequest, statuses=_TEXT
     ),
     ("POST", "/detokenize"): RouteDoc("The text of token ids", DetokenizeRequest, statuses=_TEXT),
+    ("POST", "/admin/drain"): RouteDoc(
+        "Take a node out of service: others go on with what it generates", DrainRequest, statuses=(400, 403, 404, 415)
+    ),
     ("GET", "/"): RouteDoc("A page to chat, and to look at the relay", media_type=HTML),
     ("GET", "/page/events"): RouteDoc("What the page shows of the relay", media_type=EVENTS, statuses=(503,)),
     ("GET", "/openapi.json"): RouteDoc("This document"),

@@ -7,7 +7,7 @@ again, and an answer that has ended has at least one block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from engine.text.answers.deltas import Arguments, CallBegun, Content, Delta, Reasoning
 from engine.text.choice_text import TextDelta, TokenEntry
 from router.openai.answer import OutputText
-from router.openai.answer_parts import ChoiceParts
+from router.openai.answer_parts import ID_LENGTH, ChoiceParts
 
 TEXT, REASONING, CALL = "text", "reasoning", "call"
 
@@ -58,11 +58,15 @@ class BlockEvent(NamedTuple):
 class AnswerBlocks:
     """The blocks of an answer of one choice. `push` takes its text, piece by piece; the last piece ends the answer."""
 
-    def __init__(self, parts: ChoiceParts, text: OutputText, *, shows_reasoning: bool) -> None:
+    def __init__(
+        self, parts: ChoiceParts, text: OutputText, id_of: Callable[[str], str], *, shows_reasoning: bool
+    ) -> None:
+        """`id_of` makes ids, see `ReplyHead`."""
         self.blocks: list[Block] = []
         self.finish_reason: str | None = None
         self._parts = parts
         self._text = text
+        self._id_of = id_of
         self._shows_reasoning = shows_reasoning
         self._open: Block | None = None
         self._entries: list[TokenEntry] = []
@@ -108,7 +112,7 @@ class AnswerBlocks:
                 self._entries.clear()
                 return ()
             case CallBegun(call, name):
-                return self._begin(CALL, name, self._parts.call_ids[call])
+                return self._begin(CALL, name, self._id_of(f"call {call}")[:ID_LENGTH])
             case Arguments(_, text):
                 return self._grow(CALL, text)
 

@@ -26,7 +26,6 @@ from router.access.guard import IDENTITY
 from router.admission.admission import Admission, Demand
 from router.anthropic.request import CountTokensRequest, MessagesRequest
 from router.anthropic.writer import MessageWriter
-from router.http.body import read_body
 from router.http.json_answer import json_answer
 from router.legs import RelayRequest
 from router.metrics import RouterMetrics
@@ -63,6 +62,7 @@ from router.openai.translation import AnswerWriter, TranslatedRequest
 from router.relay import Relay
 from router.request_ids import REQUEST_ID
 from router.request_trace import note_request
+from router.resume.requests import body_of, followed, name_stream, with_seed_of_stream
 from router.served_model import ServedModel
 from router.timings import ClientTimes, timings_of
 from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded
@@ -95,7 +95,7 @@ class Endpoints:
         model.prompts.note_ignored(request, notes)
         prompt_ids = await model.prompts.chat_prompt(request)
         answer = await self._answer(http, model, request, [prompt_ids], "messages")
-        head = self._head("chatcmpl", model, notes)
+        head = self._head(http, "chatcmpl", model, notes)
         parts = model.prompts.answer_parts(request, prompt_ids)
         if request.stream:
             stream = chat_stream(head, request.include_usage, request.with_token_ids, parts)
@@ -116,7 +116,7 @@ class Endpoints:
         prompts = await model.prompts.completion_prompts(request)
         echoes = await model.prompts.echoes(request, prompts)
         answer = await self._answer(http, model, request, prompts, "prompt", echoes)
-        head = self._head("cmpl", model, notes)
+        head = self._head(http, "cmpl", model, notes)
         if request.stream:
             stream = CompletionStream(head, request.include_usage, request.with_token_ids)
             return await self._stream(http, answer, stream, request, times)
@@ -158,8 +158,9 @@ class Endpoints:
         prompt_ids = await model.prompts.chat_prompt(chat)
         answer = await self._answer(http, model, chat, [prompt_ids], request.conversation_field)
         parts, text = model.prompts.choice_parts(chat, prompt_ids), answer.choices[0].text
-        blocks = AnswerBlocks(parts, text, shows_reasoning=chat.include_reasoning)
-        writer = make_writer(self._head("resp", model, notes), request, blocks)
+        head = self._head(http, "resp", model, notes)
+        blocks = AnswerBlocks(parts, text, head.id_of, shows_reasoning=chat.include_reasoning)
+        writer = make_writer(head, request, blocks)
         if chat.stream:
             return await self._stream(http, answer, writer, chat, times)
         (choice,) = await self._collect(answer, chat, keeps_entries=True)
@@ -177,9 +178,10 @@ class Endpoints:
     def _model_object(self, model: ServedModel) -> dict[str, object]:
         return model_object(model.name, model.started, self.max_model_len(model.name))
 
-    def _head(self, prefix: str, model: ServedModel, notes: IgnoredFields) -> ReplyHead:
+    def _head(self, http: web.Request, prefix: str, model: ServedModel, notes: IgnoredFields) -> ReplyHead:
         self.metrics.count_ignored(notes.labels)
-        return ReplyHead(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model.name, notes.warnings)
+        reply_id, created = name_stream(http, f"{prefix}-{secrets.token_hex(12)}", int(time.time()))
+        return ReplyHead(reply_id, created, model.name, notes.warnings)
 
     def model_named(self, name: str) -> ServedModel:
         """The served model of that name. Raises `ModelNotFound`."""
@@ -207,6 +209,7 @@ class Endpoints:
         params = model.defaults.limited(request.decoding_params())
         if request.bad_words:
             params = replace(params, bad_word_ids=model.prompts.bad_word_ids(request.bad_words))
+        params = with_seed_of_stream(http, params)
         params.check_vocabulary(model.prompts.tokenizer.vocab_size)
         params = await model.prompts.with_grammar(request, params, prompts[0])
         num_choices = len(prompts) * request.num_candidates
@@ -281,20 +284,21 @@ class Endpoints:
         request: GenerationRequest,
         times: ClientTimes,
     ) -> web.StreamResponse:
-        with EventWriter(http) as writer, answer:
-            try:
-                await self._write_events(writer, answer, stream, request, times)
-            except ConnectionError as error:
-                # this is normal: clients disconnect, and aiohttp handles the closed connection
-                _log.debug("a client is gone: %s", error)
-            except Exception as error:  # the outer edge of one stream: no second answer may follow its headers
-                if not writer.has_begun:
-                    raise
-                if not isinstance(error, BatonError):
-                    _log.exception("the stream of request %s failed", http[REQUEST_ID])
-                with contextlib.suppress(ConnectionError):
-                    await writer.break_off(stream.error(error))
-        return writer.response
+        async with followed(http, answer) as ids:
+            with EventWriter(http, ids) as writer, answer:
+                try:
+                    await self._write_events(writer, answer, stream, request, times)
+                except ConnectionError as error:
+                    # this is normal: clients disconnect, and aiohttp handles the closed connection
+                    _log.debug("a client is gone: %s", error)
+                except Exception as error:  # the outer edge of one stream: no second answer may follow its headers
+                    if not writer.has_begun:
+                        raise
+                    if not isinstance(error, BatonError):
+                        _log.exception("the stream of request %s failed", http[REQUEST_ID])
+                    with contextlib.suppress(ConnectionError):
+                        await writer.break_off(stream.error(error))
+            return writer.response
 
     async def _write_events(
         self,
@@ -335,7 +339,7 @@ class Endpoints:
 
 
 async def _parse(http: web.Request, schema: type[RequestT], notes: IgnoredFields) -> RequestT:
-    return await parse_body_aside(await read_body(http), http.headers.get("Content-Type"), schema, notes)
+    return await parse_body_aside(*await body_of(http), schema, notes)
 
 
 def _usage(answer: Answer, request: GenerationRequest, times: ClientTimes) -> Usage:

@@ -7,7 +7,6 @@ reached its limit of tokens is `incomplete`, every other one that ended well is 
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,8 +39,7 @@ class ResponseWriter:
         self._head = head
         self._blocks = blocks
         self._settings = _echoed(request)
-        self._response_id = f"resp_{secrets.token_hex(16)}"
-        self._item_ids: dict[int, str] = {}
+        self._response_id = f"resp_{head.id_of('response')}"
         self._number = 0
 
     def whole(self, piece: TextDelta, usage: Usage) -> dict[str, Any]:
@@ -137,9 +135,7 @@ class ResponseWriter:
         }  # fmt: skip
 
     def _id_of(self, block: Block) -> str:
-        if block.place not in self._item_ids:
-            self._item_ids[block.place] = f"{_ITEM_PREFIX[block.kind]}_{secrets.token_hex(16)}"
-        return self._item_ids[block.place]
+        return f"{_ITEM_PREFIX[block.kind]}_{self._head.id_of(f'item {block.place}')}"
 
     def _object(self, status: str, output: Sequence[dict[str, Any]], **members: Any) -> dict[str, Any]:
         return {

@@ -43,6 +43,11 @@ if behaviour == "killed":
 if behaviour != "mute":
     print(json.dumps({"event": "loading", "role": "prefill", "done": 5, "total": 10}), flush=True)
     print(json.dumps({"event": "ready", "role": "prefill", "address": f"http://{name}"}), flush=True)
+if behaviour == "drained":
+    while not os.path.exists(rest[0]):
+        time.sleep(0.01)
+    print(json.dumps({"event": "drained", "role": "decode"}), flush=True)
+    sys.exit(0)
 if behaviour in ("mayfly", "breaks"):
     while not os.path.exists(rest[0]):  # made by the test: a death before all are ready would end the start
         time.sleep(0.01)
@@ -67,6 +72,7 @@ specs = [
         dict(os.environ),
         stops_last=name == "router",
         reloads=arguments[0] == "reloads",
+        group=name.split("-")[0],
     )
     for name, *arguments in children
 ]
@@ -76,6 +82,7 @@ supervisor = Supervisor(
     start_timeout_s=start_timeout_s,
     stop_timeout_s=stop_timeout_s,
     restart_delay_s=0.05,
+    max_failures=4,
 )
 try:
     status = supervisor.run(lambda addresses: print("all ready", json.dumps(addresses), flush=True))

@@ -11,6 +11,7 @@ import launch.serve
 from launch.cli import main
 from launch.key import write_role_keys
 from launch.placement import Placement
+from launch.ports import ListeningPort
 from launch.serve import announce, child_specs, placements, with_cluster_key
 from launch.settings import resolve_serve
 from launch.supervised import ChildSpec
@@ -18,11 +19,13 @@ from tests.launch.endpoint import FakeEndpoint
 from wire.errors import InvalidSetting
 from wire.keys import ROLES, KeyFile
 
+HTTP, CONTROL = ListeningPort(8000, (5, 6)), ListeningPort(41000, (7,))
+
 
 def specs(*arguments: str, shares: list[Placement] | None = None) -> list[ChildSpec]:
     environment = {"BATON_BLOCK_SIZE": "32", "BATON_PORT": "9", "HOME": "/root"}
     shares = shares or [Placement(1), Placement(1)]
-    return child_specs(resolve_serve(arguments, environment), 8000, 41000, shares, environment)
+    return child_specs(resolve_serve(arguments, environment), HTTP, CONTROL, shares, environment)
 
 
 def test_a_deployment_is_a_router_prefill_nodes_and_decode_nodes() -> None:
@@ -61,6 +64,8 @@ def test_each_program_gets_the_key_of_its_role_from_a_folder(tmp_path: Path) -> 
 def test_the_programs_meet_at_the_reserved_control_port() -> None:
     router, prefill, decode = specs()
     assert "--control-port=41000" in router.arguments
+    assert {"--listen-fds=5", "--listen-fds=6", "--control-fd=7"} <= set(router.arguments)
+    assert router.inherited_fds == (5, 6, 7)
     assert "--router=tcp://127.0.0.1:41000" in prefill.arguments
     assert "--router=tcp://127.0.0.1:41000" in decode.arguments
 
@@ -88,7 +93,7 @@ def test_a_router_with_files_to_reload_gets_sighup(flag: str) -> None:
 
 def test_every_program_gets_sighup_where_cluster_keys_may_change() -> None:
     deployment = resolve_serve(["--cluster-key=mine"], {})
-    found = child_specs(deployment, 8000, 41000, [Placement(1), Placement(1)], {}, reloads_keys=True)
+    found = child_specs(deployment, HTTP, CONTROL, [Placement(1), Placement(1)], {}, reloads_keys=True)
     assert [spec.reloads for spec in found] == [True] * 3
 
 

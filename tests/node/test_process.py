@@ -140,6 +140,25 @@ def test_a_node_is_ready_once_the_router_has_welcomed_it_and_leaves_when_asked(
     assert role.closed == ["leg", "device", "role"]
 
 
+def test_what_turns_in_a_node_is_watched(
+    role: Idle, router: FakeRouter, meanwhile: Callable[[Callable[[], Any]], Future[Any]]
+) -> None:
+    def ask() -> str:
+        hello = router.receive()
+        router.send(Welcome(1))
+        while health_of(hello.http_address) != 200:
+            pass
+        with urllib.request.urlopen(f"{hello.http_address}/metrics", timeout=WAIT_S) as answer:
+            text = answer.read().decode()
+        os.kill(os.getpid(), signal.SIGTERM)
+        return str(text)
+
+    asked = meanwhile(ask)
+    serve(router, role)
+    for part in ("engine loop", "heartbeat thread", "transfer thread"):
+        assert f'baton:watchdog_still_seconds{{part="{part}"}}' in asked.result(WAIT_S)
+
+
 def test_health_may_be_asked_before_there_is_a_link_to_the_router(
     role: Idle,
     router: FakeRouter,

@@ -30,6 +30,7 @@ from router.openai.endpoints import Endpoints
 from router.openai.prompts import PromptMaker
 from router.policies import Policy, RoundRobin
 from router.relay import Relay, RelaySettings
+from router.resume.streams import Streams
 from router.served_model import ServedModel
 from router.settings import RouterSettings
 from tests.router.fake_node import PATIENCE_S, Context, FakeNode, Script, make_hello
@@ -225,6 +226,7 @@ async def serving(
     queue: AdmissionSettings | None = None,
     audit: AuditLog | None = None,
     decode_policy: Policy | None = None,
+    streams: Streams | None = None,
     defaults: GenerationDefaults = NO_DEFAULTS,
 ) -> AsyncIterator[Server]:
     """A router on a loopback port, set up as `python -m router` does, without nodes. Without `queue` no request waits
@@ -244,7 +246,7 @@ async def serving(
             metrics=metrics,
             max_model_len=rig.registry.max_request_tokens,
         )
-        app = build_app(endpoints, rig.registry, metrics, router_settings, limits)
+        app = build_app(endpoints, rig.registry, metrics, router_settings, limits, streams=streams)
         if guard is not None:
             guard.protect(app)
         if audit is not None:
@@ -253,5 +255,5 @@ async def serving(
             listener = socket.socket()
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             listener.bind(("127.0.0.1", 0))
-            host, port = await http.listen(sock=listener)
+            host, port = await http.listen(socks=[listener])
             yield Server(rig, endpoints, metrics, http, host, port, app)

@@ -15,6 +15,8 @@ from router.docs.routes import ROUTES
 from router.docs.serving import add_docs
 from router.openai.prompts import PromptMaker
 from router.openai.schemas import CompletionRequest
+from router.resume.logs import Memory
+from router.resume.streams import Streams
 from tests.router.fake_node import answering
 from tests.router.http_client import fetch, post_chat, post_completion
 from tests.router.rig import MODEL, Server, serving
@@ -22,7 +24,7 @@ from tests.router.rig import MODEL, Server, serving
 
 @pytest.fixture
 async def server(prompts: PromptMaker) -> AsyncIterator[Server]:
-    async with serving(prompts) as running:
+    async with serving(prompts, streams=Streams(Memory(), 60.0)) as running:
         yield running
 
 

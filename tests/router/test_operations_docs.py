@@ -124,4 +124,4 @@ def test_every_flag_that_is_named_exists() -> None:
     classes = (RouterSettings, PrefillNodeSettings, DecodeNodeSettings)
     known = {f"--{field.name.replace('_', '-')}" for each in classes for field in dataclasses.fields(each)}
     for page in PAGES.values():
-        assert set(re.findall(r"--[a-z][a-z-]+", page)) <= known | {"--help", "--config"}
+        assert set(re.findall(r"--[a-z][a-z-]+", page)) <= known | {"--help", "--config", "--url", "--rolling"}

@@ -16,6 +16,7 @@ import numpy as np
 import zmq
 
 from decode_node.leg import DecodeLeg
+from decode_node.source import Source
 from kvtransfer.commands import ReceivingNotice, SendingNotice
 from kvtransfer.facts import ReceivingFacts, SendingFacts
 from kvtransfer.messages import PeerHello, ProcessIdentity
@@ -24,6 +25,7 @@ from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sender_connections import open_listener
 from kvtransfer.sending import SendingSide
+from kvtransfer.sending_end import SendingEnd
 from kvtransfer.thread import MAX_IDLE_S
 from kvtransfer.transports.base import Blocks
 from node.first_steps import FirstSteps
@@ -46,6 +48,7 @@ _BEAT_S = 1.0
 _IDLE_S = 1.0
 """How often a thread looks that has nothing to do; the real ones do so four times a second."""
 _SPIN_S = 0.001
+_STOP_S = 10.0
 ItemT = TypeVar("ItemT")
 
 
@@ -114,14 +117,14 @@ class SimStopper:
 
     wakeup = None
 
-    def __init__(self, clock: VirtualClock) -> None:
+    def __init__(self) -> None:
         self.is_asked = False
-        self._clock = clock
         self._deadline_s = 0.0
 
-    def ask(self, timeout_s: float) -> None:
-        """As SIGTERM."""
-        self.is_asked, self._deadline_s = True, self._clock.now_s + timeout_s
+    def ask(self, now_s: float, *, starts_again: bool) -> None:
+        """See `Stopper`."""
+        if not self.is_asked:
+            self.is_asked, self._deadline_s = True, now_s + _STOP_S
 
     def is_overdue(self, now_s: float) -> bool:
         """See `Stopper`."""
@@ -175,45 +178,56 @@ class NodeProgram(Program):
         self.epoch = around.chance.getrandbits(63)
         self.process = ProcessIdentity("host:1:1", around.network.next_number(), 1)
         self.refusal = ""
-        self.stopper = SimStopper(around.clock)
+        self.stopper = SimStopper()
         blocks = np.zeros((NUM_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
         self.runner = SimRunner(blocks, is_asynchronous=around.overlaps)
         self.core = make_core(self.runner)
         self.first_steps = FirstSteps(lambda: int(around.clock.now_s * 1e6))
         self._engine = Thread(around.clock, self.host, self._turn)
-        self._transfers = SimTransferThread(around.clock, self.host)
-        self._end_data: Callable[[], None]
+        self._transfers: list[SimTransferThread] = []
+        self._end_data: list[Callable[[], None]] = []
+        end, address = self._open_sending(blocks)
         self.leg: PrefillLeg | DecodeLeg
-        address = self._build_sending(blocks) if role == PREFILL else self._build_receiving(blocks)
-        self.side: SendingSide | ReceivingSide = self._transfers.side
+        if role == PREFILL:
+            self.leg = PrefillLeg(self.core, end, LAYOUT.layer_ends, self.first_steps)
+        else:
+            self.leg = self._open_receiving(blocks, Source(self.core, end))
         self._join_router(address)
 
-    def _build_sending(self, blocks: Blocks) -> str:
+    @property
+    def sides(self) -> list[SendingSide | ReceivingSide]:
+        """Its ends of handoffs: a decode node has both, since it hands requests over when it leaves."""
+        return [each.side for each in self._transfers]
+
+    def _open_sending(self, blocks: Blocks) -> tuple[SendingEnd, str]:
         around = self.around
-        context = cast(Any, Context(around.network, self.host, self._transfers.thread.wake))
+        thread = self._transfer_thread()
+        context = cast(Any, Context(around.network, self.host, thread.thread.wake))
         socket, address = open_listener(context, "127.0.0.1", 0, SETTINGS)
         facts = SendingFacts(self.name, self.epoch, FINGERPRINT, LAYOUT, self.process, LEASE_S)
         notices: SimMailbox[SendingNotice] = SimMailbox(self._engine.wake)
         opener = _Opener(around.blocks, blocks)
         side = SendingSide(facts, socket, opener, Pusher(HostPool(blocks)), notices, around.clock)
-        thread, mailbox = cast(Any, self._transfers), cast(Any, notices)
-        self._transfers.side = side
-        self.leg = PrefillLeg(self.core, side, thread, mailbox, LAYOUT.layer_ends, self.first_steps)
-        self._end_data = lambda: _lose_all(around.blocks, opener)
-        return address
+        thread.side = side
+        self._end_data.append(lambda: _lose_all(around.blocks, opener))
+        return SendingEnd(side, cast(Any, thread), cast(Any, notices)), address
 
-    def _build_receiving(self, blocks: Blocks) -> str:
+    def _open_receiving(self, blocks: Blocks, source: Source) -> DecodeLeg:
         around = self.around
-        context = cast(Any, Context(around.network, self.host, self._transfers.thread.wake))
+        thread = self._transfer_thread()
+        context = cast(Any, Context(around.network, self.host, thread.thread.wake))
         facts = ReceivingFacts(self.name, self.epoch, FINGERPRINT, LAYOUT, NUM_BLOCKS, self.process, LEASE_S)
         notices: SimMailbox[ReceivingNotice] = SimMailbox(self._engine.wake)
         name = f"{self.name}-{self.epoch}"
         receiver = LoopbackReceiver(around.blocks, name, blocks, peers_write=around.peers_write)
         side = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(blocks), notices, around.clock)
-        self._transfers.side = side
-        self.leg = DecodeLeg(self.core, side, cast(Any, self._transfers), cast(Any, notices), self.first_steps)
-        self._end_data = receiver.close
-        return ""
+        thread.side = side
+        self._end_data.append(receiver.close)
+        return DecodeLeg(self.core, side, cast(Any, thread), cast(Any, notices), self.first_steps, source)
+
+    def _transfer_thread(self) -> SimTransferThread:
+        self._transfers.append(SimTransferThread(self.around.clock, self.host))
+        return self._transfers[-1]
 
     def _join_router(self, peer_address: str) -> None:
         around, clock = self.around, self.around.clock
@@ -236,19 +250,19 @@ class NodeProgram(Program):
         heartbeat = SimHeartbeat(around, self.host, self.epoch, self.core.status())
         stopper = cast(Any, self.stopper)
         self.engine_loop = EngineLoop(self.core, self.leg, self.link, cast(Any, heartbeat), stopper, clock)
-        self.threads = [self._engine, self._transfers.thread, heartbeat.thread]
-        for thread in self.threads[:2]:
+        self.threads = [self._engine, *(each.thread for each in self._transfers), heartbeat.thread]
+        for thread in self.threads[:-1]:
             thread.wake()
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing of any request is left here."""
-        held = self.leg.num_live or self.side.handoffs or len(self.side.leases) or len(self.first_steps)
-        return not held and not self.core.status().num_held_blocks
+        held = self.leg.num_live or len(self.first_steps) or any(len(side.leases) for side in self.sides)
+        return not held and not any(side.handoffs for side in self.sides) and not self.core.status().num_held_blocks
 
     def leave(self) -> None:
         """As SIGTERM."""
-        self.stopper.ask(10.0)
+        self.stopper.ask(self.around.clock.now_s, starts_again=True)
         self._engine.wake()
 
     def stall(self, for_s: float) -> None:
@@ -258,7 +272,8 @@ class NodeProgram(Program):
     def kill(self) -> None:
         """See `Program`."""
         super().kill()
-        self._end_data()
+        for end in self._end_data:
+            end()
 
     def _turn(self) -> float | None:
         try:

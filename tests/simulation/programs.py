@@ -129,7 +129,7 @@ class RouterProgram(Program):
         self.threads = [self._thread]
         self.registry = NodeRegistry({MODEL: FINGERPRINT})
         context = cast(Any, Context(around.network, self.host, self._signal))
-        self.control = ControlLink(context, "127.0.0.1", ROUTER_PORT, SETTINGS, self.registry, around.clock)
+        self.control = ControlLink(context, "127.0.0.1", ROUTER_PORT, SETTINGS, self.registry, clock=around.clock)
         self.relay = Relay(self.registry, self.control, LeastLoaded(), LeastLoaded(), RELAY_SETTINGS)
         self.call(lambda: self.control.start(self.relay))
 

@@ -313,7 +313,8 @@ class World:
 
     def _leftovers(self) -> list[str]:
         return [
-            f"{node.name}: {node.leg.num_live} live, {len(node.side.handoffs)} handoffs, {node.core.status()}"
+            f"{node.name}: {node.leg.num_live} live, {sum(len(side.handoffs) for side in node.sides)} handoffs, "
+            f"{node.core.status()}"
             for node in self.nodes.values()
             if not node.is_idle
         ]
