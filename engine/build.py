@@ -166,6 +166,8 @@ def _require_batch_invariance(model: _Model, attention: AttentionChoice) -> None
     ops = model.ops
     if not isinstance(ops, NativeOps):
         reason = "it needs Baton's CPU kernels (see --cpu-kernels)"
+    elif not model.decoder.is_recordable:
+        reason = f"torch computes a part of {model.decoder.config.architecture}"
     elif attention.name != NATIVE:
         reason = f"attention is computed by {attention.name}"
     elif not ops.has_packed_all:
@@ -207,7 +209,7 @@ def _checked_weights(
     shapes = Decoder(config, dtype, "meta", TorchOps())
     if settings.load_format != _DUMMY:
         check_weights(folder, shapes)
-    num_bytes = sum(parameter.tensor.nbytes for parameter in shapes.parameters())
+    num_bytes = sum(parameter.num_bytes for parameter in shapes.parameters())
     memory = read_host_memory()
     if not device.has_own_memory and num_bytes > memory.free:
         raise InvalidSetting(

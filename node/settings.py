@@ -17,7 +17,11 @@ class NodeSettings(EngineSettings):
 
     router: str = setting("tcp://127.0.0.1:8001", "control address of the router, as it prints it")
     host: str = setting("127.0.0.1", "address this node listens on; beyond loopback a cluster key is needed")
-    port: int = setting(0, "port for other nodes, on which a decode node takes KV; 0: chosen by the system")
+    port: int = setting(
+        0,
+        "port for other nodes; a decode node has one for each transport that listens, from this one on, and hands "
+        "requests over on the next; 0: chosen by the system",
+    )
     http_port: int = setting(0, "port of /health and /metrics; 0: chosen by the system")
     node_id: str = setting("", "name of this node, kept over its restarts; empty: a random one")
     kv_transport: str = setting("auto", "how KV travels between nodes", choices=("auto", "shm", "zmq", "nixl", "nccl"))

@@ -215,7 +215,8 @@ def _refuse_unsupported(fields: Fields, family: Family) -> None:
     quantization = fields.raw("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise ModelLoadError(f"config.json: quantization_config (quant_method {method!r}) is not supported")
+        if not family.quantization or method != family.quantization:
+            raise ModelLoadError(f"config.json: quantization_config (quant_method {method!r}) is not supported")
     for name, only in family.refused.items():
         if fields.has(name) and fields.raw(name) != only:
             raise fields.error(name, f"{only!r}: {family.architecture} is supported with that only")

@@ -42,6 +42,11 @@ class ExpertSettings:
     has_float32_router: bool = False
     shared_size: int = 0
     has_shared_gate: bool = False
+    is_clamped: bool = False
+    """The gate clamps its inputs at `gate_limit`, and has the slope `gate_slope`; router and experts have biases."""
+    gate_limit: float = 0.0
+    gate_slope: float = 0.0
+    is_mxfp4: bool = False
 
 
 def read_experts(style: ExpertStyle, fields: Fields, num_layers: int) -> ExpertSettings:
@@ -136,6 +141,10 @@ def _gpt_oss(fields: Fields, num_layers: int) -> ExpertSettings:
         intermediate_size=fields.count("intermediate_size"),
         sparse_layers=(True,) * num_layers,
         scoring="softmax_of_chosen",
+        is_clamped=True,
+        gate_limit=fields.number("swiglu_limit", 7.0),
+        gate_slope=fields.number("swiglu_alpha", 1.702),
+        is_mxfp4=fields.has("quantization_config"),
     )
 
 

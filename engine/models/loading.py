@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
+_BYTE_DTYPES = ("U8",)
 _DERIVED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 """Tables that old checkpoints carry; they follow from the config."""
 
@@ -123,15 +124,17 @@ def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Us
         )
     for name, of_name in uses.by_name.items():
         for use in of_name:
-            _check_entry(found[name], use.source)
+            _check_entry(found[name], use)
 
 
-def _check_entry(entry: TensorEntry, source: Source) -> None:
+def _check_entry(entry: TensorEntry, use: _Use) -> None:
+    source = use.source
     if entry.shape != source.shape:
         raise ModelLoadError(f"{source.name} has shape {list(entry.shape)}, config.json makes it {list(source.shape)}")
-    if entry.dtype not in _FLOAT_DTYPES:
+    supported = _FLOAT_DTYPES if use.parameter.tensor.is_floating_point() else _BYTE_DTYPES
+    if entry.dtype not in supported:
         raise ModelLoadError(
-            f"{source.name} has dtype {entry.dtype}, which is not supported; supported: {', '.join(_FLOAT_DTYPES)}"
+            f"{source.name} has dtype {entry.dtype}, which is not supported; supported: {', '.join(supported)}"
         )
 
 

@@ -24,6 +24,7 @@ class Names:
     qkv: str = ""
     qkv_order: Literal["stacked", "by_head"] = "stacked"
     output: str = "o_proj"
+    sinks: str = ""
     attention_out_norm: str = ""
     mlp_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
@@ -62,6 +63,7 @@ GLM = Names(gate_up="gate_up_proj")
 GLM4 = Names(gate_up="gate_up_proj", attention_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm")
 GLM4_MOE = Names(shared="shared_experts")
 DEEPSEEK = GLM4_MOE
+GPT_OSS = Names(router="router", sinks="sinks")
 ONE_NORM = Names(mlp_norm="")
 GPT2 = Names(
     layers="transformer.h",

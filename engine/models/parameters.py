@@ -60,7 +60,8 @@ class Parameter:
     """A tensor that loading fills from `sources`.
 
     `name`: unique within a model, for messages. `center`: the mean of its elements in trained models, for random
-    weights. `copies`: names under which a checkpoint may have the same content once more.
+    weights. `copies`: names under which a checkpoint may have the same content once more. `held_bytes`: what it takes
+    after loading, where that is not what the tensor takes.
     """
 
     name: str
@@ -68,6 +69,12 @@ class Parameter:
     sources: tuple[Source, ...]
     center: float = 0.0
     copies: tuple[str, ...] = ()
+    held_bytes: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes after loading."""
+        return self.held_bytes or self.tensor.nbytes
 
     @property
     def is_covered(self) -> bool:

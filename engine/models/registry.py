@@ -69,6 +69,8 @@ class Family:
     defaults: Mapping[str, object] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, object] = field(default_factory=dict)
+    quantization: str = ""
+    """The method in which checkpoints may be quantized, "" for none."""
 
 
 _GEMMA_DEFAULTS: Mapping[str, object] = {
@@ -288,6 +290,23 @@ _FAMILIES = (
         experts="glm",
         names=names.GLM4_MOE,
         defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
+    ),
+    Family(
+        "GptOssForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        window_rule="by_pattern",
+        experts="gpt_oss",
+        names=names.GPT_OSS,
+        default_head_dim=64,
+        quantization="mxfp4",
+        defaults={
+            "attention_bias": True,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+        },
     ),
     Family(
         "DeepseekV2ForCausalLM",

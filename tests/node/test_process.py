@@ -39,6 +39,7 @@ class Idle:
     closed: list[str] = field(default_factory=list)
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
+        parts.watch("kv-idle thread")
         leg = SimpleNamespace(
             num_live=0,
             wait_on=list,
@@ -155,7 +156,7 @@ def test_what_turns_in_a_node_is_watched(
 
     asked = meanwhile(ask)
     serve(router, role)
-    for part in ("engine loop", "heartbeat thread", "transfer thread"):
+    for part in ("engine loop", "heartbeat thread", "kv-idle thread"):
         assert f'baton:watchdog_still_seconds{{part="{part}"}}' in asked.result(WAIT_S)
 
 

@@ -82,6 +82,8 @@ async def test_a_stream_tells_the_same(server: Server, prompts: PromptMaker) -> 
             texts[-1] += delta["".join(set(delta) - {"type"})] if delta["type"] != "signature_delta" else ""
     assert [block["type"] for block in blocks] == ["thinking", "text", "tool_use", "tool_use"]
     assert texts == ["A sum.", "Let me see.", '{"x": 4}', '{"x": 4}']
+    edges = [event["type"] for event in events[2:-2] if event["type"] != "content_block_delta"]
+    assert edges == ["content_block_start", "content_block_stop"] * len(blocks)
     start, delta = events[0]["message"], events[-2]
     assert (start["content"], start["stop_reason"], start["usage"]["output_tokens"]) == ([], None, 0)
     assert start["usage"]["input_tokens"] == whole["usage"]["input_tokens"] > 0

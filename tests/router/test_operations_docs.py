@@ -18,8 +18,11 @@ from decode_node.settings import DecodeNodeSettings
 from engine.scheduler.step_costs import StepCosts
 from node.metrics import LinkCollector, NodeCollector
 from prefill_node.settings import PrefillNodeSettings
+from program.watchdog import Watchdog
 from router.metric_aliases import VLLM_NAMES
 from router.openai.prompts import PromptMaker
+from router.resume.logs import Memory
+from router.resume.streams import Streams
 from router.settings import RouterSettings
 from tests.kvtransfer.legs import open_relay
 from tests.router.fake_node import STATUS, answering
@@ -37,6 +40,12 @@ SUFFIXES = re.compile(r"_(bucket|sum|count|total)$")
 @dataclasses.dataclass
 class _Link:
     num_rejected_messages: int = 0
+
+
+def _watchdog() -> Watchdog:
+    watchdog = Watchdog()
+    watchdog.beat("part", 1.0)
+    return watchdog
 
 
 def _documented(*sections: str) -> dict[str, tuple[str, set[str]]]:
@@ -59,6 +68,8 @@ def _shown(families: Iterable[Metric]) -> dict[str, tuple[str, set[str]]]:
 
 async def test_every_metric_of_the_router_is_documented(prompts: PromptMaker) -> None:
     async with serving(prompts) as server:
+        for collector in (Streams(Memory(), 1.0), _watchdog()):
+            server.metrics.include(collector)
         await server.rig.pair(answering(prompts.tokenizer.encode("abc"), "length"))
         await post_completion(server, cache_control={})  # a field that is ignored
         text = (await fetch(server, "GET", "/metrics")).body.decode()
@@ -73,6 +84,7 @@ def test_every_metric_of_the_nodes_is_documented() -> None:
             families = [
                 *NodeCollector(lambda: STATUS, costs, node.leg.metrics).collect(),
                 *LinkCollector(_Link()).collect(),
+                *_watchdog().collect(),
             ]
             assert _shown(families) == _documented("Every node", section)
 

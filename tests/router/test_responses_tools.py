@@ -169,6 +169,14 @@ async def test_an_empty_answer_has_an_empty_message(server: Server, prompts: Pro
     assert events[-1]["response"]["output"][0]["content"] == item["content"]
 
 
+async def test_an_event_is_one_line_whatever_its_text_is(server: Server, prompts: PromptMaker) -> None:
+    text = "a\u2028b\u0085c\nd"
+    await _answers(server, prompts, text)
+    body = (await _post(server, stream=True)).body
+    assert "".join(event.get("delta", "") for event in named_events(body)) == text
+    assert not {"\u2028", "\u0085"} & {*body.decode()}
+
+
 async def test_log_probabilities_are_those_of_the_text(server: Server, prompts: PromptMaker) -> None:
     await _answers(server, prompts, f"{THOUGHT}Four.{CALL}")
     answer = (await _post(server, top_logprobs=1, tools=[TOOL])).json()

@@ -250,6 +250,8 @@ async def test_a_strict_function_has_a_grammar_though_the_model_need_not_call_it
 ) -> None:
     prefill, _ = await _answers(server, prompts, f"{THOUGHT}Let me see.{CALL}")
     strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+    chat = ChatCompletionRequest.model_validate({**BASE, "tools": strict})
+    assert chat.callable_schemas() == {"double": PARAMETERS, "now": {"type": "object"}}
     choice = await _choice(server, tools=strict)
     assert (choice["message"]["content"], _calls(choice["message"])) == ("Let me see.", [("double", '{"x": 4}')])
     assert (await _start_of_grammar(prefill)).endswith("(before call)* FREE?")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.attention.base import Attention, LayerRule
 from engine.models.config import ModelConfig
-from engine.models.parameters import Parameter
+from engine.models.parameters import Parameter, Source
 from engine.models.parts.base import PartSetup
 from engine.models.parts.head_norm import make_head_rotation
 from engine.models.parts.linear import Linear, Matrix
@@ -37,7 +37,11 @@ class GroupedQueryAttention:
         kind = SHORT_KEY_VALUE if config.has_short_context else KEY_VALUE
         self.kv = LayerKv(len(kv_heads), size, config.windows[layer], kind)
         multipliers = config.multipliers
-        self.rule = LayerRule(multipliers.attention_scale, multipliers.attention_cap)
+        self._sinks: Parameter | None = None
+        if config.names.sinks:
+            self._sinks = _sinks(f"{name}.sinks", f"{tensors}.{config.names.sinks}", heads, config, setup)
+        sinks = None if self._sinks is None else self._sinks.tensor
+        self.rule = LayerRule(multipliers.attention_scale, multipliers.attention_cap, sinks)
         self._layer = layer
         self._rope = rope
         self._num_heads = len(heads)
@@ -79,6 +83,8 @@ class GroupedQueryAttention:
         yield from self._qkv.parameters()
         yield from self._rotation.parameters()
         yield from self._o.parameters()
+        if self._sinks is not None:
+            yield self._sinks
 
     def pack(self) -> None:
         """See `Part.pack`."""
@@ -103,6 +109,11 @@ def qkv_matrices(tensors: str, config: ModelConfig, heads: range, kv_heads: rang
     begins = (0, counts[0] * size, (counts[0] + counts[1]) * size)
     shares = [(begin, scaled(of, size)) for begin, of in zip(begins, chosen, strict=True)]
     return [Matrix(fused, num_rows, range(begin + rows.start, begin + rows.stop)) for begin, rows in shares]
+
+
+def _sinks(name: str, tensor: str, heads: range, config: ModelConfig, setup: PartSetup) -> Parameter:
+    source = Source(tensor, (config.num_heads,), (heads,), (range(len(heads)),))
+    return Parameter(name, setup.empty(len(heads)), (source,))
 
 
 def _row_order(config: ModelConfig, num_rotated: int, num_values: int) -> Tensor | None:

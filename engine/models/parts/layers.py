@@ -17,10 +17,10 @@ from engine.attention.base import Attention, LayerRule
 from engine.models.config import ModelConfig
 from engine.models.parts.attention import GroupedQueryAttention
 from engine.models.parts.base import Part, PartSetup
-from engine.models.parts.experts import SparseMlp
 from engine.models.parts.latent_attention import LatentAttention
 from engine.models.parts.mlp import GatedMlp, PlainMlp
 from engine.models.parts.norm import StreamNorm, make_norm
+from engine.models.parts.sparse_mlp import SparseMlp
 from engine.models.registry import Block
 from engine.models.rope import Rotations
 from wire.layout import LayerKv

@@ -33,17 +33,23 @@ class Router:
         self._parameters = [
             Parameter(f"{name}.router", self._weight, (Source(f"{tensors}.weight", shape, whole(shape), whole(shape)),))
         ]
+        self._bias = setup.empty(settings.num_experts) if settings.is_clamped else None
         self._correction: Tensor | None = None
         if settings.has_correction:
             # float32 in every checkpoint and every computation: neighbours in a coarser type would be one score
             self._correction = torch.empty(settings.num_experts, dtype=torch.float32, device=setup.device)
-            box = whole((settings.num_experts,))
-            source = Source(f"{tensors}.e_score_correction_bias", (settings.num_experts,), box, box)
-            self._parameters.append(Parameter(f"{name}.router_correction", self._correction, (source,)))
+        for part, values in (("bias", self._bias), ("e_score_correction_bias", self._correction)):
+            if values is not None:
+                box = whole((settings.num_experts,))
+                source = Source(f"{tensors}.{part}", (settings.num_experts,), box, box)
+                self._parameters.append(Parameter(f"{name}.router.{part}", values, (source,)))
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The experts [T, K] int64 of x [T, E], and the weights [T, K] of their results."""
         settings = self._settings
+        if settings.scoring == "softmax_of_chosen":
+            best, chosen = F.linear(x, self._weight, self._bias).topk(settings.num_chosen, dim=-1)
+            return chosen, torch.softmax(best, dim=-1)
         scores = self._scores(x)
         choice = scores if self._correction is None else scores + self._correction
         if settings.num_groups > 1:

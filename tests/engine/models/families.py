@@ -61,7 +61,22 @@ _YARN: Mapping[str, Any] = {
 }
 _GPT2: Mapping[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "intermediate_size": None}
 
+_LLAMA3: Mapping[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": ("llama", {"rope_parameters": _LLAMA3, "attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", {"sliding_window": 12}),
+    "qwen2": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 32, "attention_bias": True}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 12}),
     "qwen2-moe": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 80, "decoder_sparse_step": 2}),
     "qwen3-moe": ("qwen3_moe", {**_EXPERTS, "head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [0]}),
@@ -90,6 +105,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gpt-neox": ("gpt_neox", {}),
     "gpt-neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
     "glm4-moe": ("glm4_moe", {**_GROUPS, "head_dim": 32, "use_qk_norm": True}),
+    "gpt-oss": ("gpt_oss", {"head_dim": 16, "sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "deepseek-v2": ("deepseek_v2", {**_GROUPS, **_LATENTS, "q_lora_rank": None}),
     "deepseek-v2-groups": (
         "deepseek_v2",

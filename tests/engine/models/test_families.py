@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from engine.build import Engine, build_engine
 from engine.models.weight_files import SINGLE_FILE
@@ -108,3 +109,21 @@ def test_layers_that_draft_further_tokens_are_left_out(tmp_path: Path) -> None:
         else:
             with pytest.raises(ModelLoadError, match=r"does not use: model\.layers\.3\.eh_proj\.weight"):
                 built(tmp_path)
+
+
+def test_experts_in_mxfp4_are_those_that_transformers_makes_of_them(tmp_path: Path) -> None:
+    model = make_model(tmp_path, "gpt-oss")
+    tensors = load_file(tmp_path / SINGLE_FILE)
+    generator = torch.Generator().manual_seed(5)
+    for name in [name for name in tensors if name.endswith("_proj") and ".experts." in name]:
+        count, num_in, num_out = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (count, num_out, num_in // 32, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(123, 126, blocks.shape[:-1], generator=generator, dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        model.get_parameter(name).data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    write_weights(tmp_path, tensors)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**content, "quantization_config": {"quant_method": "mxfp4"}}))
+    (answer,) = answers(built(tmp_path), prompts()[0])
+    assert_same(model, answer)
+    assert built(tmp_path, load_format="dummy").fingerprint
