@@ -17,6 +17,7 @@ from tests.kvtransfer.loopback import Fault
 from tests.simulation.network import Host
 from tests.simulation.nodes import NodeProgram
 from tests.simulation.world import Client, World
+from wire.messages import DECODE
 from wire.request_key import RequestKey
 
 _FAULTS_UNTIL_S = 1.2
@@ -56,6 +57,8 @@ class Schedule:
         self.world.slowest_s = chance.choice((0.001, 0.001, 0.02, 0.2))
         for number in range(chance.choice((1, 1, 2, 2, 3, 5))):
             self._plan_client(number)
+        if num_decodes > 1 and chance.random() < 0.4:
+            self.world.clock.at(0.2 + chance.random() * 0.5, self._stop_busy_decode_node)
         for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4))):
             if chance.random() < 0.5:
                 self.world.clock.at(chance.random() * _FAULTS_UNTIL_S, chance.choice(self._faults()))
@@ -94,6 +97,7 @@ class Schedule:
             self._break,
             self._cut,
             self._stop_node,
+            self._stop_busy_decode_node,
             self._stall,
             self._fail_step,
         )
@@ -126,6 +130,12 @@ class Schedule:
 
     def _stop_node(self) -> None:
         self.world.stop_node(self._node(), 12.0)
+
+    def _stop_busy_decode_node(self) -> None:
+        """It hands its requests over, if there is another one."""
+        busy = [node for node in self.world.nodes.values() if node.role == DECODE and not node.is_idle]
+        if busy:
+            self.world.stop_node(self.chance.choice(busy), 12.0)
 
     def _pause_node(self) -> None:
         self.world.pause(self._node(), self.chance.choice(_PAUSES_S))

@@ -117,3 +117,13 @@ def test_a_stream_that_nobody_reads_gives_its_place_to_another() -> None:
     world.run()
     assert slow.error == ""
     assert world.router.relay.counters.num_pauses
+
+
+def test_a_decode_node_that_leaves_hands_its_streams_over_without_an_attempt_lost() -> None:
+    client = Client(0, PROMPT, 60)
+    world = world_with(client, decodes=2)
+    world.clock.at(0.3, lambda: world.stop_node(busy(world, DECODE), 5.0))
+    world.run()
+    counters = world.router.relay.counters
+    assert (client.error, counters.num_retries, counters.num_moves) == ("", 0, 1)
+    assert client.longest_gap_s < 0.3
