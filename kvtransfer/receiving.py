@@ -117,6 +117,7 @@ class ReceivingSide:
 
     def round(self, now_s: float) -> float:
         """See `Side`."""
+        self.connections.dial_broken_again()
         for connection in self.connections:
             self._read(connection, now_s)
         for receiver in self.connections.receivers:
@@ -155,6 +156,7 @@ class ReceivingSide:
     def _dispatch(self, connection: Connection, message: object, now_s: float) -> None:
         if isinstance(message, PeerWelcome):
             if self.connections.take_welcome(connection, message):
+                self._handoffs.fail_granted(connection, now_s)
                 self._handoffs.send_grants(connection, now_s)
         elif isinstance(message, PeerRefusal):
             self._handoffs.drop(connection, f"refused by {connection.peer.node_id}: {message.message}", now_s)

@@ -267,6 +267,7 @@ class ControlLink:
         if not isinstance(message, Failed) and message.epoch != node.epoch:
             raise InvalidMessage(f"{type(message).__name__} names another epoch than its sender's")
         if isinstance(message, Tokens):
+            node.num_steps += 1
             handler.on_tokens(message)
         elif isinstance(message, Failed):
             handler.on_failed(message, node.epoch)

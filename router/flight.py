@@ -3,7 +3,8 @@
 A flight ends in exactly one way: its last delivery carries a finish reason, or an error is handed to its reader, or its
 reader closes it. When an attempt fails (a node reports it, or a node is lost) the next one carries prompt + emitted
 tokens, and tokens of earlier attempts are recognised by their attempt number and dropped. A handoff that failed twice
-is not tried a third time: the decode node computes the prompt itself.
+is not tried a third time: the decode node computes the prompt itself. A request that nodes may have died of is
+not given to others (`router/suspicion.py`).
 
 When its decode node leaves, a flight is moved (`router/moves.py`): another node gets its KV and goes on, as the next
 attempt. If that fails, the one after it computes everything again.
@@ -41,6 +42,7 @@ from router.retries import Retries
 from router.route import Route
 from router.routing import Routing
 from router.scored_prompt import ScoredPrompt
+from router.suspicion import Suspicion
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, NoNode, Overloaded, RequestFailed, TransferFailed, remote_error
 from wire.messages import Cancel, Failed, HandedOver, HandoffFigures, PromptLogprobs, TokenEvent
@@ -115,6 +117,7 @@ class Flight:
         self._retries = Retries(context.max_attempts)
         self._move: Move | None = None
         self._may_move_s = 0.0
+        self._suspicion = Suspicion()
         self._retry: asyncio.TimerHandle | None = None
         self._node_deadline: asyncio.TimerHandle | None = None
         overdue = DeadlineExceeded(f"the request took longer than {context.timeout_s:g} s")
@@ -172,8 +175,9 @@ class Flight:
                 # the node that computes the prompt sends in order, so a message of the prompt was lost on its way
                 self._attempt_failed(RequestFailed("log probabilities of the prompt were lost"))
                 return
-        elif is_of_decode:
-            legs.end_prefill()
+        elif is_of_decode and not legs.has_decoded:
+            legs.decode_began()
+            self._context.routing.probation.end(self.handoff_id)
         try:
             deliveries = journal.record(event)
         except ValueError as error:
@@ -248,14 +252,19 @@ class Flight:
 
     def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
         """The node knows the attempts `live`, as in `Legs.are_missed`; this attempt fails when it should be one of
-        them and is not."""
+        them and is not, or stands still."""
         legs = self._legs
-        if legs is not None and self._needs(node.epoch) and legs.are_missed(node, live, received):
+        if legs is None or not self._needs(node.epoch):
+            return
+        if legs.are_missed(node, live, received):
             self._attempt_failed(RequestFailed(f"{node.role} node {node.node_id} has forgotten the request"))
+        elif legs.stand_still(node, len(self._journal.token_ids), asyncio.get_running_loop().time()):
+            self._attempt_failed(RequestFailed(f"{node.role} node {node.node_id} does not go on with the request"))
 
     def on_node_joined(self, epoch: int) -> None:
         """Begin the attempt that has waited for a node."""
         self._retries.is_back(epoch)
+        self._suspicion.is_back(epoch)
         if self._node_deadline is not None:
             self._start_or_wait()
 
@@ -266,7 +275,9 @@ class Flight:
 
     def on_node_lost(self, node: Node, reason: str) -> None:
         """A node is lost; the attempt fails if one of its legs runs there."""
-        if self._needs(node.epoch):
+        legs = self._legs
+        if legs is not None and self._needs(node.epoch):
+            self._suspicion.lost(node, is_suspicious=not legs.has_computed(node.epoch))
             lost = RequestFailed(f"{node.role} node {node.node_id} was lost: {reason}")
             self._attempt_failed(lost, node.epoch)
 
@@ -323,7 +334,9 @@ class Flight:
         lost, if that was the reason."""
         loop = asyncio.get_running_loop()
         delay_s = self._retries.failed(loop.time(), lost_epoch)
-        if not isinstance(error, _RETRYABLE) or not self._retries.allow_another:
+        if self._suspicion.is_certain:
+            error = RequestFailed("nodes were lost again and again as they began to compute this request")
+        if self._suspicion.is_certain or not isinstance(error, _RETRYABLE) or not self._retries.allow_another:
             self.fail(error)
             return
         self._cancel_legs()
@@ -342,6 +355,8 @@ class Flight:
         try:
             self._start_attempt()
         except NoNode as error:
+            if self._suspicion.confinement is not None:
+                self._context.routing.probation.wait(self.handoff_id, self._begin_confined)
             if self._node_deadline is None:
                 wait_s = self._context.node_wait.timeout_s
                 self._node_deadline = asyncio.get_running_loop().call_later(wait_s, self.fail, error)
@@ -349,6 +364,12 @@ class Flight:
             self.fail(error)
         else:
             self._stop_node_deadline()
+
+    def _begin_confined(self) -> bool:
+        """A confined request has left its node: time begins anew for those that wait for one too."""
+        self._stop_node_deadline()
+        self._start_or_wait()
+        return self._legs is not None
 
     def _start_attempt(self, siblings: Sequence[Flight] = ()) -> None:
         """Choose nodes and send both legs, which `siblings` share. Raises `NoNode`."""
@@ -366,7 +387,11 @@ class Flight:
             now_s=now_s,
             allows_handoff=self._num_transfer_failures < _MAX_TRANSFER_FAILURES,
             computes_all=journal.awaits_prompt,
+            confinement=self._suspicion.confinement,
         )
+        if self._suspicion.confinement is not None:
+            nodes = [node for node in (route.prefill, route.decode) if node is not None]
+            context.routing.probation.begin(self.handoff_id, [node.epoch for node in nodes])
         forks = tuple(sibling.handoff_id for sibling in siblings)
         attempt = Attempt(self.handoff_id, journal.attempt, request, token_ids, forks)
         sent_us = now_us()  # before they leave: a node may begin at once
@@ -387,6 +412,7 @@ class Flight:
 
     def _cancel_legs(self) -> None:
         self._move = None
+        self._context.routing.probation.end(self.handoff_id)
         if self._legs is not None:
             self._legs.cancel(asyncio.get_running_loop().time())
             self._legs = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from router.nodes import Node
+from router.progress import Progress
 from router.prompt_queue import QueuedPrompt
 from router.route import Route
 from wire.messages import Cancel, Decode, Prefill, PrefillPeer, live_key
@@ -90,8 +91,9 @@ _MAX_MISSED = 2
 class Legs:
     """Both legs of one attempt, or the decode leg alone, as one choice sees them; they have just been sent.
     `prefill_load`: what it counts at the prefill node, 0 when another choice counts there; that one has the prompt in
-    the queue as well. `has_prefilled`: the prefill node has sampled token 1. `awaits_first`: no token has come.
-    `is_move`: the node that has generated so far stands in the place of a prefill node."""
+    the queue as well. `has_prefilled`: the prefill node has sampled token 1. `has_decoded`: the decode node has sampled
+    a token. `awaits_first`: no token has come. `is_move`: the node that has generated so far stands in the place of a
+    prefill node."""
 
     def __init__(
         self,
@@ -105,9 +107,11 @@ class Legs:
     ) -> None:
         self.decode_epoch = route.decode.epoch
         self.has_prefilled = self._is_move = is_move
+        self.has_decoded = False
         self.awaits_first = True
         self._sent = {node.epoch: node.session.sent for node in (route.decode, route.prefill) if node is not None}
         self._num_missed = dict.fromkeys(self._sent, 0)
+        self._progress = Progress()
         self._sender = sender
         self._cancel = cancel
         self._prefill = route.prefill
@@ -161,6 +165,16 @@ class Legs:
         self._num_missed[node.epoch] += 1
         return self._num_missed[node.epoch] >= _MAX_MISSED
 
+    def stand_still(self, node: Node, num_tokens: int, now_s: float) -> bool:
+        """Whether the node does not go on with its leg, of which the router has `num_tokens` tokens."""
+        if not self.has_decoded or node.epoch != self.decode_epoch:
+            return False
+        return self._progress.has_stopped(node, num_tokens, now_s)
+
+    def has_computed(self, epoch: int) -> bool:
+        """Whether the node of that epoch has said anything of its leg."""
+        return self.has_decoded if epoch == self.decode_epoch else self.has_prefilled
+
     def first_came(self, now_s: float) -> None:
         """A token has come, so the prompt is computed."""
         self.awaits_first = False
@@ -168,8 +182,12 @@ class Legs:
             self._computes.prompts.remove(self._prompt, now_s)
             self._prompt = None
 
-    def end_prefill(self) -> None:
+    def decode_began(self) -> None:
         """The decode node generates, so it has the KV: the prefill leg is over."""
+        self.has_decoded = True
+        self._end_prefill()
+
+    def _end_prefill(self) -> None:
         if self._prefill is not None:
             self._prefill.load -= self._prefill_load
             self._prefill = None
@@ -180,7 +198,7 @@ class Legs:
         """Cancel the legs that still run; those of other choices go on. Does nothing the second time."""
         nodes = [node for node in (self._prefill, self._decode) if node is not None]
         self.first_came(now_s)
-        self.end_prefill()
+        self._end_prefill()
         self.leave()
         for node in nodes:
             self._sender.send(node.epoch, self._cancel)

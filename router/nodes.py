@@ -37,7 +37,8 @@ def _new_session() -> Session:
 class Node:
     """One registration of a node, whose life is named by its epoch. `model` is the served model whose weights it has.
     `load` counts legs, also those that the node has not received yet; `num_awaiting` of them wait for the KV of a
-    prompt that another node computes. `prompts` are those that it has to compute itself. `session` is the router's end
+    prompt that another node computes. `prompts` are those that it has to compute itself. `num_steps` counts those that
+    have told tokens. `session` is the router's end
     of it. `rival`: the epoch of another one that wants to join under the same node_id, and when it first asked."""
 
     hello: Hello
@@ -46,6 +47,7 @@ class Node:
     status: NodeStatus
     load: int = 0
     num_awaiting: int = 0
+    num_steps: int = 0
     prompts: PromptQueue = field(default_factory=PromptQueue)
     is_leaving: bool = False
     cached_hashes: set[bytes] = field(default_factory=set)

@@ -23,6 +23,7 @@ from router.nodes import Node, NodeRegistry
 from router.placement import Goals, Placement
 from router.policies import Policy
 from router.routing import Routing
+from router.suspicion import Probation
 from wire.errors import BatonError, ContextLengthExceeded, NoNode, Overloaded
 from wire.messages import DECODE, Cancel, Drain, Failed, HandedOver, PromptLogprobs, Tokens
 
@@ -67,6 +68,7 @@ class Relay:
                 prefill_policy,
                 decode_policy,
                 settings.local_prefill_tokens,
+                Probation(),
                 None if settings.goals is None else Placement(settings.goals),
             ),
             sender=sender,

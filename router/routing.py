@@ -16,6 +16,7 @@ from router.nodes import Node, NodeRegistry
 from router.placement import Placement
 from router.policies import Policy, num_cached_blocks
 from router.route import Route
+from router.suspicion import Confinement, Probation
 from wire.errors import NoNode
 from wire.messages import DECODE, PREFILL
 
@@ -29,6 +30,7 @@ class Routing:
     prefill_policy: Policy
     decode_policy: Policy
     local_prefill_tokens: int
+    probation: Probation
     placement: Placement | None = None
 
     def choose(
@@ -42,28 +44,32 @@ class Routing:
         now_s: float,
         allows_handoff: bool,
         computes_all: bool = False,
+        confinement: Confinement | None = None,
     ) -> Route:
         """A route for prompt and emitted tokens over nodes of `model`; nodes whose epoch is in `avoided` only where
         there is no other. Of each role only nodes that have room for what the request may become: `max_tokens` more
         tokens at most, None: at least one.
 
-        `computes_all`: whoever computes the prompt computes all of it, whatever it has cached.
+        `computes_all`: whoever computes the prompt computes all of it, whatever it has cached. `confinement`: the only
+        nodes that may compute anything of it but further tokens.
 
         Raises `NoNode` without a decode node.
         """
         decodes = self._with_room(DECODE, model, avoided, len(token_ids) + (max_tokens or 1))
+        prefills = self._with_room(PREFILL, model, avoided, len(token_ids) + 1) if allows_handoff else []
+        if confinement is not None:
+            decodes, prefills = self._confined(confinement, decodes, prefills)
         if not decodes:
             raise NoNode("no decode node is available")
         hashes: list[bytes] = []
         hello = decodes[0].hello
         extend_hashes(hashes, token_ids, hello.layout.block_size, root_hash(hello.fingerprint, cache_salt))
         decode = self.decode_policy.choose(decodes, hashes)
-        prefills = self._with_room(PREFILL, model, avoided, len(token_ids) + 1) if allows_handoff else []
         num_cached = 0 if computes_all else num_cached_blocks(decode, hashes) * hello.layout.block_size
         if not prefills or len(token_ids) - num_cached <= self.local_prefill_tokens:
             return Route(decode, None)
         route = Route(decode, self.prefill_policy.choose(prefills, hashes))
-        if self.placement is None or computes_all:
+        if self.placement is None or computes_all or confinement is not None:
             return route
         return self.placement.choose(route, prefills, decodes, len(token_ids), hashes, now_s)
 
@@ -82,6 +88,20 @@ class Routing:
         if fit or not avoided:
             return fit
         return [node for node in self.registry.available(role, model) if node.hello.max_request_tokens >= num_tokens]
+
+    def _confined(
+        self, confinement: Confinement, decodes: Sequence[Node], prefills: Sequence[Node]
+    ) -> tuple[list[Node], list[Node]]:
+        """Those of the nodes that a confined request may begin at now. Raises `NoNode` when they do not suffice."""
+        is_free = self.probation.is_free
+        again = [node for node in prefills if node.node_id in confinement.prefills and is_free(node.epoch)]
+        if confinement.decodes:
+            fit = [node for node in decodes if node.node_id in confinement.decodes and is_free(node.epoch)]
+        else:
+            fit = list(decodes) if again else []
+        if not fit:
+            raise NoNode(str(confinement))
+        return fit, again
 
 
 def _has_blocks(node: Node, num_tokens: int) -> bool:

@@ -21,6 +21,7 @@ from router.nodes import Node, NodeRegistry
 from router.placement import Goals, Placement
 from router.policies import make_policy
 from router.routing import Routing
+from router.suspicion import Probation
 from wire.layout import KvLayout, LayerKv
 from wire.messages import DECODE, PREFILL, CacheEvents, Decode, Heartbeat, Hello, Prefill
 from wire.request_key import RequestKey
@@ -81,7 +82,7 @@ class Simulation:
         deployment = self._deployment
         placement = None if deployment.goals is None else Placement(deployment.goals)
         policies = make_policy("prefix"), make_policy("prefix")
-        routing = Routing(self._registry, *policies, deployment.local_prefill_tokens, placement)
+        routing = Routing(self._registry, *policies, deployment.local_prefill_tokens, Probation(), placement)
         outcomes = [_outcome(number, request) for number, request in enumerate(requests)]
         for request, outcome in zip(requests, outcomes, strict=True):
             self._at(request.arrival_s, partial(self._begin, routing, request, outcome))
@@ -158,7 +159,7 @@ class Simulation:
         if legs.awaits_first:
             legs.first_came(self._now_s)
         if epoch == running.decode:
-            legs.end_prefill()
+            legs.decode_began()
         outcome.chunk_s.append(self._now_s)
         outcome.chunk_tokens.append(1)
         outcome.num_output_tokens += 1
@@ -177,7 +178,7 @@ class Simulation:
     def _hand_over(self, key: RequestKey, running: _Running, prefill: int) -> None:
         self._nodes[prefill].release(key)
         self._nodes[running.decode].arrived(key)
-        running.legs.end_prefill()
+        running.legs.decode_began()
         for epoch in (prefill, running.decode):
             self._wake(epoch)
 

@@ -26,15 +26,16 @@ _CHANGES_BY_BYTE = np.where(_BITS, np.float32(0), np.float32(-np.inf))
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """rows: [G] int64, in their order; bits: [G * W] uint8, a bit for each token id, the lowest first; 8 * W is at
-    least V."""
+    """rows: [G] int64, in their order, None when they are the first G; bits: [G * W] uint8, a bit for each token id,
+    the lowest first; 8 * W is at least V."""
 
-    rows: Tensor
+    num_rows: int
+    rows: Tensor | None
     bits: Tensor
 
     def staged(self, put: Callable[[Tensor], Tensor]) -> Masks:
         """The same on the device, where there is room."""
-        return Masks(put(self.rows), put(self.bits))
+        return Masks(self.num_rows, None if self.rows is None else put(self.rows), put(self.bits))
 
 
 class MaskSource(Protocol):
@@ -70,10 +71,11 @@ def stack_masks(grammar_rows: Sequence[GrammarRow], vocab_size: int) -> Masks:
         if allowed and not any(_has_bit(mask, token_id) for token_id in allowed):
             matcher.fail(_NO_TOKEN)
         masks.append(_without(mask, ends) if ends else mask)
-    rows = np.array([row.row for row in grammar_rows])
     # a copy, because the bytes of `join` are read-only
-    bits = np.frombuffer(bytearray().join(masks), np.uint8)
-    return Masks(torch.from_numpy(rows), torch.from_numpy(bits))
+    bits = torch.from_numpy(np.frombuffer(bytearray().join(masks), np.uint8))
+    num_rows = len(grammar_rows)
+    are_first = grammar_rows[-1].row == num_rows - 1
+    return Masks(num_rows, None if are_first else torch.tensor([row.row for row in grammar_rows]), bits)
 
 
 def apply_masks(masks: Masks, logits: Tensor) -> None:
@@ -84,12 +86,11 @@ def apply_masks(masks: Masks, logits: Tensor) -> None:
         changes = torch.from_numpy(_CHANGES_BY_BYTE.take(masks.bits.numpy(), axis=0, mode="clip"))
     else:
         changes = _changes_by_byte(logits.device).index_select(0, masks.bits.to(logits.device, torch.int64))
-    rows = masks.rows
-    changes = changes.view(len(rows), -1)[:, : logits.shape[1]]
-    if len(rows) == len(logits):
-        logits.add_(changes)
+    changes = changes.view(masks.num_rows, -1)[:, : logits.shape[1]]
+    if masks.rows is None:
+        logits[: masks.num_rows].add_(changes)
     else:
-        logits.index_add_(0, rows.to(logits.device), changes)
+        logits.index_add_(0, masks.rows.to(logits.device), changes)
 
 
 def _has_bit(mask: bytes | bytearray, token_id: int) -> int:
@@ -98,7 +99,10 @@ def _has_bit(mask: bytes | bytearray, token_id: int) -> int:
 
 def _without(mask: bytes | bytearray, token_ids: Sequence[int]) -> bytes | bytearray:
     """`mask` without these tokens, or as it is when it allows no other."""
-    if not any(_has_bit(mask, token_id) for token_id in token_ids):
+    for token_id in token_ids:
+        if _has_bit(mask, token_id):
+            break
+    else:
         return mask
     changed = bytearray(mask)
     for token_id in token_ids:

@@ -133,7 +133,9 @@ class SamplingPlan:
         if self.masks is None and kinds == (None,) * 5:
             return self
         room = _Room(staging)
-        masks = self.masks and self.masks.staged(room.put)
+        masks = None if self.masks is None else self.masks.staged(room.put)
+        if kinds == (None,) * 5:
+            return replace(self, masks=masks)
         bias, repetition, presence, withheld, allowed = (kind and kind.staged(room) for kind in kinds)
         return replace(
             self,

@@ -52,16 +52,18 @@ class OutputEnds:
         matcher = request.matcher
         if matcher is None or output.token is None or output.has_left or not self._can_jump(request):
             return output
+        token_id = matcher.forced_token()
+        if token_id is None:
+            return output
         forced: list[int] = []
         finish_reason, deadline_s = "", self._clock() + MAX_JUMP_S
-        while not finish_reason and (token_id := matcher.forced_token()) is not None:
+        while token_id is not None:
             forced.append(token_id)
             request.token_ids.append(token_id)
             finish_reason = self.finish_reason(request)
-            if len(forced) == MAX_FORCED or self._clock() > deadline_s:
+            if finish_reason or len(forced) == MAX_FORCED or self._clock() > deadline_s:
                 break
-        if not forced:
-            return output
+            token_id = matcher.forced_token()
         return output._replace(forced=tuple(forced), finish_reason=finish_reason, has_left=bool(finish_reason))
 
     def _can_jump(self, request: Request) -> bool:

@@ -30,7 +30,8 @@ _ORDER = (1, 3, 0, 2, 4)
 """Tokens of prompts, requests that decode, the step itself, pairs, contexts."""
 _FIRST_STEPS = 16
 _ONE_OF = 4
-"""Of steps without a prompt, which resemble each other, one of so many teaches: a small model's step is short."""
+"""Of steps with hardly anything of a prompt, which resemble each other, one of so many teaches: a small model's step is
+short, and where grammars force tokens most steps have some of them as a chunk."""
 _STEPS_A_FIT = 16
 _SWEEPS = 24
 _LARGEST_FACTOR = 3.0
@@ -87,7 +88,7 @@ class StepCosts:
         begun_s, work = self._launched.popleft()
         begun_s, self._ended_s = max(begun_s, self._ended_s), self._clock()
         self._num_steps += 1
-        if work.num_prompt_tokens or self._num_steps <= _FIRST_STEPS or self._num_steps % _ONE_OF == 0:
+        if work.num_prompt_tokens > SMALLEST_CHUNK or self._num_steps <= _FIRST_STEPS or self._num_steps % _ONE_OF == 0:
             self._learn(work, max(self._ended_s - begun_s, _SMALLEST_S))
 
     def lost(self) -> None:

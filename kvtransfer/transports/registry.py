@@ -18,6 +18,7 @@ a pool in host memory and one with a pool on a device have ZMQ in common.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -100,9 +101,12 @@ class PoolMemory:
         return self.segment.array
 
     def close(self) -> None:
-        """Remove the shared segment, if there is one."""
+        """Remove the shared segment, if there is one, and those of nodes that were killed: there may be no later start
+        that would."""
         if self.segment is not None:
             self.segment.close()
+            with contextlib.suppress(OSError):
+                sweep_orphans()
 
 
 def open_pool(blocks: Any) -> KvPool:

@@ -12,6 +12,7 @@ from kvtransfer.messages import (
     RECEIVER_TO_SENDER,
     SENDER_TO_RECEIVER,
     Endpoint,
+    Grant,
     PeerHello,
     PeerRefusal,
     PeerWelcome,
@@ -124,6 +125,30 @@ def test_a_handshake_without_an_answer_is_repeated() -> None:
         pair.prefill.prefill(again, 8)
         pair.decode.grant(again, 8, pair.prefill.peer)
         pair.until(lambda: again in pair.decode.pool.delivered_kv)
+
+
+def test_a_connection_that_broke_is_greeted_again_and_costs_no_later_handoff() -> None:
+    with open_pair(MAILBOX) as pair:
+        for number in range(1, 4):
+            key = key_of(number)
+            pair.prefill.prefill(key, 8)
+            pair.decode.grant(key, 8, pair.prefill.peer)
+            pair.until(lambda: key_of(number) in pair.decode.pool.delivered_kv)  # noqa: B023
+            pair.context.wire.break_connections()
+        assert pair.decode.pool.failures == []
+        assert pair.prefill.side.counters.num_rejected_messages == 0
+
+
+def test_a_grant_that_was_lost_with_its_connection_fails_at_once() -> None:
+    with open_pair(MAILBOX) as pair:
+        pair.prefill.prefill(KEY, 8)
+        pair.prefill.link.lose(Grant)
+        pair.decode.grant(KEY, 8, pair.prefill.peer)
+        pair.settle()
+        pair.prefill.link.lose()
+        pair.context.wire.break_connections()
+        pair.settle()
+        assert pair.decode.pool.failures_of(KEY) == ["the connection to prefill node P broke"]
 
 
 def test_no_message_is_sent_before_hello_and_hello_waits_until_every_receiver_is_ready() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
+from tests.kvtransfer.wire import FakeMonitor
 from tests.simulation.clock import VirtualClock
 
 _REDIAL_S, _MAX_REDIAL_S = 0.05, 1.0
@@ -117,6 +118,7 @@ class SimSocket:
         self._kind = kind
         self._dialled: dict[str, Connection] = {}
         self._address = ""
+        self._monitor: FakeMonitor | None = None
 
     def setsockopt(self, option: int, value: object) -> None:
         """Options that a simulation does not depend on have no effect."""
@@ -138,6 +140,19 @@ class SimSocket:
 
     def disconnect(self, address: str) -> None:
         self._dialled.pop(address).close()
+
+    def get_monitor_socket(self, events: int) -> FakeMonitor:
+        self._monitor = FakeMonitor()
+        return self._monitor
+
+    def disable_monitor(self) -> None:
+        self._monitor = None
+
+    def tell(self, event: int) -> None:
+        """Its connection was made, or has broken."""
+        if self._monitor is not None and not self.closed:
+            self._monitor.say(event)
+            self.wake(self.number)
 
     def fileno(self) -> int:
         return self.number
@@ -256,6 +271,7 @@ class Connection:
         def dealer_notices() -> None:
             if self._life == life and not self._is_closed:
                 self._is_up = False
+                self.dealer.tell(zmq.EVENT_DISCONNECTED)
                 self._dial_in(_REDIAL_S)
 
         _after(clock, listener_notices_s, listener_notices)
@@ -303,6 +319,7 @@ class Connection:
         self._identity = self.dealer.identity or b"\0" + self._network.next_number().to_bytes(4, "big")
         self._last_up_s = self._last_down_s = self._network.clock.now_s
         listener.routes[self._identity] = (self, self._life)
+        self.dealer.tell(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         while self._waiting:
             self.send_up(self._waiting.popleft())
 
