@@ -27,7 +27,7 @@ from kvtransfer.link_watch import LinkWatch
 from kvtransfer.messages import RECEIVER_TO_SENDER, HandoffName, PeerHello, PeerWelcome, Renew
 from kvtransfer.transports.base import Receiver
 from wire import links
-from wire.errors import Refused
+from wire.errors import InvalidSetting, Refused
 from wire.messages import PrefillPeer
 
 _IDLE_S = 60.0
@@ -123,7 +123,7 @@ class ReceiverConnections:
         try:
             watch = LinkWatch(socket)
             links.connect(socket, address, self._settings)
-        except zmq.ZMQError as error:
+        except (InvalidSetting, zmq.ZMQError) as error:
             socket.close()
             raise Refused(f"a prefill node cannot be reached at {address}: {error}") from None
         return socket, watch

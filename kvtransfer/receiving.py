@@ -58,6 +58,7 @@ from wire.request_key import RequestKey
 
 _SLICE_S = 0.002
 _LOOK_S = 0.001
+_MAX_MESSAGES = 256
 _log = logging.getLogger(__name__)
 
 
@@ -141,7 +142,10 @@ class ReceivingSide:
         self.connections.close()
 
     def _read(self, connection: Connection, now_s: float) -> None:
-        while (frame := self.connections.receive(connection)) is not None:
+        for _ in range(_MAX_MESSAGES):  # a peer that floods leaves time for the rest of the round
+            frame = self.connections.receive(connection)
+            if frame is None:
+                return
             try:
                 self._dispatch(connection, SENDER_TO_RECEIVER.decode(frame), now_s)
             except BatonError as error:

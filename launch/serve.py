@@ -23,7 +23,7 @@ from engine.models.config import load_config
 from engine.models.identity import find_checkpoint
 from launch.api_client import ApiClient
 from launch.console import Console
-from launch.key import write_key
+from launch.key import role_file, write_key
 from launch.memory_check import require_memory_for_weights
 from launch.placement import VISIBLE_DEVICES, Placement, find_cpus, find_devices, place_nodes
 from launch.ports import ListeningPort, listening
@@ -59,6 +59,7 @@ def main(arguments: Sequence[str]) -> int:
                 control,
                 placements(deployment),
                 os.environ,
+                reloads_keys=deployment.router.cluster_key not in ("", NO_KEY),
             ),
             Console(sys.stderr),
             start_timeout_s=deployment.serve.start_timeout_s,
@@ -69,18 +70,23 @@ def main(arguments: Sequence[str]) -> int:
 
 def with_cluster_key(deployment: Deployment, folder: Path) -> Deployment:
     """The deployment with a cluster key of its own in `folder` when it names none, and without one when it asks for
-    none: other users of this machine must not be able to join it, or to read what its programs say."""
+    none: other users of this machine must not be able to join it, or to read what its programs say. Of a folder each
+    program gets its role's."""
     asked = deployment.router.cluster_key
-    if asked and asked != NO_KEY:
+    if Path(asked).is_dir() and asked:
+        files = {role: str(role_file(Path(asked), role)) for role in ("router", "prefill", "decode")}
+    elif asked and asked != NO_KEY:
         return deployment
-    file = "" if asked == NO_KEY else str(folder / "cluster.key")
-    if file:
-        write_key(Path(file))
+    else:
+        file = "" if asked == NO_KEY else str(folder / "cluster.key")
+        if file:
+            write_key(Path(file))
+        files = dict.fromkeys(("router", "prefill", "decode"), file)
     return dataclasses.replace(
         deployment,
-        router=dataclasses.replace(deployment.router, cluster_key=file),
-        prefill=dataclasses.replace(deployment.prefill, cluster_key=file),
-        decode=dataclasses.replace(deployment.decode, cluster_key=file),
+        router=dataclasses.replace(deployment.router, cluster_key=files["router"]),
+        prefill=dataclasses.replace(deployment.prefill, cluster_key=files["prefill"]),
+        decode=dataclasses.replace(deployment.decode, cluster_key=files["decode"]),
     )
 
 
@@ -124,8 +130,11 @@ def child_specs(
     control: ListeningPort,
     shares: Sequence[Placement],
     environment: Mapping[str, str],
+    *,
+    reloads_keys: bool = False,
 ) -> list[ChildSpec]:
-    """What to start: the router, then one node per share, prefill nodes first."""
+    """What to start: the router, then one node per share, prefill nodes first. `reloads_keys`: cluster keys may change,
+    which those that `baton serve` has made for itself do not."""
     inherited = {**child_environment(environment), "PYTHONUNBUFFERED": "1"}
     router = dataclasses.replace(
         deployment.router,
@@ -143,7 +152,7 @@ def child_specs(
             flags_of_router,
             inherited,
             stops_last=True,
-            reloads=router.reloads_files,
+            reloads=router.reloads_files or reloads_keys,
             inherited_fds=(*http.fds, *control.fds),
             group=ROUTER_NAME,
         )
@@ -157,7 +166,7 @@ def child_specs(
         node_environment = {**inherited, VISIBLE_DEVICES: share.device} if share.device else inherited
         # without prefill nodes the others compute prompts too
         group = "" if is_prefill else "decode"
-        specs.append(ChildSpec(name, module, tuple(flags), node_environment, group=group))
+        specs.append(ChildSpec(name, module, tuple(flags), node_environment, reloads=reloads_keys, group=group))
     return specs
 
 

@@ -19,6 +19,7 @@ from wire import links
 from wire.messages import NODE_TO_ROUTER, Heartbeat, NodeStatus
 
 INTERVAL_S = 1.0
+_MISSED_BEFORE_NEXT_KEY = 2
 _NUM_QUICK, _QUICK_S = 3, 0.1
 """Beats after the first one on a new connection: the answer takes another connection, which may be made later."""
 
@@ -63,7 +64,7 @@ class HeartbeatThread:
         link = links.open_socket(self._context, zmq.DEALER, self._settings)
         link.setsockopt(zmq.IMMEDIATE, 1)  # no old heartbeat is queued for a router that comes back later
         made = link.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        links.connect(link, self._address, self._settings)
+        address, num_dialled, num_missed = links.connect(link, self._address, self._settings), 0, 0
         poller = zmq.Poller()
         poller.register(made, zmq.POLLIN)
         poller.register(self._wakeup, zmq.POLLIN)
@@ -80,8 +81,13 @@ class HeartbeatThread:
             beat = Heartbeat(self._epoch, replace(status, loop_age_s=max(0.0, time.monotonic() - published_s)))
             try:
                 link.send(NODE_TO_ROUTER.encode(beat), zmq.NOBLOCK)
-            except zmq.Again:
-                continue  # no router is connected now
+                num_missed = 0
+            except zmq.Again:  # no router is connected now; perhaps it has another key
+                num_missed += 1
+                if num_missed % _MISSED_BEFORE_NEXT_KEY == 0 and links.num_expected_keys(self._settings) > 1:
+                    num_dialled += 1
+                    link.disconnect(address)
+                    address = links.connect(link, self._address, self._settings, num_dialled)
         if self._beat is not None:
             self._beat.rest()
         link.disable_monitor()

@@ -120,7 +120,9 @@ class EngineLoop:
         router: RouterLink,
         heartbeat: HeartbeatThread,
         stopper: Stopper,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._core = core
         self._leg = leg
         self._router = router
@@ -128,6 +130,7 @@ class EngineLoop:
         self._stopper = stopper
         self._could_step = False
         self._awaits_grammar = False
+        self._is_leaving = False
         self._poller = zmq.Poller()
         for source in (router.socket, stopper.wakeup, *leg.wait_on()):
             self._poller.register(source, zmq.POLLIN)
@@ -135,41 +138,47 @@ class EngineLoop:
     def run(self, each_round: Callable[[], None]) -> None:
         """Serve, calling `each_round` once a round. Raises `Refused` when the router does not take this node, and
         `DeviceFailed` when nothing can be computed here any more."""
-        is_leaving = False
-        while True:
+        is_serving = True
+        while is_serving:
             each_round()
-            self._wait()
-            now_s = time.monotonic()
-            self._serve_router(now_s, is_leaving)
-            self._leg.poll(now_s)
-            self._step(now_s)
-            self._report_failures()
-            self._report_cache()
-            self._router.answer_ping(self._leg.live_keys)
-            self._heartbeat.publish(time.monotonic(), self._core.status())
-            if self._stopper.is_asked and not is_leaving:
-                is_leaving = True
-                level = logging.INFO if self._leg.num_live else logging.DEBUG  # nothing to wait for: nothing to say
-                _log.log(level, "draining: %d requests to finish", self._leg.num_live)
-                self._router.leave(now_s)
-            if is_leaving and (self._has_finished(now_s) or self._stopper.is_overdue(now_s)):
-                return
+            self._poller.poll(int(self.wait_s * 1000))
+            self._stopper.drain()
+            is_serving = self.turn()
+
+    @property
+    def wait_s(self) -> float:
+        """For how long the next round may wait if nothing comes."""
+        if self._could_step:
+            return 0.0
+        return _GRAMMAR_TICK_S if self._awaits_grammar else _TICK_S
+
+    def turn(self) -> bool:
+        """One round, without its wait. Returns False when it was the last. Raises as `run`."""
+        now_s = self._clock()
+        self._serve_router(now_s)
+        self._leg.poll(now_s)
+        self._step(now_s)
+        self._report_failures()
+        self._report_cache()
+        self._router.answer_ping(self._leg.live_keys)
+        self._heartbeat.publish(self._clock(), self._core.status())
+        if self._stopper.is_asked and not self._is_leaving:
+            self._is_leaving = True
+            level = logging.INFO if self._leg.num_live else logging.DEBUG  # nothing to wait for: nothing to say
+            _log.log(level, "draining: %d requests to finish", self._leg.num_live)
+            self._router.leave(now_s)
+        return not self._is_leaving or not (self._has_finished(now_s) or self._stopper.is_overdue(now_s))
 
     def _has_finished(self, now_s: float) -> bool:
         """Whether nothing is left to do here, and nothing can be on its way from the router."""
         return not self._leg.num_live and self._router.has_left(now_s)
 
-    def _wait(self) -> None:
-        tick_s = _GRAMMAR_TICK_S if self._awaits_grammar else _TICK_S
-        self._poller.poll(0 if self._could_step else int(tick_s * 1000))
-        self._stopper.drain()
-
-    def _serve_router(self, now_s: float, is_leaving: bool) -> None:
+    def _serve_router(self, now_s: float) -> None:
         requests, is_void = self._router.receive(now_s)
         if is_void:
             self._leg.cancel_all(now_s)
             self._router.send_cache_events(self._core.cached_hashes(), [], is_snapshot=True)
-            if is_leaving:
+            if self._is_leaving:
                 self._router.leave(now_s)
         for request in requests:
             match request:
@@ -206,7 +215,7 @@ class EngineLoop:
         # a step whose requests were all aborted has no outputs, but there may be room now
         self._could_step = was_in_flight or bool(outputs)
         self._awaits_grammar = self._core.awaits_grammar
-        done_s = time.monotonic()
+        done_s = self._clock()
         for output in outputs:
             if output.has_failed:
                 self._leg.fail(output.key, failure_of(output), done_s)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -38,6 +39,7 @@ from program.process import configure_logging, freeze_startup_objects, keep_free
 from program.watchdog import Beat, Watchdog
 from wire import links
 from wire.errors import InvalidSetting
+from wire.keys import ADMITTED, ROUTER, KeyRing
 from wire.messages import Hello
 
 _EVENT_INTERVAL_S = 0.2
@@ -80,28 +82,38 @@ class Role(Protocol):
         ...
 
 
-RoleFactory = Callable[[NodeSettings, Context, links.LinkSettings], Role]
+class RoleFactory(Protocol):
+    """Makes a role; its class."""
+
+    name: str
+
+    def __call__(self, settings: NodeSettings, context: Context, link_settings: links.LinkSettings, /) -> Role:
+        """`link_settings`: for the connections with other nodes."""
+        ...
 
 
 def run_node(settings: NodeSettings, make_role: RoleFactory) -> None:
     """Serve until told to stop. Raises `BatonError` when the node cannot start or is refused."""
     _prepare_process(settings)
-    key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
-    links.require_key_beyond_loopback(settings.host, key)
-    link_settings = links.LinkSettings(cluster_key=key)
+    keys = KeyRing(Path(settings.cluster_key), make_role.name) if settings.cluster_key else None
+    to_router = links.LinkSettings(cluster_key=keys.towards(ROUTER) if keys else None)
+    to_peers = links.LinkSettings(cluster_key=keys.towards(*ADMITTED[make_role.name]) if keys else None)
+    links.require_key_beyond_loopback(settings.host, to_peers.cluster_key)
     with Stopper(settings.shutdown_timeout_s) as stopper, ExitStack() as stack:
         context: Context = zmq.Context()
         stack.callback(context.destroy, linger=0)
-        authenticator = start_authenticator(context, key)
+        authenticator = start_authenticator(context, keys)
         if authenticator is not None:
             stack.callback(authenticator.stop)
-        role = make_role(settings, context, link_settings)
+        if keys is not None:
+            signal.signal(signal.SIGHUP, lambda *_: keys.reload())
+        role = make_role(settings, context, to_peers)
         stack.callback(role.close)
-        _serve(settings, context, link_settings, role, stopper)
+        _serve(settings, context, to_router, role, stopper)
 
 
 def _serve(
-    settings: NodeSettings, context: Context, link_settings: links.LinkSettings, role: Role, stopper: Stopper
+    settings: NodeSettings, context: Context, to_router: links.LinkSettings, role: Role, stopper: Stopper
 ) -> None:
     node_id = settings.node_id or f"{role.name}-{secrets.token_hex(3)}"
     router_address = links.parse_address(settings.router, "--router")
@@ -120,11 +132,11 @@ def _serve(
         stack.callback(health.close)
         health.watch(watchdog)
         hello = _hello(role.name, parts, settings.max_num_seqs, peer_address, health.address)
-        router = RouterLink(context, router_address, link_settings, hello, core.status, time.monotonic())
+        router = RouterLink(context, router_address, to_router, hello, core.status, time.monotonic())
         stack.callback(router.close)
         health.watch(LinkCollector(router))
         beat = watch("heartbeat thread")
-        heartbeat = HeartbeatThread(context, router_address, link_settings, parts.epoch, core.status(), beat=beat)
+        heartbeat = HeartbeatThread(context, router_address, to_router, parts.epoch, core.status(), beat=beat)
         stack.callback(heartbeat.stop)
         freeze_startup_objects()
         watchdog.start()

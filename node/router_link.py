@@ -48,6 +48,8 @@ from wire.request_key import RequestKey
 from wire.session import Session, number_of
 
 ROUTER_TIMEOUT_S = 10.0
+NEXT_KEY_S = 3.0
+"""For so long a router with two keys is waited for before it is dialled by the other one."""
 LEAVE_WAIT_S = 1.0
 FIRST_RETRY_S, LAST_RETRY_S = 2.0, 30.0
 _CLOSE_LINGER_MS = 500
@@ -70,8 +72,8 @@ class RouterLink:
     ) -> None:
         self.socket = links.open_socket(context, zmq.DEALER, settings)
         self.socket.setsockopt(zmq.IDENTITY, control_identity(hello.epoch))
-        links.connect(self.socket, address, settings)
-        self._address, self._settings = address, settings
+        self._address, self._settings, self._num_dialled = address, settings, 0
+        self._dialled = links.connect(self.socket, address, settings)
         self.num_rejected_messages = 0
         self._hello = hello
         self._status = status
@@ -252,14 +254,17 @@ class RouterLink:
     def _look_for_silence(self, now_s: float) -> None:
         if now_s - self._heard_s >= ROUTER_TIMEOUT_S and self._session is not None:
             self._end_session(f"the router was silent for {ROUTER_TIMEOUT_S:g} s")
-        if now_s - max(self._heard_s, self._dialled_s) >= ROUTER_TIMEOUT_S:
+        patience_s = ROUTER_TIMEOUT_S if links.num_expected_keys(self._settings) == 1 else NEXT_KEY_S
+        if now_s - self._dialled_s >= patience_s and now_s - self._heard_s >= patience_s:
             self._dial_again(now_s)
 
     def _dial_again(self, now_s: float) -> None:
-        """Make a new connection: somebody else may have taken this node's identity, and its answers with it."""
+        """Make a new connection: somebody else may have taken this node's identity, and its answers with it; or the
+        router has another of the keys by which it may be known."""
         self._dialled_s = now_s
-        self.socket.disconnect(self._address)
-        links.connect(self.socket, self._address, self._settings)
+        self._num_dialled += 1
+        self.socket.disconnect(self._dialled)
+        self._dialled = links.connect(self.socket, self._address, self._settings, self._num_dialled)
         self._introduce()
 
     def _send_unnumbered(self, message: object) -> None:

@@ -32,7 +32,7 @@ class NodeSettings(EngineSettings):
     )
     lease_s: float = setting(10.0, "seconds after which blocks held for a silent peer are released")
     cpu_affinity: str = setting("", "cores this process may use, for example 0 or 2,3; empty: all")
-    cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
+    cluster_key: str = setting("", "file with the deployment's or this role's key, read again on SIGHUP (`baton key`)")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
     hang_timeout_s: float = setting(300.0, "seconds after which a step that does not end ends the node; 0: never")
     log_level: str = setting("info", "how much is logged to stderr", choices=LOG_LEVELS)

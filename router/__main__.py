@@ -56,6 +56,8 @@ from router.settings import RouterSettings
 from router.tracing import open_tracing
 from wire import links
 from wire.errors import InvalidSetting, Overloaded
+from wire.keys import ROUTER, KeyRing
+from wire.messages import PREFILL
 
 _CLOSE_TIMEOUT_S = 2.0
 _LOOP_LIMIT_S = 60.0
@@ -82,10 +84,10 @@ def _load(settings: RouterSettings) -> list[ServedModel]:
 
 async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None:
     """Serve until told to stop. Raises `BatonError` when the router cannot start."""
-    key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
+    keys = KeyRing(Path(settings.cluster_key), ROUTER) if settings.cluster_key else None
     sockets = inherited_sockets(settings.listen_fds, "--listen-fds")
     hosts = [str(each.getsockname()[0]) for each in sockets] or [settings.host]
-    guard = _guard(settings, hosts, key)
+    guard = _guard(settings, hosts, keys)
     registry = NodeRegistry(
         {model.name: model.fingerprint for model in models}, {model.name: model.tokenizer_digest for model in models}
     )
@@ -94,7 +96,7 @@ async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None
             stack.callback(model.prompts.close)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
-        authenticator = start_authenticator(context, key)
+        authenticator = start_authenticator(context, keys)
         if authenticator is not None:
             stack.callback(authenticator.stop)
         control_host, control_fd = _control_address(settings)
@@ -103,9 +105,10 @@ async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None
                 context,
                 control_host,
                 settings.control_port,
-                links.LinkSettings(cluster_key=key),
+                links.LinkSettings(cluster_key=keys.towards(PREFILL) if keys else None),
                 registry,
                 control_fd,
+                is_of_role=keys.is_of if keys and keys.tells_roles else None,
             )
         except InvalidSetting as error:
             raise InvalidSetting(f"--control-host, --control-port: {error}") from None
@@ -143,7 +146,7 @@ async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None
         if audit is not None:
             stack.callback(audit.close)
             audit.watch(app)
-        _on_hangup([part.reload for part in (guard, tls, audit) if part is not None])
+        _on_hangup([part.reload for part in (guard, tls, audit, keys) if part is not None])
         address = await _listen(app, settings, sockets, stack, tls)
         control.start(relay)
         freeze_startup_objects()
@@ -195,7 +198,7 @@ def _control_address(settings: RouterSettings) -> tuple[str, int]:
     return str(inherited.getsockname()[0]), inherited.detach()
 
 
-def _guard(settings: RouterSettings, hosts: Sequence[str], cluster_key: links.ClusterKey | None) -> Guard | None:
+def _guard(settings: RouterSettings, hosts: Sequence[str], keys: KeyRing | None) -> Guard | None:
     """The guard of the HTTP endpoint at `hosts`, None without API keys. Raises `InvalidSetting` when keys are missing
     or bad."""
     api_key = os.environ.get(KEY_VARIABLE, "")
@@ -205,7 +208,7 @@ def _guard(settings: RouterSettings, hosts: Sequence[str], cluster_key: links.Cl
     if not has_keys:
         return None
     # with a cluster key nodes find what they have cached again when the router restarts
-    secret = secrets.token_bytes(32) if cluster_key is None else hmac.digest(cluster_key.secret, b"cache", "sha256")
+    secret = secrets.token_bytes(32) if keys is None else hmac.digest(keys.secret, b"cache", "sha256")
     return Guard(Path(settings.api_key_file) if settings.api_key_file else None, api_key, secret)
 
 

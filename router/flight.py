@@ -117,9 +117,9 @@ class Flight:
                 flight.fail(error)
 
     def on_event(self, event: TokenEvent, epoch: int) -> None:
-        """Take tokens that the node of that epoch has sent."""
+        """Take tokens that the node of that epoch has sent. A node that was given no leg of this attempt has no say."""
         journal, legs = self._journal, self._legs
-        if legs is None or event.attempt != journal.attempt:
+        if legs is None or event.attempt != journal.attempt or not legs.were_given_to(epoch):
             return
         is_of_decode = epoch == legs.decode_epoch
         if not is_of_decode:
@@ -148,7 +148,7 @@ class Flight:
 
     def on_prompt_logprobs(self, scored: PromptLogprobs) -> None:
         """Take log probabilities of the prompt, and deliver the tokens that waited for them."""
-        if self._legs is None:
+        if self._legs is None or not self._legs.were_given_to(scored.epoch):
             return
         try:
             self._deliver(self._journal.record_prompt(scored))

@@ -129,6 +129,10 @@ class Legs:
         """Whether a prefill leg was sent that is not over."""
         return self._prefill is not None
 
+    def were_given_to(self, epoch: int) -> bool:
+        """Whether a leg, over or not, was sent to the node of that epoch."""
+        return epoch in self._sent
+
     @property
     def is_moving(self) -> bool:
         """Whether a node is to go on with the KV of another one, and has not begun."""

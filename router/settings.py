@@ -64,7 +64,7 @@ class RouterSettings:
     reasoning_parser: str = setting("auto", "format of reasoning; auto: by the template", choices=REASONING_PARSERS)
     max_connections: int = setting(8192, "open HTTP connections in all; more are closed at once")
     max_connections_per_address: int = setting(1024, "open HTTP connections of one address; more are answered with 429")
-    cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
+    cluster_key: str = setting("", "file with the deployment's or this role's key, read again on SIGHUP (`baton key`)")
     api_key_file: str = setting("", "file with the clients' API keys, read again on SIGHUP (`baton keys new NAME`)")
     allow_unauthenticated: bool = setting(False, "without API keys, listen beyond loopback and serve anyone")
     ssl_certfile: str = setting("", "PEM file with a certificate: serve HTTPS; read again on SIGHUP")
@@ -85,5 +85,5 @@ class RouterSettings:
 
     @property
     def reloads_files(self) -> bool:
-        """Whether there is a file that SIGHUP makes the router read or open again."""
+        """Whether there is a file of its own that SIGHUP makes the router read or open again."""
         return any((self.api_key_file, self.ssl_certfile, self.audit_log))

@@ -35,7 +35,8 @@ class ListeningReceiver(GrantedWriter):
     ) -> None:
         super().__init__()
         self._name = name
-        self._socket, self._address = links.listen(context, kind, host, port, settings)
+        self._socket, address = links.listen(context, kind, host, port, settings)
+        self._address = links.announced(address, settings)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -100,7 +101,6 @@ def dial(link: zmq.Socket[bytes], endpoint: Endpoint, settings: links.LinkSettin
     """Connect `link` to a peer's endpoint; its address. Raises `TransferFailed` when that cannot be dialled."""
     try:
         address = links.parse_address(endpoint.address, "peer endpoint")
-        links.connect(link, address, settings)
+        return links.connect(link, address, settings)
     except (InvalidSetting, zmq.ZMQError) as error:
         raise TransferFailed(f"the peer's endpoint cannot be dialled: {error}") from None
-    return address

@@ -8,7 +8,16 @@ import pytest
 import zmq
 
 from kvtransfer.facts import ReceivingFacts
-from kvtransfer.messages import SENDER_TO_RECEIVER, Endpoint, Grant, PeerHello, PeerRefusal, PeerWelcome
+from kvtransfer.messages import (
+    RECEIVER_TO_SENDER,
+    SENDER_TO_RECEIVER,
+    Endpoint,
+    Grant,
+    PeerHello,
+    PeerRefusal,
+    PeerWelcome,
+    Renew,
+)
 from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.registry import AUTO, ZMQ, PoolMemory, SenderFactory, TransportSettings
 from tests.kvtransfer.loopback import LoopbackReceiver
@@ -214,3 +223,17 @@ def test_the_refusal_says_why_there_is_no_common_transport(
 ) -> None:
     with pytest.raises(Refused, match=reason):
         factory(context, choice).open(hello(*endpoints))
+
+
+def test_a_peer_that_floods_leaves_time_for_the_rest_of_a_round() -> None:
+    """Of either side: messages that are right and come faster than they are read."""
+    with open_pair(MAILBOX) as pair:
+        pair.decode.grant(KEY, 4, pair.prefill.peer)
+        pair.settle()
+        (dealer,) = [dealer for dealer in pair.context.dealers if not dealer.closed]
+        flood = [RECEIVER_TO_SENDER.encode(Renew(())), SENDER_TO_RECEIVER.encode(Renew(()))]
+        inboxes = [pair.prefill.router.inbox, dealer.inbox]
+        for inbox, frame, identity in zip(inboxes, flood, (dealer.identity, b""), strict=True):
+            inbox.extend((pair.now_s, number, identity, (frame,)) for number in range(1000, 3000))
+        pair.poll()
+        assert all(1000 < len(inbox) < 2000 for inbox in inboxes)

@@ -9,6 +9,7 @@ import pytest
 
 import launch.serve
 from launch.cli import main
+from launch.key import write_role_keys
 from launch.placement import Placement
 from launch.ports import ListeningPort
 from launch.serve import announce, child_specs, placements, with_cluster_key
@@ -16,7 +17,7 @@ from launch.settings import resolve_serve
 from launch.supervised import ChildSpec
 from tests.launch.endpoint import FakeEndpoint
 from wire.errors import InvalidSetting
-from wire.links import ClusterKey
+from wire.keys import ROLES, KeyFile
 
 HTTP, CONTROL = ListeningPort(8000, (5, 6)), ListeningPort(41000, (7,))
 
@@ -45,12 +46,19 @@ def test_a_deployment_has_a_cluster_key_of_its_own_unless_it_is_asked_not_to(tmp
     deployment = with_cluster_key(resolve_serve([], {}), tmp_path)
     keys = {part.cluster_key for part in (deployment.router, deployment.prefill, deployment.decode)}
     assert keys == {str(tmp_path / "cluster.key")}
-    assert len(ClusterKey.from_file(tmp_path / "cluster.key").secret) == 40
+    assert [len(secret) for secret in KeyFile.read(tmp_path / "cluster.key").secrets] == [40]
     assert (tmp_path / "cluster.key").stat().st_mode & 0o777 == 0o600
     named = resolve_serve(["--cluster-key=mine"], {})
     assert with_cluster_key(named, tmp_path) == named
     without = with_cluster_key(resolve_serve(["--cluster-key=none"], {}), tmp_path)
     assert [part.cluster_key for part in (without.router, without.prefill, without.decode)] == ["", "", ""]
+
+
+def test_each_program_gets_the_key_of_its_role_from_a_folder(tmp_path: Path) -> None:
+    write_role_keys(tmp_path / "keys")
+    deployment = with_cluster_key(resolve_serve([f"--cluster-key={tmp_path / 'keys'}"], {}), tmp_path)
+    files = [part.cluster_key for part in (deployment.router, deployment.prefill, deployment.decode)]
+    assert files == [str(tmp_path / "keys" / f"{role}.key") for role in ROLES]
 
 
 def test_the_programs_meet_at_the_reserved_control_port() -> None:
@@ -81,6 +89,12 @@ def test_settings_in_the_environment_reach_a_child_as_flags_only() -> None:
 def test_a_router_with_files_to_reload_gets_sighup(flag: str) -> None:
     assert [spec.reloads for spec in specs(flag)] == [True, False, False]
     assert [spec.reloads for spec in specs()] == [False, False, False]
+
+
+def test_every_program_gets_sighup_where_cluster_keys_may_change() -> None:
+    deployment = resolve_serve(["--cluster-key=mine"], {})
+    found = child_specs(deployment, HTTP, CONTROL, [Placement(1), Placement(1)], {}, reloads_keys=True)
+    assert [spec.reloads for spec in found] == [True] * 3
 
 
 def test_each_node_gets_its_share_of_the_machine() -> None:

@@ -101,8 +101,19 @@ def health_of(address: str) -> int:
             return error.code
 
 
+@dataclass
+class Made:
+    """Makes the role that it has."""
+
+    role: Idle
+    name: str = DECODE
+
+    def __call__(self, *arguments: Any) -> Idle:
+        return self.role
+
+
 def serve(router: FakeRouter, role: Idle, **settings: Any) -> None:
-    run_node(NodeSettings(router=router.address, **settings), lambda *arguments: role)
+    run_node(NodeSettings(router=router.address, **settings), Made(role))
 
 
 def test_a_node_is_ready_once_the_router_has_welcomed_it_and_leaves_when_asked(
