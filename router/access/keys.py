@@ -44,11 +44,6 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_concurrent_requests: _Limit | None = None
     operator: bool = False
 
-    @property
-    def has_limits(self) -> bool:
-        """Whether any limit is set."""
-        return (self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_requests) != (None, None, None)
-
 
 class KeyTable:
     """The keys that are valid now, by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import zmq
 
 from node.router_link import RouterLink
 from wire import links
+from wire.errors import InvalidSetting
 from wire.layout import KvLayout, LayerKv
 from wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Cancel, Hello, NodeStatus, Welcome, control_identity
 from wire.session import Session, number_of
@@ -33,9 +35,21 @@ class FakeRouter:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], port: int = 0) -> None:
         self.context = context
         self.socket = links.open_socket(context, zmq.ROUTER, SETTINGS)
-        self.address = links.bind(self.socket, "127.0.0.1", port, SETTINGS)
+        self.address = self._bind(port)
         self.identity = control_identity(EPOCH)
         self.session: Session | None = None
+
+    def _bind(self, port: int) -> str:
+        """A socket that was closed gives its port up a moment later."""
+        deadline_s = time.monotonic() + WAIT_MS / 1000
+        while True:
+            try:
+                return links.bind(self.socket, "127.0.0.1", port, SETTINGS)
+            except InvalidSetting:
+                if time.monotonic() > deadline_s:
+                    self.socket.close()  # or nobody can end the context
+                    raise
+                time.sleep(0.01)
 
     def receive(self) -> Any:
         """The next message of any node; notes who sent it, and accepts its number if it has one."""
