@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -122,12 +124,26 @@ def node(router: FakeRouter) -> Iterator[Node]:
     node.link.close()
 
 
+def is_free(port: int) -> bool:
+    """Whether nothing listens there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 @pytest.fixture
 def make_router(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[[int], FakeRouter]]:
     """Opens routers at a given port."""
     made: list[FakeRouter] = []
 
     def make(port: int) -> FakeRouter:
+        deadline_s = time.monotonic() + WAIT_MS / 1000
+        while not is_free(port) and time.monotonic() < deadline_s:
+            time.sleep(0.005)  # ZMQ closes in the background
         made.append(FakeRouter(context, port))
         return made[-1]
 

@@ -66,10 +66,12 @@ def test_a_router_that_comes_is_told_at_once(
     context: Context, router: FakeRouter, make_router: Callable[[int], FakeRouter]
 ) -> None:
     thread = HeartbeatThread(context, router.address, SETTINGS, EPOCH, STATUS, interval_s=1000.0)
-    assert isinstance(router.receive(), Heartbeat)
-    router.socket.close()
-    assert isinstance(make_router(int(router.address.rsplit(":", 1)[1])).receive(), Heartbeat)
-    thread.stop()
+    try:
+        assert isinstance(router.receive(), Heartbeat)
+        router.socket.close()
+        assert isinstance(make_router(int(router.address.rsplit(":", 1)[1])).receive(), Heartbeat)
+    finally:
+        thread.stop()
 
 
 def test_a_heartbeat_that_was_stopped_has_no_thread(router: FakeRouter, start: Start) -> None:
