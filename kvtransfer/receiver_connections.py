@@ -120,10 +120,11 @@ class ReceiverConnections:
             socket = links.open_socket(self._context, zmq.DEALER, self._settings)
         except zmq.ZMQError as error:
             raise Refused(f"no socket for another prefill node: {error}") from None
+        watch = LinkWatch(socket)
         try:
-            watch = LinkWatch(socket)
             links.connect(socket, address, self._settings)
         except (InvalidSetting, zmq.ZMQError) as error:
+            watch.close()
             socket.close()
             raise Refused(f"a prefill node cannot be reached at {address}: {error}") from None
         return socket, watch

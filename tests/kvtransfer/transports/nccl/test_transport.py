@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -273,7 +274,11 @@ def test_the_cluster_key_decides_who_forms_a_group(is_right: bool, monkeypatch: 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     blocks: Blocks = np.zeros((8, BLOCK_BYTES), dtype=np.uint8)
     receiver = NcclReceiver(context, "127.0.0.1", blocks, LinkSettings(keys[0]))
-    sender = NcclSender(context, receiver.endpoint, blocks + 1, LinkSettings(keys[0 if is_right else 1]))
+    unnamed = replace(receiver.endpoint, address=receiver.endpoint.address.partition("#")[0])
+    if not is_right:
+        with pytest.raises(TransferFailed, match="a key that is not known here"):
+            NcclSender(context, receiver.endpoint, blocks + 1, LinkSettings(keys[1]))
+    sender = NcclSender(context, unnamed, blocks + 1, LinkSettings(keys[0 if is_right else 1]))
     receiver.expect(key_of(1), [2], [GENERATION])
     deadline_s, failure = time.monotonic() + 30, ""
     while not receiver.take_arrivals() and not failure:
