@@ -17,6 +17,7 @@ BENCHMARKS = {
     "serve": "latency, throughput and goodput of an OpenAI-compatible server under load",
     "compare": "the same load in turns on several servers, and the ratios between them",
     "sweep": "the highest rate at which a server keeps its latency goals",
+    "plan": "what goals and nodes would do with a load, computed from the costs of running nodes",
     "limits": "what this machine can do, and how near Baton comes to it",
     "report": "result files as plots, as one HTML page and as tables",
     "kv": "handoffs of KV blocks between two processes, by transport, against memcpy",

@@ -8,9 +8,9 @@ its prompt.
 Choices of one prompt share its blocks, its handoff and its place here until the KV has come; from then on each is a
 request of its own. Each of them can be cancelled at any time.
 
-A request is waiting for room (it has no blocks yet), awaited (its blocks are granted and its KV is to arrive), or
-running (in the engine). A granted request stays awaited, wanted or not, until the receiving side has sent `Delivered`
-or `Released`.
+A request is waiting for room (it has no blocks yet), awaited (its blocks are granted and its KV is to arrive), running
+(in the engine), or handed over to another node (`source`). A granted request stays awaited, wanted or not, until the
+receiving side has sent `Delivered` or `Released`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from decode_node.source import Source
 from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore, FirstToken, Reservation, choices_of
@@ -44,7 +45,7 @@ from node.events import token_event
 from node.first_steps import FirstSteps
 from node.metrics import HandoffTimes, StepCounters, counters_as_metrics
 from wire.errors import BatonError, InvalidMessage, RequestFailed, TransferFailed
-from wire.messages import Decode, PrefillPeer, TokenEvent
+from wire.messages import Decode, HandOver, PrefillPeer, TokenEvent
 from wire.request_key import RequestKey
 
 
@@ -68,7 +69,7 @@ class _Awaited:
 
 class DecodeLeg:
     """See `node.loop.Leg`. `thread` runs `receiving`, whose counters are read here. `first_steps` holds the requests in
-    the engine whose first tokens are still to come.
+    the engine whose first tokens are still to come. `source` hands running requests over.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class DecodeLeg:
         thread: TransferThread[ReceivingCommand],
         notices: Mailbox[ReceivingNotice],
         first_steps: FirstSteps,
+        source: Source,
     ) -> None:
         self._core = core
         self._receiving = receiving
@@ -90,11 +92,13 @@ class DecodeLeg:
         self._counters = StepCounters()
         self._exposed = HandoffTimes()
         self._first_steps = first_steps
+        self._source = source
 
     @property
     def num_live(self) -> int:
-        """Number of requests in the engine and of awaited ones, even if cancelled, until their blocks are released."""
-        return len(self._core.request_keys()) + len(self._awaited)
+        """Number of requests in the engine, and of awaited and handed over ones, even if cancelled, until their blocks
+        are released."""
+        return len(self._core.request_keys()) + len(self._awaited) + len(self._source.handoffs)
 
     @property
     def _num_waiting(self) -> int:
@@ -102,11 +106,11 @@ class DecodeLeg:
 
     def live_keys(self) -> Iterable[RequestKey]:
         """See `Leg`."""
-        return (*self._awaited_of, *self._core.request_keys())
+        return (*self._awaited_of, *self._core.request_keys(), *self._source.handoffs)
 
     def wait_on(self) -> Sequence[Any]:
-        """The receiving side's notices."""
-        return [self._notices.wakeup]
+        """The notices of both sides."""
+        return [self._notices.wakeup, *self._source.wait_on()]
 
     def begin(self, request: Any, now_s: float) -> None:
         """Take a decode leg. Raises `BatonError`."""
@@ -134,8 +138,16 @@ class DecodeLeg:
         if self._num_waiting > 1 or not self._reserve(key, awaited):
             self._thread.post(WaitForRoom(key, request.prefill_peer))
 
+    def hand_over(self, order: HandOver, now_s: float) -> int:
+        """See `Leg`."""
+        num_tokens = self._source.hand_over(order, now_s)
+        if num_tokens:
+            self._first_steps.forget(RequestKey(order.handoff_id, order.attempt))
+        return num_tokens
+
     def cancel(self, key: RequestKey, now_s: float) -> None:
         """See `Leg`."""
+        self._source.cancel(key)
         self._core.abort(key)
         self._first_steps.forget(key)
         awaited = self._awaited_of.get(key)
@@ -149,7 +161,7 @@ class DecodeLeg:
     def cancel_all(self, now_s: float) -> None:
         """See `Leg`."""
         wanted = [key for key, awaited in self._awaited_of.items() if key in awaited.wanted]
-        for key in [*self._core.request_keys(), *wanted]:
+        for key in [*self._core.request_keys(), *wanted, *self._source.handoffs]:
             self.cancel(key, now_s)
             self._failures.append((key, RequestFailed("the router was silent for too long")))
 
@@ -165,6 +177,7 @@ class DecodeLeg:
                 case Released():
                     self._forget(notice.key)
                     self._core.release(notice.key)
+        self._source.poll()
         self._grant_waiting()
 
     def watch(self, step: Step) -> LayerStored | None:
@@ -177,6 +190,7 @@ class DecodeLeg:
         stream has no gap if that message was lost.
         """
         self._first_steps.step_ends()
+        self._source.step_over()
         self._counters.count(outputs)
         sampled = [token_event(output, self._first_steps.times_of(output)) for output in outputs]
         events = [event for event in sampled if event is not None]
@@ -189,6 +203,7 @@ class DecodeLeg:
     def lost(self, error: BatonError, now_s: float) -> None:
         """See `Leg`. No KV of the failed steps has left this node."""
         self._first_steps.steps_lost()
+        self._source.step_over()
 
     def take_failures(self) -> list[tuple[RequestKey, BatonError]]:
         """See `Leg`."""
@@ -261,6 +276,7 @@ class DecodeLeg:
         yield from self._exposed.metrics()
         help_text = "Handoffs received by this node, since its start"
         yield from counters_as_metrics("baton:kv_receive_", help_text, asdict(self._receiving.counters))
+        yield from self._source.metrics()
         quarantined = self._receiving.num_quarantined_blocks
         yield GaugeMetricFamily("baton:kv_quarantined_blocks", "Blocks a dead or silent peer may write", quarantined)
 
@@ -268,6 +284,7 @@ class DecodeLeg:
         """See `Leg`."""
         self._thread.close()
         self._notices.close()
+        self._source.close()
 
     def _grant_waiting(self) -> None:
         """Reserve blocks for requests that wait for room, in order of arrival, up to the first that does not fit."""

@@ -1,4 +1,4 @@
-"""Builds a decode node: engine + receiving side + transports."""
+"""Builds a decode node: engine + receiving side + sending side + transports."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ import logging
 from contextlib import ExitStack
 
 from decode_node.leg import DecodeLeg
+from decode_node.source import Source
 from engine.runner.kv_memory import ByteArray, allocate_private
 from kvtransfer.commands import ReceivingNotice
-from kvtransfer.facts import ReceivingFacts
+from kvtransfer.facts import ReceivingFacts, SendingFacts
 from kvtransfer.integrity import resolve
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.process_identity import this_process
 from kvtransfer.receiving import ReceivingSide
+from kvtransfer.sending_end import ListenAt, SendingEnd, open_sending_end
 from kvtransfer.thread import TransferThread
-from kvtransfer.transports.registry import PoolMemory, TransportSettings, open_pool, open_receivers
+from kvtransfer.transports.registry import (
+    NIXL,
+    PoolMemory,
+    SenderFactory,
+    TransportSettings,
+    listens,
+    open_pool,
+    open_receivers,
+    source_settings,
+)
 from node.first_steps import FirstSteps
 from node.loop import Leg
 from node.process import Context, NodeParts
@@ -46,7 +57,8 @@ class DecodeRole:
         return self._memory.allocate(num_bytes)
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
-        """See `Role`. There is no address, because a decode node dials its peers itself."""
+        """See `Role`. Decode nodes that go on with requests of this one dial its address; it has none where nothing but
+        nixl may carry KV, which would take a second agent."""
         pool = open_pool(parts.engine.memory.blocks)
         facts = ReceivingFacts(
             node_id=parts.node_id,
@@ -64,9 +76,24 @@ class DecodeRole:
             _log.info("KV comes by %s at %s", receiver.endpoint.transport, receiver.endpoint.address)
         notices: Mailbox[ReceivingNotice] = Mailbox()
         receiving = ReceivingSide(facts, self._context, self._links, receivers, pool, notices)
-        thread = TransferThread(receiving, "kv-receiving", pool.enter)
+        thread = TransferThread(receiving, "kv-receiving", pool.enter, parts.watch("kv-receiving thread"))
         thread.start()
-        return DecodeLeg(parts.engine.core, receiving, thread, notices, FirstSteps()), ""
+        end, address = self._open_source(parts, facts, len([each for each in receivers if listens(each)]))
+        leg = DecodeLeg(parts.engine.core, receiving, thread, notices, FirstSteps(), Source(parts.engine.core, end))
+        return leg, "" if self._settings.kv_transport == NIXL else address
+
+    def _open_source(self, parts: NodeParts, own: ReceivingFacts, num_ports_taken: int) -> tuple[SendingEnd, str]:
+        """The sending side, which has a view of the pool for its own thread, and its address."""
+        settings = self._settings
+        pool = open_pool(parts.engine.memory.blocks)
+        senders = SenderFactory(source_settings(self._transports), self._memory, pool)
+        self._opened.callback(senders.close)
+        facts = SendingFacts(
+            own.node_id, own.epoch, own.fingerprint, own.layout, own.process, own.lease_s, own.checksum
+        )
+        port = settings.port and settings.port + num_ports_taken
+        at = ListenAt(self._context, settings.host, port, self._links)
+        return open_sending_end(facts, at, senders, pool, parts.watch("kv-sending thread"))
 
     def close(self) -> None:
         """Close data sockets and processes, then shared segments."""

@@ -1,17 +1,23 @@
-"""A GPU's memory: readings of it, and the error for a GPU that has too little for an engine.
+"""A GPU's memory: readings of it, and the error for a device that has too little for an engine.
 
 Owns the readings, which are plain numbers. What they mean for the KV pool is `engine.pool_size`'s to say.
 """
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from device.host_memory import GIB, SMALLER, read_host_memory
 from wire.errors import InvalidSetting
+
+_REFUSED_BY_HOST = re.compile(r"not enough memory|can't allocate memory")
+_ASKED_BYTES = re.compile(r"allocate (\d+) bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ def reset_peak(device: torch.device) -> None:
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
-    """Around a start: a device that is too small or too full for it is an `InvalidSetting`."""
+    """Around a start: a device or a machine that is too small or too full for it is an `InvalidSetting`."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -47,3 +53,18 @@ def enough_memory() -> Iterator[None]:
             f"the device has no memory for this model and its KV: {first_line:.300}; lower --num-blocks, "
             "--kv-cache-memory-bytes or --gpu-memory-utilization, or free the device"
         ) from error
+    except (MemoryError, OSError, RuntimeError) as error:
+        # torch has no class of its own for memory that the host refuses
+        if not _is_refusal(error):
+            raise
+        asked = _ASKED_BYTES.search(str(error))
+        size = f"{int(asked[1]) / GIB:.2f} GiB more were asked for, " if asked else ""
+        raise InvalidSetting(
+            f"this machine has no memory for this model and its KV: {size}{read_host_memory()}; what helps is {SMALLER}"
+        ) from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or _REFUSED_BY_HOST.search(str(error)) is not None

@@ -17,29 +17,40 @@ import torch
 
 from device.base import Device
 from device.choose import open_device
+from device.host_memory import GIB, SMALLER, read_host_memory
 from device.memory import MemoryReading, enough_memory, read_memory
 from engine.attention.choose import NATIVE, AttentionChoice, AttentionShape, choose_attention
 from engine.attention.native_backend import NativeAttention
 from engine.cache.block_pool import BlockPool
 from engine.capacity import Capacity, find_capacity
 from engine.core import EngineCore
+from engine.first_costs import measure_first_costs
 from engine.models.checkpoint import choose_dtype
 from engine.models.config import ModelConfig, load_config
 from engine.models.decoder import TORCH_DTYPES, Decoder
 from engine.models.dummy import dummy_fingerprint, fill_with_noise
 from engine.models.identity import find_checkpoint, model_fingerprint
-from engine.models.loading import load_weights
+from engine.models.loading import check_weights, load_weights
 from engine.models.ops.base import DecoderOps
 from engine.models.ops.choose import choose_ops
 from engine.models.ops.native_ops import NativeOps
+from engine.models.ops.torch_ops import TorchOps
 from engine.native.library import Kernels, open_kernels
-from engine.pool_size import chosen_num_blocks, gpu_num_blocks, host_num_blocks, measure_needs
+from engine.pool_size import (
+    chosen_num_blocks,
+    gpu_num_blocks,
+    host_num_blocks,
+    measure_needs,
+    report_shorter_requests,
+    require_room,
+)
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory
 from engine.runner.limits import RunnerLimits
 from engine.runner.model_runner import ModelRunner
 from engine.runner.recorded_layers import record_layers
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.step_costs import StepBound, StepCosts
 from engine.settings import EngineSettings
 from engine.structured.matcher import Grammars
 from engine.structured.vocabulary import Vocabulary, is_large
@@ -58,6 +69,7 @@ class Engine:
     """An engine ready to step, and facts about it. The caller of `build_engine` closes `device` at the end."""
 
     core: EngineCore
+    runner: ModelRunner
     memory: KvMemory
     config: ModelConfig
     fingerprint: str
@@ -67,10 +79,16 @@ class Engine:
     attention: AttentionChoice
     tokenizer_digest: str
 
+    def learn_costs(self) -> None:
+        """Find out what small steps cost. Only before the first request."""
+        costs, block_size = self.core.costs, self.memory.layout.block_size
+        measure_first_costs(self.runner, costs, block_size, self.num_blocks, self.core.max_step_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """A loaded model on its device, and what it needs of a KV pool. `before`: the GPU's memory without it."""
+    """A loaded model on its device, and what it needs of a KV pool. `before`: the GPU's memory without it;
+    `weights_bytes`: of all parameters."""
 
     decoder: Decoder
     sampler: Sampler
@@ -78,6 +96,7 @@ class _Model:
     fingerprint: str
     before: MemoryReading | None
     ops: DecoderOps
+    weights_bytes: int
 
 
 def build_engine(
@@ -97,7 +116,7 @@ def build_engine(
     kernels = open_kernels(settings.cpu_kernels, num_threads) if _runs_kernels(device) else None
     with enough_memory():
         folder = find_checkpoint(settings.model, weights=settings.load_format != _DUMMY)
-        config = load_config(folder)
+        config = load_config(folder).for_context(settings.max_model_len)
         grammars = _grammars(folder, config)
         capacity = find_capacity(settings, config, is_gpu=_is_gpu(device))
         limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
@@ -106,12 +125,14 @@ def build_engine(
         if settings.batch_invariant:
             _require_batch_invariance(model, attention)
         num_blocks = _num_blocks(settings, capacity, model, limits, attention, device)
+        report_shorter_requests(settings, model.layout, capacity, num_blocks)
         memory = _kv_memory(model.layout, num_blocks, allocate, device)
         runner = _runner(settings, model, limits, attention, memory, device, kernels, on_graphs)
-        core = _core(settings, capacity, model, num_blocks, runner, grammars)
+        core = _core(settings, capacity, model, num_blocks, runner, grammars, device)
         grammars.finish_loading()
     return Engine(
         core,
+        runner,
         memory,
         config,
         model.fingerprint,
@@ -145,6 +166,8 @@ def _require_batch_invariance(model: _Model, attention: AttentionChoice) -> None
     ops = model.ops
     if not isinstance(ops, NativeOps):
         reason = "it needs Baton's CPU kernels (see --cpu-kernels)"
+    elif not model.decoder.is_recordable:
+        reason = f"torch computes a part of {model.decoder.config.architecture}"
     elif attention.name != NATIVE:
         reason = f"attention is computed by {attention.name}"
     elif not ops.has_packed_all:
@@ -164,6 +187,7 @@ def _load(
 ) -> _Model:
     dtype = choose_dtype(settings.dtype, config)
     before = read_memory(device.torch_device) if _is_gpu(device) else None
+    weights_bytes = _checked_weights(settings, folder, config, TORCH_DTYPES[dtype], device)
     ops = choose_ops(device.torch_device, kernels)
     decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops)
     if settings.load_format == _DUMMY:
@@ -174,7 +198,25 @@ def _load(
         fingerprint = model_fingerprint(folder, config)
     sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size)
     layout = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
-    return _Model(decoder, sampler, layout, fingerprint, before, ops)
+    return _Model(decoder, sampler, layout, fingerprint, before, ops, weights_bytes)
+
+
+def _checked_weights(
+    settings: EngineSettings, folder: Path, config: ModelConfig, dtype: torch.dtype, device: Device
+) -> int:
+    """The bytes of all parameters, once it is known that the files have them and that the host has room: nothing has
+    been allocated. Raises `ModelLoadError` and `InvalidSetting`."""
+    shapes = Decoder(config, dtype, "meta", TorchOps())
+    if settings.load_format != _DUMMY:
+        check_weights(folder, shapes)
+    num_bytes = sum(parameter.num_bytes for parameter in shapes.parameters())
+    memory = read_host_memory()
+    if not device.has_own_memory and num_bytes > memory.free:
+        raise InvalidSetting(
+            f"the weights need {num_bytes / GIB:.2f} GiB, and {memory} on this machine; what helps is {SMALLER}, or a "
+            "smaller model"
+        )
+    return num_bytes
 
 
 def _choose_attention(
@@ -186,6 +228,7 @@ def _choose_attention(
         layout=model.layout,
         max_blocks=limits.max_blocks_per_request,
         max_graph_sequences=0 if settings.enforce_eager else limits.max_decodes,
+        rules=model.decoder.layer_rules,
     )
     return choose_attention(settings.attention_backend, device, shape, kernels)
 
@@ -203,7 +246,7 @@ def _num_blocks(
     if chosen is not None:
         return chosen
     if model.before is None:
-        return host_num_blocks(settings, model.layout, capacity)
+        return host_num_blocks(settings, model.layout, capacity, read_host_memory(), model.weights_bytes)
     needs = measure_needs(
         settings, model.before, model.decoder, model.sampler, device, limits, attention.workspace_bytes
     )
@@ -213,6 +256,7 @@ def _num_blocks(
 def _kv_memory(layout: KvLayout, num_blocks: int, allocate: KvAllocator, device: Device) -> KvMemory:
     if device.has_own_memory:
         return device_kv_memory(layout, num_blocks, device.torch_device)
+    require_room(layout, num_blocks, read_host_memory())
     return host_kv_memory(layout, num_blocks, allocate)
 
 
@@ -246,6 +290,7 @@ def _core(
     num_blocks: int,
     runner: ModelRunner,
     grammars: Grammars,
+    device: Device,
 ) -> EngineCore:
     config = model.decoder.config
     pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching)
@@ -255,6 +300,10 @@ def _core(
         capacity.num_step_tokens,
         min(capacity.max_model_len, num_blocks * settings.block_size),
         vocab_size=config.vocab_size,
+        # a recorded step takes no chunks, and is so much faster than another that jumping would cost more than it saves
+        jumps_ahead=not device.records or settings.enforce_eager,
     )
-    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids))
-    return EngineCore(pool, scheduler, runner, model.fingerprint, grammars)
+    costs = StepCosts()
+    bound = StepBound(costs, settings.goal_tpot_ms / 1000) if settings.goal_tpot_ms > 0 else None
+    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound)
+    return EngineCore(pool, scheduler, runner, model.fingerprint, grammars, costs)

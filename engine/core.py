@@ -6,9 +6,10 @@ are no roles in here.
 
 Every block has an owner at every moment: the pool, requests, a step in flight, or a handoff. The blocks of a request
 pass to a handoff when it was added with `first_token_only`: they are held until another node has them. The blocks of a
-handoff pass to a request in `add_reserved`: another node has written the KV. The program that asked for held blocks
-decides how long they are held, by a lease, and calls `release`. Invariant, checked by `check`: requests, handoffs and
-steps in flight are together exactly the owners that the pool has counted for each block.
+handoff pass to a request in `add_reserved`: another node has written the KV. `hand_over` is the way back: the blocks of
+a request that generates are held for a handoff, and another node goes on with it. The program that asked for held
+blocks decides how long they are held, by a lease, and calls `release`. Invariant, checked by `check`: requests,
+handoffs and steps in flight are together exactly the owners that the pool has counted for each block.
 
 Choices of one prompt can be asked for together: the prompt is computed, or received, once. With their first tokens the
 forks become requests of their own, which share the prompt's full blocks and have a copy of the last one.
@@ -28,6 +29,7 @@ from engine.cache.hashing import extend_hashes, root_hash
 from engine.runner.base import Runner
 from engine.scheduler.request import Fork, Matcher, PromptScores, Request, RequestOutput, Step
 from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.step_costs import StepCosts
 from engine.steps_in_flight import StepsInFlight, StepWatch
 from engine.structured.matcher import Grammars
 from wire.errors import BatonError, InvalidRequest
@@ -60,6 +62,17 @@ class FirstToken:
     token_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What another node needs to go on with a request: the KV of `token_ids` in `block_table`, and the token after
+    them. The prompt is the first `num_prompt_tokens`."""
+
+    token_ids: tuple[int, ...]
+    next_token_id: int
+    num_prompt_tokens: int
+    block_table: BlockTable
+
+
 def choices_of(keys: Sequence[RequestKey], params: DecodingParams) -> list[Fork]:
     """The choices of one prompt: the first samples with `params`, and each with the next number of a choice. Only the
     first reports log probabilities of the prompt."""
@@ -73,7 +86,8 @@ def watch_nothing(step: Step) -> None:
 
 
 class EngineCore:
-    """One model on one device. Without `grammars` requests with a grammar are refused."""
+    """One model on one device. Without `grammars` requests with a grammar are refused. `costs` learns what its steps
+    cost."""
 
     def __init__(
         self,
@@ -82,11 +96,14 @@ class EngineCore:
         runner: Runner,
         fingerprint: str,
         grammars: Grammars | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
         self._held: dict[RequestKey, BlockTable] = {}
+        self._reserved: set[RequestKey] = set()  # of those, the ones whose KV is still to come
         self._pool = pool
         self._scheduler = scheduler
-        self._in_flight = StepsInFlight(runner, scheduler, pool)
+        self.costs = costs or StepCosts()
+        self._in_flight = StepsInFlight(runner, scheduler, pool, self.costs)
         self._fingerprint = fingerprint
         self._grammars = grammars
 
@@ -107,6 +124,11 @@ class EngineCore:
         return self._scheduler.requests.awaits_readiness
 
     @property
+    def max_step_tokens(self) -> int:
+        """Tokens of the largest step."""
+        return self._scheduler.limits.max_num_batched_tokens
+
+    @property
     def max_request_tokens(self) -> int:
         """Longest prompt plus output that fits."""
         return self._scheduler.limits.max_request_tokens
@@ -121,6 +143,7 @@ class EngineCore:
             num_held_blocks=self._pool.num_held,
             loop_age_s=loop_age_s,
             num_preemptions=self._scheduler.num_preemptions,
+            cost=self.costs.cost,
         )
 
     def add(
@@ -163,14 +186,15 @@ class EngineCore:
             raise ValueError(f"{key!r} is in use already")
 
     def reserve(self, key: RequestKey, token_ids: Sequence[int], *, cache_salt: bytes = b"") -> Reservation | None:
-        """Hold blocks for the KV of `token_ids`, reusing cached ones. Returns None when there is no room now, or when a
-        request of the engine itself waits for room, which steady reservations must not starve.
+        """Hold blocks for the KV of `token_ids`, reusing cached ones. Returns None when there is no room now, or when
+        that would take the room which a request of the engine itself waits for.
 
         Raises `ContextLengthExceeded` when there will never be room.
         """
         self.check_size(len(token_ids))
         self._require_new(key)
-        if self._scheduler.requests.is_short_of_blocks:
+        waiting = self._scheduler.requests.first_without_blocks
+        if waiting is not None and not self._scheduler.blocks.has_room_beside(waiting, len(token_ids)):
             return None
         hashes: list[bytes] = []
         extend_hashes(hashes, token_ids, self._scheduler.limits.block_size, self._root(cache_salt))
@@ -179,6 +203,7 @@ class EngineCore:
             return None
         block_table, num_cached_tokens = taken
         self._held[key] = block_table
+        self._reserved.add(key)
         missing = tuple(block_table[num_cached_tokens // self._scheduler.limits.block_size :])
         generations = tuple(self._pool.generation(block_id) for block_id in missing)
         return Reservation(key, block_table, num_cached_tokens, missing, generations)
@@ -201,6 +226,7 @@ class EngineCore:
             self._request(first.key, [*token_ids, first.token_id], first.params, num_prompt_tokens, cache_salt)
             for first in firsts
         ]
+        self._reserved.discard(reservation.key)
         block_table = self._held.pop(reservation.key, None)
         if block_table is None:
             raise KeyError(f"{reservation.key!r} holds no reservation")
@@ -220,6 +246,29 @@ class EngineCore:
             fork.num_cached_tokens = 0
             self._scheduler.add_fork(fork, leader, len(token_ids))
 
+    def hand_over(self, key: RequestKey, held_key: RequestKey) -> HandedOver | None:
+        """End a request that generates, and hold the blocks with its KV under `held_key`, so that another node can go
+        on with it. The step in flight may still write behind its tokens, into the last of these blocks.
+
+        None, and nothing has changed, when there is no such request, when the KV of its tokens is not here, because it
+        has just begun or was preempted, or when `held_key` is in use.
+        """
+        request = self._scheduler.requests.get(key)
+        if held_key in self._held or self.is_live(held_key):
+            return None
+        if request is None or not request.is_wanted or request.forks or request.block_copy is not None:
+            return None
+        num_tokens = request.num_known_tokens - 1
+        if num_tokens < request.num_prompt_tokens or self._in_flight.num_stored_tokens(request) < num_tokens:
+            return None
+        block_table = request.block_table[: -(-num_tokens // self._scheduler.limits.block_size)]
+        self._pool.share(block_table)
+        self._held[held_key] = block_table
+        token_ids = tuple(request.token_ids[: num_tokens + 1])
+        handed = HandedOver(token_ids[:-1], token_ids[-1], request.num_prompt_tokens, block_table)
+        self.abort(key)
+        return handed
+
     def block_table(self, key: RequestKey) -> Sequence[int]:
         """Blocks of a live request, or those held under this key, in sequence order; empty when there are neither."""
         request = self._scheduler.requests.get(key)
@@ -227,6 +276,7 @@ class EngineCore:
 
     def release(self, key: RequestKey) -> bool:
         """Release the blocks held under `key`. False when there are none."""
+        self._reserved.discard(key)
         block_table = self._held.pop(key, None)
         if block_table is not None:
             self._pool.release(block_table)
@@ -261,13 +311,16 @@ class EngineCore:
         their launch. Raises `StepFailed` when that step could not be launched or computed; no request has advanced
         since the last outputs then. `DeviceFailed` passes: the process must end.
         """
-        in_flight = self._in_flight
+        in_flight, expects_streams = self._in_flight, bool(self._reserved)
         if not in_flight:
-            first = self._scheduler.schedule()
+            first = self._scheduler.schedule(expects_streams=expects_streams)
             if not first.requests:
                 return []
             in_flight.launch(first, watch)
-        if in_flight.can_launch_another and (ahead := self._scheduler.schedule_ahead()) is not None:
+        if (
+            in_flight.can_launch_another
+            and (ahead := self._scheduler.schedule_ahead(expects_streams=expects_streams)) is not None
+        ):
             in_flight.launch(ahead, watch)
         outputs = in_flight.collect()
         for output in outputs:

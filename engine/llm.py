@@ -19,9 +19,10 @@ from typing import Any, TypeAlias
 from tqdm import tqdm
 
 from engine.build import build_engine
+from engine.models.generation_defaults import AUTO, load_generation_defaults
 from engine.models.identity import find_checkpoint
 from engine.runner.kv_memory import allocate_private
-from engine.scheduler.request import PromptScores, RequestOutput, SampledToken
+from engine.scheduler.request import PromptScores, RequestOutput
 from engine.settings import EngineSettings
 from engine.text.chat_template import ChatTemplate
 from engine.text.choice_text import ChoiceText, TextDelta, TextOptions, join_deltas
@@ -64,6 +65,7 @@ class LLM:
         folder = find_checkpoint(model)
         self._tokenizer = Tokenizer.from_folder(folder)
         self._template = ChatTemplate.from_folder(folder)
+        self._defaults = SamplingParams(**load_generation_defaults(AUTO, folder).values)  # type: ignore[arg-type]
         self._num_requests = 0
 
     def generate(
@@ -73,7 +75,8 @@ class LLM:
         *,
         show_progress: bool = False,
     ) -> list[Completion]:
-        """Continue each prompt, given as text or as token ids. One `SamplingParams` for all, or one each.
+        """Continue each prompt, given as text or as token ids. One `SamplingParams` for all, or one each; without any,
+        the sampling that the checkpoint recommends.
 
         Raises `InvalidRequest` before anything is computed when a prompt or a parameter cannot be used.
         """
@@ -101,7 +104,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         show_progress: bool,
     ) -> list[Completion]:
-        each = _params_for(prompts, params)
+        each = _params_for(prompts, self._defaults if params is None else params)
         streams: dict[RequestKey, _Stream] = {}
         try:
             for token_ids, one in zip(prompts, each, strict=True):
@@ -137,7 +140,7 @@ class LLM:
             if output.token is None:
                 continue
             stream = streams[output.key]
-            stream.take(output.token, output.finish_reason, output.num_cached_tokens)
+            stream.take(output)
             if stream.has_ended:
                 num_ended += 1
                 self._core.abort(output.key)
@@ -168,13 +171,16 @@ class _Stream:
             raise BatonError(_NOT_A_NUMBER)
         self._prompt_logprobs += read_rows(scores.rows, scores.num_top)
 
-    def take(self, token: SampledToken, finish_reason: str, num_cached_tokens: int) -> None:
-        """Add one token; `finish_reason` is the engine's, "" while it goes on."""
-        self._num_cached_tokens = num_cached_tokens
-        self._token_ids.append(token.token_id)
-        if token.logprobs is not None:
-            self._logprobs.append(token.logprobs)
-        self._deltas.append(self._text.push((token.token_id,), (), finish_reason))
+    def take(self, output: RequestOutput) -> None:
+        """Add the tokens of a step."""
+        if output.token is None:
+            return
+        self._num_cached_tokens = output.num_cached_tokens
+        token_ids = (output.token.token_id, *output.forced)
+        self._deltas.append(self._text.push(token_ids, (), output.finish_reason))
+        self._token_ids += token_ids[: self._text.num_completion_tokens - len(self._token_ids)]
+        if output.token.logprobs is not None:
+            self._logprobs.append(output.token.logprobs)
 
     def completion(self) -> Completion:
         """The result. Raises `BatonError` when the request never finished."""

@@ -4,7 +4,9 @@ Owns the whole rule; the first line that applies decides:
 
 1. `--num-blocks`: this number.
 2. `--kv-cache-memory-bytes`: as many as these bytes hold.
-3. In host memory: what `--max-num-seqs` of the longest requests can use, within 1 GiB; one such request at least.
+3. In host memory: what `--max-num-seqs` of the longest requests can use, within 1 GiB or one such request, whichever
+   is more; and within the node's share. The share is `--cpu-memory-utilization` of the machine's memory, less the
+   weights, and never more than that part of what is free.
 4. On a GPU: what is left of the node's share of it. The share is `--gpu-memory-utilization` of the GPU's whole
    memory, as in other servers, so two nodes of one GPU take 0.45 each. What the node needs beside the pool comes out
    of the share: weights, the largest step, and what its process allocates outside torch, which are measured;
@@ -20,6 +22,7 @@ import logging
 from dataclasses import dataclass
 
 from device.base import Device
+from device.host_memory import HostMemory
 from device.memory import MemoryReading, read_memory, reset_peak
 from engine.capacity import Capacity
 from engine.models.decoder import Decoder
@@ -32,6 +35,8 @@ from wire.layout import KvLayout
 
 _FEWEST_BLOCKS = 2
 _HOST_KV_BYTES = 2**30
+_HOST_PROCESS_BYTES = 512 * 2**20
+"""What a node's process takes beside weights and KV: Python, torch, and the tensors of a step."""
 _BYTES_PER_GRAPH = 16 * 2**20
 _MARGIN_BYTES = 64 * 2**20
 """Always left free, for fragmentation and for allocations by libraries at their first call."""
@@ -59,11 +64,63 @@ def chosen_num_blocks(settings: EngineSettings, layout: KvLayout) -> int | None:
     return None
 
 
-def host_num_blocks(settings: EngineSettings, layout: KvLayout, capacity: Capacity) -> int:
-    """The size of a pool in host memory when the settings leave it open."""
+def host_budget(settings: EngineSettings, memory: HostMemory, weights_bytes: int) -> int:
+    """Bytes for a pool in host memory, not negative; `memory` was read when the weights had been loaded.
+
+    Raises `InvalidSetting` for a utilization that is no share.
+    """
+    share = settings.cpu_memory_utilization
+    if not 0.0 < share <= 1.0:
+        raise InvalidSetting(f"--cpu-memory-utilization must be above 0 and at most 1, got {share:g}")
+    return max(0, int(min(memory.total * share - weights_bytes - _HOST_PROCESS_BYTES, memory.free * share)))
+
+
+def host_num_blocks(
+    settings: EngineSettings, layout: KvLayout, capacity: Capacity, memory: HostMemory, weights_bytes: int
+) -> int:
+    """The size of a pool in host memory when the settings leave it open.
+
+    A `--max-model-len` that was asked for has to fit. The model's own limit does not: requests are shorter then.
+    Raises `InvalidSetting` when it is too small.
+    """
     usable = capacity.blocks_per_request * settings.max_num_seqs
     affordable = max(_HOST_KV_BYTES // layout.block_bytes, capacity.blocks_per_request)
-    return max(_FEWEST_BLOCKS, min(usable, affordable))
+    wanted = max(_FEWEST_BLOCKS, min(usable, affordable))
+    allowed = host_budget(settings, memory, weights_bytes) // layout.block_bytes
+    fewest = capacity.blocks_per_request if settings.max_model_len else _FEWEST_BLOCKS
+    if allowed < max(_FEWEST_BLOCKS, fewest):
+        raise InvalidSetting(
+            f"--cpu-memory-utilization {settings.cpu_memory_utilization:g} leaves "
+            f"{allowed * layout.block_bytes / _GIB:.2f} GiB for KV beside {weights_bytes / _GIB:.2f} GiB of weights "
+            f"({memory}), one request of --max-model-len needs "
+            f"{capacity.blocks_per_request * layout.block_bytes / _GIB:.2f} GiB: lower --max-model-len, or raise "
+            "--cpu-memory-utilization, or set --kv-cache-memory-bytes, which counts whatever the share is"
+        )
+    return min(wanted, allowed)
+
+
+def require_room(layout: KvLayout, num_blocks: int, memory: HostMemory) -> None:
+    """Raise `InvalidSetting` when the host has no memory for the pool: it would end this process, not refuse."""
+    needed = num_blocks * layout.block_bytes
+    if needed > memory.free:
+        raise InvalidSetting(
+            f"the KV pool of {num_blocks} blocks needs {needed / _GIB:.2f} GiB, and {memory}: "
+            "lower --kv-cache-memory-bytes, --num-blocks or --max-model-len"
+        )
+
+
+def report_shorter_requests(settings: EngineSettings, layout: KvLayout, capacity: Capacity, num_blocks: int) -> None:
+    """One log line where the pool holds no request of the full length."""
+    if num_blocks < capacity.blocks_per_request:
+        needed = capacity.blocks_per_request * layout.block_bytes / _GIB
+        _log.warning(
+            "requests may have %d tokens instead of %d, because the KV pool has %.2f GiB and %.2f would be needed: "
+            "--kv-cache-memory-bytes makes it larger",
+            num_blocks * settings.block_size,
+            capacity.max_model_len,
+            num_blocks * layout.block_bytes / _GIB,
+            needed,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +181,6 @@ def gpu_num_blocks(settings: EngineSettings, layout: KvLayout, capacity: Capacit
     if num_blocks < max(_FEWEST_BLOCKS, fewest):
         raise _too_small(budget, capacity.blocks_per_request * layout.block_bytes, needs.after, settings)
     _log.info("KV pool: %d blocks, %.2f GiB", num_blocks, num_blocks * layout.block_bytes / _GIB)
-    if num_blocks < capacity.blocks_per_request:
-        _log.warning("the KV pool limits requests to %d tokens", num_blocks * settings.block_size)
     return num_blocks
 
 

@@ -19,7 +19,14 @@ class EngineSettings:
     block_size: int = setting(16, "tokens per KV block")
     max_model_len: int = setting(0, "longest prompt plus output in tokens; 0: the model's own limit")
     kv_cache_memory_bytes: int = setting(
-        0, "bytes of the KV pool; 0: on a GPU what is free, else what max-num-seqs can use, at most 1 GiB"
+        0,
+        "bytes of the KV pool; 0: on a GPU what is free; on a CPU what max-num-seqs can use, at most 1 GiB or one "
+        "longest request, and what cpu-memory-utilization allows",
+    )
+    cpu_memory_utilization: float = setting(
+        0.6,
+        "share of the machine's memory that this process may take on a CPU, weights included; `baton serve` divides it "
+        "among its nodes",
     )
     gpu_memory_utilization: float = setting(
         0.9, "share of a GPU's memory that this process may take; `baton serve` divides it among the nodes of a GPU"
@@ -28,6 +35,9 @@ class EngineSettings:
     max_num_seqs: int = setting(64, "requests computed together in a step")
     max_num_batched_tokens: int = setting(
         0, "token budget of a step: the largest chunk of a prompt; 0: 2048 on a GPU, else 512"
+    )
+    goal_tpot_ms: float = setting(
+        0.0, "milliseconds between two tokens: chunks of prompts beside running requests keep to it; 0: no goal"
     )
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompt beginnings seen before")
     attention_backend: str = setting(

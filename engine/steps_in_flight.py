@@ -21,6 +21,7 @@ from engine.cache.block_pool import BlockPool, BlockTable
 from engine.runner.base import Runner, RunningStep
 from engine.scheduler.request import PromptScores, Request, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.step_costs import StepCosts
 from wire.errors import BatonError
 from wire.request_key import RequestKey
 
@@ -69,12 +70,13 @@ class _StepInFlight:
 
 
 class StepsInFlight:
-    """Launches steps on `runner` and collects them in the order of their launch."""
+    """Launches steps on `runner` and collects them in the order of their launch. `costs` learns from each."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, pool: BlockPool) -> None:
+    def __init__(self, runner: Runner, scheduler: Scheduler, pool: BlockPool, costs: StepCosts) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._pool = pool
+        self._costs = costs
         self._steps: deque[_StepInFlight] = deque()
         self._scores: list[PromptScores] = []
 
@@ -89,6 +91,7 @@ class StepsInFlight:
     def launch(self, step: Step, watch: StepWatch) -> None:
         """Begin to compute a step that was just scheduled. Raises `DeviceFailed` only."""
         layer_stored = watch(step)
+        self._costs.launched(step)
         try:
             running: RunningStep = self._runner.launch(step, layer_stored)
         except DeviceFailed:
@@ -107,6 +110,7 @@ class StepsInFlight:
             raise
         except Exception as error:
             raise self._void() from error
+        self._costs.collected()
         self._steps.popleft()
         if oldest.tables:
             self._release_tables(oldest)
@@ -126,6 +130,16 @@ class StepsInFlight:
         else:
             self._pool.release(request.held_blocks)
 
+    def num_stored_tokens(self, request: Request) -> int:
+        """Tokens of a request whose KV the collected steps have stored."""
+        starts = [
+            share.start
+            for in_flight in self._steps
+            for share in in_flight.step.requests
+            if (share.key, share.arrival) == (request.key, request.arrival)
+        ]
+        return min(starts, default=request.num_computed_tokens)
+
     def held_tables(self) -> Iterator[BlockTable]:
         """The blocks that are held only for steps in flight."""
         for in_flight in self._steps:
@@ -141,6 +155,7 @@ class StepsInFlight:
             self._scheduler.rewind(in_flight.step)
             self._release_tables(in_flight)
         self._steps.clear()
+        self._costs.lost()
         return StepFailed(self._scheduler.keys_of(failed.step))
 
     def _release_tables(self, collected: _StepInFlight) -> None:

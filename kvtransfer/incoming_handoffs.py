@@ -120,6 +120,12 @@ class IncomingHandoffs:
 
     # ends
 
+    def fail_granted(self, connection: Connection, now_s: float) -> None:
+        """Fail what was granted before the peer of this connection welcomed this node again: such grants are void."""
+        for handoff in self:
+            if handoff.connection is connection and handoff.state is ReceivingState.GRANTED:
+                self.fail(handoff, f"the connection to prefill node {connection.peer.node_id} broke", now_s)
+
     def deliver(self, handoff: IncomingHandoff, commit: Commit, now_s: float, clock_s: float) -> None:
         """Deliver a handoff whose blocks are all verified."""
         figures = handoff.deliver(commit, now_s, clock_s)

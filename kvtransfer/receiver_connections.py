@@ -3,6 +3,9 @@
 Owns the sockets, the handshake, the endpoints that are offered to peers, and the closing of idle connections. Knows no
 handoffs: the caller that ends a connection also ends the handoffs that relied on it.
 
+A connection that breaks is dialled again at once, with a new socket that begins with a hello: on the old one the peer
+would see a stranger who does not greet.
+
 What may happen to the peer: if it does not answer the hello, refuses it, or has another epoch than the router named,
 its connection is closed and the next handoff begins with a new one. If it reads no messages, they are dropped: every
 message is either repeated or replaced by a deadline. No message is sent before the hello, because a peer refuses a
@@ -11,6 +14,7 @@ connection that begins in another way; the hello waits until every receiver is r
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +23,11 @@ from typing import Any, TypeAlias
 import zmq
 
 from kvtransfer.facts import ReceivingFacts
+from kvtransfer.link_watch import LinkWatch
 from kvtransfer.messages import RECEIVER_TO_SENDER, HandoffName, PeerHello, PeerWelcome, Renew
 from kvtransfer.transports.base import Receiver
 from wire import links
-from wire.errors import Refused
+from wire.errors import InvalidSetting, Refused
 from wire.messages import PrefillPeer
 
 _IDLE_S = 60.0
@@ -34,10 +39,12 @@ LifeKey: TypeAlias = tuple[str, int]
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One connection to one life of a prefill node. `receiver`, which it pushes to, is known with its `welcome`."""
+    """One connection to one life of a prefill node. `receiver`, which it pushes to, is known with its `welcome`.
+    `watch` is that of its `socket`."""
 
     peer: PrefillPeer
     socket: zmq.Socket[bytes]
+    watch: LinkWatch
     used_s: float
     has_sent_hello: bool = False
     welcome: PeerWelcome | None = None
@@ -77,29 +84,49 @@ class ReceiverConnections:
     def wait_on(self) -> Sequence[Any]:
         """Sockets and files that are readable when blocks or a message have arrived."""
         data = [source for receiver in self._receivers.values() for source in receiver.wait_on()]
-        return [*data, *(connection.socket for connection in self._connections.values())]
+        connections = [each for each in self._connections.values() if not each.socket.closed]
+        return [*data, *(each.socket for each in connections), *(each.watch.monitor for each in connections)]
 
     def to(self, peer: PrefillPeer, now_s: float) -> Connection:
         """The connection to this life of the peer, opened when first needed. Raises `InvalidSetting` or `Refused`."""
         connection = self._connections.get((peer.node_id, peer.epoch))
-        if connection is None:
-            connection = Connection(peer, self._dial(links.parse_address(peer.address, "peer address")), now_s)
+        if connection is not None:
+            self._dial_again_if_broken(connection)
+        else:
+            socket, watch = self._dial(peer)
+            connection = Connection(peer, socket, watch, now_s)
             self._connections[connection.life] = connection
             self._send_hello(connection)
         connection.used_s = now_s
         return connection
 
-    def _dial(self, address: str) -> zmq.Socket[bytes]:
+    def dial_broken_again(self) -> None:
+        """Dial those peers again whose connection broke. What they were granted over it is void with their welcome."""
+        for connection in self:
+            self._dial_again_if_broken(connection)
+
+    def _dial_again_if_broken(self, connection: Connection) -> None:
+        connection.watch.look()
+        if connection.watch.has_broken:
+            self._close_socket(connection)
+            connection.welcome = connection.receiver = None
+            with contextlib.suppress(Refused):  # without a socket there is no answer, and its handoffs expire
+                connection.socket, connection.watch = self._dial(connection.peer)
+                self._send_hello(connection)
+
+    def _dial(self, peer: PrefillPeer) -> tuple[zmq.Socket[bytes], LinkWatch]:
+        address = links.parse_address(peer.address, "peer address")
         try:
             socket = links.open_socket(self._context, zmq.DEALER, self._settings)
         except zmq.ZMQError as error:
             raise Refused(f"no socket for another prefill node: {error}") from None
         try:
+            watch = LinkWatch(socket)
             links.connect(socket, address, self._settings)
-        except zmq.ZMQError as error:
+        except (InvalidSetting, zmq.ZMQError) as error:
             socket.close()
             raise Refused(f"a prefill node cannot be reached at {address}: {error}") from None
-        return socket
+        return socket, watch
 
     def _send_hello(self, connection: Connection) -> None:
         """Send a hello with all endpoints; do nothing while a receiver is not ready."""
@@ -177,9 +204,15 @@ class ReceiverConnections:
 
     def drop(self, connection: Connection) -> None:
         """Close a connection that is of no use."""
-        connection.socket.close()
+        self._close_socket(connection)
         if self._connections.get(connection.life) is connection:
             del self._connections[connection.life]
+
+    @staticmethod
+    def _close_socket(connection: Connection) -> None:
+        if not connection.socket.closed:
+            connection.watch.close()
+            connection.socket.close()
 
     def close_idle(self, in_use: Collection[Connection], now_s: float) -> None:
         """Close connections that no handoff has needed for a minute."""

@@ -58,6 +58,7 @@ from wire.request_key import RequestKey
 
 _SLICE_S = 0.002
 _LOOK_S = 0.001
+_MAX_MESSAGES = 256
 _log = logging.getLogger(__name__)
 
 
@@ -116,6 +117,7 @@ class ReceivingSide:
 
     def round(self, now_s: float) -> float:
         """See `Side`."""
+        self.connections.dial_broken_again()
         for connection in self.connections:
             self._read(connection, now_s)
         for receiver in self.connections.receivers:
@@ -140,7 +142,10 @@ class ReceivingSide:
         self.connections.close()
 
     def _read(self, connection: Connection, now_s: float) -> None:
-        while (frame := self.connections.receive(connection)) is not None:
+        for _ in range(_MAX_MESSAGES):  # a peer that floods leaves time for the rest of the round
+            frame = self.connections.receive(connection)
+            if frame is None:
+                return
             try:
                 self._dispatch(connection, SENDER_TO_RECEIVER.decode(frame), now_s)
             except BatonError as error:
@@ -151,6 +156,7 @@ class ReceivingSide:
     def _dispatch(self, connection: Connection, message: object, now_s: float) -> None:
         if isinstance(message, PeerWelcome):
             if self.connections.take_welcome(connection, message):
+                self._handoffs.fail_granted(connection, now_s)
                 self._handoffs.send_grants(connection, now_s)
         elif isinstance(message, PeerRefusal):
             self._handoffs.drop(connection, f"refused by {connection.peer.node_id}: {message.message}", now_s)

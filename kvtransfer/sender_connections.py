@@ -172,5 +172,6 @@ class SenderConnections:
 def open_listener(
     context: zmq.Context[zmq.Socket[bytes]], host: str, port: int, settings: links.LinkSettings
 ) -> tuple[zmq.Socket[bytes], str]:
-    """The socket that decode nodes dial, and its address. Raises `InvalidSetting`."""
-    return links.listen(context, zmq.ROUTER, host, port, settings)
+    """The socket that decode nodes dial, and its address for them. Raises `InvalidSetting`."""
+    link, address = links.listen(context, zmq.ROUTER, host, port, settings)
+    return link, links.announced(address, settings)

@@ -61,6 +61,7 @@ from kvtransfer.states import SendingState
 from wire.errors import BatonError, InvalidMessage
 from wire.request_key import RequestKey
 
+_MAX_MESSAGES = 256
 _log = logging.getLogger(__name__)
 
 
@@ -169,8 +170,12 @@ class SendingSide:
             _log.debug("handoff %s/%d cancelled: %s", why.key[0].hex(), why.key[1], why.reason)
 
     def _handle(self, now_s: float) -> None:
-        """Process every message that has arrived. A bad message only costs the connection that it came by."""
-        while (received := self.connections.receive()) is not None:
+        """Process messages that have arrived, so many that a peer that floods does not keep the thread from the rest
+        of its round. A bad message only costs the connection that it came by."""
+        for _ in range(_MAX_MESSAGES):
+            received = self.connections.receive()
+            if received is None:
+                return
             peer_id, frames = received
             try:
                 self._dispatch(peer_id, frames, now_s)

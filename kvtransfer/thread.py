@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import zmq
 
 from kvtransfer.mailbox import Mailbox
+from program.watchdog import Beat
 from wire.errors import RequestFailed
 
 MAX_IDLE_S = 0.25
@@ -49,12 +50,14 @@ class Side(Protocol[CommandT_contra]):
 
 
 class TransferThread(Generic[CommandT]):
-    """Runs a side until it is closed. `begin` is called first, on the thread (see `Pool.enter`)."""
+    """Runs a side until it is closed. `begin` is called first, on the thread (see `Pool.enter`); `beat` is touched in
+    each turn."""
 
-    def __init__(self, side: Side[CommandT], name: str, begin: Callable[[], None]) -> None:
+    def __init__(self, side: Side[CommandT], name: str, begin: Callable[[], None], beat: Beat | None = None) -> None:
         self.failure: Exception | None = None
         self._side = side
         self._begin = begin
+        self._beat = beat
         self._commands: Mailbox[CommandT] = Mailbox()
         self._is_closing = False
         self._poller = zmq.Poller()
@@ -92,11 +95,15 @@ class TransferThread(Generic[CommandT]):
         try:
             self._begin()
             while not self._is_closing:
+                if self._beat is not None:
+                    self._beat.touch()
                 self._turn()
         except Exception as error:  # no caller could catch it: the node checks `failure`
             _log.exception("the transfer thread failed")
             self.failure = error
         finally:
+            if self._beat is not None:
+                self._beat.rest()
             self._side.close()
 
     def _turn(self) -> None:

@@ -1,4 +1,4 @@
-"""A small client of the OpenAI-compatible endpoint: model names and streamed chat completions.
+"""A small client of a router: model names, streamed chat completions, and what operators ask for.
 
 Owns one connection per call and the decoding of server-sent events. Does not know the terminal. Invariants: every
 failure is a `BatonError` whose message is for a person; no line of a response is read without a limit; closing a stream
@@ -38,7 +38,7 @@ class ApiClient:
         self._url = url
         self._is_encrypted = parts.scheme == "https"
         self._host, self._port = parts.hostname, port
-        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
+        self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -52,6 +52,23 @@ class ApiClient:
                 return [str(model["id"]) for model in models]
             case _:
                 raise RequestFailed(f"{self._url} lists no model")
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """What the router knows of its nodes, as in `/server_info`. Raises `RequestFailed`."""
+        with self._request("GET", "/server_info", root="") as response:
+            content = _decode_json(response.read(MAX_BODY_BYTES))
+        match content:
+            case {"nodes": list() as nodes} if all(isinstance(node, dict) for node in nodes):
+                return nodes
+            case _:
+                raise RequestFailed(f"{self._url} does not list its nodes")
+
+    def drain(self, node: str, *, restart: bool) -> int:
+        """Drain a node; how many requests it had. Raises `RequestFailed`."""
+        body = json.dumps({"node": node, "restart": restart}).encode()
+        with self._request("POST", "/admin/drain", body, root="") as response:
+            content = _decode_json(response.read(MAX_BODY_BYTES))
+        return int(content.get("num_requests", 0))
 
     def stream_chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
         """Chunks of one streamed chat completion. Raises `RequestFailed`, also for a stream that ends early."""
@@ -69,13 +86,15 @@ class ApiClient:
         raise RequestFailed("the stream ended before the answer was complete")
 
     @contextmanager
-    def _request(self, method: str, path: str, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
+    def _request(
+        self, method: str, path: str, body: bytes | None = None, root: str = "/v1"
+    ) -> Iterator[http.client.HTTPResponse]:
         connection_class = http.client.HTTPSConnection if self._is_encrypted else http.client.HTTPConnection
         connection = connection_class(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
         try:
             connection.connect()
             connection.sock.settimeout(SILENCE_TIMEOUT_S)
-            connection.request(method, self._path + path, body, self._headers)
+            connection.request(method, self._root + root + path, body, self._headers)
             response = connection.getresponse()
             if response.status != http.client.OK:
                 error = _decode_json(response.read(MAX_BODY_BYTES))

@@ -37,6 +37,8 @@ COMMANDS = {
     "decode": Command("decode_node.__main__", "start one decode node"),
     "bench": Command("bench.command", "measure parts of Baton on this machine"),
     "chat": Command("launch.chat", "talk to a running router in the terminal"),
+    "drain": Command("launch.drain", "take a node out of service, without an interrupted stream"),
+    "restart": Command("launch.restart", "restart the nodes of `baton serve` one after another, likewise"),
     "key": Command("launch.key", "write a cluster key"),
     "keys": Command("launch.keys", "make an API key for clients of the router"),
     "version": Command("launch.version", "print the version"),

@@ -1,7 +1,8 @@
 """`baton serve`: a whole deployment on this machine with one command.
 
 Owns the command lines of the children. Does not know how they are kept alive (`launch.supervisor`) nor what they do.
-All children start at once: the control port is reserved beforehand, so that nodes load weights while the router starts.
+All children start at once: this process listens for the router from before its start to after its end, so that nodes
+load weights while it starts, and clients and nodes wait while it is started again.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from device.host_memory import read_host_memory
 from engine.capacity import find_capacity
 from engine.models.config import load_config
 from engine.models.identity import find_checkpoint
 from launch.api_client import ApiClient
 from launch.console import Console
-from launch.key import write_key
+from launch.key import role_file, write_key
+from launch.memory_check import require_memory_for_weights
 from launch.placement import VISIBLE_DEVICES, Placement, find_cpus, find_devices, place_nodes
-from launch.ports import ReservedPort
+from launch.ports import ListeningPort, listening
 from launch.settings import LOOPBACK, Deployment, child_environment, resolve_serve
 from launch.supervised import ChildSpec
 from launch.supervisor import Supervisor
@@ -46,16 +49,17 @@ def main(arguments: Sequence[str]) -> int:
     _check_model(deployment)
     with (
         tempfile.TemporaryDirectory(prefix="baton-") as folder,
-        ReservedPort(deployment.router.host, deployment.router.port, "--port") as http_port,
-        ReservedPort(LOOPBACK, 0, "--control-port") as control_port,
+        listening(deployment.router.host, deployment.router.port, "--port") as http,
+        listening(LOOPBACK, 0, "--control-port") as control,
     ):
         supervisor = Supervisor(
             child_specs(
-                with_cluster_key(deployment, Path(folder)),
-                http_port.port,
-                control_port.port,
+                with_journal(with_cluster_key(deployment, Path(folder)), Path(folder)),
+                http,
+                control,
                 placements(deployment),
                 os.environ,
+                reloads_keys=deployment.router.cluster_key not in ("", NO_KEY),
             ),
             Console(sys.stderr),
             start_timeout_s=deployment.serve.start_timeout_s,
@@ -66,25 +70,44 @@ def main(arguments: Sequence[str]) -> int:
 
 def with_cluster_key(deployment: Deployment, folder: Path) -> Deployment:
     """The deployment with a cluster key of its own in `folder` when it names none, and without one when it asks for
-    none: other users of this machine must not be able to join it, or to read what its programs say."""
+    none: other users of this machine must not be able to join it, or to read what its programs say. Of a folder each
+    program gets its role's."""
     asked = deployment.router.cluster_key
-    if asked and asked != NO_KEY:
+    if Path(asked).is_dir() and asked:
+        files = {role: str(role_file(Path(asked), role)) for role in ("router", "prefill", "decode")}
+    elif asked and asked != NO_KEY:
         return deployment
-    file = "" if asked == NO_KEY else str(folder / "cluster.key")
-    if file:
-        write_key(Path(file))
+    else:
+        file = "" if asked == NO_KEY else str(folder / "cluster.key")
+        if file:
+            write_key(Path(file))
+        files = dict.fromkeys(("router", "prefill", "decode"), file)
     return dataclasses.replace(
         deployment,
-        router=dataclasses.replace(deployment.router, cluster_key=file),
-        prefill=dataclasses.replace(deployment.prefill, cluster_key=file),
-        decode=dataclasses.replace(deployment.decode, cluster_key=file),
+        router=dataclasses.replace(deployment.router, cluster_key=files["router"]),
+        prefill=dataclasses.replace(deployment.prefill, cluster_key=files["prefill"]),
+        decode=dataclasses.replace(deployment.decode, cluster_key=files["decode"]),
     )
+
+
+def with_journal(deployment: Deployment, folder: Path) -> Deployment:
+    """The deployment with a journal of resumable streams in `folder` when it has some and names no place for it: they
+    outlive a router, and not the deployment."""
+    router = deployment.router
+    if not router.resumable_streams_s or router.journal_dir:
+        return deployment
+    return dataclasses.replace(deployment, router=dataclasses.replace(router, journal_dir=str(folder / "streams")))
 
 
 def _check_model(deployment: Deployment) -> None:
     """Refuse a model or a limit that no node can serve before any of them starts, loads libraries and reads weights."""
     settings = deployment.decode
-    find_capacity(settings, load_config(find_checkpoint(settings.model, weights=False)), is_gpu=False)
+    folder = find_checkpoint(settings.model, weights=False)
+    config = load_config(folder)
+    find_capacity(settings, config, is_gpu=False)
+    if settings.device == "cpu" or (settings.device == "auto" and not find_devices(os.environ)):
+        num_nodes = deployment.serve.prefill + deployment.serve.decode
+        require_memory_for_weights(folder, config, settings.dtype, num_nodes, read_host_memory())
 
 
 def placements(deployment: Deployment) -> list[Placement]:
@@ -103,26 +126,47 @@ def placements(deployment: Deployment) -> list[Placement]:
 
 def child_specs(
     deployment: Deployment,
-    http_port: int,
-    control_port: int,
+    http: ListeningPort,
+    control: ListeningPort,
     shares: Sequence[Placement],
     environment: Mapping[str, str],
+    *,
+    reloads_keys: bool = False,
 ) -> list[ChildSpec]:
-    """What to start: the router, then one node per share, prefill nodes first."""
+    """What to start: the router, then one node per share, prefill nodes first. `reloads_keys`: cluster keys may change,
+    which those that `baton serve` has made for itself do not."""
     inherited = {**child_environment(environment), "PYTHONUNBUFFERED": "1"}
-    router = dataclasses.replace(deployment.router, port=http_port, control_host=LOOPBACK, control_port=control_port)
+    router = dataclasses.replace(
+        deployment.router,
+        port=http.port,
+        listen_fds=http.fds,
+        control_host=LOOPBACK,
+        control_port=control.port,
+        control_fd=control.fds[0],
+    )
     flags_of_router = tuple(as_flags(router))
     specs = [
-        ChildSpec(ROUTER_NAME, "router", flags_of_router, inherited, stops_last=True, reloads=router.reloads_files)
+        ChildSpec(
+            ROUTER_NAME,
+            "router",
+            flags_of_router,
+            inherited,
+            stops_last=True,
+            reloads=router.reloads_files or reloads_keys,
+            inherited_fds=(*http.fds, *control.fds),
+            group=ROUTER_NAME,
+        )
     ]
     for index, share in enumerate(shares):
         is_prefill = index < deployment.serve.prefill
         settings = deployment.prefill if is_prefill else deployment.decode
         name = f"prefill-{index}" if is_prefill else f"decode-{index - deployment.serve.prefill}"
         module = "prefill_node" if is_prefill else "decode_node"
-        flags = as_flags(_placed(settings, name, share, control_port))
+        flags = as_flags(_placed(settings, name, share, control.port, len(shares)))
         node_environment = {**inherited, VISIBLE_DEVICES: share.device} if share.device else inherited
-        specs.append(ChildSpec(name, module, tuple(flags), node_environment))
+        # without prefill nodes the others compute prompts too
+        group = "" if is_prefill else "decode"
+        specs.append(ChildSpec(name, module, tuple(flags), node_environment, reloads=reloads_keys, group=group))
     return specs
 
 
@@ -150,7 +194,7 @@ def _served_name(address: str, deployment: Deployment) -> str:
         return deployment.router.served_model_name or deployment.router.model or "MODEL"
 
 
-def _placed(settings: _NodeSettingsT, name: str, share: Placement, control_port: int) -> _NodeSettingsT:
+def _placed(settings: _NodeSettingsT, name: str, share: Placement, control_port: int, num_nodes: int) -> _NodeSettingsT:
     return dataclasses.replace(
         settings,
         node_id=name,
@@ -158,4 +202,5 @@ def _placed(settings: _NodeSettingsT, name: str, share: Placement, control_port:
         num_threads=share.num_threads,
         cpu_affinity=",".join(map(str, share.cpu_ids)),
         gpu_memory_utilization=round(settings.gpu_memory_utilization / share.num_sharing, 4),
+        cpu_memory_utilization=round(settings.cpu_memory_utilization / num_nodes, 4),
     )

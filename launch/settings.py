@@ -20,7 +20,7 @@ from program.settings import ENVIRONMENT_PREFIX, add_flags, check_file_keys, res
 from router.settings import RouterSettings
 from wire.errors import InvalidSetting
 
-ROUTER_SETTINGS_CHOSEN = frozenset({"control_host", "control_port"})
+ROUTER_SETTINGS_CHOSEN = frozenset({"control_host", "control_port", "control_fd", "listen_fds"})
 NODE_SETTINGS_CHOSEN = frozenset({"router", "host", "port", "http_port", "node_id", "cpu_affinity"})
 LOOPBACK = "127.0.0.1"
 _SettingsT = TypeVar("_SettingsT")

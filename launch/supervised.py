@@ -27,7 +27,8 @@ ERROR_PREFIX = "error: "
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """What to run: `python -m module *arguments` with exactly `environment`. `reloads`: once it is ready, SIGHUP makes
-    it read files again and does not end it."""
+    it read files again and does not end it. `inherited_fds`: descriptors that it gets under the same numbers. `group`:
+    the deployment ends when all children of a group were given up; those of "" may all be."""
 
     name: str
     module: str
@@ -35,6 +36,8 @@ class ChildSpec:
     environment: Mapping[str, str]
     stops_last: bool = False
     reloads: bool = False
+    inherited_fds: tuple[int, ...] = ()
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,14 @@ class SupervisedChild:
         self._console = console
         self._is_ready = False
         self._error = ""
-        self._child = Child(spec.module, *spec.arguments, environment=spec.environment, stdout=PIPE, stderr=PIPE)
+        self._child = Child(
+            spec.module,
+            *spec.arguments,
+            environment=spec.environment,
+            stdout=PIPE,
+            stderr=PIPE,
+            pass_fds=spec.inherited_fds,
+        )
         self._readers = [
             self._start_thread(self._read, self._child.stdout, self._take_output),
             self._start_thread(self._read, self._child.stderr, self._take_log),

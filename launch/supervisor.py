@@ -4,7 +4,10 @@ Owns the children and the signals of this process. Does not know what the childr
 
 Phases, each with its own end:
     starting   all children at once, until every one is ready; when a child exits here, `run` raises that child's error
-    watching   until the first SIGINT or SIGTERM; a child that exits is started again after a growing delay
+    watching   until the first SIGINT or SIGTERM; a child that exits is started again, at once the first time, and after
+               a growing delay when it does so again soon; after `MAX_FAILURES` in a row it is given up, and when a
+               whole group of children was, `run` raises the last reason; one that has said that it was drained
+               stays away
     stopping   one line that says so; SIGTERM to all but the children that stop last, then to those; SIGKILL when time
                is up or on a second signal
 
@@ -25,15 +28,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from device.host_memory import GIB, SMALLER, read_host_memory
 from launch.console import Console
 from launch.supervised import ChildReport, ChildSpec, Exited, Reported, SupervisedChild
-from program.events import Loading, Ready
+from program.events import WEIGHTS, Drained, Loading, Ready
 from wire.errors import BatonError
 
 FIRST_RESTART_DELAY_S = 0.5
 MAX_RESTART_DELAY_S = 10.0
+MAX_FAILURES = 15
+"""Ends in a row after which a child is given up: two minutes of delays."""
 STABLE_AFTER_S = 30.0
-"""A child that lived this long starts again with the first delay."""
+"""The end of a child that lived this long is the first in a row."""
 FAILED_START_PATIENCE_S = 1.0
 """The time between SIGTERM and SIGKILL for the others when one child could not start: they have no requests to
 finish."""
@@ -61,24 +67,29 @@ Event = ChildReport | Signalled | ReloadAsked
 
 @dataclass(slots=True)
 class _ChildState:
-    """One child over its restarts. `process` is None between an exit and the next start, due at `restart_at`; `delay_s`
-    comes before the start after that. `must_reload`: it was asked to and has not been told yet.
+    """One child over its restarts. `process` is None between an exit and the next start, due at `restart_at`, and for
+    good when it `is_given_up`. `num_failures`: its ends in a row. `must_reload`: it was asked to and has not been told
+    yet. `is_drained`: it stays away.
     """
 
     spec: ChildSpec
-    delay_s: float
     process: SupervisedChild | None = None
     is_ready: bool = False
     must_reload: bool = False
+    is_drained: bool = False
     address: str = ""
+    weights_bytes: int = 0
     started_at: float = 0.0
     restart_at: float | None = None
+    num_failures: int = 0
+    is_given_up: bool = False
 
 
 class Supervisor:
     """Runs `specs`. `start_timeout_s` bounds the starting phase, `stop_timeout_s` the time to drain.
 
-    `restart_delay_s`: from the end of a child to its next start, the first time; doubled each time after that.
+    `restart_delay_s`: from the second end of a child in a row to its next start; doubled each time after that.
+    `max_failures`: ends in a row after which it is given up.
     """
 
     def __init__(
@@ -89,9 +100,11 @@ class Supervisor:
         start_timeout_s: float,
         stop_timeout_s: float,
         restart_delay_s: float = FIRST_RESTART_DELAY_S,
+        max_failures: int = MAX_FAILURES,
     ) -> None:
-        self._children = {spec.name: _ChildState(spec, restart_delay_s) for spec in specs}
+        self._children = {spec.name: _ChildState(spec) for spec in specs}
         self._restart_delay_s = restart_delay_s
+        self._max_failures = max_failures
         self._console = console
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
@@ -104,7 +117,7 @@ class Supervisor:
         `on_ready` gets the addresses by child name once every child is ready. The status is 0 when
         all children stopped as they were asked to, whichever signal asked, 128 + the number after a second signal, and
         1 when a child did not stop in time.
-        Raises `BatonError` with the child's own error when one cannot start.
+        Raises `BatonError` with the child's own error when one cannot start, or when a group was given up.
         """
         with self._signals_as_events():
             try:
@@ -137,10 +150,11 @@ class Supervisor:
                 case None:
                     raise BatonError(f"not ready after {self._start_timeout_s:g} s: {', '.join(waiting)}")
                 case Reported(name, Loading() as loading):
+                    self._children[name].weights_bytes = loading.total if loading.stage == WEIGHTS else 0
                     self._console.loading(name, loading.done, loading.total, loading.stage)
                 case Exited():
                     self._console.close_bar()
-                    raise BatonError(f"{event.name}: {event.describe()}")
+                    raise BatonError(f"{event.name}: {event.describe()}{self._of_memory(event)}")
                 case Signalled():
                     self._console.close_bar()
                     return False
@@ -155,6 +169,8 @@ class Supervisor:
             match event := self._next_event(min(due, default=None)):
                 case None:
                     self._restart_due()
+                case Exited() if self._children[event.name].is_drained:
+                    self._console.log(OWN_NAME, f"{event.name} was drained, and stays away")
                 case Exited():
                     self._schedule_restart(self._children[event.name], event.describe())
                 case Reported(name, Ready()):
@@ -180,11 +196,26 @@ class Supervisor:
         child.process = SupervisedChild(child.spec, self._events.put, self._console)
 
     def _schedule_restart(self, child: _ChildState, reason: str) -> None:
-        if time.monotonic() - child.started_at >= STABLE_AFTER_S:
-            child.delay_s = self._restart_delay_s
-        self._console.log(OWN_NAME, f"{child.spec.name} stopped: {reason}; starting it again in {child.delay_s:g} s")
-        child.restart_at = time.monotonic() + child.delay_s
-        child.delay_s = min(2 * child.delay_s, MAX_RESTART_DELAY_S)
+        is_first = time.monotonic() - child.started_at >= STABLE_AFTER_S
+        child.num_failures = 1 if is_first else child.num_failures + 1
+        if child.num_failures >= self._max_failures:
+            self._give_up(child, reason)
+            return
+        delay_s = 0.0
+        if child.num_failures > 1:
+            delay_s = min(self._restart_delay_s * 2 ** (child.num_failures - 2), MAX_RESTART_DELAY_S)
+        when = f"in {delay_s:g} s" if delay_s else "now"
+        self._console.log(OWN_NAME, f"{child.spec.name} stopped: {reason}; starting it again {when}")
+        child.restart_at = time.monotonic() + delay_s
+
+    def _give_up(self, child: _ChildState, reason: str) -> None:
+        """Start it no more. Raises `BatonError` when no other child of its group is left."""
+        child.is_given_up = True
+        verdict = f"{child.spec.name} stopped {child.num_failures} times in a row and is given up: {reason}"
+        group = [each for each in self._children.values() if each.spec.group == child.spec.group]
+        if child.spec.group and all(each.is_given_up for each in group):
+            raise BatonError(verdict)
+        self._console.log(OWN_NAME, verdict)
 
     def _restart_due(self) -> None:
         for child in self._children.values():
@@ -193,6 +224,17 @@ class Supervisor:
                     self._start(child)
                 except OSError as error:  # out of processes or memory, which may be temporary
                     self._schedule_restart(child, str(error))
+
+    def _of_memory(self, event: Exited) -> str:
+        """What to think of a child that was killed while it started: nobody but the system does that."""
+        if event.error or event.status != -signal.SIGKILL:
+            return ""
+        weights_bytes = self._children[event.name].weights_bytes
+        needs = f" of nodes that load {weights_bytes / GIB:.2f} GiB of weights each" if weights_bytes else ""
+        return (
+            f" while it started, which systems do to processes{needs} when memory runs out: {read_host_memory()} now; "
+            f"what helps is {SMALLER} (--prefill, --decode)"
+        )
 
     def _reload(self) -> None:
         """Pass SIGHUP on to the children that have yet to reload and are ready: before that it would end them."""
@@ -244,6 +286,8 @@ class Supervisor:
                 self._children[name].is_ready = True
                 self._children[name].address = address
                 self._reload()
+            case Reported(name, Drained()):
+                self._children[name].is_drained = True
             case Exited():
                 self._children[event.name].process = None
                 self._children[event.name].is_ready = False

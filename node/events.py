@@ -39,7 +39,8 @@ def prompt_logprobs(scores: PromptScores, epoch: int) -> Iterator[PromptLogprobs
 
 
 def token_event(output: RequestOutput, times: StepTimes | None = None) -> TokenEvent | None:
-    """The token that a step sampled for a router's request, or None when it sampled none."""
+    """The token that a step sampled for a router's request, with those that its grammar forced behind it; None when it
+    sampled none."""
     if output.token is None:
         return None
     handoff_id, attempt = output.key
@@ -48,7 +49,7 @@ def token_event(output: RequestOutput, times: StepTimes | None = None) -> TokenE
         handoff_id,
         attempt,
         output.output_index,
-        (token_id,),
+        (token_id, *output.forced),
         () if logprobs is None else (logprobs,),
         output.finish_reason,
         output.num_cached_tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -20,12 +21,14 @@ _MAX_CONNECTIONS = 32
 
 
 class HealthServer:
-    """Listens on a port until closed. `/health` answers 200 while `is_ready`, which its owner sets, and 503 before.
+    """Listens on a port until closed. `/health` answers 200 while `is_ready`, which its owner sets, and 503 before and
+    as long as there is a `complaint`.
 
     Raises `InvalidSetting` when it cannot listen there.
     """
 
-    def __init__(self, host: str, port: int, collector: Collector) -> None:
+    def __init__(self, host: str, port: int, collector: Collector, complaint: Callable[[], str] = str) -> None:
+        self._complaint = complaint
         self.is_ready = False
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(collector)
@@ -45,9 +48,9 @@ class HealthServer:
         if path == "/metrics":
             return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
         if path == "/health":
-            is_ready = self.is_ready
-            body = {"status": "ok" if is_ready else "not registered", "uptime_s": time.monotonic() - self._started_s}
-            return 200 if is_ready else 503, "application/json", json.dumps(body).encode()
+            complaint = self._complaint() or ("" if self.is_ready else "not registered")
+            body = {"status": complaint or "ok", "uptime_s": time.monotonic() - self._started_s}
+            return 200 if not complaint else 503, "application/json", json.dumps(body).encode()
         return 404, "application/json", b'{"error": {"message": "not found"}}'
 
     def watch(self, collector: Collector) -> None:

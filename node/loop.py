@@ -23,8 +23,8 @@ from node.events import failure_of, failure_of_scores
 from node.heartbeat import HeartbeatThread
 from node.router_link import RouterLink
 from node.stopper import Stopper
-from wire.errors import BatonError, Overloaded
-from wire.messages import Cancel, TokenEvent
+from wire.errors import BatonError
+from wire.messages import Cancel, Drain, HandOver, TokenEvent
 from wire.request_key import RequestKey
 
 _TICK_S = 0.25
@@ -53,6 +53,11 @@ class Leg(Protocol):
 
     def begin(self, request: Any, now_s: float) -> None:
         """Take a request of the router. Raises `BatonError` to refuse it."""
+        ...
+
+    def hand_over(self, order: HandOver, now_s: float) -> int:
+        """End a request and begin to hand its KV over to another node. How many of its tokens have their KV in that
+        handoff; 0: it cannot be handed over now, and goes on here."""
         ...
 
     def cancel(self, key: RequestKey, now_s: float) -> None:
@@ -115,7 +120,9 @@ class EngineLoop:
         router: RouterLink,
         heartbeat: HeartbeatThread,
         stopper: Stopper,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._core = core
         self._leg = leg
         self._router = router
@@ -123,6 +130,7 @@ class EngineLoop:
         self._stopper = stopper
         self._could_step = False
         self._awaits_grammar = False
+        self._is_leaving = False
         self._poller = zmq.Poller()
         for source in (router.socket, stopper.wakeup, *leg.wait_on()):
             self._poller.register(source, zmq.POLLIN)
@@ -130,49 +138,66 @@ class EngineLoop:
     def run(self, each_round: Callable[[], None]) -> None:
         """Serve, calling `each_round` once a round. Raises `Refused` when the router does not take this node, and
         `DeviceFailed` when nothing can be computed here any more."""
-        is_leaving = False
-        while True:
+        is_serving = True
+        while is_serving:
             each_round()
-            self._wait()
-            now_s = time.monotonic()
-            self._serve_router(now_s, is_leaving)
-            self._leg.poll(now_s)
-            self._step(now_s)
-            self._report_failures()
-            self._report_cache()
-            self._router.answer_ping(self._leg.live_keys)
-            self._heartbeat.publish(time.monotonic(), self._core.status())
-            if self._stopper.is_asked and not is_leaving:
-                is_leaving = True
-                level = logging.INFO if self._leg.num_live else logging.DEBUG  # nothing to wait for: nothing to say
-                _log.log(level, "draining: %d requests to finish", self._leg.num_live)
-                self._router.leave()
-            if is_leaving and (not self._leg.num_live or self._stopper.is_overdue(now_s)):
-                return
+            self._poller.poll(int(self.wait_s * 1000))
+            self._stopper.drain()
+            is_serving = self.turn()
 
-    def _wait(self) -> None:
-        tick_s = _GRAMMAR_TICK_S if self._awaits_grammar else _TICK_S
-        self._poller.poll(0 if self._could_step else int(tick_s * 1000))
-        self._stopper.drain()
+    @property
+    def wait_s(self) -> float:
+        """For how long the next round may wait if nothing comes."""
+        if self._could_step:
+            return 0.0
+        return _GRAMMAR_TICK_S if self._awaits_grammar else _TICK_S
 
-    def _serve_router(self, now_s: float, is_leaving: bool) -> None:
+    def turn(self) -> bool:
+        """One round, without its wait. Returns False when it was the last. Raises as `run`."""
+        now_s = self._clock()
+        self._serve_router(now_s)
+        self._leg.poll(now_s)
+        self._step(now_s)
+        self._report_failures()
+        self._report_cache()
+        self._router.answer_ping(self._leg.live_keys)
+        self._heartbeat.publish(self._clock(), self._core.status())
+        if self._stopper.is_asked and not self._is_leaving:
+            self._is_leaving = True
+            level = logging.INFO if self._leg.num_live else logging.DEBUG  # nothing to wait for: nothing to say
+            _log.log(level, "draining: %d requests to finish", self._leg.num_live)
+            self._router.leave(now_s)
+        return not self._is_leaving or not (self._has_finished(now_s) or self._stopper.is_overdue(now_s))
+
+    def _has_finished(self, now_s: float) -> bool:
+        """Whether nothing is left to do here, and nothing can be on its way from the router."""
+        return not self._leg.num_live and self._router.has_left(now_s)
+
+    def _serve_router(self, now_s: float) -> None:
         requests, is_void = self._router.receive(now_s)
         if is_void:
             self._leg.cancel_all(now_s)
             self._router.send_cache_events(self._core.cached_hashes(), [], is_snapshot=True)
-            if is_leaving:
-                self._router.leave()
+            if self._is_leaving:
+                self._router.leave(now_s)
         for request in requests:
-            if isinstance(request, Cancel):
-                self._leg.cancel(RequestKey(request.handoff_id, request.attempt), now_s)
-                continue
-            try:
-                if is_leaving:
-                    raise Overloaded("this node is shutting down")
-                self._leg.begin(request, now_s)
-            except BatonError as error:
-                for handoff_id in (request.handoff_id, *request.forks):
-                    self._router.send_failed(handoff_id, request.attempt, error)
+            match request:
+                case Cancel():
+                    self._leg.cancel(RequestKey(request.handoff_id, request.attempt), now_s)
+                case HandOver():
+                    self._router.send_handed_over(request, self._leg.hand_over(request, now_s))
+                case Drain():
+                    self._stopper.ask(now_s, starts_again=request.starts_again)
+                case _:
+                    self._begin(request, now_s)
+
+    def _begin(self, request: Any, now_s: float) -> None:
+        # also when this node is leaving: the router sent it before it knew, and will send no more
+        try:
+            self._leg.begin(request, now_s)
+        except BatonError as error:
+            for handoff_id in (request.handoff_id, *request.forks):
+                self._router.send_failed(handoff_id, request.attempt, error)
 
     def _step(self, now_s: float) -> None:
         self._could_step = self._awaits_grammar = False
@@ -190,7 +215,7 @@ class EngineLoop:
         # a step whose requests were all aborted has no outputs, but there may be room now
         self._could_step = was_in_flight or bool(outputs)
         self._awaits_grammar = self._core.awaits_grammar
-        done_s = time.monotonic()
+        done_s = self._clock()
         for output in outputs:
             if output.has_failed:
                 self._leg.fail(output.key, failure_of(output), done_s)

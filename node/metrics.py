@@ -6,6 +6,7 @@ Owns the metrics that every node has and those of handoffs that it received. The
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from typing import Protocol
 
 from prometheus_client import Counter, Histogram
@@ -13,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.scheduler.request import RequestOutput
+from engine.scheduler.step_costs import StepCosts
 from wire.messages import HandoffFigures, NodeStatus
 
 _LOCAL_CACHE, _TRANSFER = "local_cache_hit", "external_kv_transfer"
@@ -22,8 +24,11 @@ _HANDOFF_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3
 class NodeCollector(Collector):
     """Asks the engine and the leg for their figures at each scrape."""
 
-    def __init__(self, status: Callable[[], NodeStatus], leg_metrics: Callable[[], Iterable[Metric]]) -> None:
+    def __init__(
+        self, status: Callable[[], NodeStatus], costs: StepCosts, leg_metrics: Callable[[], Iterable[Metric]]
+    ) -> None:
         self._status = status
+        self._costs = costs
         self._leg_metrics = leg_metrics
 
     def collect(self) -> Iterable[Metric]:
@@ -40,7 +45,16 @@ class NodeCollector(Collector):
         usage = status.num_held_blocks / total if total else 0.0
         yield GaugeMetricFamily("baton:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", usage)
         yield CounterMetricFamily("baton:num_preemptions", "Requests computed again", status.num_preemptions)
+        yield from self._step_costs()
         yield from self._leg_metrics()
+
+    def _step_costs(self) -> Iterable[Metric]:
+        parts = GaugeMetricFamily("baton:step_cost_seconds", "Fitted time of a step, by what is in it", labels=["part"])
+        for part, seconds in asdict(self._costs.cost).items() if self._costs.cost is not None else ():
+            parts.add_metric([part.removesuffix("_s")], seconds)
+        yield parts
+        doc = "How far predictions of steps were off lately, as a share of the step"
+        yield GaugeMetricFamily("baton:step_cost_relative_error", doc, self._costs.relative_error)
 
 
 class CountsRejections(Protocol):
@@ -70,7 +84,8 @@ class StepCounters:
         )
         self._cached, self._transferred = self._prompt.labels(_LOCAL_CACHE), self._prompt.labels(_TRANSFER)
         self._computed = Counter("baton:computed_tokens", "Tokens computed in steps", registry=None)
-        self._generated = Counter("baton:generation_tokens", "Tokens sampled", registry=None)
+        self._generated = Counter("baton:generation_tokens", "Tokens of outputs", registry=None)
+        self._forced = Counter("baton:forced_tokens", "Tokens of outputs that a grammar forced", registry=None)
         self._steps = Counter("baton:steps", "Steps computed", registry=None)
 
     def count(self, outputs: Sequence[RequestOutput]) -> None:
@@ -78,7 +93,9 @@ class StepCounters:
         self._steps.inc()
         self._computed.inc(sum(output.num_step_tokens for output in outputs))
         sampled = [output for output in outputs if output.token is not None]
-        self._generated.inc(len(sampled))
+        num_forced = sum(len(output.forced) for output in sampled)
+        self._generated.inc(len(sampled) + num_forced)
+        self._forced.inc(num_forced)
         self._cached.inc(sum(output.num_cached_tokens for output in sampled if output.output_index == 0))
 
     def count_delivered(self, num_tokens: int, num_cached_tokens: int) -> None:
@@ -88,7 +105,7 @@ class StepCounters:
 
     def metrics(self) -> Iterable[Metric]:
         """As Prometheus counters."""
-        for counter in (self._prompt, self._computed, self._generated, self._steps):
+        for counter in (self._prompt, self._computed, self._generated, self._forced, self._steps):
             yield from counter.collect()
 
 

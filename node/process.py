@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -32,24 +34,29 @@ from node.router_link import RouterLink
 from node.settings import NodeSettings
 from node.stopper import Stopper
 from program.clock import host_clock
-from program.events import GRAPHS, WEIGHTS, Loading, Ready, emit
+from program.events import GRAPHS, WEIGHTS, Drained, Loading, Ready, emit
 from program.process import configure_logging, freeze_startup_objects, keep_freed_memory, start_authenticator
+from program.watchdog import Beat, Watchdog
 from wire import links
 from wire.errors import InvalidSetting
+from wire.keys import ADMITTED, ROUTER, KeyRing
 from wire.messages import Hello
 
 _EVENT_INTERVAL_S = 0.2
+THREAD_LIMIT_S = 60.0
+"""How long a thread may be still that turns several times a second; what it waits for within a turn has 10 s."""
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """The parts from which a role builds its leg: the engine that was built for it, and the id and epoch of this
-    node."""
+    """The parts from which a role builds its leg: the engine that was built for it, the id and epoch of this node, and
+    what makes the beat of a thread, by its name."""
 
     engine: Engine
     node_id: str
     epoch: int
+    watch: Callable[[str], Beat]
 
 
 class Role(Protocol):
@@ -75,60 +82,84 @@ class Role(Protocol):
         ...
 
 
-RoleFactory = Callable[[NodeSettings, Context, links.LinkSettings], Role]
+class RoleFactory(Protocol):
+    """Makes a role; its class."""
+
+    name: str
+
+    def __call__(self, settings: NodeSettings, context: Context, link_settings: links.LinkSettings, /) -> Role:
+        """`link_settings`: for the connections with other nodes."""
+        ...
 
 
 def run_node(settings: NodeSettings, make_role: RoleFactory) -> None:
     """Serve until told to stop. Raises `BatonError` when the node cannot start or is refused."""
     _prepare_process(settings)
-    key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
-    links.require_key_beyond_loopback(settings.host, key)
-    link_settings = links.LinkSettings(cluster_key=key)
+    keys = KeyRing(Path(settings.cluster_key), make_role.name) if settings.cluster_key else None
+    to_router = links.LinkSettings(cluster_key=keys.towards(ROUTER) if keys else None)
+    to_peers = links.LinkSettings(cluster_key=keys.towards(*ADMITTED[make_role.name]) if keys else None)
+    links.require_key_beyond_loopback(settings.host, to_peers.cluster_key)
     with Stopper(settings.shutdown_timeout_s) as stopper, ExitStack() as stack:
         context: Context = zmq.Context()
         stack.callback(context.destroy, linger=0)
-        authenticator = start_authenticator(context, key)
+        authenticator = start_authenticator(context, keys)
         if authenticator is not None:
             stack.callback(authenticator.stop)
-        role = make_role(settings, context, link_settings)
+        if keys is not None:
+            signal.signal(signal.SIGHUP, lambda *_: keys.reload())
+        role = make_role(settings, context, to_peers)
         stack.callback(role.close)
-        _serve(settings, context, link_settings, role, stopper)
+        _serve(settings, context, to_router, role, stopper)
 
 
 def _serve(
-    settings: NodeSettings, context: Context, link_settings: links.LinkSettings, role: Role, stopper: Stopper
+    settings: NodeSettings, context: Context, to_router: links.LinkSettings, role: Role, stopper: Stopper
 ) -> None:
     node_id = settings.node_id or f"{role.name}-{secrets.token_hex(3)}"
     router_address = links.parse_address(settings.router, "--router")
     with ExitStack() as stack:
         engine = build_engine(settings, role.allocate, _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS))
         stack.callback(engine.device.close)
-        parts = NodeParts(engine, node_id, epoch=secrets.randbits(63))
+        engine.learn_costs()
+        watchdog = Watchdog()
+        watch = partial(watchdog.beat, limit_s=THREAD_LIMIT_S)
+        parts = NodeParts(engine, node_id, secrets.randbits(63), watch)
         leg, peer_address = role.build_leg(parts)
         stack.callback(leg.close)
         core = engine.core
-        health = HealthServer(settings.host, settings.http_port, NodeCollector(core.status, leg.metrics))
+        collector = NodeCollector(core.status, core.costs, leg.metrics)
+        health = HealthServer(settings.host, settings.http_port, collector, lambda: watchdog.complaint)
         stack.callback(health.close)
+        health.watch(watchdog)
         hello = _hello(role.name, parts, settings.max_num_seqs, peer_address, health.address)
-        router = RouterLink(context, router_address, link_settings, hello, core.status, time.monotonic())
+        router = RouterLink(context, router_address, to_router, hello, core.status, time.monotonic())
         stack.callback(router.close)
         health.watch(LinkCollector(router))
-        heartbeat = HeartbeatThread(context, router_address, link_settings, parts.epoch, core.status())
+        beat = watch("heartbeat thread")
+        heartbeat = HeartbeatThread(context, router_address, to_router, parts.epoch, core.status(), beat=beat)
         stack.callback(heartbeat.stop)
         freeze_startup_objects()
-        EngineLoop(core, leg, router, heartbeat, stopper).run(_Announcer(hello, router, health))
+        watchdog.start()
+        stack.callback(watchdog.close)
+        beat = watchdog.beat("engine loop", settings.hang_timeout_s)
+        EngineLoop(core, leg, router, heartbeat, stopper).run(_Announcer(hello, router, health, beat))
+    if stopper.stays_away:
+        emit(Drained(role.name))
 
 
 @dataclass(slots=True)
 class _Announcer:
-    """Called every round: shows on `/health` whether the node is registered, and prints to stdout that it is, once."""
+    """Called every round: tells the watchdog, shows on `/health` whether the node is registered, and prints to stdout
+    that it is, once."""
 
     hello: Hello
     router: RouterLink
     health: HealthServer
+    beat: Beat
     is_done: bool = False
 
     def __call__(self) -> None:
+        self.beat.touch()
         self.health.is_ready = self.router.is_registered
         if self.router.is_registered and not self.is_done:
             self.is_done = True

@@ -28,6 +28,8 @@ from wire.messages import (
     ROUTER_TO_NODE,
     CacheEvents,
     Failed,
+    HandedOver,
+    HandOver,
     Hello,
     Introduce,
     Leaving,
@@ -46,6 +48,9 @@ from wire.request_key import RequestKey
 from wire.session import Session, number_of
 
 ROUTER_TIMEOUT_S = 10.0
+NEXT_KEY_S = 3.0
+"""For so long a router with two keys is waited for before it is dialled by the other one."""
+LEAVE_WAIT_S = 1.0
 FIRST_RETRY_S, LAST_RETRY_S = 2.0, 30.0
 _CLOSE_LINGER_MS = 500
 _MAX_HASHES = 2**16
@@ -67,8 +72,8 @@ class RouterLink:
     ) -> None:
         self.socket = links.open_socket(context, zmq.DEALER, settings)
         self.socket.setsockopt(zmq.IDENTITY, control_identity(hello.epoch))
-        links.connect(self.socket, address, settings)
-        self._address, self._settings = address, settings
+        self._address, self._settings, self._num_dialled = address, settings, 0
+        self._dialled = links.connect(self.socket, address, settings)
         self.num_rejected_messages = 0
         self._hello = hello
         self._status = status
@@ -77,6 +82,8 @@ class RouterLink:
         self._was_registered = self._is_void = self._owes_pong = False
         self._heard_s = self._dialled_s = self._retry_s = now_s
         self._retry_delay_s = FIRST_RETRY_S
+        self._left_at: int | None = None
+        self._leave_until_s = 0.0
         self._introduce()
 
     @property
@@ -158,9 +165,20 @@ class RouterLink:
         keys = [live_key(*key) for key in live()][:_MAX_LIVE]
         self._send_unnumbered(Pong(session.number, session.sent, session.received, b"".join(keys)))
 
-    def leave(self) -> None:
+    def send_handed_over(self, order: HandOver, num_tokens: int) -> None:
+        """Answer a `HandOver`."""
+        self.send(HandedOver(self._epoch, order.handoff_id, order.next_attempt, num_tokens))
+
+    def leave(self, now_s: float) -> None:
         """Ask the router to route nothing more here."""
         self.send(Leaving(self._epoch))
+        self._leave_until_s = now_s + LEAVE_WAIT_S
+        self._left_at = None if self._session is None else self._session.sent
+
+    def has_left(self, now_s: float) -> bool:
+        """Whether everything has come that the router sent before it heard that this node leaves; also when it does not
+        answer for `LEAVE_WAIT_S`."""
+        return self._left_at is None or now_s >= self._leave_until_s
 
     def close(self) -> None:
         """Close the connection; what was sent before has `_CLOSE_LINGER_MS` to reach the router."""
@@ -185,6 +203,8 @@ class RouterLink:
             session.acknowledge(message.received)
             if session.lacks(message.sent):
                 self._ask(session)
+            elif self._left_at is not None and message.received >= self._left_at:
+                self._left_at = None
         elif isinstance(message, Resume) and session is not None and self._is_of_session(message.session):
             again = session.since(message.first)
             if again is None:
@@ -234,14 +254,17 @@ class RouterLink:
     def _look_for_silence(self, now_s: float) -> None:
         if now_s - self._heard_s >= ROUTER_TIMEOUT_S and self._session is not None:
             self._end_session(f"the router was silent for {ROUTER_TIMEOUT_S:g} s")
-        if now_s - max(self._heard_s, self._dialled_s) >= ROUTER_TIMEOUT_S:
+        patience_s = ROUTER_TIMEOUT_S if links.num_expected_keys(self._settings) == 1 else NEXT_KEY_S
+        if now_s - self._dialled_s >= patience_s and now_s - self._heard_s >= patience_s:
             self._dial_again(now_s)
 
     def _dial_again(self, now_s: float) -> None:
-        """Make a new connection: somebody else may have taken this node's identity, and its answers with it."""
+        """Make a new connection: somebody else may have taken this node's identity, and its answers with it; or the
+        router has another of the keys by which it may be known."""
         self._dialled_s = now_s
-        self.socket.disconnect(self._address)
-        links.connect(self.socket, self._address, self._settings)
+        self._num_dialled += 1
+        self.socket.disconnect(self._dialled)
+        self._dialled = links.connect(self.socket, self._address, self._settings, self._num_dialled)
         self._introduce()
 
     def _send_unnumbered(self, message: object) -> None:

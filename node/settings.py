@@ -17,7 +17,11 @@ class NodeSettings(EngineSettings):
 
     router: str = setting("tcp://127.0.0.1:8001", "control address of the router, as it prints it")
     host: str = setting("127.0.0.1", "address this node listens on; beyond loopback a cluster key is needed")
-    port: int = setting(0, "port for other nodes, on which a decode node takes KV; 0: chosen by the system")
+    port: int = setting(
+        0,
+        "port for other nodes; a decode node has one for each transport that listens, from this one on, and hands "
+        "requests over on the next; 0: chosen by the system",
+    )
     http_port: int = setting(0, "port of /health and /metrics; 0: chosen by the system")
     node_id: str = setting("", "name of this node, kept over its restarts; empty: a random one")
     kv_transport: str = setting("auto", "how KV travels between nodes", choices=("auto", "shm", "zmq", "nixl", "nccl"))
@@ -28,7 +32,8 @@ class NodeSettings(EngineSettings):
     )
     lease_s: float = setting(10.0, "seconds after which blocks held for a silent peer are released")
     cpu_affinity: str = setting("", "cores this process may use, for example 0 or 2,3; empty: all")
-    cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
+    cluster_key: str = setting("", "file with the deployment's or this role's key, read again on SIGHUP (`baton key`)")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
+    hang_timeout_s: float = setting(300.0, "seconds after which a step that does not end ends the node; 0: never")
     log_level: str = setting("info", "how much is logged to stderr", choices=LOG_LEVELS)
     log_format: str = setting("text", "lines for people, or one JSON object per line", choices=LOG_FORMATS)

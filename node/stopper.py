@@ -1,4 +1,7 @@
-"""Stopping: the first SIGTERM or SIGINT asks a program to finish its requests, the second one to end now."""
+"""Stopping: the first SIGTERM or SIGINT asks a program to finish its requests, the second one to end now.
+
+The router may ask it to finish, too; then the first signal changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,9 @@ class Stopper:
 
     def __init__(self, timeout_s: float) -> None:
         self.is_asked = False
+        self.stays_away = False
+        """Whether the router wants that nobody starts this program again."""
+        self._num_signals = 0
         self.wakeup, self._signal = socket.socketpair()
         self.wakeup.setblocking(False)
         self._signal.setblocking(False)
@@ -40,6 +46,12 @@ class Stopper:
         """Whether the time to finish is over."""
         return self.is_asked and now_s >= self._deadline_s
 
+    def ask(self, now_s: float, *, starts_again: bool) -> None:
+        """Ask to finish, as the first signal does."""
+        self.stays_away = not starts_again
+        if not self.is_asked:
+            self.is_asked, self._deadline_s = True, now_s + self._timeout_s
+
     def drain(self) -> None:
         """Empty the wake-up socket."""
         try:
@@ -49,5 +61,9 @@ class Stopper:
             return
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._deadline_s = 0.0 if self.is_asked else time.monotonic() + self._timeout_s
+        self._num_signals += 1
+        if self._num_signals > 1:
+            self._deadline_s = 0.0
+        elif not self.is_asked:
+            self._deadline_s = time.monotonic() + self._timeout_s
         self.is_asked = True

@@ -29,19 +29,15 @@ from kvtransfer.commands import (
     PushComputed,
     PushLayers,
     Rejected,
-    SendingCommand,
-    SendingNotice,
 )
 from kvtransfer.layers import LayerProgress
-from kvtransfer.mailbox import Mailbox
-from kvtransfer.sending import SendingSide
-from kvtransfer.thread import TransferThread
+from kvtransfer.sending_end import SendingEnd
 from node.choices import choice_keys
 from node.events import token_event
 from node.first_steps import FirstSteps
 from node.metrics import StepCounters, counters_as_metrics
 from wire.errors import BatonError, InvalidMessage, RequestFailed
-from wire.messages import Prefill, TokenEvent
+from wire.messages import HandOver, Prefill, TokenEvent
 from wire.request_key import RequestKey
 
 
@@ -68,23 +64,20 @@ class _WatchedStep:
 
 
 class PrefillLeg:
-    """See `node.loop.Leg`. `thread` runs `sending`, whose counters are read here. `layer_ends`: see `KvLayout`.
+    """See `node.loop.Leg`. `end` is its sending side, closed with it. `layer_ends`: see `KvLayout`.
     `first_steps` holds the prompts whose first token is still to come.
     """
 
     def __init__(
         self,
         core: EngineCore,
-        sending: SendingSide,
-        thread: TransferThread[SendingCommand],
-        notices: Mailbox[SendingNotice],
+        end: SendingEnd,
         layer_ends: Sequence[int],
         first_steps: FirstSteps,
     ) -> None:
         self._core = core
-        self._sending = sending
-        self._thread = thread
-        self._notices = notices
+        self._end = end
+        self._thread = end.thread
         self._layer_ends = layer_ends
         self._prompts: dict[RequestKey, _Prompt] = {}
         self._prompt_of: dict[RequestKey, _Prompt] = {}
@@ -105,7 +98,7 @@ class PrefillLeg:
 
     def wait_on(self) -> Sequence[Any]:
         """The sending side's notices."""
-        return [self._notices.wakeup]
+        return [self._end.notices.wakeup]
 
     def begin(self, request: Any, now_s: float) -> None:
         """Compute a prompt for a handoff. Raises `BatonError`."""
@@ -136,6 +129,10 @@ class PrefillLeg:
             )
         )
 
+    def hand_over(self, order: HandOver, now_s: float) -> int:
+        """See `Leg`. A prefill node generates nothing."""
+        return 0
+
     def cancel(self, key: RequestKey, now_s: float) -> None:
         """See `Leg`."""
         prompt = self._prompt_of.get(key)
@@ -153,7 +150,7 @@ class PrefillLeg:
     def poll(self, now_s: float) -> None:
         """See `Leg`."""
         self._thread.require_alive()
-        for notice in self._notices.take():
+        for notice in self._end.notices.take():
             prompt = self._prompts.pop(notice.key, None)
             if prompt is None:
                 continue
@@ -241,9 +238,8 @@ class PrefillLeg:
         """See `Leg`."""
         yield from self._counters.metrics()
         help_text = "Handoffs sent by this node, since its start"
-        yield from counters_as_metrics("baton:kv_send_", help_text, asdict(self._sending.counters))
+        yield from counters_as_metrics("baton:kv_send_", help_text, asdict(self._end.side.counters))
 
     def close(self) -> None:
         """See `Leg`."""
-        self._thread.close()
-        self._notices.close()
+        self._end.close()

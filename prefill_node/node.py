@@ -5,15 +5,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from engine.runner.kv_memory import ByteArray, allocate_private
-from kvtransfer.commands import SendingNotice
 from kvtransfer.facts import SendingFacts
 from kvtransfer.integrity import resolve
-from kvtransfer.mailbox import Mailbox
 from kvtransfer.process_identity import this_process
-from kvtransfer.pusher import Pusher
-from kvtransfer.sender_connections import open_listener
-from kvtransfer.sending import SendingSide
-from kvtransfer.thread import TransferThread
+from kvtransfer.sending_end import ListenAt, open_sending_end
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_pool
 from node.first_steps import FirstSteps
 from node.loop import Leg
@@ -58,13 +53,9 @@ class PrefillRole:
         )
         senders = SenderFactory(self._transports, self._memory, pool)
         self._opened.callback(senders.close)
-        link, address = open_listener(self._context, self._settings.host, self._settings.port, self._links)
-        notices: Mailbox[SendingNotice] = Mailbox()
-        pusher = Pusher(pool, facts.checksum)
-        sending = SendingSide(facts, link, senders, pusher, notices)
-        thread = TransferThread(sending, "kv-sending", pool.enter)
-        thread.start()
-        return PrefillLeg(parts.engine.core, sending, thread, notices, layout.layer_ends, FirstSteps()), address
+        at = ListenAt(self._context, self._settings.host, self._settings.port, self._links)
+        end, address = open_sending_end(facts, at, senders, pool, parts.watch("kv-sending thread"))
+        return PrefillLeg(parts.engine.core, end, layout.layer_ends, FirstSteps()), address
 
     def close(self) -> None:
         """Close the resources that the transports share, then the pool's memory."""

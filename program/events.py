@@ -1,4 +1,4 @@
-"""Events that a program of Baton prints to stdout while it starts: its progress, and that it is ready.
+"""Events that a program of Baton prints to stdout: the progress of its start, that it is ready, that it was drained.
 
 Owns the writing and the parsing of such a line: one JSON object, `{"event": "ready", ...}`, when a program reads it,
 and words when a person does at a terminal. Does not know which programs write and read.
@@ -40,7 +40,14 @@ class Ready:
     peer_address: str = ""
 
 
-Event = Loading | Ready
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The program ends because an operator has drained it: nobody should start it again."""
+
+    role: str
+
+
+Event = Loading | Ready | Drained
 
 
 def emit(event: Event) -> None:
@@ -59,6 +66,8 @@ def parse_event(line: str) -> Event | None:
         case {"event": "ready", "role": str(role)}:
             addresses = {name: fields.get(name, "") for name in ("address", "control_address", "peer_address")}
             return Ready(role, **addresses) if all(isinstance(text, str) for text in addresses.values()) else None
+        case {"event": "drained", "role": str(role)}:
+            return Drained(role)
         case {"event": "loading", "role": str(role), "done": int(done), "total": int(total)}:
             return Loading(role, done, total, GRAPHS if fields.get("stage") == GRAPHS else WEIGHTS)
         case _:
@@ -79,6 +88,8 @@ def _for_person(event: Event) -> str:
         else:
             line = f"loading weights [{bar}] {event.done / 1e6:.0f} of {event.total / 1e6:.0f} MB"
         return f"\r{line}" + "\n" * (event.done == event.total)
+    if isinstance(event, Drained):
+        return f"{event.role} is drained\n"
     line = f"{event.role} ready at {event.address}"
     if event.control_address:
         line += f", nodes join with --router {event.control_address}"

@@ -10,12 +10,13 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import zmq
 import zmq.auth.thread
 
 from wire.errors import BatonError
-from wire.links import ZAP_DOMAIN, ClusterKey
+from wire.links import ZAP_DOMAIN
 
 _MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
 _KEEP_BYTES = 2**30
@@ -93,23 +94,31 @@ def freeze_startup_objects() -> None:
     gc.freeze()
 
 
-@dataclass(frozen=True, slots=True)
-class _OnlyKey:
-    """ZAP decision: the one public key of the deployment. pyzmq hands over keys in Z85, as ours is."""
+class Admitting(Protocol):
+    """Knows the public keys of those that may connect to this program."""
 
-    public: bytes
+    def admits(self, public: bytes) -> bool:
+        """Whether the program with that key may."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _OnlyAdmitted:
+    """ZAP decision. pyzmq hands over keys in Z85, as ours are."""
+
+    keys: Admitting
 
     def callback(self, domain: str, key: bytes) -> bool:
-        return key == self.public
+        return self.keys.admits(key)
 
 
 def start_authenticator(
-    context: zmq.Context[zmq.Socket[bytes]], key: ClusterKey | None
+    context: zmq.Context[zmq.Socket[bytes]], keys: Admitting | None
 ) -> zmq.auth.thread.ThreadAuthenticator | None:
-    """With a cluster key, let only programs that hold it connect to the sockets of `context`."""
-    if key is None:
+    """With a cluster key, let only programs that it admits connect to the sockets of `context`."""
+    if keys is None:
         return None
     authenticator = zmq.auth.thread.ThreadAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve_callback(ZAP_DOMAIN, _OnlyKey(key.public))
+    authenticator.configure_curve_callback(ZAP_DOMAIN, _OnlyAdmitted(keys))
     return authenticator

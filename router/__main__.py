@@ -14,6 +14,7 @@ import hmac
 import os
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from program.command_line import CommandParser
 from program.events import Ready, emit
 from program.process import configure_logging, freeze_startup_objects, report_errors, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve
+from program.watchdog import Watchdog
 from router.access.audit import AuditLog
 from router.access.guard import Guard, require_keys_beyond_loopback
 from router.access.keys import KEY_VARIABLE
@@ -35,36 +37,57 @@ from router.admission.admission import Admission, AdmissionSettings
 from router.admission.metrics import AccessMetrics
 from router.app import build_app
 from router.control import ControlLink
+from router.http.inherited import inherited_sockets
 from router.http.limits import HttpLimits
 from router.http.server import HttpServer
+from router.lives import Lives
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
 from router.openai.request_templates import RequestTemplates
+from router.placement import Goals
 from router.policies import make_policy
 from router.relay import Relay, RelaySettings
 from router.request_log import Observer
-from router.served_model import load_served_models
+from router.resume.logs import Folder, Memory
+from router.resume.streams import Streams
+from router.served_model import ServedModel, load_served_models
 from router.settings import RouterSettings
 from router.tracing import open_tracing
 from wire import links
 from wire.errors import InvalidSetting, Overloaded
+from wire.keys import ROUTER, KeyRing
+from wire.messages import PREFILL
 
 _CLOSE_TIMEOUT_S = 2.0
+_LOOP_LIMIT_S = 60.0
+"""An event loop that stands for so long ends the router: its clients get nothing, and a new one starts in a second."""
 # a look through all objects found nothing and took 0.3 s with 5,000 connections: it comes ten times as rarely as usual
 _COLLECT_AFTER = (700, 10, 100)
 
 
-async def serve(settings: RouterSettings) -> None:
-    """Serve until told to stop. Raises `BatonError` when the router cannot start."""
+def _load(settings: RouterSettings) -> list[ServedModel]:
+    """What of a start takes long and is the same in every life. Raises `BatonError`."""
     configure_logging(settings.log_level, settings.log_format)
-    key = links.ClusterKey.from_file(Path(settings.cluster_key)) if settings.cluster_key else None
-    guard = _guard(settings, key)
     templates = RequestTemplates() if settings.trust_request_chat_template else None
     parsers = ParserNames(settings.tool_call_parser, settings.reasoning_parser)
-    models = load_served_models(
-        settings.model, settings.served_model_name, settings.more_models, int(time.time()), templates, parsers
+    return load_served_models(
+        settings.model,
+        settings.served_model_name,
+        settings.more_models,
+        int(time.time()),
+        templates,
+        parsers,
+        settings.generation_config,
     )
+
+
+async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None:
+    """Serve until told to stop. Raises `BatonError` when the router cannot start."""
+    keys = KeyRing(Path(settings.cluster_key), ROUTER) if settings.cluster_key else None
+    sockets = inherited_sockets(settings.listen_fds, "--listen-fds")
+    hosts = [str(each.getsockname()[0]) for each in sockets] or [settings.host]
+    guard = _guard(settings, hosts, keys)
     registry = NodeRegistry(
         {model.name: model.fingerprint for model in models}, {model.name: model.tokenizer_digest for model in models}
     )
@@ -73,16 +96,19 @@ async def serve(settings: RouterSettings) -> None:
             stack.callback(model.prompts.close)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
-        authenticator = start_authenticator(context, key)
+        authenticator = start_authenticator(context, keys)
         if authenticator is not None:
             stack.callback(authenticator.stop)
+        control_host, control_fd = _control_address(settings)
         try:
             control = ControlLink(
                 context,
-                settings.control_host,
+                control_host,
                 settings.control_port,
-                links.LinkSettings(cluster_key=key),
+                links.LinkSettings(cluster_key=keys.towards(PREFILL) if keys else None),
                 registry,
+                control_fd,
+                is_of_role=keys.is_of if keys and keys.tells_roles else None,
             )
         except InvalidSetting as error:
             raise InvalidSetting(f"--control-host, --control-port: {error}") from None
@@ -108,7 +134,11 @@ async def serve(settings: RouterSettings) -> None:
             tracing = open_tracing(settings.otlp_traces_endpoint)
             stack.callback(tracing.close)
             observers.append(tracing.observe)
-        app = build_app(endpoints, registry, metrics, settings, _http_limits(settings), observers)
+        streams = _streams(settings)
+        if streams is not None:
+            stack.callback(streams.close)
+            metrics.include(streams)
+        app = build_app(endpoints, registry, metrics, settings, _http_limits(settings), observers, streams)
         tls = _tls(settings)
         audit = AuditLog(settings.audit_log) if settings.audit_log else None
         if guard is not None:
@@ -116,12 +146,16 @@ async def serve(settings: RouterSettings) -> None:
         if audit is not None:
             stack.callback(audit.close)
             audit.watch(app)
-        _on_hangup([part.reload for part in (guard, tls, audit) if part is not None])
-        address = await _listen(app, settings, stack, tls)
+        _on_hangup([part.reload for part in (guard, tls, audit, keys) if part is not None])
+        address = await _listen(app, settings, sockets, stack, tls)
         control.start(relay)
         freeze_startup_objects()
         gc.set_threshold(*_COLLECT_AFTER)
-        metrics.loop_lag.start()
+        watchdog = Watchdog()
+        metrics.include(watchdog)
+        watchdog.start()
+        stack.callback(watchdog.close)
+        metrics.loop_lag.start(watchdog.beat("event loop", _LOOP_LIMIT_S))
         stack.callback(metrics.loop_lag.stop)
         emit(Ready("router", address, control.address))
         await _until_stopped(endpoints, relay, settings.shutdown_timeout_s)
@@ -134,8 +168,18 @@ def _relay(settings: RouterSettings, registry: NodeRegistry, control: ControlLin
         settings.max_attempts,
         settings.request_timeout_s,
         settings.node_wait_s,
+        _goals(settings),
     )
     return Relay(registry, control, make_policy(settings.prefill_policy), make_policy(settings.decode_policy), limits)
+
+
+def _goals(settings: RouterSettings) -> Goals | None:
+    """Raises `InvalidSetting`."""
+    if min(settings.goal_ttft_ms, settings.goal_tpot_ms) < 0:
+        raise InvalidSetting("--goal-ttft-ms and --goal-tpot-ms must not be negative")
+    if not (settings.goal_ttft_ms or settings.goal_tpot_ms):
+        return None
+    return Goals(settings.goal_ttft_ms / 1000, settings.goal_tpot_ms / 1000)
 
 
 def _http_limits(settings: RouterSettings) -> HttpLimits:
@@ -146,16 +190,34 @@ def _http_limits(settings: RouterSettings) -> HttpLimits:
     )
 
 
-def _guard(settings: RouterSettings, cluster_key: links.ClusterKey | None) -> Guard | None:
-    """The guard of the HTTP endpoint, None without API keys. Raises `InvalidSetting` when keys are missing or bad."""
+def _control_address(settings: RouterSettings) -> tuple[str, int]:
+    """Where nodes dial, and the descriptor that ZMQ takes over, -1 without one. Raises `InvalidSetting`."""
+    if settings.control_fd < 0:
+        return settings.control_host, -1
+    (inherited,) = inherited_sockets([settings.control_fd], "--control-fd")
+    return str(inherited.getsockname()[0]), inherited.detach()
+
+
+def _guard(settings: RouterSettings, hosts: Sequence[str], keys: KeyRing | None) -> Guard | None:
+    """The guard of the HTTP endpoint at `hosts`, None without API keys. Raises `InvalidSetting` when keys are missing
+    or bad."""
     api_key = os.environ.get(KEY_VARIABLE, "")
     has_keys = bool(settings.api_key_file or api_key)
-    require_keys_beyond_loopback(settings.host, has_keys, settings.allow_unauthenticated)
+    for host in hosts:
+        require_keys_beyond_loopback(host, has_keys, settings.allow_unauthenticated)
     if not has_keys:
         return None
     # with a cluster key nodes find what they have cached again when the router restarts
-    secret = secrets.token_bytes(32) if cluster_key is None else hmac.digest(cluster_key.secret, b"cache", "sha256")
+    secret = secrets.token_bytes(32) if keys is None else hmac.digest(keys.secret, b"cache", "sha256")
     return Guard(Path(settings.api_key_file) if settings.api_key_file else None, api_key, secret)
+
+
+def _streams(settings: RouterSettings) -> Streams | None:
+    """The streams that can be resumed, None when none can. Raises `InvalidSetting`."""
+    if settings.resumable_streams_s <= 0:
+        return None
+    place = Folder(Path(settings.journal_dir)) if settings.journal_dir else Memory()
+    return Streams(place, settings.resumable_streams_s)
 
 
 def _tls(settings: RouterSettings) -> ServerTls | None:
@@ -186,11 +248,16 @@ def _admission(settings: RouterSettings, relay: Relay) -> Admission:
 
 
 async def _listen(
-    app: web.Application, settings: RouterSettings, stack: contextlib.AsyncExitStack, tls: ServerTls | None
+    app: web.Application,
+    settings: RouterSettings,
+    sockets: Sequence[socket.socket],
+    stack: contextlib.AsyncExitStack,
+    tls: ServerTls | None,
 ) -> str:
     server = await stack.enter_async_context(HttpServer(app, _CLOSE_TIMEOUT_S))
+    context = None if tls is None else tls.context
     try:
-        host, port = await server.listen(settings.host, settings.port, ssl_context=None if tls is None else tls.context)
+        host, port = await server.listen(settings.host, settings.port, sockets, ssl_context=context)
     except OSError as error:
         # asyncio wraps the system's message in its own; errors of name resolution have negative numbers and only a text
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
@@ -225,12 +292,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_flags(parser, RouterSettings)
     flags = parser.parse(argv)
 
+    status = 0
+
     def run() -> None:
+        nonlocal status
         if flags.config:
             check_file_keys(flags.config, RouterSettings)
         settings = resolve(RouterSettings, flags)
+        models = _load(settings)
+        # only who has sockets to hand on can die and be followed by another
+        status = Lives(lambda: _live(settings, models)).run() if settings.listen_fds else _live(settings, models)
+
+    return report_errors(run) or status
+
+
+def _live(settings: RouterSettings, models: Sequence[ServedModel]) -> int:
+    def run() -> None:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(serve(settings))
+            runner.run(serve(settings, models))
 
     return report_errors(run)
 

@@ -1,18 +1,21 @@
 """The aiohttp application: routes, error envelope, request ids.
 
-Owns what all endpoints share. Every error, also one that aiohttp raises by itself, is answered as JSON in the OpenAI
-envelope, and every answer carries `x-request-id`: the client's own if it sent a sane one. An internal bug is answered
-with status 500 and without details.
+Owns what all endpoints share. Every error, also one that aiohttp raises by itself, is answered as JSON in the envelope
+of its interface, and every answer carries `x-request-id`: the client's own if it sent a sane one. An internal bug is
+answered with status 500 and without details.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from router.admin import Admin
+from router.anthropic.errors import is_of_messages, messages_error
 from router.cors import CorsPolicy
 from router.debug_endpoints import DebugEndpoints
 from router.docs.serving import add_docs
@@ -29,6 +32,8 @@ from router.page.relay_view import RelayView
 from router.page.serving import Page
 from router.request_ids import REQUEST_ID, choose_request_id
 from router.request_log import DEFAULT_NUM_KEPT, Observer, RequestLog, log_request
+from router.resume.requests import add_resuming
+from router.resume.streams import Streams
 from router.settings import RouterSettings
 from router.trailing_slashes import serve_trailing_slashes
 from wire.errors import BatonError
@@ -45,8 +50,9 @@ def build_app(
     settings: RouterSettings,
     limits: HttpLimits,
     observers: Sequence[Observer] = (),
+    streams: Streams | None = None,
 ) -> web.Application:
-    """The application of one router; `observers` are told of ended requests.
+    """The application of one router; `observers` are told of ended requests. `streams`: those that can be resumed.
 
     Raises `InvalidSetting` when the settings of cross-origin requests do not fit.
     """
@@ -73,12 +79,17 @@ def build_app(
     app.router.add_post("/v1/chat/completions", endpoints.chat)
     app.router.add_post("/v1/completions", endpoints.completions)
     app.router.add_post("/v1/responses", endpoints.responses)
+    app.router.add_post("/v1/messages", endpoints.messages)
+    app.router.add_post("/v1/messages/count_tokens", endpoints.count_tokens)
     app.router.add_get("/v1/models", endpoints.models)
     app.router.add_get("/v1/models/{name:.+}", endpoints.model)
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", render_metrics)
     Operations(endpoints, nodes, settings).add_routes(app)
+    Admin(endpoints.relay, nodes).add_routes(app)
     Tokenizing(endpoints).add_routes(app)
+    if streams is not None:
+        add_resuming(app, streams)
     if settings.enable_debug_endpoints:
         DebugEndpoints(requests).add_routes(app)
     if not settings.no_page:
@@ -98,18 +109,16 @@ async def _envelope(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         response = await handler(request)
     except BatonError as error:
-        response = _error_response(error)
+        response = _error_response(request, error)
     except web.HTTPException as error:
-        response = web.Response(
-            status=error.status, body=json_bytes(http_layer_body(error.status)), content_type="application/json"
-        )
+        response = _failed(request, error.status, http_layer_body(error.status))
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
     except ConnectionError:
         raise  # the client is gone, or a stream was broken off on purpose
     except Exception as error:  # the outer edge of one request: the others go on
         _log.exception("request %s failed", request_id)
-        response = _error_response(error)
+        response = _error_response(request, error)
     if not response.prepared:
         response.headers["x-request-id"] = request_id
     return response
@@ -119,13 +128,18 @@ async def _add_request_id(request: web.Request, response: web.StreamResponse) ->
     """Add the id here, because a stream sends its headers before the middleware sees the response."""
     if REQUEST_ID in request:
         response.headers.setdefault("x-request-id", request[REQUEST_ID])
+        if is_of_messages(request):
+            response.headers.setdefault("request-id", request[REQUEST_ID])
 
 
-def _error_response(error: Exception) -> web.Response:
-    response = web.Response(
-        status=status_of(error), body=json_bytes(error_body(error)), content_type="application/json"
-    )
+def _error_response(request: web.Request, error: Exception) -> web.Response:
+    response = _failed(request, status_of(error), error_body(error))
     seconds = retry_after(error)
     if seconds is not None:
         response.headers["Retry-After"] = seconds
     return response
+
+
+def _failed(request: web.Request, status: int, body: dict[str, Any]) -> web.Response:
+    told = messages_error(status, body, request[REQUEST_ID]) if is_of_messages(request) else body
+    return web.Response(status=status, body=json_bytes(told), content_type="application/json")

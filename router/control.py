@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import zmq
 
 from router.nodes import Node, NodeRegistry
+from router.peer_rates import PeerRates
 from router.rubbish import MAX_STRANGER_BYTES, RubbishLog
 from wire import links
 from wire.errors import BatonError, InvalidMessage, Refused
@@ -29,6 +30,7 @@ from wire.messages import (
     ROUTER_TO_NODE,
     CacheEvents,
     Failed,
+    HandedOver,
     Heartbeat,
     Hello,
     Introduce,
@@ -68,6 +70,14 @@ class ControlHandler(Protocol):
         """An attempt ended without finishing."""
         ...
 
+    def on_handed_over(self, handed: HandedOver, node: Node) -> None:
+        """A node answers whether it hands a request over."""
+        ...
+
+    def on_leaving(self, node: Node) -> None:
+        """A node gets no more legs, and finishes those that it has."""
+        ...
+
     def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
         """A node says which attempts it knows, having had every message up to `received`."""
         ...
@@ -100,10 +110,18 @@ class ControlLink:
         port: int,
         settings: links.LinkSettings,
         registry: NodeRegistry,
+        fd: int = -1,
+        clock: Callable[[], float] = time.monotonic,
+        is_of_role: Callable[[bytes, str], bool] | None = None,
     ) -> None:
-        """Listens; what nodes send waits for `start`. Raises `InvalidSetting` when the address cannot be used."""
-        self._rubbish = RubbishLog()
-        self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings)
+        """Listens, with the inherited socket `fd` if there is one; what nodes send waits for `start`. `is_of_role`:
+        whether a public key is one of a role, where roles have different keys. Raises `InvalidSetting` when the address
+        cannot be used."""
+        self._is_of_role = is_of_role
+        self._clock = clock
+        self._rubbish = RubbishLog(clock)
+        self._rates = PeerRates(clock)
+        self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings, fd)
         self._registry = registry
         self._reading: _Reading | None = None
         self._suspects: dict[int, Node] = {}
@@ -162,21 +180,39 @@ class ControlLink:
     def _read(self, handler: ControlHandler) -> None:
         if self._socket.closed:
             return
-        num_events, until_s = 0, time.monotonic() + _MAX_TURN_S
+        num_events, until_s = 0, self._clock() + _MAX_TURN_S
         for _ in range(_MAX_PER_TURN):
-            if num_events >= _MAX_PER_TURN or time.monotonic() > until_s:
+            if num_events >= _MAX_PER_TURN or self._clock() > until_s:
                 break  # each event wakes the task of a stream; what else is due comes before the next of them
             try:
-                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                identity, frames, key = self._receive()
             except zmq.Again:
                 return
             if self._rubbish.is_cut_off(identity):
                 continue
+            if not self._rates.allows(identity, sum(map(len, frames))):
+                self._cut_off(identity, handler)
+                continue
             try:
-                num_events += self._dispatch(identity, frames, handler)
+                num_events += self._dispatch(identity, frames, key, handler)
             except BatonError as error:
                 self._reject(identity, error, handler)
         self._read_soon()
+
+    def _receive(self) -> tuple[bytes, list[bytes], bytes]:
+        """The next message: who sent it, its frames, and the public key of the sender where roles have keys. Raises
+        `zmq.Again`."""
+        if self._is_of_role is None:
+            identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            return identity, frames, b""
+        sender, *parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        key = str(parts[-1].get("User-Id")).encode() if parts else b""
+        return sender.bytes, [part.bytes for part in parts], key
+
+    def _require_role(self, key: bytes, role: str) -> None:
+        """Raises `Refused` when the sender's key is not one of that role."""
+        if self._is_of_role is not None and not self._is_of_role(key, role):
+            raise Refused(f"the cluster key is not one of a {role} node")
 
     def _reject(self, identity: bytes, error: BatonError, handler: ControlHandler) -> None:
         if isinstance(error, Refused):
@@ -185,17 +221,28 @@ class ControlLink:
             node = self._registry.get(epoch_of_identity(identity) or 0)
             self._lose([node] if node is not None else [], "it sends rubbish", handler)
 
-    def _dispatch(self, identity: bytes, frames: list[bytes], handler: ControlHandler) -> int:
-        """Handle one message; the number of its token events."""
+    def _cut_off(self, identity: bytes, handler: ControlHandler) -> None:
+        """Somebody says more than a node has to say."""
+        self._rubbish.cut_off(identity)
+        _log.warning("a connection floods the control port, and is not listened to for a minute")
+        node = self._registry.get(epoch_of_identity(identity) or 0)
+        self._lose([node] if node is not None else [], "it floods the control port", handler)
+
+    def _dispatch(self, identity: bytes, frames: list[bytes], key: bytes, handler: ControlHandler) -> int:
+        """Handle one message from a holder of `key`; the number of its token events."""
         epoch = epoch_of_identity(identity)
         node = None if epoch is None else self._registry.get(epoch)
         if node is None and sum(map(len, frames)) > MAX_STRANGER_BYTES:
             raise InvalidMessage("a long message from a connection that is not a node's")
         message = NODE_TO_ROUTER.decode(frames[-1])
+        named = self._registry.get(message.epoch) if isinstance(message, Heartbeat) else node
+        if named is not None:
+            self._require_role(key, named.role)
         if isinstance(message, Hello):
+            self._require_role(key, message.role)
             self._on_hello(identity, message, handler)
         elif isinstance(message, Heartbeat):
-            if not self._registry.heartbeat(message, time.monotonic()):
+            if not self._registry.heartbeat(message, self._clock()):
                 self._send(control_identity(message.epoch), Introduce())
         elif node is None:
             self._send(identity, Introduce())
@@ -209,7 +256,7 @@ class ControlLink:
         """Whether a message is the next one of a node. Raises `InvalidMessage` when it has no number."""
         if not number:
             raise InvalidMessage("a message of this kind has a number")
-        node.heard_s = time.monotonic()
+        node.heard_s = self._clock()
         if node.session.accept(number):
             return True
         if node.session.must_ask(number):
@@ -220,6 +267,7 @@ class ControlLink:
         if not isinstance(message, Failed) and message.epoch != node.epoch:
             raise InvalidMessage(f"{type(message).__name__} names another epoch than its sender's")
         if isinstance(message, Tokens):
+            node.num_steps += 1
             handler.on_tokens(message)
         elif isinstance(message, Failed):
             handler.on_failed(message, node.epoch)
@@ -227,14 +275,18 @@ class ControlLink:
             handler.on_prompt_logprobs(message)
         elif isinstance(message, CacheEvents):
             self._registry.cache_events(message)
+        elif isinstance(message, HandedOver):
+            handler.on_handed_over(message, node)
         elif isinstance(message, Leaving):
             self._registry.leave(node.epoch)
+            self.is_reachable(node)  # its Ping tells the node that this was heard, behind all that was sent before
+            handler.on_leaving(node)
 
     def _on_session(self, node: Node, message: Pong | Resume, handler: ControlHandler) -> None:
         session = node.session
         if message.session != session.number:
             return  # of an earlier registration: the next Ping tells the node
-        node.heard_s = time.monotonic()
+        node.heard_s = self._clock()
         if isinstance(message, Resume):
             again = session.since(message.first)
             if again is None:
@@ -258,13 +310,13 @@ class ControlLink:
         known = self._registry.get(hello.epoch)
         if known is not None and hello.session != known.session.number and not known.session.is_untouched:
             self._lose([known], "it has given up what it was asked for", handler)
-        earlier = self._registry.predecessor(hello, time.monotonic())
+        earlier = self._registry.predecessor(hello, self._clock())
         if earlier is not None:
             if self.is_reachable(earlier):
                 return  # it may be alive: the answer to the next heartbeat makes the other one ask again
             self._lose([earlier], "it was started again", handler)
-        self._refuse(self._registry.outvoted(hello, time.monotonic()), hello, handler)
-        self._registry.register(hello, time.monotonic())
+        self._refuse(self._registry.outvoted(hello, self._clock()), hello, handler)
+        self._registry.register(hello, self._clock())
         node = self._registry.get(hello.epoch)
         if node is not None:
             self._send(identity, Welcome(node.session.number))
@@ -278,10 +330,10 @@ class ControlLink:
         self._lose(nodes, "most nodes of its model have another KV layout", handler)
 
     async def _ping_forever(self, handler: ControlHandler) -> None:
-        last_s = time.monotonic()
+        last_s = self._clock()
         while True:
             await asyncio.sleep(PING_INTERVAL_S)
-            now_s = time.monotonic()
+            now_s = self._clock()
             # after a pause of this process, silence proves nothing: every node gets the missed time back
             pause_s, last_s = now_s - last_s - PING_INTERVAL_S, now_s
             for node in self._registry.all():

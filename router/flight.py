@@ -3,7 +3,11 @@
 A flight ends in exactly one way: its last delivery carries a finish reason, or an error is handed to its reader, or its
 reader closes it. When an attempt fails (a node reports it, or a node is lost) the next one carries prompt + emitted
 tokens, and tokens of earlier attempts are recognised by their attempt number and dropped. A handoff that failed twice
-is not tried a third time: the decode node computes the prompt itself.
+is not tried a third time: the decode node computes the prompt itself. A request that nodes may have died of is
+not given to others (`router/suspicion.py`).
+
+When its decode node leaves, a flight is moved (`router/moves.py`): another node gets its KV and goes on, as the next
+attempt. If that fails, the one after it computes everything again.
 
 A flight whose reader does not keep up is paused: its legs are cancelled, so that others get its place in the batch, and
 the next attempt begins when the reader has taken everything. Its blocks are in the node's prefix cache meanwhile.
@@ -21,67 +25,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from program.clock import now_us
 from router.cached_tokens import CachedTokens
+from router.flight_context import FlightContext, FlightFigures
 from router.inbox import Inbox
 from router.journal import Delivery, Journal
-from router.legs import Attempt, ControlSender, Legs, RelayRequest, send_legs
-from router.node_wait import NodeWait
+from router.legs import Attempt, Legs, RelayRequest, send_legs
+from router.moves import ASK_AGAIN_S, Move
 from router.nodes import Node
 from router.request_trace import begin_flight
 from router.retries import Retries
-from router.routing import Route, Routing
+from router.route import Route
 from router.scored_prompt import ScoredPrompt
+from router.suspicion import Suspicion
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, NoNode, Overloaded, RequestFailed, TransferFailed, remote_error
-from wire.messages import Failed, HandoffFigures, PromptLogprobs, TokenEvent
+from wire.messages import Cancel, Failed, HandedOver, PromptLogprobs, TokenEvent
 
 _RETRYABLE = (RequestFailed, Overloaded)
 _MAX_TRANSFER_FAILURES = 2
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class RelayCounters:
-    """Counts of what happened to requests. The metrics report them."""
-
-    num_requests: int = 0
-    num_finished: int = 0
-    num_failed: int = 0
-    num_cancelled: int = 0
-    num_retries: int = 0
-    num_handoff_attempts: int = 0
-    num_decode_only_attempts: int = 0
-    num_pauses: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class FlightFigures:
-    """The measurements of one request: `num_cached_tokens` of its prompt were cached where it was computed,
-    `num_attempts` counts from 1, `cached_by_role` is as in `CachedTokens`."""
-
-    num_cached_tokens: int
-    handoff: HandoffFigures | None
-    times: RelayTimes
-    num_attempts: int
-    cached_by_role: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class FlightContext:
-    """The collaborators and limits that all flights of a relay share. `clock` is the host's, see `program.clock`."""
-
-    routing: Routing
-    sender: ControlSender
-    counters: RelayCounters
-    max_attempts: int
-    timeout_s: float
-    node_wait: NodeWait
-    clock: str
 
 
 class Flight:
@@ -96,7 +63,8 @@ class Flight:
         self._index = index
         is_scored = request.params.prompt_logprobs is not None
         scored_prompt = ScoredPrompt(len(request.prompt_ids)) if is_scored else None
-        self._journal = Journal(prompt=scored_prompt, times=RelayTimes(context.clock))
+        emitted_ids = list(request.emitted_ids)
+        self._journal = Journal(prompt=scored_prompt, token_ids=emitted_ids, times=RelayTimes(context.clock))
         self.trace = begin_flight(self.handoff_id, index, len(request.prompt_ids), self._journal)
         self._cached = CachedTokens()
         self._legs: Legs | None = None
@@ -105,6 +73,9 @@ class Flight:
         self._has_failed = False
         self._is_paused = False
         self._retries = Retries(context.max_attempts)
+        self._move: Move | None = None
+        self._may_move_s = 0.0
+        self._suspicion = Suspicion()
         self._retry: asyncio.TimerHandle | None = None
         self._node_deadline: asyncio.TimerHandle | None = None
         overdue = DeadlineExceeded(f"the request took longer than {context.timeout_s:g} s")
@@ -120,7 +91,7 @@ class Flight:
         """The measurements so far."""
         journal = self._journal
         return FlightFigures(
-            journal.num_cached_tokens or 0,
+            min(journal.num_cached_tokens or 0, len(self._request.prompt_ids)),  # what was emitted may be cached too
             journal.handoff,
             replace(journal.times),
             journal.attempt,
@@ -146,13 +117,15 @@ class Flight:
                 flight.fail(error)
 
     def on_event(self, event: TokenEvent, epoch: int) -> None:
-        """Take tokens that the node of that epoch has sent."""
+        """Take tokens that the node of that epoch has sent. A node that was given no leg of this attempt has no say."""
         journal, legs = self._journal, self._legs
-        if legs is None or event.attempt != journal.attempt:
+        if legs is None or event.attempt != journal.attempt or not legs.were_given_to(epoch):
             return
         is_of_decode = epoch == legs.decode_epoch
         if not is_of_decode:
             legs.has_prefilled = True
+        if legs.awaits_first:
+            legs.first_came(asyncio.get_running_loop().time())
         if self._cached.awaits_more:
             self._cached.note(event, is_of_decode=is_of_decode)
         if journal.prompt is not None and journal.awaits_prompt:
@@ -160,8 +133,9 @@ class Flight:
                 # the node that computes the prompt sends in order, so a message of the prompt was lost on its way
                 self._attempt_failed(RequestFailed("log probabilities of the prompt were lost"))
                 return
-        elif is_of_decode:
-            legs.end_prefill()
+        elif is_of_decode and not legs.has_decoded:
+            legs.decode_began()
+            self._context.routing.probation.end(self.handoff_id)
         try:
             deliveries = journal.record(event)
         except ValueError as error:
@@ -174,7 +148,7 @@ class Flight:
 
     def on_prompt_logprobs(self, scored: PromptLogprobs) -> None:
         """Take log probabilities of the prompt, and deliver the tokens that waited for them."""
-        if self._legs is None:
+        if self._legs is None or not self._legs.were_given_to(scored.epoch):
             return
         try:
             self._deliver(self._journal.record_prompt(scored))
@@ -191,16 +165,64 @@ class Flight:
             self._avoided.add(epoch)
         self._attempt_failed(remote_error(failed.code, failed.message))
 
+    @property
+    def is_moving(self) -> bool:
+        """See `Movable`."""
+        return self._move is not None or (self._legs is not None and self._legs.is_moving)
+
+    def move_from(self, source: Node) -> bool:
+        """See `Movable`."""
+        legs, journal, context = self._legs, self._journal, self._context
+        if self.is_moving or legs is None or not legs.generates_on(source.epoch) or not journal.can_move:
+            return False
+        request, num_output = self._request, len(journal.token_ids)
+        num_tokens, max_tokens = len(request.prompt_ids) + num_output, request.max_tokens_behind(num_output)
+        target = context.routing.another_decode(request.model, num_tokens, self._avoided, max_tokens)
+        if target is None or asyncio.get_running_loop().time() < self._may_move_s:
+            return False
+        self._move = Move(context.sender, self.handoff_id, source, target, journal.reserve_attempt())
+        self._move.ask(journal.attempt)
+        return True
+
+    def on_handed_over(self, handed: HandedOver, source: Node) -> None:
+        """`source` has handed this request over, so that another node can go on; or it cannot now."""
+        move, journal, context = self._move, self._journal, self._context
+        if move is None or self._legs is None or handed.attempt != move.number:
+            context.sender.send(source.epoch, Cancel(self.handoff_id, handed.attempt))  # it is elsewhere by now
+            return
+        self._move = None
+        if not handed.num_tokens:
+            self._may_move_s = asyncio.get_running_loop().time() + ASK_AGAIN_S
+            return
+        self._legs.leave()
+        journal.begin_attempt(move.number)
+        self.trace.attempt_ended("moved")
+        context.counters.num_moves += 1
+        token_ids, sent_us = (*self._request.prompt_ids, *journal.token_ids[:-1]), now_us()
+        attempt = Attempt(self.handoff_id, move.number, self._request, token_ids)
+        self._legs = move.carry_out(attempt, handed, context.routing.registry)
+        if self._legs is None:
+            journal.next_attempt()
+            self._start_or_wait()
+        else:
+            journal.times.legs_sent(sent_us, source.hello.clock, move.target.hello.clock)
+            self.trace.attempt_sent(sent_us, source.node_id, move.target.node_id)
+
     def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
         """The node knows the attempts `live`, as in `Legs.are_missed`; this attempt fails when it should be one of
-        them and is not."""
+        them and is not, or stands still."""
         legs = self._legs
-        if legs is not None and self._needs(node.epoch) and legs.are_missed(node, live, received):
+        if legs is None or not self._needs(node.epoch):
+            return
+        if legs.are_missed(node, live, received):
             self._attempt_failed(RequestFailed(f"{node.role} node {node.node_id} has forgotten the request"))
+        elif legs.stand_still(node, len(self._journal.token_ids), asyncio.get_running_loop().time()):
+            self._attempt_failed(RequestFailed(f"{node.role} node {node.node_id} does not go on with the request"))
 
     def on_node_joined(self, epoch: int) -> None:
         """Begin the attempt that has waited for a node."""
         self._retries.is_back(epoch)
+        self._suspicion.is_back(epoch)
         if self._node_deadline is not None:
             self._start_or_wait()
 
@@ -211,7 +233,9 @@ class Flight:
 
     def on_node_lost(self, node: Node, reason: str) -> None:
         """A node is lost; the attempt fails if one of its legs runs there."""
-        if self._needs(node.epoch):
+        legs = self._legs
+        if legs is not None and self._needs(node.epoch):
+            self._suspicion.lost(node, is_suspicious=not legs.has_computed(node.epoch))
             lost = RequestFailed(f"{node.role} node {node.node_id} was lost: {reason}")
             self._attempt_failed(lost, node.epoch)
 
@@ -268,7 +292,9 @@ class Flight:
         lost, if that was the reason."""
         loop = asyncio.get_running_loop()
         delay_s = self._retries.failed(loop.time(), lost_epoch)
-        if not isinstance(error, _RETRYABLE) or not self._retries.allow_another:
+        if self._suspicion.is_certain:
+            error = RequestFailed("nodes were lost again and again as they began to compute this request")
+        if self._suspicion.is_certain or not isinstance(error, _RETRYABLE) or not self._retries.allow_another:
             self.fail(error)
             return
         self._cancel_legs()
@@ -287,13 +313,28 @@ class Flight:
         try:
             self._start_attempt()
         except NoNode as error:
+            if self._suspicion.confinement is not None:
+                self._context.routing.probation.wait(self.handoff_id, self._begin_confined)
             if self._node_deadline is None:
-                wait_s = self._context.node_wait.timeout_s
-                self._node_deadline = asyncio.get_running_loop().call_later(wait_s, self.fail, error)
+                wait_s = self._suspicion.wait_s(self._context.node_wait.timeout_s)
+                self._node_deadline = asyncio.get_running_loop().call_later(wait_s, self._waited_in_vain, error)
         except BatonError as error:
             self.fail(error)
         else:
             self._stop_node_deadline()
+
+    def _waited_in_vain(self, error: NoNode) -> None:
+        if not self._suspicion.lift():
+            self.fail(error)
+            return
+        self._node_deadline = None
+        self._start_or_wait()
+
+    def _begin_confined(self) -> bool:
+        """A confined request has left its node: time begins anew for those that wait for one too."""
+        self._stop_node_deadline()
+        self._start_or_wait()
+        return self._legs is not None
 
     def _start_attempt(self, siblings: Sequence[Flight] = ()) -> None:
         """Choose nodes and send both legs, which `siblings` share. Raises `NoNode`."""
@@ -301,20 +342,25 @@ class Flight:
         if journal.prompt is not None and journal.prompt.is_whole:
             request = replace(request, params=replace(request.params, prompt_logprobs=None))
         token_ids = (*request.prompt_ids, *journal.token_ids)
-        max_tokens = request.params.max_tokens and request.params.max_tokens - len(journal.token_ids)
+        now_s = asyncio.get_running_loop().time()
         route = context.routing.choose(
             request.model,
             token_ids,
             request.cache_salt,
             self._avoided,
-            max_tokens,
+            request.max_tokens_behind(len(journal.token_ids)),
+            now_s=now_s,
             allows_handoff=self._num_transfer_failures < _MAX_TRANSFER_FAILURES,
             computes_all=journal.awaits_prompt,
+            confinement=self._suspicion.confinement,
         )
+        if self._suspicion.confinement is not None:
+            nodes = [node for node in (route.prefill, route.decode) if node is not None]
+            context.routing.probation.begin(self.handoff_id, [node.epoch for node in nodes])
         forks = tuple(sibling.handoff_id for sibling in siblings)
         attempt = Attempt(self.handoff_id, journal.attempt, request, token_ids, forks)
         sent_us = now_us()  # before they leave: a node may begin at once
-        for flight, legs in zip((self, *siblings), send_legs(context.sender, route, attempt), strict=True):
+        for flight, legs in zip((self, *siblings), send_legs(context.sender, route, attempt, now_s), strict=True):
             flight._take_legs(legs, route, sent_us)
 
     def _take_legs(self, legs: Legs, route: Route, sent_us: int) -> None:
@@ -327,10 +373,13 @@ class Flight:
         self.trace.attempt_sent(sent_us, prefill_node, route.decode.node_id)
         counters.num_handoff_attempts += route.prefill is not None
         counters.num_decode_only_attempts += route.prefill is None
+        counters.num_kept_prompts += route.is_kept
 
     def _cancel_legs(self) -> None:
+        self._move = None
+        self._context.routing.probation.end(self.handoff_id)
         if self._legs is not None:
-            self._legs.cancel()
+            self._legs.cancel(asyncio.get_running_loop().time())
             self._legs = None
 
     def _stop_node_deadline(self) -> None:

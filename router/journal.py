@@ -43,6 +43,7 @@ class Journal:
     times: RelayTimes = field(default_factory=RelayTimes)
     has_finished: bool = False
     _early: dict[int, TokenEvent] = field(default_factory=dict)
+    _last_attempt: int = 1
 
     @property
     def awaits_prompt(self) -> bool:
@@ -54,13 +55,27 @@ class Journal:
         """Whether tokens have come whose predecessors have not."""
         return bool(self._early) and not self.awaits_prompt
 
+    @property
+    def can_move(self) -> bool:
+        """Whether another node could go on with what is known."""
+        return bool(self.token_ids) and not self.has_finished and not self.awaits_prompt
+
     def next_attempt(self) -> int:
         """Begin the next attempt: whatever the current one may still send is ignored from now on."""
-        self.attempt += 1
+        self.begin_attempt(self.reserve_attempt())
+        return self.attempt
+
+    def reserve_attempt(self) -> int:
+        """A number for an attempt that may begin later; no other attempt gets it."""
+        self._last_attempt = max(self._last_attempt, self.attempt) + 1
+        return self._last_attempt
+
+    def begin_attempt(self, number: int) -> None:
+        """As `next_attempt`, with a number that was reserved."""
+        self.attempt = number
         self._early.clear()
         if self.prompt is not None:
             self.prompt.begin_again()
-        return self.attempt
 
     def record_prompt(self, scored: PromptLogprobs) -> list[Delivery]:
         """Record log probabilities of the prompt; returns the tokens that can be delivered now, in order. Raises

@@ -1,8 +1,9 @@
 """The legs of one attempt: both are sent to the nodes of a route at the same time, and cancelled when the attempt ends.
 
-Owns the load that an attempt puts on its nodes: each leg counts once from its sending until it is over. Choices of one
-prompt begin with legs that they share: the prompt is computed once, which is the load of one prefill leg, and every
-choice is generated, so each counts at the decode node.
+Owns the load that an attempt puts on its nodes: each leg counts once from its sending until it is over, and its prompt
+is in the queue of the node that computes it until there is a token. Choices of one prompt begin with legs that they
+share: the prompt is computed once, which is the load of one prefill leg, and every choice is generated, so each counts
+at the decode node.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from router.nodes import Node
-from router.routing import Route
+from router.progress import Progress
+from router.prompt_queue import QueuedPrompt
+from router.route import Route
 from wire.messages import Cancel, Decode, Prefill, PrefillPeer, live_key
 from wire.sampling import DecodingParams
 
@@ -27,12 +30,18 @@ class ControlSender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RelayRequest:
-    """The request of one choice, as nodes of `model` see it."""
+    """The request of one choice, as nodes of `model` see it. `emitted_ids`: its first tokens, where they are
+    known."""
 
     model: str
     prompt_ids: tuple[int, ...]
     params: DecodingParams
     cache_salt: bytes = b""
+    emitted_ids: tuple[int, ...] = ()
+
+    def max_tokens_behind(self, num_output: int) -> int | None:
+        """How many more tokens it may have when it has so many."""
+        return self.params.max_tokens and self.params.max_tokens - num_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +90,65 @@ _MAX_MISSED = 2
 
 class Legs:
     """Both legs of one attempt, or the decode leg alone, as one choice sees them; they have just been sent.
-    `prefill_load`: what it counts at the prefill node, 0 when another choice counts there. `has_prefilled`: the prefill
-    node has sampled token 1."""
+    `prefill_load`: what it counts at the prefill node, 0 when another choice counts there; that one has the prompt in
+    the queue as well. `has_prefilled`: the prefill node has sampled token 1. `has_decoded`: the decode node has sampled
+    a token. `awaits_first`: no token has come. `is_move`: the node that has generated so far stands in the place of a
+    prefill node."""
 
-    def __init__(self, sender: ControlSender, route: Route, cancel: Cancel, prefill_load: int) -> None:
+    def __init__(
+        self,
+        sender: ControlSender,
+        route: Route,
+        cancel: Cancel,
+        prefill_load: int,
+        prompt: QueuedPrompt | None,
+        *,
+        is_move: bool = False,
+    ) -> None:
         self.decode_epoch = route.decode.epoch
-        self.has_prefilled = False
+        self.has_prefilled = self._is_move = is_move
+        self.has_decoded = False
+        self.awaits_first = True
         self._sent = {node.epoch: node.session.sent for node in (route.decode, route.prefill) if node is not None}
         self._num_missed = dict.fromkeys(self._sent, 0)
+        self._progress = Progress()
         self._sender = sender
         self._cancel = cancel
         self._prefill = route.prefill
         self._decode: Node | None = route.decode
         self._prefill_load = prefill_load
+        self._computes = route.prefill or route.decode
+        self._prompt = prompt
         route.decode.load += 1
         if route.prefill is not None:
             route.prefill.load += prefill_load
+            route.decode.num_awaiting += 1
 
     @property
     def prefill_runs(self) -> bool:
         """Whether a prefill leg was sent that is not over."""
         return self._prefill is not None
+
+    def were_given_to(self, epoch: int) -> bool:
+        """Whether a leg, over or not, was sent to the node of that epoch."""
+        return epoch in self._sent
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a node is to go on with the KV of another one, and has not begun."""
+        return self._is_move and self.prefill_runs
+
+    def generates_on(self, epoch: int) -> bool:
+        """Whether the node of that epoch generates and has said so: the KV is there, or was computed there."""
+        if self._prefill is not None or self._decode is None or self.awaits_first:
+            return False
+        return self._decode.epoch == epoch
+
+    def leave(self) -> None:
+        """The node that generated has ended its leg, and hands its KV over."""
+        if self._decode is not None:
+            self._decode.load -= 1
+            self._decode = None
 
     def run_on(self, epoch: int) -> bool:
         """Whether a leg that is not over runs on the node of that epoch."""
@@ -118,27 +165,58 @@ class Legs:
         self._num_missed[node.epoch] += 1
         return self._num_missed[node.epoch] >= _MAX_MISSED
 
-    def end_prefill(self) -> None:
+    def stand_still(self, node: Node, num_tokens: int, now_s: float) -> bool:
+        """Whether the node does not go on with its leg, of which the router has `num_tokens` tokens."""
+        if not self.has_decoded or node.epoch != self.decode_epoch:
+            return False
+        return self._progress.has_stopped(node, num_tokens, now_s)
+
+    def has_computed(self, epoch: int) -> bool:
+        """Whether the node of that epoch has said anything of its leg."""
+        return self.has_decoded if epoch == self.decode_epoch else self.has_prefilled
+
+    def first_came(self, now_s: float) -> None:
+        """A token has come, so the prompt is computed."""
+        self.awaits_first = False
+        if self._prompt is not None:
+            self._computes.prompts.remove(self._prompt, now_s)
+            self._prompt = None
+
+    def decode_began(self) -> None:
         """The decode node generates, so it has the KV: the prefill leg is over."""
+        self.has_decoded = True
+        self._end_prefill()
+
+    def _end_prefill(self) -> None:
         if self._prefill is not None:
             self._prefill.load -= self._prefill_load
             self._prefill = None
+            if self._decode is not None:
+                self._decode.num_awaiting -= 1
 
-    def cancel(self) -> None:
+    def cancel(self, now_s: float) -> None:
         """Cancel the legs that still run; those of other choices go on. Does nothing the second time."""
         nodes = [node for node in (self._prefill, self._decode) if node is not None]
-        self.end_prefill()
-        if self._decode is not None:
-            self._decode.load -= 1
-            self._decode = None
+        self.first_came(now_s)
+        self._end_prefill()
+        self.leave()
         for node in nodes:
             self._sender.send(node.epoch, self._cancel)
 
 
-def send_legs(sender: ControlSender, route: Route, attempt: Attempt) -> list[Legs]:
+def send_legs(sender: ControlSender, route: Route, attempt: Attempt, now_s: float) -> list[Legs]:
     """Send the legs of an attempt. They are returned once for each of its choices, in order."""
     if route.prefill is not None:
         sender.send(route.prefill.epoch, attempt.prefill_leg(route.decode))
     sender.send(route.decode.epoch, attempt.decode_leg(route.prefill))
-    choices = (attempt.handoff_id, *attempt.forks)
-    return [Legs(sender, route, Cancel(each, attempt.number), int(place == 0)) for place, each in enumerate(choices)]
+    prompt = (route.prefill or route.decode).prompts.add(route.prompt_s, now_s)
+    cancels = [Cancel(choice, attempt.number) for choice in (attempt.handoff_id, *attempt.forks)]
+    first = Legs(sender, route, cancels[0], 1, prompt)
+    return [first, *(Legs(sender, route, cancel, 0, None) for cancel in cancels[1:])]
+
+
+def send_move(sender: ControlSender, route: Route, attempt: Attempt) -> Legs:
+    """Send the decode leg of an attempt whose KV comes from the node that has generated so far, `route.prefill`: that
+    one has been asked already."""
+    sender.send(route.decode.epoch, attempt.decode_leg(route.prefill))
+    return Legs(sender, route, Cancel(attempt.handoff_id, attempt.number), 1, None, is_move=True)

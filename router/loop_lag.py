@@ -17,6 +17,8 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from program.watchdog import Beat
+
 SAMPLE_S = 0.02
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
@@ -30,10 +32,12 @@ class LoopLag(Collector):
         self._cpu_s = 0.0
         self._counts = [0] * (len(_BUCKETS) + 1)
         self._sum_s = 0.0
+        self._beat: Beat | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self) -> None:
-        """Begin to sample the running loop."""
+    def start(self, beat: Beat | None = None) -> None:
+        """Begin to sample the running loop, which `beat` is of."""
+        self._beat = beat
         self._cpu_s = time.thread_time()
         self._schedule(asyncio.get_running_loop())
 
@@ -64,4 +68,6 @@ class LoopLag(Collector):
         cpu_s = time.thread_time()
         self.worst_own_s = max(self.worst_own_s, min(lag_s, cpu_s - self._cpu_s))
         self._cpu_s = cpu_s
+        if self._beat is not None:
+            self._beat.touch()
         self._schedule(loop)

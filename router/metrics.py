@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from router.control import ControlLink
-from router.flight import FlightFigures
+from router.flight_context import FlightFigures
 from router.loop_lag import LoopLag
 from router.metric_aliases import MODEL_LABEL, VllmAliases
 from router.nodes import NodeRegistry
@@ -41,7 +41,9 @@ _RELAY_COUNTERS = {
     "num_cancelled": "Requests that were closed before their last token: a client left, or a stop string was found",
     "num_retries": "Attempts after the first one",
     "num_handoff_attempts": "Attempts whose prompt was given to a prefill node",
+    "num_moves": "Requests that a leaving decode node handed over while they generated",
     "num_decode_only_attempts": "Attempts whose prompt was left to the decode node",
+    "num_kept_prompts": "Those of them that a prefill node could have computed: the goals for latency decided",
 }
 
 

@@ -16,6 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from engine.cache.hashing import HASH_BYTES
+from router.prompt_queue import PromptQueue
 from wire.errors import Refused
 from wire.messages import DECODE, PREFILL, ROUTER_TO_NODE, CacheEvents, Heartbeat, Hello, NodeStatus
 from wire.session import Session, new_session_number
@@ -35,14 +36,19 @@ def _new_session() -> Session:
 @dataclass(slots=True)
 class Node:
     """One registration of a node, whose life is named by its epoch. `model` is the served model whose weights it has.
-    `load` counts legs, also those that the node has not received yet. `session` is the router's end of it. `rival`: the
-    epoch of another one that wants to join under the same node_id, and when it first asked."""
+    `load` counts legs, also those that the node has not received yet; `num_awaiting` of them wait for the KV of a
+    prompt that another node computes. `prompts` are those that it has to compute itself. `num_steps` counts those that
+    have told tokens. `session` is the router's end
+    of it. `rival`: the epoch of another one that wants to join under the same node_id, and when it first asked."""
 
     hello: Hello
     model: str
     heard_s: float
     status: NodeStatus
     load: int = 0
+    num_awaiting: int = 0
+    num_steps: int = 0
+    prompts: PromptQueue = field(default_factory=PromptQueue)
     is_leaving: bool = False
     cached_hashes: set[bytes] = field(default_factory=set)
     session: Session = field(default_factory=_new_session)
@@ -62,6 +68,16 @@ class Node:
     def role(self) -> str:
         """ "prefill" or "decode"."""
         return self.hello.role
+
+    @property
+    def num_decoding(self) -> int:
+        """Its legs whose prompt is computed: about the requests that it has in a step."""
+        return max(0, self.load - self.num_awaiting - len(self.prompts))
+
+    @property
+    def num_held_tokens(self) -> int:
+        """Tokens whose KV its requests hold, as of its last status."""
+        return self.status.num_held_blocks * self.hello.layout.block_size
 
 
 class NodeRegistry:

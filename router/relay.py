@@ -14,15 +14,19 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from program.clock import host_clock
-from router.flight import Flight, FlightContext, RelayCounters
+from router.flight import Flight
+from router.flight_context import FlightContext, RelayCounters
 from router.inbox import Inbox
 from router.legs import ControlSender, RelayRequest
+from router.moves import Moves
 from router.node_wait import NodeWait
 from router.nodes import Node, NodeRegistry
+from router.placement import Goals, Placement
 from router.policies import Policy
 from router.routing import Routing
+from router.suspicion import Probation
 from wire.errors import BatonError, ContextLengthExceeded, NoNode, Overloaded
-from wire.messages import DECODE, Cancel, Failed, PromptLogprobs, Tokens
+from wire.messages import DECODE, Cancel, Drain, Failed, HandedOver, PromptLogprobs, Tokens
 
 _ADMITTED_PER_SEQ = 4
 """Requests in flight for each one that decode nodes can compute together: while some generate, the prompts of others
@@ -38,6 +42,7 @@ class RelaySettings:
     max_attempts: int
     request_timeout_s: float
     node_wait_s: float = 0.0
+    goals: Goals | None = None
 
 
 class Relay:
@@ -59,7 +64,14 @@ class Relay:
         self._sender = sender
         self._max_concurrent_requests = settings.max_concurrent_requests
         self._context = FlightContext(
-            routing=Routing(registry, prefill_policy, decode_policy, settings.local_prefill_tokens),
+            routing=Routing(
+                registry,
+                prefill_policy,
+                decode_policy,
+                settings.local_prefill_tokens,
+                Probation(),
+                None if settings.goals is None else Placement(settings.goals),
+            ),
             sender=sender,
             counters=self.counters,
             max_attempts=settings.max_attempts,
@@ -68,6 +80,7 @@ class Relay:
             clock=host_clock(),
         )
         self._flights: dict[bytes, Flight] = {}
+        self._moves = Moves(registry, self._flights)
 
     @property
     def num_in_flight(self) -> int:
@@ -161,13 +174,33 @@ class Relay:
         if flight is not None:
             flight.on_failed(failed, epoch)
 
+    def on_handed_over(self, handed: HandedOver, node: Node) -> None:
+        """See `ControlHandler`."""
+        flight = self._flights.get(handed.handoff_id)
+        if flight is not None:
+            flight.on_handed_over(handed, node)
+        elif handed.num_tokens:
+            self._sender.send(node.epoch, Cancel(handed.handoff_id, handed.attempt))
+
+    def on_leaving(self, node: Node) -> None:
+        """See `ControlHandler`."""
+        self._moves.begin(node)
+
+    def drain(self, node: Node, *, starts_again: bool) -> None:
+        """Ask a node to finish its work and to end: it gets no more, and other decode nodes go on with what it
+        generates."""
+        self._registry.leave(node.epoch)
+        self._sender.send(node.epoch, Drain(starts_again))
+        self._moves.begin(node)
+
     def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
         """See `ControlHandler`."""
         for flight in self._flights.values():
             flight.on_live(node, live, received)
 
     def stop_waiting(self) -> None:
-        """The router shuts down: no request waits for a node any more."""
+        """The router shuts down: no request waits for a node any more, and none is moved."""
+        self._moves.close()
         self.node_wait.close()
         for flight in self._flights.values():
             flight.stop_waiting()

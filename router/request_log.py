@@ -54,7 +54,8 @@ class RequestLog:
         @web.middleware
         async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
             is_known = request.match_info.http_exception is None
-            if request.method != "POST" or not is_known or not request.path.startswith("/v1/"):
+            generates = request.method == "POST" or request.path.startswith("/v1/streams/")
+            if not generates or not is_known or not request.path.startswith("/v1/"):
                 return await handler(request)
             trace = RequestTrace(request[REQUEST_ID], request.path, request.headers.get("traceparent", "")[:128])
             token = CURRENT_TRACE.set(trace)

@@ -1,7 +1,8 @@
 """Routing: which decode node takes a request, and whether a prefill node computes its prompt.
 
 Owns the choice, not the membership (`router/nodes.py`) and not the legs (`router/legs.py`). A decode node computes a
-prompt itself when it lacks few tokens of it, when there is no prefill node, and when its handoffs have failed.
+prompt itself when it lacks few tokens of it, when there is no prefill node, when its handoffs have failed, and when
+that serves the goals for latency (`router/placement.py`).
 """
 
 from __future__ import annotations
@@ -12,27 +13,25 @@ from dataclasses import dataclass
 
 from engine.cache.hashing import extend_hashes, root_hash
 from router.nodes import Node, NodeRegistry
+from router.placement import Placement
 from router.policies import Policy, num_cached_blocks
+from router.route import Route
+from router.suspicion import Confinement, Probation
 from wire.errors import NoNode
 from wire.messages import DECODE, PREFILL
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """The nodes of one attempt. Without a prefill node the decode node computes the prompt too."""
-
-    decode: Node
-    prefill: Node | None
-
-
-@dataclass(frozen=True, slots=True)
 class Routing:
-    """Chooses routes by one policy for each role. See `RelaySettings` for `local_prefill_tokens`."""
+    """Chooses routes by one policy for each role, and then by `placement`. See `RelaySettings` for
+    `local_prefill_tokens`."""
 
     registry: NodeRegistry
     prefill_policy: Policy
     decode_policy: Policy
     local_prefill_tokens: int
+    probation: Probation
+    placement: Placement | None = None
 
     def choose(
         self,
@@ -42,29 +41,46 @@ class Routing:
         avoided: AbstractSet[int],
         max_tokens: int | None,
         *,
+        now_s: float,
         allows_handoff: bool,
         computes_all: bool = False,
+        confinement: Confinement | None = None,
     ) -> Route:
         """A route for prompt and emitted tokens over nodes of `model`; nodes whose epoch is in `avoided` only where
         there is no other. Of each role only nodes that have room for what the request may become: `max_tokens` more
         tokens at most, None: at least one.
 
-        `computes_all`: whoever computes the prompt computes all of it, whatever it has cached.
+        `computes_all`: whoever computes the prompt computes all of it, whatever it has cached. `confinement`: the only
+        nodes that may compute anything of it but further tokens.
 
         Raises `NoNode` without a decode node.
         """
         decodes = self._with_room(DECODE, model, avoided, len(token_ids) + (max_tokens or 1))
+        prefills = self._with_room(PREFILL, model, avoided, len(token_ids) + 1) if allows_handoff else []
+        if confinement is not None:
+            decodes, prefills = self._confined(confinement, decodes, prefills)
         if not decodes:
             raise NoNode("no decode node is available")
         hashes: list[bytes] = []
         hello = decodes[0].hello
         extend_hashes(hashes, token_ids, hello.layout.block_size, root_hash(hello.fingerprint, cache_salt))
         decode = self.decode_policy.choose(decodes, hashes)
-        prefills = self._with_room(PREFILL, model, avoided, len(token_ids) + 1) if allows_handoff else []
         num_cached = 0 if computes_all else num_cached_blocks(decode, hashes) * hello.layout.block_size
         if not prefills or len(token_ids) - num_cached <= self.local_prefill_tokens:
             return Route(decode, None)
-        return Route(decode, self.prefill_policy.choose(prefills, hashes))
+        route = Route(decode, self.prefill_policy.choose(prefills, hashes))
+        if self.placement is None or computes_all or confinement is not None:
+            return route
+        return self.placement.choose(route, prefills, decodes, len(token_ids), hashes, now_s)
+
+    def another_decode(
+        self, model: str, num_tokens: int, avoided: AbstractSet[int], max_tokens: int | None
+    ) -> Node | None:
+        """The decode node with the least load that can go on at once with a request of so many tokens, and has room for
+        what it may become; None: there is none now."""
+        decodes = self._with_room(DECODE, model, avoided, num_tokens + (max_tokens or 1))
+        able = [node for node in decodes if node.load < node.hello.max_num_seqs and _has_blocks(node, num_tokens + 1)]
+        return min(able, key=lambda node: node.load, default=None)
 
     def _with_room(self, role: str, model: str, avoided: AbstractSet[int], num_tokens: int) -> list[Node]:
         able = self.registry.available(role, model, avoided)
@@ -72,3 +88,23 @@ class Routing:
         if fit or not avoided:
             return fit
         return [node for node in self.registry.available(role, model) if node.hello.max_request_tokens >= num_tokens]
+
+    def _confined(
+        self, confinement: Confinement, decodes: Sequence[Node], prefills: Sequence[Node]
+    ) -> tuple[list[Node], list[Node]]:
+        """Those of the nodes that a confined request may begin at now."""
+        is_free, is_lifted = self.probation.is_free, confinement.is_lifted
+        again = [node for node in prefills if is_free(node.epoch)]
+        fit = [node for node in decodes if is_free(node.epoch)]
+        if not is_lifted:
+            again = [node for node in again if node.node_id in confinement.prefills]
+            if confinement.decodes:
+                fit = [node for node in fit if node.node_id in confinement.decodes]
+            else:
+                fit = list(decodes) if again else []
+        return fit, again
+
+
+def _has_blocks(node: Node, num_tokens: int) -> bool:
+    status = node.status
+    return -(-num_tokens // node.hello.layout.block_size) <= status.num_free_blocks + status.num_cached_blocks

@@ -39,6 +39,12 @@ class RubbishLog:
             self._by_peer[identity] = self._by_peer.get(identity, 0) + 1
         return self._by_peer.get(identity) == MAX_BAD_MESSAGES
 
+    def cut_off(self, identity: bytes) -> None:
+        """Listen to this connection no more in this minute."""
+        self._begin_period()
+        if identity in self._by_peer or len(self._by_peer) < _MAX_PEERS:
+            self._by_peer[identity] = MAX_BAD_MESSAGES
+
     def is_cut_off(self, identity: bytes) -> bool:
         """Whether nothing from this connection is to be looked at now."""
         if self._by_peer.get(identity, 0) < MAX_BAD_MESSAGES:

@@ -5,20 +5,27 @@ Its nodes are `router/nodes.py`'s, which knows them by the same name.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from engine.models.config import load_config
+from engine.models.generation_defaults import AUTO, GenerationDefaults, load_generation_defaults
 from engine.models.identity import find_checkpoint, model_fingerprint, model_name
 from engine.models.weight_files import weight_files
 from engine.text.answers.formats import ParserNames
 from engine.text.tokenizer_digest import tokenizer_digest
 from router.openai.prompts import PromptMaker
 from router.openai.request_templates import RequestTemplates
+from router.openai.strict_model import Strict
 from wire.errors import InvalidSetting, ModelLoadError
 
 _AUTO = ParserNames()
+_NO_DEFAULTS = GenerationDefaults()
+_log = logging.getLogger(__name__)
+RequestT = TypeVar("RequestT", bound=Strict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,13 @@ class ServedModel:
     fingerprint: str | None
     started: int
     tokenizer_digest: str = ""
+    defaults: GenerationDefaults = _NO_DEFAULTS
+
+    def with_defaults(self, request: RequestT) -> RequestT:
+        """The request with the model's own sampling where it says nothing."""
+        given = self.defaults.missing_in(request.model_fields_set)
+        missing = {name: value for name, value in given.items() if name in type(request).model_fields}
+        return request.model_copy(update=missing) if missing else request
 
 
 def load_served_models(
@@ -40,28 +54,37 @@ def load_served_models(
     started: int,
     request_templates: RequestTemplates | None = None,
     parsers: ParserNames = _AUTO,
+    generation_config: str = AUTO,
 ) -> list[ServedModel]:
     """The model of the `model` setting and those of `more_models`, each written NAME=CHECKPOINT. `request_templates` is
-    as in `PromptMaker`; `parsers` are those of all models.
+    as in `PromptMaker`; `parsers` and `generation_config` are those of all models.
 
     Raises `InvalidSetting`, and `ModelLoadError` for a checkpoint without a usable tokenizer.
     """
-    found = [_load(model_name(model, served_name), model, started, request_templates, parsers)]
+    found = [_load(model_name(model, served_name), model, started, request_templates, parsers, generation_config)]
     for item in more_models:
         name, _, checkpoint = item.partition("=")
         if not name or not checkpoint:
             raise InvalidSetting(f"--more-models: {item!r:.200} is not NAME=CHECKPOINT")
-        found.append(_load(name, checkpoint, started, request_templates, parsers))
+        found.append(_load(name, checkpoint, started, request_templates, parsers, generation_config))
     _require_distinct(found)
     return found
 
 
 def _load(
-    name: str, checkpoint: str, started: int, request_templates: RequestTemplates | None, parsers: ParserNames
+    name: str,
+    checkpoint: str,
+    started: int,
+    request_templates: RequestTemplates | None,
+    parsers: ParserNames,
+    generation_config: str,
 ) -> ServedModel:
     folder = find_checkpoint(checkpoint, weights=False)
+    defaults = load_generation_defaults(generation_config, folder)
+    if defaults != _NO_DEFAULTS:
+        _log.info("requests to %s that do not say otherwise have %s (see --generation-config)", name, defaults)
     prompts = PromptMaker.from_folder(folder, request_templates, parsers)
-    return ServedModel(name, prompts, _fingerprint(folder), started, tokenizer_digest(folder))
+    return ServedModel(name, prompts, _fingerprint(folder), started, tokenizer_digest(folder), defaults)
 
 
 def _fingerprint(folder: Path) -> str | None:

@@ -21,13 +21,29 @@ class RouterSettings:
     port: int = setting(8000, "port of the HTTP endpoint")
     control_host: str = setting("127.0.0.1", "address that nodes dial; beyond loopback a cluster key is needed")
     control_port: int = setting(8001, "port that nodes dial; 0: chosen by the system")
+    listen_fds: tuple[int, ...] = setting(
+        (), "inherited descriptors of listening sockets for the HTTP endpoint, in place of its address and port"
+    )
+    control_fd: int = setting(-1, "inherited descriptor of a listening socket for nodes; -1: none")
     more_models: tuple[str, ...] = setting(
         (), "further models that clients may name; their nodes are started apart", metavar="NAME=CHECKPOINT"
     )
     served_model_name: str = setting("", "name of the model in requests; empty: the model as given")
+    generation_config: str = setting(
+        "auto",
+        "whose sampling defaults count for requests without them: the checkpoint's generation_config.json, none, or "
+        "that of another folder",
+        metavar="{auto,none,FOLDER}",
+    )
     prefill_policy: str = setting("prefix", "how the prefill node of a request is chosen", choices=_POLICY_NAMES)
     decode_policy: str = setting("prefix", "how the decode node of a request is chosen", choices=_POLICY_NAMES)
     local_prefill_tokens: int = setting(16, "prompts of which a decode node lacks at most this many tokens stay there")
+    goal_ttft_ms: float = setting(
+        0.0, "milliseconds to the first token: where prompts are computed is chosen to keep to it; 0: no goal"
+    )
+    goal_tpot_ms: float = setting(
+        0.0, "milliseconds between two tokens: chunks of prompts beside running requests keep to it; 0: no goal"
+    )
     max_concurrent_requests: int = setting(1024, "requests in flight; more wait for their turn")
     max_queued_requests: int = setting(1024, "requests that wait for their turn when there is no room; 0: none")
     max_queued_tokens: int = setting(2**22, "tokens, prompt and max_tokens, of all requests that wait for their turn")
@@ -35,6 +51,12 @@ class RouterSettings:
     max_attempts: int = setting(3, "for how many failures a request is given up; nodes that come back are none")
     node_wait_s: float = setting(10.0, "seconds that a request waits for a node when there is none; 0: none")
     request_timeout_s: float = setting(600.0, "seconds a request may take in all")
+    resumable_streams_s: float = setting(
+        0.0, "seconds for which a stream that broke off or ended can be resumed with Last-Event-ID; 0: not at all"
+    )
+    journal_dir: str = setting(
+        "", "folder in which resumable streams are written down, prompts included; empty: they end with the router"
+    )
     max_body_bytes: int = setting(8 * 2**20, "largest request body")
     strict: bool = setting(False, "refuse request fields that change nothing; default: ignore them with a warning")
     trust_request_chat_template: bool = setting(False, "render chat templates that come with requests")
@@ -42,7 +64,7 @@ class RouterSettings:
     reasoning_parser: str = setting("auto", "format of reasoning; auto: by the template", choices=REASONING_PARSERS)
     max_connections: int = setting(8192, "open HTTP connections in all; more are closed at once")
     max_connections_per_address: int = setting(1024, "open HTTP connections of one address; more are answered with 429")
-    cluster_key: str = setting("", "file with the key that all programs of a deployment share (`baton key FILE`)")
+    cluster_key: str = setting("", "file with the deployment's or this role's key, read again on SIGHUP (`baton key`)")
     api_key_file: str = setting("", "file with the clients' API keys, read again on SIGHUP (`baton keys new NAME`)")
     allow_unauthenticated: bool = setting(False, "without API keys, listen beyond loopback and serve anyone")
     ssl_certfile: str = setting("", "PEM file with a certificate: serve HTTPS; read again on SIGHUP")
@@ -63,5 +85,5 @@ class RouterSettings:
 
     @property
     def reloads_files(self) -> bool:
-        """Whether there is a file that SIGHUP makes the router read or open again."""
+        """Whether there is a file of its own that SIGHUP makes the router read or open again."""
         return any((self.api_key_file, self.ssl_certfile, self.audit_log))

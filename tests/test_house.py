@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "launch": PACKAGES,
     "baton": ("wire", "engine", "launch", "baton"),
     "demo": ("demo",),
+    "bench.plan": ("wire", "program", "engine", "router", "bench"),
     "bench": ("wire", "program", "device", "demo", "engine", "kvtransfer", "node", "bench"),
 }
 TORCH_FREE = (
@@ -60,13 +61,14 @@ TORCH_FREE = (
 )
 NEEDS_TORCH = (
     "bench.limits.kernels_alone",
+    "bench.plan.simulated_node",
     "engine.text.convert",
     "kvtransfer.pools.device",
     "kvtransfer.pools.device_checksums",
     "kvtransfer.transports.nccl",
 )
-"""Belongs to `bench.limits.engine_process`; runs in a child process of its own; imported for pools in device memory;
-imported for `--kv-transport nccl`."""
+"""Belongs to `bench.limits.engine_process`; has an engine core, without a model; runs in a child process of its own;
+imported for pools in device memory; imported for `--kv-transport nccl`."""
 OWN_PROCESS_SUFFIX = "_process"
 """A module of bench/ with this ending runs in a process of its own, which may need torch."""
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "cloudpickle"}

@@ -31,7 +31,7 @@ import xxhash
 
 from wire.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 """The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.
@@ -45,6 +45,8 @@ legs and its handoff (`forks`, `firsts`).
 7: preemptions in a node's status.
 8: sessions: messages between router and nodes are numbered, acknowledged and sent again when they were lost.
 9: grammars that an output must obey (`grammar`), and the digest of a node's tokenizer.
+10: what a node's steps cost; grammars of the kind "lark"; a decode node hands the KV of a running request to another
+one (`HandOver`), and a node is asked to finish (`Drain`); addresses name the key of who listens there.
 """
 
 _MAGIC = b"BT"

@@ -4,6 +4,7 @@
     ├── InvalidRequest          the client's mistake: answered with a 4xx, never retried
     │   ├── ContextLengthExceeded
     │   ├── ModelNotFound
+    │   ├── StreamNotFound
     │   └── UnsupportedMediaType
     ├── Overloaded              no room now: try again later
     │   └── RateLimited         a limit of the client's own API key
@@ -56,6 +57,12 @@ class ModelNotFound(InvalidRequest):
     """The request names a model that this endpoint does not serve."""
 
     code = "model_not_found"
+
+
+class StreamNotFound(InvalidRequest):
+    """The request resumes a stream that is not known, or not any more."""
+
+    code = "stream_not_found"
 
 
 class UnsupportedMediaType(InvalidRequest):

@@ -15,16 +15,17 @@ from wire.codec import Length
 from wire.errors import InvalidRequest
 
 MAX_GRAMMAR_CHARS = 2**17
-JSON_SCHEMA, REGEX, CHOICE, EBNF = "json_schema", "regex", "choice", "grammar"
+JSON_SCHEMA, REGEX, CHOICE, EBNF, LARK = "json_schema", "regex", "choice", "grammar", "lark"
 WHITESPACE = r"( |\r?\n[ \t]{0,40})"
 """What may stand between the tokens of JSON: enough for an indented text, and no way to go on for ever."""
-_KINDS = (JSON_SCHEMA, REGEX, CHOICE, EBNF)
+_KINDS = (JSON_SCHEMA, REGEX, CHOICE, EBNF, LARK)
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """`kind`: "json_schema" (`text` is a schema), "regex" (one regular expression for the whole output), "choice" (a
-    JSON list of strings, of which the output is one) or "grammar" (context-free, in Lark's notation or GBNF).
+    JSON list of strings, of which the output is one), "grammar" (context-free, in Lark's notation or GBNF) or "lark"
+    (in llguidance's form of Lark's notation, which a router writes and no client).
 
     Made by the functions below. Raises `InvalidRequest` for an unknown kind, and for a text that is empty or too long.
     """
@@ -68,6 +69,11 @@ class Grammar:
     def ebnf(cls, text: str) -> Grammar:
         """Text that a context-free grammar derives, which is written in Lark's notation or as GBNF."""
         return cls(EBNF, text)
+
+    @classmethod
+    def lark(cls, text: str) -> Grammar:
+        """Text that a grammar derives which is made here."""
+        return cls(LARK, text)
 
 
 _OPTIONS = "x-guidance"

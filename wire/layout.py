@@ -18,10 +18,10 @@ from wire.codec import Bounds, Length
 from wire.errors import InvalidSetting, Refused
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-KEY_VALUE = "key_value"
+KEY_VALUE, SHORT_KEY_VALUE, LATENT = "key_value", "key_value_short", "latent"
 MAX_LAYERS = 1024
 _MAX_GROUPS = 64
-_NUM_PLANES = {KEY_VALUE: 2}
+_NUM_PLANES = {KEY_VALUE: 2, SHORT_KEY_VALUE: 2, LATENT: 1}
 _Count = Annotated[int, Bounds(1, 2**20)]
 _Layer = Annotated[int, Bounds(0, MAX_LAYERS - 1)]
 
@@ -31,6 +31,8 @@ class LayerKv:
     """The KV that one layer stores for each token, and how far back its attention reads.
 
     `kind` says what is stored. `key_value`: a key and a value of `head_dim` elements for each of `num_kv_heads` heads.
+    `key_value_short`: the same with keys that were rotated for short sequences, by a model that has two rotations.
+    `latent`: one vector that is the key, and whose begin is the value, of all heads.
     `window`: a token attends to at most this number of tokens, itself included; None: to all before it.
     """
 

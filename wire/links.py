@@ -8,15 +8,17 @@ gives it time to send the rest when it closes it, and none listens beyond loopba
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket as os_socket
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import zmq
+from zmq.utils import z85
 
 from wire.codec import MAX_MESSAGE_BYTES
 from wire.errors import InvalidSetting
+from wire.keys import ClusterKey
 
 HANDSHAKE_TIMEOUT_MS = 5_000
 KEEPALIVE_S = 1
@@ -24,28 +26,9 @@ KEEPALIVE_S = 1
 4.3.5 aborts the process when one is due on a connection that its peer has closed while our queue was full."""
 MAX_MISSED_KEEPALIVES = 4
 MAX_QUEUED_MESSAGES = 4_096
+_KEY = re.compile("[0-9a-f]{64}")
 ZAP_DOMAIN = "baton"
 """The ZAP domain of all listening sockets, by which the authenticator of a program recognises them."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterKey:
-    """A CURVE key pair shared by all programs of one deployment. The repr hides both halves."""
-
-    public: bytes
-    secret: bytes
-
-    @classmethod
-    def from_file(cls, path: Path) -> ClusterKey:
-        """Read the 40-character Z85 secret in `path`. Raises `InvalidSetting` when it is not one."""
-        try:
-            secret = path.read_text().strip().encode()
-            return cls(zmq.curve_public(secret), secret)
-        except (OSError, ValueError, zmq.ZMQError) as error:
-            raise InvalidSetting(f"cluster key {path}: not a key written by `baton key` ({error})") from None
-
-    def __repr__(self) -> str:
-        return "ClusterKey(...)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +61,9 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, settings: Li
     return link
 
 
-def bind(link: zmq.Socket[bytes], host: str, port: int, settings: LinkSettings) -> str:
-    """Listen on `host`:`port` (0: the system chooses) and return the address for others, "tcp://host:port".
+def bind(link: zmq.Socket[bytes], host: str, port: int, settings: LinkSettings, fd: int = -1) -> str:
+    """Listen on `host`:`port` (0: the system chooses) and return the address for others, "tcp://host:port". `fd`: of a
+    socket that listens there already; -1: none.
 
     Raises `InvalidSetting` when the port is taken or when `host` is reachable from outside without a cluster key.
     """
@@ -91,6 +75,8 @@ def bind(link: zmq.Socket[bytes], host: str, port: int, settings: LinkSettings) 
     shown = f"[{host}]" if ":" in host else host
     if ":" in host:
         link.setsockopt(zmq.IPV6, 1)
+    if fd >= 0:
+        link.setsockopt(zmq.USE_FD, fd)
     try:
         link.bind(f"tcp://{shown}:{port or '*'}")
     except zmq.ZMQError as error:
@@ -99,26 +85,51 @@ def bind(link: zmq.Socket[bytes], host: str, port: int, settings: LinkSettings) 
 
 
 def listen(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, host: str, port: int, settings: LinkSettings
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, host: str, port: int, settings: LinkSettings, fd: int = -1
 ) -> tuple[zmq.Socket[bytes], str]:
     """A socket of `kind` that listens, and its address for others. Raises as `bind`."""
     link = open_socket(context, kind, settings)
     try:
-        return link, bind(link, host, port, settings)
+        return link, bind(link, host, port, settings, fd)
     except InvalidSetting:
         link.close()
         raise
 
 
-def connect(link: zmq.Socket[bytes], address: str, settings: LinkSettings) -> None:
-    """Dial `address` ("tcp://host:port"); ZMQ keeps trying in the background."""
+def connect(link: zmq.Socket[bytes], address: str, settings: LinkSettings, attempt: int = 0) -> str:
+    """Dial `address` ("tcp://host:port", with "#" and the key of who listens there, see `announced`); ZMQ keeps trying
+    in the background. `attempt`: where the address names no key and several may be right, each attempt takes the next.
+
+    Returns the address as ZMQ knows it. Raises `InvalidSetting` when the address names a key that is not expected.
+    """
+    address, _, named = address.partition("#")
     if settings.cluster_key is not None:
-        link.setsockopt(zmq.CURVE_SERVERKEY, settings.cluster_key.public)
+        expected = settings.cluster_key.expected
+        if named and named not in [_as_hex(public) for public in expected]:
+            raise InvalidSetting(f"who listens at {address} has a key that is not known here")
+        server = bytes(z85.encode(bytes.fromhex(named))) if named else expected[attempt % len(expected)]
+        link.setsockopt(zmq.CURVE_SERVERKEY, server)
         link.setsockopt(zmq.CURVE_PUBLICKEY, settings.cluster_key.public)
         link.setsockopt(zmq.CURVE_SECRETKEY, settings.cluster_key.secret)
     if "[" in address:
         link.setsockopt(zmq.IPV6, 1)
     link.connect(address)
+    return address
+
+
+def num_expected_keys(settings: LinkSettings) -> int:
+    """How many keys those may have that are dialled; 1 without keys."""
+    return 1 if settings.cluster_key is None else len(settings.cluster_key.expected)
+
+
+def announced(address: str, settings: LinkSettings) -> str:
+    """The address at which others reach a socket that listens, with the public key that they have to expect there."""
+    key = settings.cluster_key
+    return address if key is None else f"{address}#{_as_hex(key.public)}"
+
+
+def _as_hex(public: bytes) -> str:
+    return z85.decode(public).hex()
 
 
 def require_key_beyond_loopback(host: str, key: ClusterKey | None) -> None:
@@ -144,12 +155,13 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_address(address: str, name: str) -> str:
-    """Normalise "host:port" or "tcp://host:port" to the latter. Raises `InvalidSetting` naming the setting."""
+    """Normalise "host:port" or "tcp://host:port" to the latter, with the key that it names, if any. Raises
+    `InvalidSetting` naming the setting."""
     parts = urlsplit(address if "://" in address else f"tcp://{address}")
     try:
         is_valid = parts.scheme == "tcp" and parts.hostname is not None and parts.port is not None
     except ValueError:
         is_valid = False
-    if not is_valid or parts.path:
+    if not is_valid or parts.path or not (parts.fragment == "" or _KEY.fullmatch(parts.fragment)):
         raise InvalidSetting(f"{name} {address!r:.100} is not an address of the form tcp://HOST:PORT")
-    return f"tcp://{parts.netloc}"
+    return f"tcp://{parts.netloc}" + ("#" + parts.fragment if parts.fragment else "")

@@ -15,6 +15,7 @@ from wire.errors import InvalidMessage
 from wire.layout import KvLayout
 from wire.prompt_logprobs import MAX_ROWS, row_bytes
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
+from wire.step_cost import StepCost
 
 PREFILL, DECODE = "prefill", "decode"
 
@@ -34,7 +35,8 @@ it may have; its grammar allows no further token. A client is told "stop" in the
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node's load, as of its last step. `num_preemptions` counts from its start."""
+    """A node's load, as of its last step. `num_preemptions` counts from its start. `cost`: of its steps, as far as it
+    knows."""
 
     num_running: _Count
     num_waiting: _Count
@@ -43,6 +45,7 @@ class NodeStatus:
     num_held_blocks: _Count
     loop_age_s: Annotated[float, Bounds(0, 1e9)]
     num_preemptions: _Count = 0
+    cost: StepCost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,8 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPeer:
-    """The prefill node of one request, and the address at which the decode node reaches it."""
+    """The node from which the KV of one request comes, and the address at which the decode node reaches it: a prefill
+    node, or the decode node that has generated so far."""
 
     node_id: _Name
     epoch: U64
@@ -194,6 +198,25 @@ class Cancel:
 
     handoff_id: Id128
     attempt: _Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Router -> decode node that generates `attempt` of a request: end it, and hand its KV to that decode node under
+    the name of `next_attempt`. The answer is `HandedOver`."""
+
+    handoff_id: Id128
+    attempt: _Attempt
+    next_attempt: _Attempt
+    decode_node_id: _Name
+    decode_epoch: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Router -> node: finish, and end. `starts_again`: whoever watches over the process should start it again."""
+
+    starts_again: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +323,20 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Decode node -> router, the answer to `HandOver`, behind the last token of the attempt that ended.
+
+    `attempt` is the next one, and `num_tokens` of prompt and output have their KV in its handoff: all but the last that
+    was sent. 0: there is nothing to hand over now, and the request goes on here.
+    """
+
+    epoch: U64
+    handoff_id: Id128
+    attempt: _Attempt
+    num_tokens: _Count
+
+
+@dataclass(frozen=True, slots=True)
 class CacheEvents:
     """Node -> router: changes of the node's prefix cache, as 16-byte block hashes laid end to end.
 
@@ -328,5 +365,5 @@ def epoch_of_identity(identity: bytes) -> int | None:
     return int.from_bytes(identity[1:], "little") if is_control else None
 
 
-ROUTER_TO_NODE = Codec(Welcome, Refusal, Ping, Introduce, Resume, Prefill, Decode, Cancel)
-NODE_TO_ROUTER = Codec(Hello, Heartbeat, Pong, Resume, Leaving, Tokens, PromptLogprobs, Failed, CacheEvents)
+ROUTER_TO_NODE = Codec(Welcome, Refusal, Ping, Introduce, Resume, Prefill, Decode, Cancel, HandOver, Drain)
+NODE_TO_ROUTER = Codec(Hello, Heartbeat, Pong, Resume, Leaving, Tokens, PromptLogprobs, Failed, HandedOver, CacheEvents)

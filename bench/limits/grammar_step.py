@@ -1,7 +1,8 @@
 """What a grammar costs a decode step: `python -m bench.limits.grammar_step [MODEL] [--batch 8] [--rounds 10]`.
 
 One engine decodes a batch of requests that must write JSON, and the same batch without a grammar, in turns. The medians
-of both and their ratio are printed.
+of both and their ratio are printed, by the clock and by the processor time of all threads, which a busy machine changes
+less.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from engine.build import build_engine
 from engine.core import EngineCore
@@ -36,24 +38,36 @@ _SCHEMA = {
 """So long that no answer of the measurement ends."""
 
 
-def step_times(core: EngineCore, batch: int, grammar: Grammar | None) -> list[float]:
-    """Seconds of each of `NUM_STEPS` decode steps with all requests in them."""
+class Round(NamedTuple):
+    """Seconds of a decode step with all requests in it: the median by the clock, and the processor time of a mean
+    one, and that for each of its tokens: where a grammar forces tokens a step has more of them."""
+
+    wall_s: float
+    cpu_s: float
+    token_cpu_s: float
+
+
+def measure_round(core: EngineCore, batch: int, grammar: Grammar | None) -> Round:
+    """Of `NUM_STEPS` steps."""
     keys = [RequestKey.numbered(number + 1) for number in range(batch)]
     for number, key in enumerate(keys):
         params = DecodingParams(
-            temperature=0.8, seed=number, max_tokens=NUM_STEPS + 2, ignore_eos=True, grammar=grammar
+            temperature=0.8, seed=number, max_tokens=8 * NUM_STEPS, ignore_eos=True, grammar=grammar
         )
         core.add(key, _PROMPT, replace(params, grammar=grammar))
     while len(core.step()) < batch:
         continue
-    times = []
+    times, num_tokens = [], 0
+    cpu_begun_s = time.process_time()
     for _ in range(NUM_STEPS):
         begun_s = time.perf_counter()
-        core.step()
+        outputs = core.step()
         times.append(time.perf_counter() - begun_s)
+        num_tokens += sum(1 + len(output.forced) for output in outputs)
+    cpu_s = time.process_time() - cpu_begun_s
     for key in keys:
         core.abort(key)
-    return times
+    return Round(statistics.median(times), cpu_s / NUM_STEPS, cpu_s / num_tokens)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,19 +84,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     core = build_engine(settings, allocate_private).core
     grammar = Grammar.json_schema(_SCHEMA)
-    step_times(core, flags.batch, grammar)
-    free: list[float] = []
-    bound: list[float] = []
+    measure_round(core, flags.batch, grammar)
+    free: list[Round] = []
+    bound: list[Round] = []
     for _ in range(flags.rounds):
-        free.append(statistics.median(step_times(core, flags.batch, None)))
-        bound.append(statistics.median(step_times(core, flags.batch, grammar)))
-    ratios = [with_grammar / without for with_grammar, without in zip(bound, free, strict=True)]
-    sys.stdout.write(
-        f"batch {flags.batch}: {1000 * statistics.median(free):.3f} ms a step without a grammar, "
-        f"{1000 * statistics.median(bound):.3f} ms with one; ratio {statistics.median(ratios):.3f} "
-        f"({min(ratios):.3f} to {max(ratios):.3f} over {flags.rounds} rounds)\n"
-    )
+        free.append(measure_round(core, flags.batch, None))
+        bound.append(measure_round(core, flags.batch, grammar))
+    sys.stdout.write(f"batch {flags.batch}, {flags.rounds} rounds\n")
+    for place, name in enumerate(("clock, a step", "processor, a step", "processor, a token")):
+        sys.stdout.write(_line(name, [each[place] for each in free], [each[place] for each in bound]))
     return 0
+
+
+def _line(name: str, free: Sequence[float], bound: Sequence[float]) -> str:
+    ratios = [with_one / without for with_one, without in zip(bound, free, strict=True)]
+    return (
+        f"{name}: {1000 * statistics.median(free):.3f} ms without a grammar, "
+        f"{1000 * statistics.median(bound):.3f} ms with one; ratio {statistics.median(ratios):.3f} "
+        f"({min(ratios):.3f} to {max(ratios):.3f})\n"
+    )
 
 
 if __name__ == "__main__":

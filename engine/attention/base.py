@@ -8,7 +8,9 @@ Letters: T tokens of the step, all sequences flattened; Hq query heads; Hkv key 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
@@ -39,11 +41,33 @@ class SequenceShare(NamedTuple):
         return self.start + self.num_tokens
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerRule:
+    """How a layer attends, beyond what its KV says. `scale`: of q k^T; None: 1/sqrt(D). `cap`: c makes a score x to
+    c * tanh(x / c). `sinks` [Hq]: for each query head one more score, whose weight goes nowhere."""
+
+    scale: float | None = None
+    cap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores are weighed by a softmax alone, which is what every kernel computes."""
+        return self.cap is None and self.sinks is None
+
+    def scale_of(self, head_dim: int) -> float:
+        """The scale of layers with heads of that size."""
+        return 1.0 / math.sqrt(head_dim) if self.scale is None else self.scale
+
+
+PLAIN = LayerRule()
+
+
 class Attention(Protocol):
     """Attention as a decoder sees it in a step."""
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store k and v of the step's tokens in layer `layer`, then attend causally with scale 1/sqrt(D).
+        """Store k and v of the step's tokens in layer `layer`, then attend causally, by the layer's `LayerRule`.
 
         q: [T, Hq, D], k and v: [T, Hkv, D], rotated already. All three may be views: the last dimension is contiguous
         and heads are D apart, the distance between tokens is the tensor's own. Returns [T, Hq, D].

@@ -15,7 +15,7 @@ import torch
 
 from device.base import Device, DeviceFailed
 from device.cuda_context import compute_facts
-from engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
+from engine.attention.base import AttentionBackend, LayerRule, SequenceShare, attention_staging_bytes
 from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls, load_flashinfer
 from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes, unsupported_reason
 from engine.attention.native_backend import NativeAttention
@@ -23,8 +23,9 @@ from engine.attention.paged_kv import PagedKv
 from engine.attention.torch_backend import TorchAttention
 from engine.native.library import Kernels
 from wire.errors import InvalidSetting
-from wire.layout import DTYPE_BYTES, KvLayout
+from wire.layout import DTYPE_BYTES, LATENT, KvLayout
 
+_RULES = "caps of scores, or sinks"
 AUTO, FLASHINFER, NATIVE, TORCH = "auto", "flashinfer", "native", "torch"
 _TRIED_BLOCK_SIZE = 16
 _log = logging.getLogger(__name__)
@@ -33,13 +34,20 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
     """The facts that decide which backend works. `dtype`: of queries; `max_blocks`: of one sequence;
-    `max_graph_sequences`: of the largest step that is recorded, 0 where none is."""
+    `max_graph_sequences`: of the largest step that is recorded, 0 where none is; `rules`: of each layer, none for the
+    default."""
 
     num_heads: int
     dtype: torch.dtype
     layout: KvLayout
     max_blocks: int
     max_graph_sequences: int
+    rules: tuple[LayerRule, ...] = ()
+
+    @property
+    def needs_torch(self) -> bool:
+        """Whether some layer attends by a rule that no kernel computes."""
+        return not all(rule.is_plain for rule in self.rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +117,15 @@ def choose_attention(
         raise InvalidSetting(f"--attention-backend {setting!r:.50} is not one of {names}")
     if setting == NATIVE and kernels is None:
         raise InvalidSetting(f"--attention-backend {NATIVE} needs Baton's CPU kernels (see --cpu-kernels)")
+    if shape.needs_torch:
+        if setting not in (AUTO, TORCH):
+            raise InvalidSetting(f"--attention-backend {setting} has no {_RULES}, which this model needs")
+        _log.info("attention: plain torch, because of the model's %s", _RULES)
+        return _torch_choice(shape)
     if kernels is not None and setting in (AUTO, NATIVE):
-        return AttentionChoice(NATIVE, 0, lambda pool: NativeAttention(kernels, pool, shape.num_heads))
+        return AttentionChoice(NATIVE, 0, lambda pool: NativeAttention(kernels, pool, shape.num_heads, shape.rules))
     if setting == TORCH or (setting == AUTO and device.torch_device.type != "cuda"):
-        return _torch_choice()
+        return _torch_choice(shape)
     found = _find_flashinfer(device, shape, load, look, attempt)
     if isinstance(found, AttentionChoice):
         _log.info("attention: flashinfer")
@@ -120,7 +133,7 @@ def choose_attention(
     if setting == FLASHINFER:
         raise InvalidSetting(f"--attention-backend flashinfer cannot be used: {found}")
     _log.warning("attention: plain torch, which is slow on a GPU, instead of flashinfer: %s", found)
-    return _torch_choice()
+    return _torch_choice(shape)
 
 
 def _find_flashinfer(
@@ -133,8 +146,12 @@ def _find_flashinfer(
     """The choice of flashinfer, or why there is none."""
     if device.torch_device.type != "cuda":
         return f"it needs a CUDA device, not {device.torch_device}"
-    gpu = look(device.torch_device)
+    if any(rule.scale is not None for rule in shape.rules):
+        return "the model's attention has a scale of its own"
     kvs = [group.kv for group in shape.layout.groups]
+    if any(kv.kind == LATENT for kv in kvs):
+        return "the model attends to latents"
+    gpu = look(device.torch_device)
     for kv in kvs:
         reason = unsupported_reason(shape.num_heads, kv.num_kv_heads, kv.head_dim, shape.dtype, gpu.compute_capability)
         if reason is not None:
@@ -174,5 +191,5 @@ def _find_flashinfer(
     return choice
 
 
-def _torch_choice() -> AttentionChoice:
-    return AttentionChoice(TORCH, 0, TorchAttention)
+def _torch_choice(shape: AttentionShape) -> AttentionChoice:
+    return AttentionChoice(TORCH, 0, lambda pool: TorchAttention(pool, shape.rules))

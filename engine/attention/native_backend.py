@@ -7,7 +7,6 @@ Letters: T tokens of the step, N sequences, Hq query heads, Hkv key and value he
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from device.base import Array, Staging
-from engine.attention.base import LayerStored, SequenceShare
+from engine.attention.base import PLAIN, LayerRule, LayerStored, SequenceShare
 from engine.attention.paged_kv import PagedKv
 from engine.native.arguments import DTYPES, BatonAttention, BatonPagedKv, BatonStep, BatonStore
 from engine.native.library import Kernels
@@ -71,7 +70,7 @@ def layer_kv(pool: PagedKv, number: int) -> BatonPagedKv:
     view, kv = pool.layer(number), pool.layout.layers[number]
     return BatonPagedKv(
         view[:, 0].data_ptr(),
-        view[:, 1].data_ptr(),
+        view[:, -1].data_ptr(),  # of latents the key is the value
         view.stride(0),
         kv.num_kv_heads,
         pool.layout.block_size,
@@ -83,7 +82,9 @@ def layer_kv(pool: PagedKv, number: int) -> BatonPagedKv:
 class NativeAttention:
     """Attention over one KV pool. One instance serves one runner, whose decoder computes with the same `Kernels`."""
 
-    def __init__(self, kernels: Kernels, pool: PagedKv, num_heads: int) -> None:
+    def __init__(self, kernels: Kernels, pool: PagedKv, num_heads: int, rules: Sequence[LayerRule] = ()) -> None:
+        """`rules`: of each layer, all plain; none: the default for all."""
+        self._rules = rules or [PLAIN] * pool.layout.num_layers
         self._kernels = kernels
         self._blocks = pool.blocks  # the addresses below stay valid as long as somebody holds it
         self._block_size = pool.layout.block_size
@@ -100,7 +101,10 @@ class NativeAttention:
     def _layer(self, pool: PagedKv, number: int) -> _Layer:
         paged, kv = layer_kv(pool, number), pool.layout.layers[number]
         attention = BatonAttention(
-            kv=paged, scale=1.0 / math.sqrt(kv.head_dim), num_heads=self._num_heads, window=kv.window or 0
+            kv=paged,
+            scale=self._rules[number].scale_of(kv.head_dim),
+            num_heads=self._num_heads,
+            window=kv.window or 0,
         )
         return _Layer(BatonStore(kv=paged), attention)
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from device.base import Staging
-from engine.attention.base import LayerStored, SequenceShare
+from engine.attention.base import PLAIN, LayerRule, LayerStored, SequenceShare
 from engine.attention.paged_kv import PagedKv
 from wire.errors import InvalidSetting
 from wire.layout import LayerKv
@@ -164,9 +164,12 @@ class _Rows:
 class _Layer:
     """One layer's keys and values as rows, and the group it is planned with."""
 
-    def __init__(self, group: int, rows: _Rows, view: Tensor) -> None:
+    def __init__(self, group: int, rows: _Rows, view: Tensor, rule: LayerRule) -> None:
         """view: [B, 2, Hkv, block_size, D]."""
-        keys, values = view[:, 0], view[:, 1]
+        self.scale, self.cap = rule.scale_of(rows.kv.head_dim), rule.cap
+        self.sinks = None if rule.sinks is None else rule.sinks.view(rows.kv.num_kv_heads, -1)
+        # of latents the key is the value
+        keys, values = view[:, 0], view[:, -1]
         self.group = group
         self.kv = rows.kv
         self.key_heads, self.value_heads = rows.of_heads(keys), rows.of_heads(values)
@@ -177,12 +180,14 @@ class TorchAttention:
     """Attention over one KV pool. One instance serves one runner. Raises `InvalidSetting` for a pool whose layers
     differ so much that their rows lie in no grid."""
 
-    def __init__(self, pool: PagedKv) -> None:
+    def __init__(self, pool: PagedKv, rules: Sequence[LayerRule] = ()) -> None:
+        """`rules`: of each layer; none: the default for all."""
+        rules = rules or [PLAIN] * pool.layout.num_layers
         self._blocks = pool.blocks
         self._block_size = pool.layout.block_size
         self._groups = [_Rows(pool, group.kv) for group in pool.layout.groups]
         layers = {
-            layer: _Layer(number, rows, pool.layer(layer))
+            layer: _Layer(number, rows, pool.layer(layer), rules[layer])
             for number, (rows, group) in enumerate(zip(self._groups, pool.layout.groups, strict=True))
             for layer in group.layers
         }
@@ -275,9 +280,14 @@ class TorchAttention:
         queries = q.index_select(0, plan.token_index)
         # all query heads of one key head are rows of one product: keys are read once, nothing is repeated
         queries = queries.view(plan.num_sequences, num_kv_heads, -1, head_dim)
-        scores = torch.matmul(queries, keys.view(shape).transpose(2, 3)).float() * _scale(head_dim)
+        scores = torch.matmul(queries, keys.view(shape).transpose(2, 3)).float() * layer.scale
+        if layer.cap is not None:
+            _cap(scores, layer.cap)
         scores.masked_fill_(plan.hidden, -math.inf)
-        weights = torch.softmax(scores, dim=-1).to(q.dtype)
+        if layer.sinks is None:
+            weights = torch.softmax(scores, dim=-1).to(q.dtype)
+        else:
+            weights = _softmax_with_sinks(scores, layer.sinks[None, :, :, None]).to(q.dtype)
         attended = torch.matmul(weights, values.view(shape))
         out.index_copy_(0, plan.token_index, attended.view(plan.num_sequences, -1, head_dim))
 
@@ -297,10 +307,10 @@ class TorchAttention:
             first_hidden = 0 if layer.kv.window is not None else plan.start + first
             tile = queries[:, :, first:last]
             hidden = plan.hidden[first:last, first_hidden:visible]
-            weights = self._weights(tile, keys[:, :visible], hidden, first_hidden)
+            weights = self._weights(tile, keys[:, :visible], hidden, first_hidden, layer)
             attended[:, :, first:last] = torch.bmm(weights, values[:, :visible]).view(tile.shape)
 
-    def _weights(self, queries: Tensor, keys: Tensor, hidden: Tensor, first_hidden: int) -> Tensor:
+    def _weights(self, queries: Tensor, keys: Tensor, hidden: Tensor, first_hidden: int, layer: _Layer) -> Tensor:
         """Weights [Hkv, G * tokens, S], in the workspace, of queries [Hkv, G, tokens, D] over keys [Hkv, S, D].
 
         `hidden` [tokens, S - first_hidden] is True where a query does not see a key. Plain products and one softmax:
@@ -315,9 +325,14 @@ class TorchAttention:
         scores = self._score_workspace[0, :num_elements].view(shape)
         flat_queries = queries.reshape(num_kv_heads, num_groups * num_tokens, head_dim)
         # the scale is applied to the product's float32 sums, before they are rounded
-        torch.baddbmm(scores, flat_queries, keys.transpose(1, 2), beta=0, alpha=_scale(head_dim), out=scores)
+        torch.baddbmm(scores, flat_queries, keys.transpose(1, 2), beta=0, alpha=layer.scale, out=scores)
+        if layer.cap is not None:
+            _cap(scores, layer.cap)
         by_group = scores.view(num_kv_heads, num_groups, num_tokens, num_keys)
         by_group[..., first_hidden:].masked_fill_(hidden, -math.inf)
+        if layer.sinks is not None:
+            weighed = _softmax_with_sinks(by_group, layer.sinks[:, :, None, None])
+            return weighed.to(queries.dtype).view(shape)
         weights = self._score_workspace[1, :num_elements].view(shape)
         return torch.softmax(scores, dim=-1, out=weights)
 
@@ -345,5 +360,12 @@ class TorchAttention:
         return np.concatenate(slots)
 
 
-def _scale(head_dim: int) -> float:
-    return 1.0 / math.sqrt(head_dim)
+def _cap(scores: Tensor, cap: float) -> Tensor:
+    """c * tanh(x / c) of scores x, in place."""
+    return scores.div_(cap).tanh_().mul_(cap)
+
+
+def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """The weights of `scores`, of which a part goes to `sinks`: [..., 1], one more score of each row."""
+    with_sinks = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), dim=-1)
+    return torch.softmax(with_sinks, dim=-1, dtype=torch.float32)[..., :-1]

@@ -1,8 +1,8 @@
 """A checkpoint's `config.json` as one validated value.
 
-Owns: reading the file (both spellings: transformers 5 writes `rope_parameters` and `dtype`, older files `rope_theta`,
-`rope_scaling` and `torch_dtype`), filling in each family's defaults, refusing what the decoder would compute wrongly.
-Knows no tensors and does not import torch.
+Owns: filling in each family's defaults, and refusing what the decoder would compute wrongly. Single fields are read by
+`config_fields.py`, the rotary embedding by `rope_settings.py`, experts by `expert_settings.py`. Knows no tensors and
+does not import torch.
 
 Invariant: a `ModelConfig` that exists can be computed. Whatever is missing, contradictory or unsupported raised
 `ModelLoadError` with the field and its value.
@@ -10,60 +10,45 @@ Invariant: a `ModelConfig` that exists can be computed. Whatever is missing, con
 
 from __future__ import annotations
 
-import json
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from engine.models.registry import Family, family_of
+from engine.models.config_fields import MAX_TOKENS, Fields, read_json_object
+from engine.models.expert_settings import ExpertSettings, read_experts
+from engine.models.latent_settings import LatentSettings, latent_scale, read_latent
+from engine.models.names import LLAMA, Names
+from engine.models.registry import Block, Family, MlpKind, NormKind, QkNorm, family_of
+from engine.models.rope_settings import RopeSettings, partial_rotary_factor, read_local_rope, read_rope
 from wire.errors import ModelLoadError
+from wire.layout import MAX_LAYERS
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
-
-_ROPE_FIELDS = frozenset(
-    {
-        "rope_type",
-        "type",
-        "rope_theta",
-        "partial_rotary_factor",
-        "factor",
-        "original_max_position_embeddings",
-        "low_freq_factor",
-        "high_freq_factor",
-        "beta_fast",
-        "beta_slow",
-        "attention_factor",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-        "finetuned",  # written by some early YaRN checkpoints, describes their training only
-    }
-)
-_DEFAULT_ROPE_THETA = 10_000.0
 _DEFAULT_WINDOW_TOKENS = 4096
 _DEFAULT_MAX_WINDOW_LAYERS = 28
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+LayerRope = Literal["main", "local", "none"]
+"""Which rotation a layer has: the model's; the one of layers with a window; none."""
 
 
 @dataclass(frozen=True)
-class RopeSettings:
-    """Rotary embedding. Fields that `rope_type` does not use keep their defaults, so that equal rotations compare
-    equal."""
+class Multipliers:
+    """Constants of a forward pass. `attention_scale`: None for 1 / sqrt(head_dim). A cap of c makes x to
+    c * tanh(x / c), before the softmax of attention or for logits."""
 
-    rope_type: str = "default"
-    theta: float = _DEFAULT_ROPE_THETA
-    factor: float = 1.0
-    original_max_position: int = 0
-    """Context length before scaling; only llama3 and yarn."""
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    """yarn: multiplies cos and sin; `None`: derived from `factor`, `mscale` and `mscale_all_dim`."""
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+    attention_scale: float | None = None
+    attention_cap: float | None = None
+    logits_cap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +69,7 @@ class ModelConfig:
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
-    qk_norm: bool
+    qk_norm: QkNorm
     hidden_act: str
     windows: tuple[int | None, ...]
     """One entry a layer: a token attends to at most this many tokens, itself included; `None`: to all before it."""
@@ -94,173 +79,163 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     """From `config.json` and `generation_config.json`, sorted; each of them ends a generation."""
+    block: Block = "pre"
+    norm: NormKind = "rms"
+    mlp: MlpKind = "gated"
+    names: Names = LLAMA
+    rotary_dim: int = 0
+    """So many elements of each head are rotated."""
+    is_interleaved: bool = False
+    local_rope: RopeSettings | None = None
+    layer_ropes: tuple[LayerRope, ...] = ()
+    """One entry a layer."""
+    experts: ExpertSettings | None = None
+    latent: LatentSettings | None = None
+    num_draft_layers: int = 0
+    """Layers behind the others in the files, which predict further tokens and are not used."""
+    multipliers: Multipliers = field(default_factory=Multipliers)
+    has_short_context: bool = False
+    """longrope: no sequence is longer than the context before scaling, so the short factors count."""
 
     @property
     def max_context_len(self) -> int:
-        """The longest sequence, in tokens, that the positions are made for. YaRN stretches it; the other scalings are
-        already part of `max_position_embeddings`."""
-        if self.rope.rope_type == "yarn":
-            stretched = int(self.rope.original_max_position * self.rope.factor)
-            return max(self.max_position_embeddings, stretched)
-        return self.max_position_embeddings
+        """The longest sequence, in tokens, that the positions are made for."""
+        return self.rope.longest(self.max_position_embeddings)
+
+    def for_context(self, max_model_len: int) -> ModelConfig:
+        """The model for sequences of at most so many tokens (0: of any length): longrope has other frequencies where
+        all of them fit into the context before scaling."""
+        is_short = self.rope.rope_type == "longrope" and 0 < max_model_len <= self.rope.original_max_position
+        return replace(self, has_short_context=True) if is_short else self
 
 
 def load_config(folder: Path) -> ModelConfig:
     """Read and validate `config.json` (and the end tokens of `generation_config.json`, where there is one) of a
     checkpoint folder. Raises `ModelLoadError`."""
-    content = _read_json(folder / "config.json")
+    content = read_json_object(folder / "config.json")
     generation_file = folder / "generation_config.json"
-    generation = _read_json(generation_file) if generation_file.is_file() else {}
+    generation = read_json_object(generation_file) if generation_file.is_file() else {}
     return parse_config(content, generation)
 
 
 def parse_config(content: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
     """The value of an already decoded `config.json` and `generation_config.json`. Raises `ModelLoadError`."""
     family = family_of(content.get("architectures"))
-    fields = _Fields(content, "config.json")
-    _refuse_unsupported(fields)
+    fields = Fields(_completed(content, family), "config.json")
+    _refuse_unsupported(fields, family)
     hidden_size = fields.count("hidden_size")
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
     num_heads = fields.count("num_attention_heads")
     attention_bias = fields.flag("attention_bias", False)
     mlp_bias = fields.flag("mlp_bias", False)
-    max_position = fields.count("max_position_embeddings")
+    max_position = fields.count("max_position_embeddings", most=MAX_TOKENS)
+    latent = read_latent(fields) if family.has_latents else None
+    head_dim = _head_dim(fields, family, hidden_size, num_heads) if latent is None else latent.rope_dim
+    rotary_dim = _rotary_dim(fields, family, head_dim)
+    windows = _windows(fields, family, num_layers)
     return ModelConfig(
         architecture=family.architecture,
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=fields.count("intermediate_size"),
+        intermediate_size=fields.count("intermediate_size", 4 * hidden_size if family.mlp == "plain" else None),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=_kv_heads(fields, family, num_heads),
-        head_dim=_head_dim(fields, family, hidden_size, num_heads),
+        num_kv_heads=_kv_heads(fields, family, num_heads) if latent is None else 1,
+        head_dim=head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         max_position_embeddings=max_position,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=attention_bias if family.o_bias is None else family.o_bias,
         mlp_bias=mlp_bias if family.mlp_bias is None else family.mlp_bias,
-        qk_norm=family.qk_norm,
-        hidden_act="silu",
-        windows=_windows(fields, family, num_layers),
-        rope=_rope(fields, max_position),
+        qk_norm="heads" if fields.flag("use_qk_norm", False) else family.qk_norm,
+        hidden_act=_activation(fields),
+        windows=windows,
+        rope=read_rope(fields, max_position, rotary_dim, has_local=family.rope_rule == "local"),
         dtype=_dtype(fields),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
-        eos_token_ids=_eos_token_ids(fields, _Fields(generation or {}, "generation_config.json")),
+        eos_token_ids=_eos_token_ids(fields, Fields(generation or {}, "generation_config.json")),
+        block=_block(fields, family),
+        norm=family.norm,
+        mlp=family.mlp,
+        names=family.names,
+        rotary_dim=rotary_dim,
+        is_interleaved=fields.flag("rope_interleave", family.is_interleaved),
+        local_rope=read_local_rope(fields, max_position, rotary_dim) if family.rope_rule == "local" else None,
+        layer_ropes=_layer_ropes(fields, family, windows),
+        experts=None if family.experts is None else read_experts(family.experts, fields, num_layers),
+        latent=latent,
+        num_draft_layers=fields.index("num_nextn_predict_layers", 0) if fields.has("num_nextn_predict_layers") else 0,
+        multipliers=_multipliers(fields, family, hidden_size, latent),
     )
 
 
 def architecture_facts(config: ModelConfig) -> dict[str, int | float | str | bool | None]:
     """The fields of `config` that change what a forward pass computes, flat and in a fixed order, for a fingerprint.
 
-    Left out: the checkpoint's dtype (the dtype in use is the node's own choice) and the bos and eos ids (no tensor
-    depends on them)."""
+    Left out: the checkpoint's dtype (the dtype in use is the node's own choice), the bos and eos ids (no tensor
+    depends on them), the names of tensors, and `has_short_context`, which is a node's own choice too and part of the
+    layout of its KV."""
     shape = asdict(config)
-    for not_computed in ("dtype", "bos_token_id", "eos_token_ids"):
+    for not_computed in ("dtype", "bos_token_id", "eos_token_ids", "names", "has_short_context"):
         del shape[not_computed]
-    rope = shape.pop("rope")
     windows = shape.pop("windows")
-    facts: dict[str, int | float | str | bool | None] = dict(shape)
-    facts.update({f"rope_{name.removeprefix('rope_')}": value for name, value in rope.items()})
+    facts = dict(_flat(shape))
     facts["windows"] = ",".join("all" if window is None else str(window) for window in windows)
     return dict(sorted(facts.items()))
 
 
-class _Fields:
-    """Typed access to a decoded JSON object; each error names file, field and value."""
-
-    def __init__(self, content: dict[str, Any], source: str) -> None:
-        self._content = content
-        self._source = source
-
-    def error(self, name: str, expected: str) -> ModelLoadError:
-        if name not in self._content:
-            return ModelLoadError(f"{self._source}: {name} is missing, expected {expected}")
-        return ModelLoadError(f"{self._source}: {name} must be {expected}, got {self._content[name]!r}")
-
-    def has(self, name: str) -> bool:
-        """Whether the field is there with a value; files write an explicit null for 'not set'."""
-        return self._content.get(name) is not None
-
-    def is_null(self, name: str) -> bool:
-        """Whether the field is there as an explicit null, which some fields tell from not being there."""
-        return name in self._content and self._content[name] is None
-
-    def raw(self, name: str) -> Any:
-        return self._content.get(name)
-
-    def count(self, name: str, default: int | None = None) -> int:
-        value = self._content.get(name)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.error(name, "a positive integer")
-        return value
-
-    def index(self, name: str, default: int) -> int:
-        value = self._content.get(name, default)
-        if not _is_natural(value):
-            raise self.error(name, "an integer that is not negative")
-        return int(value)
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._content.get(name)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
-            raise self.error(name, "a positive number")
-        return float(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self._content.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.error(name, "true or false")
-        return value
-
-    def token_ids(self, name: str) -> list[int]:
-        """One id or a list of ids; a null is an empty list."""
-        value = self._content.get(name)
-        if value is None:
-            return []
-        ids = value if isinstance(value, list) else [value]
-        if not all(_is_natural(token_id) for token_id in ids):
-            raise self.error(name, "a token id or a list of token ids")
-        return ids
+def _flat(nested: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in nested.items():
+        full = f"{prefix}_{name.removeprefix(f'{prefix}_')}" if prefix else name
+        if isinstance(value, dict):
+            found += _flat(value, full)
+        else:
+            found.append((full, ",".join(map(str, value)) if isinstance(value, tuple) else value))
+    return found
 
 
-def _is_natural(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _completed(content: dict[str, Any], family: Family) -> dict[str, Any]:
+    """`content` by the usual names of fields, with the family's own defaults for what it leaves out."""
+    found = dict(content)
+    for other, name in family.renamed.items():
+        if found.get(other) is not None and found.get(name) is None:
+            found[name] = found[other]
+    for name, default in family.defaults.items():
+        if name not in found or (found[name] is None and name not in _NULL_MEANS_NONE):
+            found[name] = default
+    return found
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelLoadError(f"{path.parent}: not a checkpoint, it has no {path.name}") from None
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path}: is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"{path}: must hold a JSON object, got {type(content).__name__}")
-    return content
+_NULL_MEANS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "rope_theta")
 
 
-def _refuse_unsupported(fields: _Fields) -> None:
+def _refuse_unsupported(fields: Fields, family: Family) -> None:
     quantization = fields.raw("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise ModelLoadError(f"config.json: quantization_config (quant_method {method!r}) is not supported")
-    activation = fields.raw("hidden_act")
-    if activation not in (None, "silu"):
-        raise ModelLoadError(f"config.json: hidden_act {activation!r} is not supported; supported: silu")
-    if fields.number("partial_rotary_factor", 1.0) != 1.0:
-        raise fields.error("partial_rotary_factor", "1 (a partial rotation is not supported)")
+        if not family.quantization or method != family.quantization:
+            raise ModelLoadError(f"config.json: quantization_config (quant_method {method!r}) is not supported")
+    for name, only in family.refused.items():
+        if fields.has(name) and fields.raw(name) != only:
+            raise fields.error(name, f"{only!r}: {family.architecture} is supported with that only")
 
 
-def _kv_heads(fields: _Fields, family: Family, num_heads: int) -> int:
+def _activation(fields: Fields) -> str:
+    name = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
+    activation = fields.raw(name)
+    if activation is None:
+        return "silu"
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        supported = ", ".join(_ACTIVATIONS)
+        raise ModelLoadError(f"config.json: {name} {activation!r} is not supported; supported: {supported}")
+    return _ACTIVATIONS[activation]
+
+
+def _kv_heads(fields: Fields, family: Family, num_heads: int) -> int:
+    if family.has_all_kv_heads:
+        return num_heads
     # An explicit null means "as many as query heads" everywhere; a missing field only where files predate it.
     means_all = family.kv_heads_may_be_absent or fields.is_null("num_key_value_heads")
     default = num_heads if means_all else None
@@ -270,7 +245,7 @@ def _kv_heads(fields: _Fields, family: Family, num_heads: int) -> int:
     return num_kv_heads
 
 
-def _head_dim(fields: _Fields, family: Family, hidden_size: int, num_heads: int) -> int:
+def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) -> int:
     if fields.has("head_dim"):
         head_dim = fields.count("head_dim")
     elif family.default_head_dim is not None:
@@ -284,107 +259,112 @@ def _head_dim(fields: _Fields, family: Family, hidden_size: int, num_heads: int)
     return head_dim
 
 
-def _windows(fields: _Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:
+def _rotary_dim(fields: Fields, family: Family, head_dim: int) -> int:
+    """Elements of a head that are rotated, none where positions are learned."""
+    if family.names.positions:
+        return 0
+    factor = partial_rotary_factor(fields)
+    if factor != 1.0 and not family.may_rotate_partly:
+        raise fields.error("partial_rotary_factor", f"1: {family.architecture} rotates whole heads")
+    rotary_dim = int(head_dim * factor)
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+        raise fields.error("partial_rotary_factor", f"such that an even part of {head_dim} elements is rotated")
+    return rotary_dim
+
+
+def _block(fields: Fields, family: Family) -> Block:
+    if family.block == "parallel_two_norms" and not fields.flag("use_parallel_residual", True):
+        return "pre"
+    return family.block
+
+
+def _layer_ropes(fields: Fields, family: Family, windows: tuple[int | None, ...]) -> tuple[LayerRope, ...]:
+    without_window: LayerRope = "none" if family.rope_rule == "windows_only" or family.names.positions else "main"
+    with_window: LayerRope = "local" if family.rope_rule == "local" else "main"
+    if family.rope_rule == "no_rope_layers":
+        return _marked_ropes(fields, len(windows))
+    return tuple(without_window if window is None else with_window for window in windows)
+
+
+def _marked_ropes(fields: Fields, num_layers: int) -> tuple[LayerRope, ...]:
+    marks = fields.raw("no_rope_layers")
+    if marks is None:
+        interval = fields.count("no_rope_layer_interval", 4)
+        marks = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
+    if not isinstance(marks, list) or len(marks) != num_layers or any(mark not in (0, 1) for mark in marks):
+        raise fields.error("no_rope_layers", f"a list of {num_layers} of 0 and 1")
+    kinds: tuple[LayerRope, LayerRope] = ("none", "main")
+    return tuple(kinds[mark] for mark in marks)
+
+
+def _multipliers(fields: Fields, family: Family, hidden_size: int, latent: LatentSettings | None) -> Multipliers:
+    def optional(name: str) -> float | None:
+        return fields.number(name) if fields.has(name) else None
+
+    scale = optional("attention_multiplier")
+    if fields.has("query_pre_attn_scalar"):
+        scale = fields.number("query_pre_attn_scalar") ** -0.5
+    if latent is not None:
+        scale = latent_scale(fields, latent)
+    return Multipliers(
+        embedding=hidden_size**0.5 if family.scales_embedding else fields.number("embedding_multiplier", 1.0),
+        residual=fields.number("residual_multiplier", 1.0),
+        logits=fields.number("logit_scale", 1.0) / fields.number("logits_scaling", 1.0),
+        attention_scale=scale,
+        attention_cap=optional("attn_logit_softcapping"),
+        logits_cap=optional("final_logit_softcapping"),
+    )
+
+
+def _windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:
     full: tuple[int | None, ...] = (None,) * num_layers
     if family.window_rule == "never":
         return full
     if family.window_rule == "every_layer":
-        if fields.has("layer_types"):
-            raise fields.error("layer_types", f"absent: {family.architecture} has one window for all layers")
-        if fields.is_null("sliding_window"):
-            return full
-        return (fields.count("sliding_window", _DEFAULT_WINDOW_TOKENS),) * num_layers
+        return _same_windows(fields, family, full)
     layer_types = _layer_types(fields, num_layers)
-    if not fields.flag("use_sliding_window", False) or fields.is_null("sliding_window"):
-        if "sliding_attention" in (layer_types or ()):
-            raise fields.error("layer_types", "without sliding_attention when use_sliding_window is not true")
+    if family.window_rule == "by_layer_type":
+        if not fields.flag("use_sliding_window", False) or fields.is_null("sliding_window"):
+            if "sliding_attention" in (layer_types or ()):
+                raise fields.error("layer_types", "without sliding_attention when use_sliding_window is not true")
+            return full
+        if layer_types is None:
+            window = fields.count("sliding_window", _DEFAULT_WINDOW_TOKENS, MAX_TOKENS)
+            first_windowed = fields.index("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
+            return tuple(window if layer >= first_windowed else None for layer in range(num_layers))
+    elif fields.is_null("sliding_window"):
         return full
-    window = fields.count("sliding_window", _DEFAULT_WINDOW_TOKENS)
-    if layer_types is None:
-        first_windowed = fields.index("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
-        return tuple(window if layer >= first_windowed else None for layer in range(num_layers))
+    elif layer_types is None:
+        pattern = fields.count("sliding_window_pattern")
+        layer_types = [
+            "sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(num_layers)
+        ]
+    window = fields.count("sliding_window", _DEFAULT_WINDOW_TOKENS, MAX_TOKENS)
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
 
 
-def _layer_types(fields: _Fields, num_layers: int) -> list[str] | None:
+def _same_windows(fields: Fields, family: Family, full: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    if fields.has("layer_types"):
+        raise fields.error("layer_types", f"absent: {family.architecture} has one window for all layers")
+    if fields.is_null("sliding_window") or not fields.flag("use_sliding_window", True):
+        return full
+    return (fields.count("sliding_window", _DEFAULT_WINDOW_TOKENS, MAX_TOKENS),) * len(full)
+
+
+def _layer_types(fields: Fields, num_layers: int) -> list[str] | None:
     layer_types = fields.raw("layer_types")
     if layer_types is None:
         return None
-    known = ("full_attention", "sliding_attention")
     if (
         not isinstance(layer_types, list)
         or len(layer_types) != num_layers
-        or any(layer_type not in known for layer_type in layer_types)
+        or any(layer_type not in _LAYER_TYPES for layer_type in layer_types)
     ):
-        raise fields.error("layer_types", f"a list of {num_layers} of {' and '.join(known)}")
+        raise fields.error("layer_types", f"a list of {num_layers} of {' and '.join(_LAYER_TYPES)}")
     return layer_types
 
 
-def _rope(fields: _Fields, max_position: int) -> RopeSettings:
-    # When a file has both spellings transformers lets the older one win.
-    name = "rope_scaling" if fields.raw("rope_scaling") else "rope_parameters"
-    content = fields.raw(name) or {}
-    if not isinstance(content, dict):
-        raise fields.error(name, "an object or null")
-    unknown = sorted(set(content) - _ROPE_FIELDS)
-    rope_type = content.get("rope_type", content.get("type", "default"))
-    if rope_type not in ROPE_TYPES:
-        raise ModelLoadError(
-            f"config.json: {name}: rope type {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}"
-        )
-    if unknown:
-        raise ModelLoadError(f"config.json: {name}: unknown fields {', '.join(unknown)}")
-    rope = _Fields(content, f"config.json: {name}")
-    if rope.number("partial_rotary_factor", 1.0) != 1.0:
-        raise rope.error("partial_rotary_factor", "1 (a partial rotation is not supported)")
-    theta = rope.number("rope_theta", fields.number("rope_theta", _DEFAULT_ROPE_THETA))
-    if rope_type == "default":
-        return RopeSettings(theta=theta)
-    if rope_type in ("linear", "dynamic"):
-        return RopeSettings(rope_type=rope_type, theta=theta, factor=rope.number("factor"))
-    original = fields.count(
-        "original_max_position_embeddings", rope.count("original_max_position_embeddings", max_position)
-    )
-    if rope_type == "llama3":
-        return _llama3(rope, theta, original)
-    return _yarn(rope, theta, original, max_position)
-
-
-def _llama3(rope: _Fields, theta: float, original_max_position: int) -> RopeSettings:
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if high <= low:
-        raise rope.error("high_freq_factor", f"above low_freq_factor ({low})")
-    return RopeSettings(
-        rope_type="llama3",
-        theta=theta,
-        factor=rope.number("factor"),
-        original_max_position=original_max_position,
-        low_freq_factor=low,
-        high_freq_factor=high,
-    )
-
-
-def _yarn(rope: _Fields, theta: float, original_max_position: int, max_position: int) -> RopeSettings:
-    def optional(name: str) -> float | None:
-        return rope.number(name) if rope.has(name) else None
-
-    if theta <= 1.0:
-        raise rope.error("rope_theta", "above 1 for yarn")
-    return RopeSettings(
-        rope_type="yarn",
-        theta=theta,
-        factor=rope.number("factor", max_position / original_max_position),
-        original_max_position=original_max_position,
-        beta_fast=rope.number("beta_fast", RopeSettings.beta_fast),
-        beta_slow=rope.number("beta_slow", RopeSettings.beta_slow),
-        attention_factor=optional("attention_factor"),
-        mscale=optional("mscale"),
-        mscale_all_dim=optional("mscale_all_dim"),
-        truncate=rope.flag("truncate", True),
-    )
-
-
-def _dtype(fields: _Fields) -> str | None:
+def _dtype(fields: Fields) -> str | None:
     name = "dtype" if fields.has("dtype") else "torch_dtype"
     value = fields.raw(name)
     if value is None:
@@ -394,5 +374,5 @@ def _dtype(fields: _Fields) -> str | None:
     return value.removeprefix("torch.")
 
 
-def _eos_token_ids(fields: _Fields, generation: _Fields) -> tuple[int, ...]:
+def _eos_token_ids(fields: Fields, generation: Fields) -> tuple[int, ...]:
     return tuple(sorted({*fields.token_ids("eos_token_id"), *generation.token_ids("eos_token_id")}))

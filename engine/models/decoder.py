@@ -20,51 +20,21 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from engine.attention.base import Attention
+from engine.attention.base import Attention, LayerRule
 from engine.models.config import ModelConfig
 from engine.models.ops.base import DecoderOps
 from engine.models.ops.choose import choose_ops
 from engine.models.parameters import Parameter
-from engine.models.parts.attention import GroupedQueryAttention
 from engine.models.parts.base import Part, PartSetup
-from engine.models.parts.embedding import Embedding, make_head
-from engine.models.parts.mlp import GatedMlp
-from engine.models.parts.norm import ResidualNorm
-from engine.models.rope import RotaryEmbedding, Rotation
+from engine.models.parts.embedding import make_embedding, make_head
+from engine.models.parts.layers import make_layer
+from engine.models.parts.norm import make_norm
+from engine.models.rope import ModelRotations, Rotations
 from engine.models.shard import WHOLE, Shard
 from wire.layout import LayerKv
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """The dtypes a decoder runs in, by the names that settings and checkpoints use."""
-
-
-class DecoderLayer:
-    """Attention and MLP of one layer, each added to the residual stream."""
-
-    def __init__(self, layer: int, config: ModelConfig, setup: PartSetup) -> None:
-        name, tensors = f"layers.{layer}", f"model.layers.{layer}"
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self._input_norm = ResidualNorm(f"{name}.input_norm", f"{tensors}.input_layernorm.weight", size, eps, setup)
-        self._attention = GroupedQueryAttention(layer, config, setup)
-        self._mlp_norm = ResidualNorm(
-            f"{name}.mlp_norm", f"{tensors}.post_attention_layernorm.weight", size, eps, setup
-        )
-        self._mlp = GatedMlp(layer, config, setup)
-
-    @property
-    def kv(self) -> LayerKv:
-        """The KV that the layer stores for each token."""
-        return self._attention.kv
-
-    def forward(self, residual: Tensor, delta: Tensor | None, rotation: Rotation, attention: Attention) -> Tensor:
-        """Add `delta` [T, E], which the layer before returned, and this layer's attention to `residual` [T, E] in
-        place. Returns what the MLP adds [T, E], still to be added: one operation adds and takes the next norm."""
-        attended = self._attention(self._input_norm(residual, delta), rotation, attention)
-        return self._mlp(self._mlp_norm(residual, attended))
-
-    def parts(self) -> tuple[Part, ...]:
-        """In the order in which they compute."""
-        return self._input_norm, self._attention, self._mlp_norm, self._mlp
 
 
 class Decoder:
@@ -84,10 +54,11 @@ class Decoder:
         self.dtype = dtype
         self.device = torch.device(device)
         setup = PartSetup(dtype, self.device, choose_ops(self.device) if ops is None else ops, shard)
-        self._rope = RotaryEmbedding(config, self.device)
-        self._embedding = Embedding(config, setup)
-        self._layers = [DecoderLayer(layer, config, setup) for layer in range(config.num_layers)]
-        self._norm = ResidualNorm("norm", "model.norm.weight", config.hidden_size, config.rms_norm_eps, setup)
+        self._rotations = ModelRotations(config, self.device)
+        self._embedding = make_embedding(config, setup)
+        ropes = self._rotations.of_layer
+        self._layers = [make_layer(layer, config, ropes[layer], setup) for layer in range(config.num_layers)]
+        self._norm = make_norm("norm", config.names.final_norm, config, setup)
         self._head = make_head(self._embedding, config, setup)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
@@ -97,23 +68,23 @@ class Decoder:
         mixed as `attention` has planned. Returns the residual stream [T, E] before the final norm, which `logits`
         applies to the rows that need it.
         """
-        residual, rotation = self.embed(token_ids), self.rotation(positions)
-        return residual.add_(self.run_layers(residual, rotation, attention))
+        residual, rotations = self.embed(token_ids, positions), self.rotations(positions)
+        return residual.add_(self.run_layers(residual, rotations, attention))
 
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """The residual stream [T, E] that the layers begin with, of token ids [T] int64."""
-        return self._embedding(token_ids)
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """The residual stream [T, E] that the layers begin with, of token ids and positions, each [T] int64."""
+        return self._embedding(token_ids, positions)
 
-    def rotation(self, positions: Tensor) -> Rotation:
-        """The rotation of positions [T] int64, for all layers."""
-        return self._rope.tables(positions, self.dtype)
+    def rotations(self, positions: Tensor) -> Rotations:
+        """The rotations of positions [T] int64, for all layers."""
+        return self._rotations.tables(positions, self.dtype)
 
-    def run_layers(self, residual: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+    def run_layers(self, residual: Tensor, rotations: Rotations, attention: Attention) -> Tensor:
         """Add to `residual` [T, E] in place what all layers add to it, but for what the last MLP adds: that is
         returned, [T, E]."""
         delta: Tensor | None = None
         for layer in self._layers:
-            delta = layer.forward(residual, delta, rotation, attention)
+            delta = layer.forward(residual, delta, rotations, attention)
         assert delta is not None  # a model has layers
         return delta
 
@@ -122,9 +93,20 @@ class Decoder:
         return self._head(self._norm(hidden, None)).to(torch.float32)
 
     @property
+    def is_recordable(self) -> bool:
+        """Whether every layer is made of operations alone, one after another: what they compute with may then be noted
+        once and computed again for any number of tokens."""
+        return _is_plain(self.config)
+
+    @property
     def layer_kvs(self) -> tuple[LayerKv, ...]:
         """The KV that each layer stores for a token; a KV pool for this model must have room for it."""
         return tuple(layer.kv for layer in self._layers)
+
+    @property
+    def layer_rules(self) -> tuple[LayerRule, ...]:
+        """How each layer attends."""
+        return tuple(layer.rule for layer in self._layers)
 
     def parameters(self) -> Iterator[Parameter]:
         """All parameters, which loading fills. Only before `pack`."""
@@ -143,3 +125,9 @@ class Decoder:
             yield from layer.parts()
         yield self._norm
         yield self._head
+
+
+def _is_plain(config: ModelConfig) -> bool:
+    kinds = (config.block, config.norm, config.mlp, config.hidden_act, config.multipliers.residual)
+    has_plain_parts = config.experts is None and config.latent is None and config.qk_norm != "whole"
+    return has_plain_parts and kinds == ("pre", "rms", "gated", "silu", 1.0)

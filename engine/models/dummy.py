@@ -17,13 +17,18 @@ from engine.models.decoder import Decoder
 
 _SEED = 0
 _DEVIATION = 0.02
+_SCALES = range(117, 121)
 
 
 def fill_with_noise(decoder: Decoder) -> None:
     """Set every parameter of `decoder`, then pack it."""
     generator = torch.Generator(decoder.device).manual_seed(_SEED)
     for parameter in decoder.parameters():
-        parameter.tensor.normal_(parameter.center, _DEVIATION, generator=generator)
+        if parameter.tensor.is_floating_point():
+            parameter.tensor.normal_(parameter.center, _DEVIATION, generator=generator)
+        else:
+            # small powers of two as scales, and any numbers they scale
+            parameter.tensor.random_(_SCALES.start, _SCALES.stop, generator=generator)
     decoder.pack()
 
 

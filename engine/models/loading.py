@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.parameters import Parameter, Source, slices
 from engine.models.weight_files import TensorEntry, listed, read_header, weight_files
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
+_BYTE_DTYPES = ("U8",)
 _DERIVED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 """Tables that old checkpoints carry; they follow from the config."""
 
@@ -72,10 +74,17 @@ def load_weights(folder: Path, decoder: Decoder, progress: Callable[[int, int], 
     decoder.pack()
 
 
+def check_weights(folder: Path, decoder: Decoder) -> None:
+    """Compare the headers of the files with what `decoder` needs, which may be on the device "meta": before anything is
+    allocated. Raises `ModelLoadError`."""
+    headers = {path: read_header(path) for path in weight_files(folder)}
+    _check_complete(headers, _Uses(decoder.parameters()), decoder.config)
+
+
 def _fill(folder: Path, decoder: Decoder, progress: Callable[[int, int], None] | None) -> None:
     headers = {path: read_header(path) for path in weight_files(folder)}
     uses = _Uses(decoder.parameters())
-    _check_complete(headers, uses, decoder.config.architecture)
+    _check_complete(headers, uses, decoder.config)
     bytes_total = sum(entry.num_bytes for header in headers.values() for entry in header.values())
     bytes_done = 0
     if progress is not None:
@@ -89,9 +98,10 @@ def _fill(folder: Path, decoder: Decoder, progress: Callable[[int, int], None] |
                 if progress is not None:
                     progress(bytes_done, bytes_total)
     _check_copies(headers, uses.copies)
+    _check_numbers(decoder.parameters())
 
 
-def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, architecture: str) -> None:
+def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, config: ModelConfig) -> None:
     found: dict[str, TensorEntry] = {}
     for path, header in headers.items():
         twice = [name for name in header if name in found]
@@ -103,22 +113,28 @@ def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Us
         half_filled = uses.half_filled(missing)
         note = f"; fused parameters left half filled: {listed(half_filled)}" if half_filled else ""
         raise ModelLoadError(f"the checkpoint lacks {len(missing)} tensors: {listed(missing)}{note}")
-    unused = [name for name in found if not (name in uses.by_name or name in uses.copies or _DERIVED.fullmatch(name))]
+    ignored = tuple(f"{config.names.layer(config.num_layers + number)}." for number in range(config.num_draft_layers))
+    used = {*uses.by_name, *uses.copies}
+    unused = [
+        name for name in found if name not in used and not _DERIVED.fullmatch(name) and not name.startswith(ignored)
+    ]
     if unused:
         raise ModelLoadError(
-            f"the checkpoint has {len(unused)} tensors that {architecture} does not use: {listed(unused)}"
+            f"the checkpoint has {len(unused)} tensors that {config.architecture} does not use: {listed(unused)}"
         )
     for name, of_name in uses.by_name.items():
         for use in of_name:
-            _check_entry(found[name], use.source)
+            _check_entry(found[name], use)
 
 
-def _check_entry(entry: TensorEntry, source: Source) -> None:
+def _check_entry(entry: TensorEntry, use: _Use) -> None:
+    source = use.source
     if entry.shape != source.shape:
         raise ModelLoadError(f"{source.name} has shape {list(entry.shape)}, config.json makes it {list(source.shape)}")
-    if entry.dtype not in _FLOAT_DTYPES:
+    supported = _FLOAT_DTYPES if use.parameter.tensor.is_floating_point() else _BYTE_DTYPES
+    if entry.dtype not in supported:
         raise ModelLoadError(
-            f"{source.name} has dtype {entry.dtype}, which is not supported; supported: {', '.join(_FLOAT_DTYPES)}"
+            f"{source.name} has dtype {entry.dtype}, which is not supported; supported: {', '.join(supported)}"
         )
 
 
@@ -139,7 +155,17 @@ def _write(file: Any, use: _Use) -> None:
     if source.is_empty:
         return
     piece = file.get_tensor(source.name) if source.is_whole else file.get_slice(source.name)[slices(source.taken)]
-    use.parameter.tensor[slices(source.region)].copy_(piece)
+    use.parameter.tensor[slices(source.region)].copy_(piece.T if source.is_transposed else piece)
+
+
+def _check_numbers(parameters: Iterable[Parameter]) -> None:
+    """A NaN or an infinity in a weight fails every request; finding it costs one pass over memory."""
+    for parameter in parameters:
+        tensor = parameter.tensor
+        if tensor.numel() > 0 and not all(bound.isfinite() for bound in tensor.aminmax()):
+            names = listed([source.name for source in parameter.sources])
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise ModelLoadError(f"there are NaN or infinite numbers in {dtype} in what is loaded from {names}")
 
 
 def _check_copies(headers: Mapping[Path, Mapping[str, TensorEntry]], copies: Mapping[str, Parameter]) -> None:

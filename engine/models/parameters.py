@@ -26,12 +26,14 @@ class Source:
 
     `shape` is what the file must have under `name`, `taken` the piece of it that is read. It is written into `region`
     of the parameter; with fewer dimensions than the region it is repeated along the first ones.
+    `is_transposed`: what is taken is written with its dimensions the other way round.
     """
 
     name: str
     shape: tuple[int, ...]
     taken: Box
     region: Box
+    is_transposed: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -44,7 +46,8 @@ class Source:
         is_there = all(
             taken.start >= 0 and taken.stop <= size for taken, size in zip(self.taken, self.shape, strict=True)
         )
-        return is_there and [*map(len, self.taken)] == [*map(len, self.region)][-len(self.shape) :]
+        sizes = [*map(len, self.taken)][:: -1 if self.is_transposed else 1]
+        return is_there and sizes == [*map(len, self.region)][-len(self.shape) :]
 
     @property
     def is_empty(self) -> bool:
@@ -57,7 +60,8 @@ class Parameter:
     """A tensor that loading fills from `sources`.
 
     `name`: unique within a model, for messages. `center`: the mean of its elements in trained models, for random
-    weights. `copies`: names under which a checkpoint may have the same content once more.
+    weights. `copies`: names under which a checkpoint may have the same content once more. `held_bytes`: what it takes
+    after loading, where that is not what the tensor takes.
     """
 
     name: str
@@ -65,6 +69,12 @@ class Parameter:
     sources: tuple[Source, ...]
     center: float = 0.0
     copies: tuple[str, ...] = ()
+    held_bytes: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes after loading."""
+        return self.held_bytes or self.tensor.nbytes
 
     @property
     def is_covered(self) -> bool:

@@ -1,78 +1,336 @@
 """The supported architectures, as a table of differences from one decoder.
 
-Owns: which names `config.json` may carry under `architectures` and what each of them changes. Knows nothing of
-tensors, files or the fields that every family shares (`engine/models/config.py`). A further family of the same shape
-is one row.
+Owns: which names `config.json` may carry under `architectures` and what each of them changes: which parts a layer is
+made of, what its tensors are called (`engine.models.names`), and which defaults a field has that a file leaves out.
+Knows nothing of tensors or files. A further family made of the same parts is one row.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.models import names
+from engine.models.expert_settings import ExpertStyle
+from engine.models.names import Names
 from wire.errors import ModelLoadError
 
-WindowRule = Literal["never", "every_layer", "by_layer_type"]
-"""Which layers look back only a window: none of them, all of them, or those that `layer_types` (or
-`max_window_layers`) names when `use_sliding_window` is true."""
+WindowRule = Literal["never", "every_layer", "by_layer_type", "by_pattern"]
+"""Which layers look back only a window: none of them; all of them; those that `layer_types` (or `max_window_layers`)
+names when `use_sliding_window` is true; those that `layer_types` names, or all but each `sliding_window_pattern`th."""
+QkNorm = Literal["none", "heads", "whole"]
+"""Norms of queries and keys before their rotation: of each head, or of all heads of a token together."""
+RopeRule = Literal["all", "local", "windows_only", "no_rope_layers"]
+"""Which layers rotate: all; all, and those with a window by a rope of their own; only those with a window; those that
+`no_rope_layers` marks with 1."""
+Block = Literal["pre", "post", "sandwich", "parallel", "parallel_two_norms"]
+"""Where the norms of a layer are: before attention and MLP, after them, both; or attention and MLP read the same
+stream, by one norm or by one each."""
+NormKind = Literal["rms", "offset_rms", "layer", "layer_without_bias"]
+MlpKind = Literal["gated", "plain"]
 
 
 @dataclass(frozen=True)
 class Family:
     """What distinguishes one architecture. A bias of `None` follows the checkpoint's own flag (`attention_bias`,
-    `mlp_bias`); true or false is fixed by the architecture whatever the file says."""
+    `mlp_bias`); true or false is fixed by the architecture whatever the file says.
+
+    `defaults`: of fields that a file leaves out. `renamed`: other names of fields. `refused`: fields that would change
+    what is computed, and the only value each may have.
+    """
 
     architecture: str
-    qkv_bias: bool | None
-    o_bias: bool | None
-    mlp_bias: bool | None
-    qk_norm: bool
-    window_rule: WindowRule
+    qkv_bias: bool | None = False
+    o_bias: bool | None = False
+    mlp_bias: bool | None = False
+    qk_norm: QkNorm = "none"
+    window_rule: WindowRule = "never"
+    rope_rule: RopeRule = "all"
+    is_interleaved: bool = False
+    """Rotated pairs are neighbours in the checkpoint, not half a head apart."""
+    may_rotate_partly: bool = False
+    """A part of each head may be all that is rotated (`partial_rotary_factor`)."""
+    block: Block = "pre"
+    norm: NormKind = "rms"
+    mlp: MlpKind = "gated"
+    experts: ExpertStyle | None = None
+    names: Names = names.LLAMA
     default_head_dim: int | None = None
     """Head size of a file that has no `head_dim`; `None`: hidden_size / num_attention_heads."""
     kv_heads_may_be_absent: bool = False
     """Files older than grouped-query attention have no `num_key_value_heads`: as many as query heads."""
+    has_all_kv_heads: bool = False
+    """The architecture has a key and value head for each query head, whatever the file says."""
+    has_latents: bool = False
+    """Attention stores compressed vectors, which all heads share."""
+    scales_embedding: bool = False
+    """The embedding is multiplied by the square root of the hidden size."""
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, object] = field(default_factory=dict)
+    quantization: str = ""
+    """The method in which checkpoints may be quantized, "" for none."""
 
 
-ARCHITECTURES: dict[str, Family] = {
-    family.architecture: family
-    for family in (
-        Family(
-            "LlamaForCausalLM",
-            qkv_bias=None,
-            o_bias=None,
-            mlp_bias=None,
-            qk_norm=False,
-            window_rule="never",
-            kv_heads_may_be_absent=True,
-        ),
-        Family(
-            "MistralForCausalLM",
-            qkv_bias=False,
-            o_bias=False,
-            mlp_bias=False,
-            qk_norm=False,
-            window_rule="every_layer",
-        ),
-        Family(
-            "Qwen2ForCausalLM",
-            qkv_bias=True,
-            o_bias=False,
-            mlp_bias=False,
-            qk_norm=False,
-            window_rule="by_layer_type",
-        ),
-        Family(
-            "Qwen3ForCausalLM",
-            qkv_bias=None,
-            o_bias=None,
-            mlp_bias=False,
-            qk_norm=True,
-            window_rule="by_layer_type",
-            default_head_dim=128,
-        ),
-    )
+_GEMMA_DEFAULTS: Mapping[str, object] = {
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
 }
+
+_FAMILIES = (
+    Family("LlamaForCausalLM", qkv_bias=None, o_bias=None, mlp_bias=None, kv_heads_may_be_absent=True),
+    Family("MistralForCausalLM", window_rule="every_layer"),
+    Family("Qwen2ForCausalLM", qkv_bias=True, window_rule="by_layer_type"),
+    Family(
+        "Qwen3ForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        qk_norm="heads",
+        window_rule="by_layer_type",
+        default_head_dim=128,
+    ),
+    Family(
+        "MixtralForCausalLM",
+        window_rule="every_layer",
+        experts="mixtral",
+        names=names.MIXTRAL,
+        defaults={"sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    ),
+    Family(
+        "Qwen2MoeForCausalLM",
+        qkv_bias=None,
+        window_rule="by_layer_type",
+        experts="qwen",
+        defaults={"attention_bias": True, "shared_expert_intermediate_size": 5632},
+        renamed={"qkv_bias": "attention_bias"},
+    ),
+    Family(
+        "Qwen3MoeForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        qk_norm="heads",
+        window_rule="every_layer",
+        experts="qwen",
+        defaults={"use_sliding_window": False},
+        renamed={"num_local_experts": "num_experts"},
+    ),
+    Family(
+        "OlmoeForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        qk_norm="whole",
+        experts="olmoe",
+        kv_heads_may_be_absent=True,
+        defaults={"rms_norm_eps": 1e-5},
+        refused={"clip_qkv": None},
+    ),
+    Family(
+        "Phi3ForCausalLM",
+        may_rotate_partly=True,
+        window_rule="every_layer",
+        names=names.PHI3,
+        kv_heads_may_be_absent=True,
+        defaults={"sliding_window": None, "rms_norm_eps": 1e-5},
+    ),
+    Family(
+        "Gemma2ForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        window_rule="by_pattern",
+        block="sandwich",
+        norm="offset_rms",
+        names=names.SANDWICH,
+        default_head_dim=256,
+        scales_embedding=True,
+        defaults={
+            **_GEMMA_DEFAULTS,
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        refused={"use_bidirectional_attention": False},
+    ),
+    Family(
+        "Gemma3ForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        qk_norm="heads",
+        window_rule="by_pattern",
+        rope_rule="local",
+        block="sandwich",
+        norm="offset_rms",
+        names=names.SANDWICH,
+        default_head_dim=256,
+        scales_embedding=True,
+        defaults={**_GEMMA_DEFAULTS, "sliding_window_pattern": 6, "rope_theta": 1e6},
+        refused={"use_bidirectional_attention": False},
+    ),
+    Family(
+        "Olmo2ForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        qk_norm="whole",
+        block="post",
+        names=names.OLMO2,
+        kv_heads_may_be_absent=True,
+        defaults={"rms_norm_eps": 1e-5},
+    ),
+    Family("GraniteForCausalLM", qkv_bias=None, o_bias=None, mlp_bias=None, kv_heads_may_be_absent=True),
+    Family(
+        "SmolLM3ForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        mlp_bias=None,
+        window_rule="by_layer_type",
+        rope_rule="no_rope_layers",
+        defaults={"tie_word_embeddings": True, "rope_theta": 2e6},
+    ),
+    Family(
+        "GlmForCausalLM",
+        may_rotate_partly=True,
+        qkv_bias=None,
+        is_interleaved=True,
+        names=names.GLM,
+        defaults={"attention_bias": True, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7},
+    ),
+    Family(
+        "Glm4ForCausalLM",
+        may_rotate_partly=True,
+        qkv_bias=None,
+        is_interleaved=True,
+        block="sandwich",
+        names=names.GLM4,
+        defaults={"attention_bias": True, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7},
+    ),
+    Family(
+        "Cohere2ForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        window_rule="by_pattern",
+        rope_rule="windows_only",
+        is_interleaved=True,
+        block="parallel",
+        norm="layer_without_bias",
+        names=names.ONE_NORM,
+        kv_heads_may_be_absent=True,
+        defaults={
+            "tie_word_embeddings": True,
+            "sliding_window_pattern": 4,
+            "sliding_window": 4096,
+            "rms_norm_eps": 1e-5,
+            "logit_scale": 0.0625,
+        },
+        renamed={"layer_norm_eps": "rms_norm_eps"},
+        refused={"use_qk_norm": False},
+    ),
+    Family(
+        "StableLmForCausalLM",
+        may_rotate_partly=True,
+        qkv_bias=None,
+        norm="layer",
+        defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
+        renamed={"layer_norm_eps": "rms_norm_eps", "use_qkv_bias": "attention_bias"},
+        refused={"use_parallel_residual": False, "qk_layernorm": False},
+    ),
+    Family(
+        "GPT2LMHeadModel",
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        norm="layer",
+        mlp="plain",
+        names=names.GPT2,
+        has_all_kv_heads=True,
+        defaults={"tie_word_embeddings": True, "hidden_act": "gelu_new", "rms_norm_eps": 1e-5},
+        renamed={
+            "n_embd": "hidden_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_inner": "intermediate_size",
+            "n_positions": "max_position_embeddings",
+            "activation_function": "hidden_act",
+            "layer_norm_epsilon": "rms_norm_eps",
+        },
+        refused={
+            "scale_attn_by_inverse_layer_idx": False,
+            "scale_attn_weights": True,
+            "add_cross_attention": False,
+        },
+    ),
+    Family(
+        "GPTNeoXForCausalLM",
+        may_rotate_partly=True,
+        qkv_bias=None,
+        o_bias=None,
+        mlp_bias=True,
+        block="parallel_two_norms",
+        norm="layer",
+        mlp="plain",
+        names=names.GPT_NEOX,
+        has_all_kv_heads=True,
+        defaults={
+            "attention_bias": True,
+            "hidden_act": "gelu",
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.25,
+        },
+        renamed={
+            "layer_norm_eps": "rms_norm_eps",
+            "rotary_pct": "partial_rotary_factor",
+            "rotary_emb_base": "rope_theta",
+        },
+    ),
+    Family(
+        "Glm4MoeForCausalLM",
+        may_rotate_partly=True,
+        qkv_bias=None,
+        experts="glm",
+        names=names.GLM4_MOE,
+        defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
+    ),
+    Family(
+        "GptOssForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        window_rule="by_pattern",
+        experts="gpt_oss",
+        names=names.GPT_OSS,
+        default_head_dim=64,
+        quantization="mxfp4",
+        defaults={
+            "attention_bias": True,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+        },
+    ),
+    Family(
+        "DeepseekV2ForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        mlp_bias=None,
+        is_interleaved=True,
+        has_latents=True,
+        experts="deepseek_v2",
+        names=names.DEEPSEEK,
+        refused={"norm_topk_prob": False, "moe_layer_freq": 1},
+    ),
+    Family(
+        "DeepseekV3ForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        is_interleaved=True,
+        has_latents=True,
+        experts="glm",
+        names=names.DEEPSEEK,
+        refused={"moe_layer_freq": 1},
+    ),
+)
+ARCHITECTURES: dict[str, Family] = {family.architecture: family for family in _FAMILIES}
 
 
 def family_of(architectures: object) -> Family:

@@ -9,6 +9,7 @@ Invariant: each problem is a `ModelLoadError` with the names of the tensors or f
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,11 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
+
+    @property
+    def num_elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:

@@ -37,22 +37,22 @@ class RecordedLayers:
         self._decoder = decoder
         self._attention = attention
         token_ids, positions = torch.zeros(max_tokens, dtype=torch.int64), torch.zeros(max_tokens, dtype=torch.int64)
-        self._residual = decoder.embed(token_ids)
-        self._cos, self._signed_sin = decoder.rotation(positions)
+        self._residual = decoder.embed(token_ids, positions)
+        self._rotations = decoder.rotations(positions)
         attention.plan([SequenceShare(0, _NUM_NOTED, (0, 0))], HostStaging())
         with kernels.noting() as notes:
             first = slice(_NUM_NOTED)
-            rotation = self._cos[first], self._signed_sin[first]
-            delta = decoder.run_layers(self._residual[first], rotation, attention)
+            rotations = tuple((cos[first], signed_sin[first]) for cos, signed_sin in self._rotations)
+            delta = decoder.run_layers(self._residual[first], rotations, attention)
         self._recording = Recording(kernels, notes, delta, max_tokens)
 
     def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """See `Decoder.forward`. The result is valid until the next call."""
         num_tokens = token_ids.shape[0]
-        residual = self._residual[:num_tokens].copy_(self._decoder.embed(token_ids))
-        cos, signed_sin = self._decoder.rotation(positions)
-        self._cos[:num_tokens].copy_(cos)
-        self._signed_sin[:num_tokens].copy_(signed_sin)
+        residual = self._residual[:num_tokens].copy_(self._decoder.embed(token_ids, positions))
+        for kept, given in zip(self._rotations, self._decoder.rotations(positions), strict=True):
+            for table, values in zip(kept, given, strict=True):
+                table[:num_tokens].copy_(values)
         self._attention.replay(self._recording)
         return residual.add_(self._recording.output[:num_tokens])
 
@@ -63,6 +63,9 @@ def record_layers(
 ) -> RecordedLayers | None:
     """A recording that computes what `decoder` computes; None, with a log line, where there is none: some operation is
     not a call of `kernels`. Uses block 0, before any request does."""
+    if not decoder.is_recordable:
+        _log.info("the forward pass of %s is computed operation by operation", decoder.config.architecture)
+        return None
     try:
         recorded = RecordedLayers(decoder, attention, kernels, max(max_tokens, _NUM_COMPARED))
         token_ids, positions = torch.arange(_NUM_COMPARED), torch.arange(_NUM_COMPARED)

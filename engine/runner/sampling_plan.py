@@ -133,7 +133,9 @@ class SamplingPlan:
         if self.masks is None and kinds == (None,) * 5:
             return self
         room = _Room(staging)
-        masks = self.masks and self.masks.staged(room.put)
+        masks = None if self.masks is None else self.masks.staged(room.put)
+        if kinds == (None,) * 5:
+            return replace(self, masks=masks)
         bias, repetition, presence, withheld, allowed = (kind and kind.staged(room) for kind in kinds)
         return replace(
             self,
@@ -206,9 +208,12 @@ def plan_sampling(
             ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
             withheld.add(row, ends, ())
         if request.matcher is not None:
-            grammar_rows.append(GrammarRow(row, request.matcher, params.allowed_token_ids))
-            if params.ignore_eos:
-                withheld.add(row, eos_token_ids, ())  # where the grammar allows an end, the output goes on if it can
+            # where the grammar allows an end, the output goes on if it can
+            goes_on = params.ignore_eos and not params.allowed_token_ids
+            if params.ignore_eos and not goes_on:
+                withheld.add(row, eos_token_ids, ())  # a mask does not know what else is left
+            unwanted = eos_token_ids if goes_on else ()
+            grammar_rows.append(GrammarRow(row, request.matcher, params.allowed_token_ids, unwanted))
         if params.temperature != 0.0:
             sampled.append(_sampled_row(row, request, vocab_size))
     unordered = [row for row in sampled if row.width == 0]

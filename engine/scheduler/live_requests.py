@@ -61,10 +61,9 @@ class LiveRequests:
         return any(not request.is_ready for request in self._waiting)
 
     @property
-    def is_short_of_blocks(self) -> bool:
-        """Whether a request waits for room that holds no blocks yet; it is served before new ones."""
-        # those that hold blocks come first, so the last one usually tells
-        return any(not request.block_table and request.is_ready for request in reversed(self._waiting))
+    def first_without_blocks(self) -> Request | None:
+        """The first of the waiting requests that could be admitted and holds no blocks yet."""
+        return next((request for request in self._waiting if not request.block_table and request.is_ready), None)
 
     def __iter__(self) -> Iterator[Request]:
         yield from self.running.values()

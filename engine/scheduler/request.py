@@ -17,6 +17,9 @@ from wire.sampling import DecodingParams
 
 PENDING_TOKEN = -1
 """In `token_ids`: a token that the step in flight is going to sample."""
+MAX_FORCED = 64
+"""Tokens that a request takes at once at most where its grammar forces them: each takes as long as its mask, and a
+grammar may force text without an end."""
 
 
 class Matcher(Protocol):
@@ -39,6 +42,10 @@ class Matcher(Protocol):
 
     def take(self, token_id: int) -> None:
         """The output goes on with this token."""
+        ...
+
+    def forced_token(self) -> int | None:
+        """The only token that may be next; None when there are several, or none."""
         ...
 
     def fork(self, output: Sequence[int]) -> Matcher:
@@ -121,6 +128,12 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV is still missing; 1 for a request in the middle of decoding."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def has_jumped(self) -> bool:
+        """Whether all that is to be computed are tokens of its output that it may have taken at once. It is served
+        before prompts, and may lack blocks."""
+        return self.num_computed_tokens >= self.num_prompt_tokens and self.num_uncomputed_tokens <= 1 + MAX_FORCED
 
     @property
     def num_reusable_tokens(self) -> int:
@@ -225,7 +238,8 @@ class RequestOutput(NamedTuple):
     request; `has_left` also when it leaves because only its first token was wanted, or because it `has_failed`: a token
     was due and the model computed NaN, or `failure` says what else went wrong. Its KV reaches over
     `num_computed_tokens`, `num_step_tokens` of them computed in this step. The first output of a fork counts no token
-    of the prompt as computed or cached: the request it was forked from has counted them."""
+    of the prompt as computed or cached: the request it was forked from has counted them. `forced`: the tokens behind
+    `token` that its grammar forced; the last of all ended the request, if it ended."""
 
     key: RequestKey
     num_step_tokens: int
@@ -237,3 +251,4 @@ class RequestOutput(NamedTuple):
     has_left: bool
     has_failed: bool
     failure: str = ""
+    forced: tuple[int, ...] = ()

@@ -53,6 +53,10 @@ class RequestBlocks:
             request.num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
         return True
 
+    def has_room_beside(self, request: Request, num_tokens: int) -> bool:
+        """Whether blocks for so many tokens can be taken now, and those that `request` lacks as well."""
+        return self.num_missing(request) + self._num_blocks(num_tokens) <= self._pool.num_available
+
     def has_room(self, request: Request) -> bool:
         """Whether the blocks of `request` have a slot for each of its tokens."""
         return len(request.block_table) * self._block_size >= len(request.token_ids)

@@ -6,7 +6,8 @@ numbers, and runs thousands of steps a second in tests.
 
 There are no phases. A request has known tokens and computed tokens; a step computes some of the difference. Requests
 that need a single token (they are decoding) are served first, so no stream waits for the prompt of another request; the
-rest of the budget goes to prompts, oldest first, in chunks.
+rest of the budget goes to prompts, oldest first, in chunks. Beside decoding requests a `StepBound`, where there is one,
+makes these as small as a step's time allows.
 
 Blocks: a request is admitted when all its known tokens fit; decoding then grows block by block. When no block is left,
 the newest request is preempted: its blocks are released, and it is computed again later.
@@ -35,6 +36,7 @@ from dataclasses import dataclass
 
 from engine.cache.block_pool import BlockPool
 from engine.scheduler.live_requests import LiveRequests
+from engine.scheduler.output_ends import OutputEnds
 from engine.scheduler.request import (
     PENDING_TOKEN,
     Fork,
@@ -47,8 +49,8 @@ from engine.scheduler.request import (
     Step,
 )
 from engine.scheduler.request_blocks import RequestBlocks
+from engine.scheduler.step_costs import StepBound
 from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
-from wire.messages import FINISH_COMPLETE, FINISH_LENGTH, FINISH_STOP
 from wire.request_key import RequestKey
 
 
@@ -56,7 +58,8 @@ from wire.request_key import RequestKey
 class SchedulerLimits:
     """`max_num_batched_tokens` is the token budget of a step; `max_request_tokens` bounds prompt plus output.
 
-    Token ids lie below `vocab_size`: one that does not would fail the whole step it is computed in.
+    Token ids lie below `vocab_size`: one that does not would fail the whole step it is computed in. `jumps_ahead`: the
+    tokens that a grammar forces are computed as one chunk.
     """
 
     block_size: int
@@ -65,6 +68,7 @@ class SchedulerLimits:
     max_request_tokens: int
     max_num_waiting: int = 4096
     vocab_size: int = 2**32
+    jumps_ahead: bool = True
 
     def check_size(self, num_tokens: int) -> None:
         """Raise `ContextLengthExceeded` when `num_tokens` leave no room for output, `InvalidRequest` when it is 0."""
@@ -137,12 +141,19 @@ def _span(request: Request, share: ScheduledRequest) -> PromptSpan | None:
 class Scheduler:
     """Chooses steps and applies their results. `requests`, `blocks`: for reading, and for `remove` and `take`."""
 
-    def __init__(self, pool: BlockPool, limits: SchedulerLimits, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: SchedulerLimits,
+        eos_token_ids: frozenset[int],
+        bound: StepBound | None = None,
+    ) -> None:
         self.limits = limits
         self.requests = LiveRequests()
         self.blocks = RequestBlocks(pool, limits.block_size)
         self.num_preemptions = 0
-        self._eos_token_ids = eos_token_ids
+        self._ends = OutputEnds(eos_token_ids, jumps_ahead=limits.jumps_ahead)
+        self._bound = bound
 
     def add(self, request: Request) -> None:
         """Queue a request without blocks. Raises `ContextLengthExceeded`, `InvalidRequest` or `Overloaded`."""
@@ -163,12 +174,13 @@ class Scheduler:
         self.blocks.fork(request, source, num_computed_tokens)
         self.requests.add(request)
 
-    def schedule(self) -> Step:
-        """The next step, while none is in flight; empty when nothing can be computed now."""
-        return self._fill(*self.requests.by_age())
+    def schedule(self, *, expects_streams: bool = False) -> Step:
+        """The next step, while none is in flight; empty when nothing can be computed now. `expects_streams`: requests
+        that decode may join at any moment, so a long step would hold them up."""
+        return self._fill(*self.requests.by_age(), expects_streams=expects_streams)
 
-    def schedule_ahead(self) -> Step | None:
-        """The step after the one that is in flight, if it can be known before that one's result.
+    def schedule_ahead(self, *, expects_streams: bool = False) -> Step | None:
+        """The step after the one that is in flight, if it can be known before that one's result, as `schedule`.
 
         Requests whose next token needs the value of the one before it (penalties, grammars) are left out as long as
         that is not known, and the others go on without them. None when room for the step needs a preemption, or when
@@ -178,10 +190,10 @@ class Scheduler:
         decoding = [each for each in everyone if not (each.num_pending_tokens and each.params.needs_last_token)]
         if not self.requests.running:
             return None
-        first, blocks = decoding[: self.limits.max_num_batched_tokens], self.blocks
+        first, blocks = [*decoding[: self.limits.max_num_batched_tokens], *prompts], self.blocks
         if sum(blocks.num_missing(request) for request in first if not blocks.has_room(request)) > blocks.num_available:
             return None
-        step = self._fill(decoding, prompts)
+        step = self._fill(decoding, prompts, expects_streams=expects_streams)
         return step if step.requests else None
 
     def advance(self, step: Step) -> None:
@@ -208,8 +220,10 @@ class Scheduler:
             output = self._apply(request, share, sampled.get(share.key))
             if share.needs_sample and share.forks:
                 outputs += self._fork(output, request, sampled)
-            else:
+            elif request.matcher is None:
                 outputs.append(output)
+            else:
+                outputs.append(self._ends.jump(request, output))
         return outputs
 
     def score(self, step: Step, scores: Mapping[RequestKey, PromptScores]) -> list[PromptScores]:
@@ -249,7 +263,7 @@ class Scheduler:
             request.num_pending_tokens -= 1
             if token is not None:
                 request.token_ids[num_known] = token.token_id
-                finish_reason = self._finish_reason(request)
+                finish_reason = self._ends.finish_reason(request)
         num_computed_tokens = share.start + share.num_tokens
         self.blocks.publish(request, num_computed_tokens)
         has_failed = token is None and share.needs_sample
@@ -274,50 +288,27 @@ class Scheduler:
         choices; `output` is its own."""
         if not request.is_wanted:
             output = output._replace(token=None, finish_reason="", has_left=True, has_failed=False)
-        outputs = [output]
+        outputs = [self._ends.jump(request, output)]
         for fork in self.requests.take_forks(request):
             token, num_computed_tokens = sampled.get(fork.key), output.num_computed_tokens
-            finish_reason = ""
+            finish_reason, forked = "", None
             if token is not None:
                 forked = _forked(request, fork, [*request.token_ids[:num_computed_tokens], token.token_id])
-                finish_reason = self._finish_reason(forked)
+                finish_reason = self._ends.finish_reason(forked)
                 if not finish_reason and not request.first_token_only:
                     self.add_fork(forked, request, num_computed_tokens)
             has_left = token is None or bool(finish_reason) or request.first_token_only
             index = output.output_index
-            outputs.append(
-                RequestOutput(
-                    fork.key,
-                    0,
-                    num_computed_tokens,
-                    0,
-                    index,
-                    token,
-                    finish_reason,
-                    has_left,
-                    token is None,
-                    _failure(request) if token is None else "",
-                )
+            failure = _failure(request) if token is None else ""
+            forked_output = RequestOutput(
+                fork.key, 0, num_computed_tokens, 0, index, token, finish_reason, has_left, token is None, failure
             )
+            outputs.append(forked_output if forked is None else self._ends.jump(forked, forked_output))
         return outputs
 
-    def _finish_reason(self, request: Request) -> str:
-        """Why the last known token of `request` ends it, or ""."""
-        params, num_tokens = request.params, request.num_known_tokens
-        last = request.token_ids[num_tokens - 1]
-        if num_tokens - request.num_prompt_tokens >= params.min_tokens:
-            if last in self._eos_token_ids and not params.ignore_eos:
-                return FINISH_STOP
-            if last in params.stop_token_ids:
-                return FINISH_STOP
-        if request.matcher is not None:
-            request.matcher.take(last)
-            if request.matcher.is_complete:
-                return FINISH_COMPLETE
-        return FINISH_LENGTH if request.is_full(num_tokens) else ""
-
-    def _fill(self, decoding: Sequence[Request], prompts: Sequence[Request]) -> Step:
-        """One token for each of `decoding` while the budget lasts, and prompts with the rest of it."""
+    def _fill(self, decoding: Sequence[Request], prompts: Sequence[Request], *, expects_streams: bool = False) -> Step:
+        """One token for each of `decoding`, and of those that came with their KV, while the budget lasts; and prompts
+        with the rest of it."""
         running, has_room = self.requests.running, self.blocks.has_room
         budget = self.limits.max_num_batched_tokens
         shares: dict[RequestKey, ScheduledRequest] = {}
@@ -326,7 +317,17 @@ class Scheduler:
             if budget > 0 and request.key in running and (has_room(request) or self._make_room(request, shares)):
                 shares[request.key] = _scheduled(request, 1)
                 budget -= 1
+        while budget > 0 and self._first_is_computed and (admitted := self._admit()) is not None:
+            budget -= self._share(admitted, 1, shares, spans)
         budget = self.limits.max_num_batched_tokens - len(shares)
+        if jumped := [request for request in prompts if request.has_jumped]:
+            prompts = [request for request in prompts if not request.has_jumped]
+            for request in jumped:
+                if budget > 0 and request.key in running and (has_room(request) or self._make_room(request, shares)):
+                    budget -= self._share(request, budget, shares, spans)
+        if self._bound is not None and (shares or expects_streams):
+            start = prompts[0].num_computed_tokens if prompts else 0
+            budget = min(budget, self._bound.prompt_tokens(shares.values(), start))
         for request in prompts:
             if request.key in running:
                 budget -= self._share(request, budget, shares, spans)
@@ -371,6 +372,12 @@ class Scheduler:
         self.num_preemptions += 1
         self.blocks.release_all(request)
         self.requests.preempt(request)
+
+    @property
+    def _first_is_computed(self) -> bool:
+        """Whether the next request to admit came with its KV: it needs no budget, but waits behind prompts for it."""
+        request = self.requests.first_waiting
+        return request is not None and bool(request.block_table) and request.num_uncomputed_tokens == 1
 
     def _admit(self) -> Request | None:
         """Move the next waiting request into the batch if it fits now."""

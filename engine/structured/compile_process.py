@@ -66,6 +66,8 @@ def _error_of(vocabulary: Vocabulary, line: str) -> str:
         vocabulary.compile(Grammar(**json.loads(line)))
     except BatonError as error:
         return error.message
+    except RecursionError:
+        return "it is nested too deeply"
     except Exception as error:  # the outer edge: the library may raise anything
         return f"it cannot be compiled ({type(error).__name__})"
     return ""

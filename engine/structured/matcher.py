@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from engine.structured.vocabulary import Vocabulary, require_sound
 from wire.errors import BatonError, InvalidRequest
 from wire.grammar import Grammar
@@ -42,6 +44,7 @@ class GrammarMatcher:
         self._compiled = compiled
         self._unread = list(output)
         self._matcher: LLMatcher | None = None
+        self._mask: bytes | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -56,7 +59,11 @@ class GrammarMatcher:
 
     def take(self, token_id: int) -> None:
         """The output goes on with this token."""
-        self._unread.append(token_id)
+        matcher, self._mask = self._matcher, None
+        if matcher is None or self.error:
+            self._unread.append(token_id)
+        elif not matcher.consume_token(token_id):
+            self._give_up(matcher)
 
     def fork(self, output: Sequence[int]) -> GrammarMatcher:
         """A matcher of another output."""
@@ -64,6 +71,8 @@ class GrammarMatcher:
 
     def mask(self) -> bytes | None:
         """A bit for each token id, the lowest first: whether it may be next. None: none may, see `error`."""
+        if self._mask is not None:
+            return self._mask
         matcher = self._current()
         if matcher is None:
             return None
@@ -71,7 +80,20 @@ class GrammarMatcher:
         if matcher.is_error():
             self._give_up(matcher)
             return None
+        self._mask = bits
         return bits
+
+    def forced_token(self) -> int | None:
+        """The only token that may be next; None when there are several, or none."""
+        mask = self.mask()
+        if mask is None:
+            return None
+        words = np.frombuffer(mask, np.uint32)
+        if np.count_nonzero(words) != 1:
+            return None
+        place = int(words.argmax())
+        word = int(words[place])
+        return None if word & (word - 1) else 32 * place + word.bit_length() - 1
 
     def fail(self, reason: str) -> None:
         """No token can be sampled any more, and why."""

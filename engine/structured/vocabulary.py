@@ -14,11 +14,12 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from engine.structured.dates import with_real_dates
 from engine.text.tokenizer import Tokenizer
 from wire.errors import InvalidRequest, ModelLoadError
-from wire.grammar import CHOICE, EBNF, JSON_SCHEMA, REGEX, Grammar
+from wire.grammar import CHOICE, EBNF, JSON_SCHEMA, LARK, REGEX, Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -27,6 +28,8 @@ LARGE_BYTES = 2**20
 """Of a tokenizer's file. A larger one is loaded before a node serves: loading it later would hold up everything."""
 MAX_LEXER_STATES = 50_000
 """Some 2 kB each, for each request."""
+MAX_TEXT_CHARS = 8192
+"""Of a name or a constant: while it is written, each mask looks at all that is left, a millisecond for so much."""
 _MAX_REASON = 300
 
 
@@ -83,17 +86,34 @@ def _library_form(grammar: Grammar) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     if grammar.kind == JSON_SCHEMA:
-        return json.dumps({"grammars": [{"json_schema": json.loads(grammar.text)}]})
+        schema = json.loads(grammar.text)
+        _require_short_texts(schema)
+        return json.dumps({"grammars": [{"json_schema": with_real_dates(schema)}]})
     if grammar.kind == REGEX:
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == CHOICE:
-        choices = " | ".join(json.dumps(text) for text in json.loads(grammar.text))
+        texts = json.loads(grammar.text)
+        _require_short_texts(texts)
+        choices = " | ".join(map(json.dumps, texts))
         return LLMatcher.grammar_from_lark(f"start: {choices}")
+    if grammar.kind == LARK:
+        return LLMatcher.grammar_from_lark(grammar.text)
     assert grammar.kind == EBNF
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
     except Exception as error:  # its parser fails in several ways
         raise InvalidRequest(_reason(str(error)) or "the grammar cannot be read", "grammar") from None
+
+
+def _require_short_texts(value: Any) -> None:
+    """Raise `InvalidRequest` for a text in a schema or a choice that is too long."""
+    if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
+        raise InvalidRequest(f"a text in it has {len(value)} characters, at most {MAX_TEXT_CHARS} can be", "grammar")
+    if isinstance(value, dict):
+        _require_short_texts(list(value))
+        value = list(value.values())
+    for each in value if isinstance(value, list) else ():
+        _require_short_texts(each)
 
 
 def _reason(text: str) -> str:

@@ -154,6 +154,8 @@ class ChoiceText:
         self._ends: list[int] = []
         self._num_completion_tokens = 0
         self._finish_reason: str | None = None
+        self.stop_string: str | None = None
+        """The stop string that ended the choice."""
 
     @property
     def finish_reason(self) -> str | None:
@@ -230,7 +232,7 @@ class ChoiceText:
             result = self._matcher.push(decoded)
             released = result.text
             if result.stop is not None:
-                self._finish_reason = FINISH_STOP
+                self._finish_reason, self.stop_string = FINISH_STOP, result.stop
         self._num_released += len(released)
         return released
 

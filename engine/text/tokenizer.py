@@ -45,8 +45,10 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         eos_token_ids: frozenset[int] = frozenset(),
         bos_token_id: int | None = None,
+        model_vocab_size: int = 0,
     ) -> None:
-        """Wrap `backend`. Raises `ModelLoadError` when its decoder cannot be streamed."""
+        """Wrap `backend`. `model_vocab_size`: the rows of the model's embedding, 0 if unknown. Raises `ModelLoadError`
+        when the decoder cannot be streamed."""
         # a published file may carry the padding or truncation of its training, which must never touch a
         # prompt
         backend.no_padding()
@@ -57,7 +59,8 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added_ids = {token.content: token_id for token_id, token in added.items()}
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._vocab_size = max(backend.get_vocab_size(with_added_tokens=False), max(added, default=-1) + 1)
+        named = max(backend.get_vocab_size(with_added_tokens=False), max(added, default=-1) + 1)
+        self._vocab_size = max(named, model_vocab_size)
         self._eos_token_ids = eos_token_ids
         self._bos_token_id = bos_token_id
         # the single-token view has no neighbours: only the stages that work on each token by itself
@@ -98,11 +101,12 @@ class Tokenizer:
             backend,
             eos_token_ids=eos_ids or frozenset([] if eos_id is None else [eos_id]),
             bos_token_id=min(bos_ids, default=None) if bos_id is None else bos_id,
+            model_vocab_size=_size(model, "vocab_size"),
         )
 
     @property
     def vocab_size(self) -> int:
-        """One more than the highest token id."""
+        """One more than the highest token id. Models pad their vocabularies, and sample ids that have no text."""
         return self._vocab_size
 
     @property
@@ -250,6 +254,12 @@ def _ids(config: Mapping[str, object], key: str) -> frozenset[int]:
     if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
         raise ModelLoadError(f"{key} must be a token id or a list of them, not {value!r}")
     return frozenset(ids)
+
+
+def _size(config: Mapping[str, object], key: str) -> int:
+    """The number under `key`; 0 for anything else, which is the model's to refuse."""
+    value = config.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def _named_id(backend: tokenizers.Tokenizer, content: str | None) -> int | None:

@@ -18,9 +18,10 @@ a pool in host memory and one with a pool on a device have ZMQ in common.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -100,9 +101,12 @@ class PoolMemory:
         return self.segment.array
 
     def close(self) -> None:
-        """Remove the shared segment, if there is one."""
+        """Remove the shared segment, if there is one, and those of nodes that were killed: there may be no later start
+        that would."""
         if self.segment is not None:
             self.segment.close()
+            with contextlib.suppress(OSError):
+                sweep_orphans()
 
 
 def open_pool(blocks: Any) -> KvPool:
@@ -112,6 +116,18 @@ def open_pool(blocks: Any) -> KvPool:
     from kvtransfer.pools.device import DevicePool
 
     return DevicePool(blocks)
+
+
+def listens(receiver: Receiver) -> bool:
+    """Whether a receiver listens on a port of its own."""
+    return receiver.endpoint.transport in LISTENING
+
+
+def source_settings(settings: TransportSettings) -> TransportSettings:
+    """The settings with which a decode node hands KV over itself: as it would be without nixl, because its agent is the
+    receivers'."""
+    choice = {AUTO: SHM, NIXL: ZMQ}.get(settings.choice, settings.choice)
+    return replace(settings, choice=choice)
 
 
 def open_receivers(settings: TransportSettings, memory: PoolMemory, pool: KvPool) -> list[Receiver]:
@@ -125,7 +141,7 @@ def open_receivers(settings: TransportSettings, memory: PoolMemory, pool: KvPool
             if _lacks_segment(name, memory, pool):
                 continue
             try:
-                port = settings.port and settings.port + sum(each.endpoint.transport in LISTENING for each in receivers)
+                port = settings.port and settings.port + sum(map(listens, receivers))
                 receivers.append(_open_receiver(name, settings, memory, pool, port))
             except InvalidSetting as error:
                 _leave_out(settings, name, error)

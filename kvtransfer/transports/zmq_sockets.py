@@ -5,12 +5,12 @@ Owns addresses, and noticing that a connection was made or broke. Knows no messa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
+from kvtransfer.link_watch import LinkWatch
 from kvtransfer.messages import Endpoint
 from kvtransfer.transports.announced import GrantedWriter
 from wire import links
@@ -35,7 +35,8 @@ class ListeningReceiver(GrantedWriter):
     ) -> None:
         super().__init__()
         self._name = name
-        self._socket, self._address = links.listen(context, kind, host, port, settings)
+        self._socket, address = links.listen(context, kind, host, port, settings)
+        self._address = links.announced(address, settings)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -48,8 +49,7 @@ class ListeningReceiver(GrantedWriter):
 
 
 class Connection:
-    """A sender's one connection: `socket`, which queues nothing for a receiver that does not answer, and `monitor`,
-    which is readable when the connection was made or broke.
+    """A sender's one connection: `socket`, which queues nothing for a receiver that does not answer.
 
     Raises `TransferFailed` for an address that cannot be dialled.
     """
@@ -57,16 +57,29 @@ class Connection:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: Endpoint, settings: links.LinkSettings
     ) -> None:
-        self.is_made = False
-        self.has_broken = False
         self.socket = links.open_socket(context, kind, settings)
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
-        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._watch = LinkWatch(self.socket)
         try:
             dial(self.socket, endpoint, settings)
         except TransferFailed:
             self.close()
             raise
+
+    @property
+    def monitor(self) -> zmq.Socket[bytes]:
+        """Readable when the connection was made or broke."""
+        return self._watch.monitor
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it was made."""
+        return self._watch.is_made
+
+    @property
+    def has_broken(self) -> bool:
+        """Whether it broke after it was made."""
+        return self._watch.has_broken
 
     @property
     def is_closed(self) -> bool:
@@ -75,33 +88,19 @@ class Connection:
 
     def watch(self) -> None:
         """Notice that it was made, or that it broke: it stays broken then."""
-        for event in self._events():
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.is_made = True
-            elif self.is_made:
-                self.has_broken = True
+        self._watch.look()
 
     def close(self) -> None:
         """Drop it, and whatever is still queued on it."""
         if not self.is_closed:
-            self.socket.disable_monitor()
-            self.monitor.close(linger=0)
+            self._watch.close()
             self.socket.close(linger=0)
-
-    def _events(self) -> Iterator[int]:
-        while not self.monitor.closed:
-            try:
-                frames = self.monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            yield parse_monitor_message(frames)["event"]
 
 
 def dial(link: zmq.Socket[bytes], endpoint: Endpoint, settings: links.LinkSettings) -> str:
     """Connect `link` to a peer's endpoint; its address. Raises `TransferFailed` when that cannot be dialled."""
     try:
         address = links.parse_address(endpoint.address, "peer endpoint")
-        links.connect(link, address, settings)
+        return links.connect(link, address, settings)
     except (InvalidSetting, zmq.ZMQError) as error:
         raise TransferFailed(f"the peer's endpoint cannot be dialled: {error}") from None
-    return address

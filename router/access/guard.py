@@ -5,8 +5,8 @@ Owns which keys are valid, the account of each, and who a request came from. Onc
 denied by default, and so is every path that is no route; `OPEN_ROUTES` are named by the route that aiohttp has matched,
 never by the text of a URL. Who a request came from is at `http.get(IDENTITY)`.
 
-Requests per minute and requests at once are counted here, for every POST, before its body is read. Tokens are charged
-where they are known (`router/admission`).
+Requests per minute and requests at once are counted here, for every POST and for whatever resumes one, before its body
+is read. Tokens are charged where they are known (`router/admission`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ IDENTITY: Final = web.RequestKey("identity", Identity)
 LIFE_ROUTES = frozenset({"/health", "/live", "/ready"})
 PAGE_FILES = frozenset({"/", "/page/style.css", "/page/page.js", "/page/icon.svg"})
 """The same bytes for every deployment: the page asks for a key by itself."""
+RESUME_ROUTE = "/v1/streams/{event_id}"
+"""Generates as a POST does, and counts as one."""
 OPEN_ROUTES = LIFE_ROUTES | PAGE_FILES
 NAME_OF_VARIABLE = "environment"
 INVALID_KEY = "invalid_api_key"
@@ -84,12 +86,12 @@ class Guard:
     async def _admit(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         if _is_open(request):
             return await handler(request)
-        identity = self.identify(request.headers.getall("Authorization", ()))
+        identity = self.identify(_authorizations(request))
         if identity is None:
             self.rejected[INVALID_KEY] += 1
             raise web.HTTPUnauthorized
         request[IDENTITY] = identity
-        if request.method != "POST":
+        if request.method != "POST" and not _is(RESUME_ROUTE, request):
             return await handler(request)
         try:
             identity.account.begin()
@@ -106,7 +108,7 @@ class Guard:
         if self._key:
             if NAME_OF_VARIABLE in keys:
                 raise InvalidSetting(f"key file {self._path}: {NAME_OF_VARIABLE!r} is the name of ${KEY_VARIABLE}")
-            keys[NAME_OF_VARIABLE] = ApiKey(digest_of(self._key).hex())
+            keys[NAME_OF_VARIABLE] = ApiKey(digest_of(self._key).hex(), operator=True)
         return KeyTable(keys)
 
     def _make_identities(self, table: KeyTable) -> None:
@@ -115,7 +117,7 @@ class Guard:
         for name, key in table.keys.items():
             account = known[name].account if name in known else Account(key)
             account.change_limits(key)
-            self._identities[name] = Identity(name, cache_root_of(self._secret, name, key.group), account)
+            self._identities[name] = Identity(name, cache_root_of(self._secret, name, key.group), account, key.operator)
 
 
 def require_keys_beyond_loopback(host: str, has_keys: bool, allows_anyone: bool) -> None:
@@ -127,9 +129,20 @@ def require_keys_beyond_loopback(host: str, has_keys: bool, allows_anyone: bool)
         )
 
 
+def _is(route: str, request: web.Request) -> bool:
+    resource = request.match_info.route.resource
+    return resource is not None and resource.canonical == route
+
+
 def _is_open(request: web.Request) -> bool:
     resource = request.match_info.route.resource
     return resource is not None and resource.canonical in OPEN_ROUTES and request.method in ("GET", "HEAD")
+
+
+def _authorizations(request: web.Request) -> Sequence[str]:
+    """The `Authorization` headers; without any, the keys that Anthropic's clients send as `x-api-key`."""
+    keys = request.headers.getall("x-api-key", ())
+    return request.headers.getall("Authorization", ()) or [f"Bearer {key}" for key in keys]
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -9,9 +9,10 @@ from router.access.account import Account
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The key that a request came with: its name in the key file, the root of its cache salts (32 bytes), and the
-    account of what it uses."""
+    """The key that a request came with: its name in the key file, the root of its cache salts (32 bytes), the account
+    of what it uses, and whether it may change the deployment."""
 
     name: str
     cache_root: bytes = field(repr=False)
     account: Account = field(repr=False)
+    is_operator: bool = False

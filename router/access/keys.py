@@ -8,6 +8,7 @@ Owns the format of the key file and the comparison. The file has one TOML table 
     requests_per_minute = 60     # this and the next two: no limit when left out
     tokens_per_minute = 100000
     max_concurrent_requests = 8
+    operator = true              # may drain and restart nodes; no key may that does not say so
 
 Invariants: a key itself is never stored, only its digest; a comparison looks at every key, so that its duration says
 nothing about which one was nearly right. Does not know HTTP, and does not keep count of what a key uses.
@@ -41,6 +42,7 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_minute: _Limit | None = None
     tokens_per_minute: _Limit | None = None
     max_concurrent_requests: _Limit | None = None
+    operator: bool = False
 
     @property
     def has_limits(self) -> bool:

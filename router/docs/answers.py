@@ -39,8 +39,39 @@ def _answer(kind: str, choice: _Schema) -> _Schema:
     )
 
 
-_FINISH: _Schema = {"enum": ["stop", "length"]}
+_FINISH: _Schema = {"enum": ["stop", "length", "tool_calls"]}
 _LOGPROBS = _or_null({"type": "object"})
+
+_OUTPUT_ITEMS = [
+    _object(
+        id=_STRING,
+        type={"const": "message"},
+        role={"const": "assistant"},
+        status=_STRING,
+        content=_array(
+            _object(
+                type={"const": "output_text"},
+                text=_STRING,
+                annotations=_array({}),
+                logprobs=_array({"type": "object"}),
+            )
+        ),
+    ),
+    _object(
+        id=_STRING,
+        type={"const": "reasoning"},
+        status=_STRING,
+        content=_array(_object(type={"const": "reasoning_text"}, text=_STRING)),
+    ),
+    _object(
+        id=_STRING, type={"const": "function_call"}, status=_STRING, call_id=_STRING, name=_STRING, arguments=_STRING
+    ),
+]
+_CONTENT_BLOCKS = [
+    _object(type={"const": "text"}, text=_STRING),
+    _object(type={"const": "thinking"}, thinking=_STRING, signature=_STRING),
+    _object(type={"const": "tool_use"}, id=_STRING, name=_STRING, input={"type": "object"}),
+]
 
 ANSWERS: dict[str, _Schema] = {
     "Error": _object(error=_object(message=_STRING, type=_STRING, param=_NULLABLE_STRING, code=_NULLABLE_STRING)),
@@ -69,22 +100,7 @@ ANSWERS: dict[str, _Schema] = {
         status={"enum": ["completed", "incomplete"]},
         incomplete_details=_or_null(_object(reason={"const": "max_output_tokens"})),
         model=_STRING,
-        output=_array(
-            _object(
-                id=_STRING,
-                type={"const": "message"},
-                role={"const": "assistant"},
-                status=_STRING,
-                content=_array(
-                    _object(
-                        type={"const": "output_text"},
-                        text=_STRING,
-                        annotations=_array({}),
-                        logprobs=_array({"type": "object"}),
-                    )
-                ),
-            )
-        ),
+        output=_array({"anyOf": _OUTPUT_ITEMS}),
         usage=_object(
             input_tokens=_INTEGER,
             input_tokens_details=_object(cached_tokens=_INTEGER),
@@ -94,6 +110,20 @@ ANSWERS: dict[str, _Schema] = {
         ),
         temperature=_NUMBER,
         top_p=_NUMBER,
+    ),
+    "AnthropicMessage": _object(
+        id=_STRING,
+        type={"const": "message"},
+        role={"const": "assistant"},
+        model=_STRING,
+        content=_array({"anyOf": _CONTENT_BLOCKS}),
+        stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+        stop_sequence=_NULLABLE_STRING,
+        usage=_object(input_tokens=_INTEGER, cache_read_input_tokens=_INTEGER, output_tokens=_INTEGER),
+    ),
+    "AnthropicTokenCount": _object(input_tokens=_INTEGER),
+    "AnthropicError": _object(
+        type={"const": "error"}, error=_object(type=_STRING, message=_STRING), request_id=_STRING
     ),
     "Model": _object(id=_STRING, object={"const": "model"}, created=_INTEGER, owned_by=_STRING, root=_STRING),
     "ModelList": _object(object={"const": "list"}, data=_array(_ref("Model"))),

@@ -43,7 +43,11 @@ def openapi_document(routes: Iterable[web.AbstractRoute], title: str = "Baton") 
         paths.setdefault(path, {})[route.method.lower()] = _operation(route.method, path, doc, schemas)
     return {
         "openapi": "3.1.0",
-        "info": {"title": title, "version": VERSION, "description": "An endpoint in the format of OpenAI's."},
+        "info": {
+            "title": title,
+            "version": VERSION,
+            "description": "An endpoint in the formats of OpenAI and Anthropic.",
+        },
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
@@ -73,7 +77,7 @@ def _responses(doc: RouteDoc) -> dict[str, Any]:
     content: dict[str, Any] = {doc.media_type: {"schema": answer} if answer else {}} if doc.media_type else {}
     if doc.streams:
         content[EVENTS] = {"schema": {"description": "Server-sent events; `data` of each is JSON"}}
-    error = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
+    error = {JSON: {"schema": {"$ref": f"#/components/schemas/{doc.error}"}}}
     found: dict[str, Any] = {"200": {"description": "Success", "content": content}}
     for status in sorted({*_EVERY_ROUTE, *doc.statuses}):
         description = http_layer_body(status)["error"]["message"]

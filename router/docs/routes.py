@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from router.admin import DrainRequest
+from router.anthropic.request import CountTokensRequest, MessagesRequest
 from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest
 from router.openai.tokenizing import DetokenizeRequest, TokenizeRequest
@@ -19,8 +21,9 @@ JSON, EVENTS, TEXT, HTML = "application/json", "text/event-stream", "text/plain"
 
 @dataclass(frozen=True, slots=True)
 class RouteDoc:
-    """`answer` names a schema of `router.docs.answers`, "" where there is none. `media_type`: "" where the answer is
-    empty. `streams`: it may be events. `statuses`: of errors, beyond those that every route may answer with."""
+    """`answer` and `error` name schemas of `router.docs.answers`; "": there is no answer. `media_type`: "" where the
+    answer is empty. `streams`: it may be events. `statuses`: of errors, beyond those that every route may answer with.
+    """
 
     summary: str
     request: type[BaseModel] | None = None
@@ -28,6 +31,7 @@ class RouteDoc:
     streams: bool = False
     media_type: str = JSON
     statuses: tuple[int, ...] = ()
+    error: str = "Error"
 
 
 _TEXT = (400, 404, 413, 415)
@@ -43,6 +47,17 @@ ROUTES: dict[tuple[str, str], RouteDoc] = {
         "Answer a conversation, in the format of the Responses API", ResponsesRequest, "Response", streams=True,
         statuses=_GENERATION,
     ),
+    ("GET", "/v1/streams/{event_id}"): RouteDoc(
+        "What a stream tells after one of its events", media_type=EVENTS, statuses=_GENERATION
+    ),
+    ("POST", "/v1/messages"): RouteDoc(
+        "Answer a conversation, in Anthropic's format", MessagesRequest, "AnthropicMessage", streams=True,
+        statuses=_GENERATION, error="AnthropicError",
+    ),
+    ("POST", "/v1/messages/count_tokens"): RouteDoc(
+        "Count the tokens of a conversation, in Anthropic's format", CountTokensRequest, "AnthropicTokenCount",
+        statuses=_TEXT, error="AnthropicError",
+    ),
     ("GET", "/v1/models"): RouteDoc("List the models", answer="ModelList"),
     ("GET", "/v1/models/{name}"): RouteDoc("Describe one model", answer="Model", statuses=(404,)),
     ("GET", "/ping"): RouteDoc("Whether the process answers, as SageMaker asks", media_type=""),
@@ -53,6 +68,9 @@ ROUTES: dict[tuple[str, str], RouteDoc] = {
         "The token ids of a text or a conversation", TokenizeRequest, statuses=_TEXT
     ),
     ("POST", "/detokenize"): RouteDoc("The text of token ids", DetokenizeRequest, statuses=_TEXT),
+    ("POST", "/admin/drain"): RouteDoc(
+        "Take a node out of service: others go on with what it generates", DrainRequest, statuses=(400, 403, 404, 415)
+    ),
     ("GET", "/"): RouteDoc("A page to chat, and to look at the relay", media_type=HTML),
     ("GET", "/page/events"): RouteDoc("What the page shows of the relay", media_type=EVENTS, statuses=(503,)),
     ("GET", "/openapi.json"): RouteDoc("This document"),

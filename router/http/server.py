@@ -11,7 +11,7 @@ import contextlib
 import resource
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -38,7 +38,7 @@ class HttpServer:
         # without handler_cancellation a client that leaves would keep its request running on the nodes
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=close_s)
         self.connections = ConnectionCounts(self._limits.max_connections, self._limits.max_connections_per_address)
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
 
     async def __aenter__(self) -> Self:
         await self._runner.setup()
@@ -48,29 +48,33 @@ class HttpServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         await self._runner.cleanup()
 
     async def listen(
         self,
         host: str | None = None,
         port: int = 0,
-        sock: socket.socket | None = None,
+        socks: Sequence[socket.socket] = (),
         ssl_context: ssl.SSLContext | None = None,
     ) -> tuple[str, int]:
-        """Listen at `host` and `port`, or with `sock`; host and port that clients reach. Raises `OSError`."""
+        """Listen at `host` and `port`, or with `socks`; host and port that clients reach. Raises `OSError`."""
         loop, server = asyncio.get_running_loop(), self._runner.server
         assert server is not None
 
         def make_connection() -> Connection:
             return Connection(server, self._limits, self.connections, loop)
 
-        if sock is not None:
-            self._listener = await loop.create_server(make_connection, sock=sock, ssl=ssl_context, backlog=_BACKLOG)
-        else:
-            self._listener = await loop.create_server(make_connection, host, port, ssl=ssl_context, backlog=_BACKLOG)
-        found = self._listener.sockets[0].getsockname()
+        for sock in socks:
+            self._listeners.append(
+                await loop.create_server(make_connection, sock=sock, ssl=ssl_context, backlog=_BACKLOG)
+            )
+        if not socks:
+            self._listeners.append(
+                await loop.create_server(make_connection, host, port, ssl=ssl_context, backlog=_BACKLOG)
+            )
+        found = self._listeners[0].sockets[0].getsockname()
         return str(found[0]), int(found[1])
 
 

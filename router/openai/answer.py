@@ -3,21 +3,25 @@
 Owns the start, the order and the end of an answer's choices. The code that writes the answer takes all pieces that are
 ready; this module does not know in which format they are written.
 
-Choices of one prompt start together, so that the prompt is computed and moved once.
+Choices of one prompt start together, so that the prompt is computed and moved once. An answer that is resumed begins
+with the deliveries that it has had; its choices that have not ended start each by itself, because each continues after
+other tokens.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from engine.text.choice_text import ChoiceText, TextDelta, TextOptions
 from engine.text.tokenizer import Tokenizer
 from router.admission.admission import Admission, Demand, Permit
-from router.flight import Flight, FlightFigures
+from router.flight import Flight
+from router.flight_context import FlightFigures
 from router.inbox import Inbox
 from router.journal import Delivery
 from router.legs import RelayRequest
@@ -27,9 +31,14 @@ from router.relay import Relay
 from router.scored_prompt import ScoredPrompt
 from wire.messages import FINISH_LENGTH, TokenLogprobs
 
+_MAX_PAST = 64
+
 
 class OutputText(Protocol):
     """Turns the tokens of a choice into text; see `ChoiceText`."""
+
+    stop_string: str | None
+    """The stop string that ended the choice."""
 
     @property
     def num_completion_tokens(self) -> int:
@@ -47,6 +56,7 @@ class NoText:
     """The text of a choice that generates nothing. Nodes sample one token at least, which is dropped here."""
 
     num_completion_tokens = 0
+    stop_string: str | None = None
 
     def push(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = (), node_finish_reason: str = ""
@@ -58,7 +68,8 @@ class NoText:
 @dataclass(slots=True)
 class Choice:
     """One of the answers to one prompt. `figures` are there when it has ended. `echo`: the text of the prompt, where
-    the answer begins with it."""
+    the answer begins with it. `past_ids`: its tokens of before the answer was resumed; it may have
+    ended with them."""
 
     index: int
     request: RelayRequest
@@ -66,6 +77,8 @@ class Choice:
     echo: str = ""
     flight: Flight | None = None
     figures: FlightFigures | None = None
+    past_ids: list[int] = field(default_factory=list)
+    had_ended: bool = False
 
 
 class Piece(NamedTuple):
@@ -101,7 +114,10 @@ class Answer:
         self._to_start = list(prompts)
         self._to_close: list[Flight] = []
         self._num_ended = 0
-        self._is_scored = any(first.request.params.prompt_logprobs is not None for first in self._firsts)
+        self._past: list[tuple[int, Delivery]] = []
+        self._is_resumed = False
+        self._write_down: Callable[[Sequence[tuple[int, Delivery]]], None] = _forget
+        self.is_scored = any(first.request.params.prompt_logprobs is not None for first in self._firsts)
         self._early: list[tuple[int, Delivery]] = []
 
     def __enter__(self) -> Answer:
@@ -112,12 +128,32 @@ class Answer:
             if choice.flight is not None:
                 self._relay.close(choice.flight)
         if self._permit is not None:
-            self._permit.close(self.num_prompt_tokens, self.num_completion_tokens)
+            num_past_tokens = sum(len(choice.past_ids) for choice in self.choices)
+            self._permit.close(self.num_prompt_tokens, max(0, self.num_completion_tokens - num_past_tokens))
 
     @property
     def has_ended(self) -> bool:
         """Whether every choice has its finish reason."""
         return self._num_ended == len(self.choices)
+
+    @property
+    def prompts(self) -> Sequence[Sequence[int]]:
+        """The tokens of each prompt."""
+        return [first.request.prompt_ids for first in self._firsts]
+
+    @property
+    def seed(self) -> int:
+        """What all its noise is made of."""
+        return self.choices[0].request.params.seed or 0
+
+    def go_on_after(self, past: Sequence[tuple[int, Delivery]]) -> None:
+        """Begin with these deliveries, which came before the answer was resumed. To be called before `take`."""
+        self._is_resumed = True
+        self._past = list(past)
+
+    def write_down(self, write: Callable[[Sequence[tuple[int, Delivery]]], None]) -> None:
+        """Call `write` with all deliveries that come, before `take` returns anything of them."""
+        self._write_down = write
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -135,14 +171,18 @@ class Answer:
         The first call waits until the answer is admitted. Raises what the relay hands its readers, and what
         `Admission.admit` raises.
         """
+        pieces = await self._take_past() if self._past else []
+        if pieces or self.has_ended:
+            return pieces
         if self._permit is None:
             self._permit = await self._admission.admit(self._demand)
             self._metrics.admission_wait.observe(self._permit.waited_s)
         self._close_ended()
-        pieces: list[Piece] = []
         while not pieces and not self.has_ended:
             self._start_waiting()
-            for index, delivery in await self._deliveries():
+            came = await self._deliveries()
+            self._write_down(came)
+            for index, delivery in came:
                 choice = self.choices[index]
                 if choice.figures is None:
                     delta = self._advance(choice, delivery)
@@ -150,11 +190,27 @@ class Answer:
                         pieces.append(Piece(choice, delta, choice.text.num_completion_tokens))
         return pieces
 
+    async def _take_past(self) -> list[Piece]:
+        """The next pieces of before the answer was resumed, none when there are no more."""
+        pieces: list[Piece] = []
+        while self._past and not pieces:
+            await asyncio.sleep(0)
+            taken, self._past = self._past[:_MAX_PAST], self._past[_MAX_PAST:]
+            for index, delivery in taken:
+                choice = self.choices[index]
+                choice.past_ids += delivery.token_ids
+                delta = choice.text.push(*delivery)
+                self._num_ended += delta.finish_reason is not None
+                if not delta.is_empty:
+                    pieces.append(Piece(choice, delta, choice.text.num_completion_tokens))
+                choice.had_ended |= delta.finish_reason is not None
+        return pieces
+
     async def _deliveries(self) -> list[tuple[int, Delivery]]:
         """What has come, but for tokens of choices whose prompt is not told whole yet: it is told for the first choice
         of a prompt, and its siblings may be ahead."""
         came = await self._inbox.take()
-        if not self._is_scored:
+        if not self.is_scored:
             return came
         came, self._early = [*self._early, *came], []
         known: list[tuple[int, Delivery]] = []
@@ -206,6 +262,9 @@ class Answer:
 
     def _start_waiting(self) -> None:
         for choices in self._to_start:
+            if self._is_resumed:
+                self._go_on([choice for choice in choices if not choice.had_ended])
+                continue
             requests = [choice.request for choice in choices]
             flights = self._relay.start_choices(requests, self._inbox, choices[0].index)
             num_prompt_tokens = len(choices[0].request.prompt_ids)
@@ -214,6 +273,16 @@ class Answer:
                 choice.flight = flight
                 num_prompt_tokens = 0  # the prompt is counted once
         self._to_start.clear()
+
+    def _go_on(self, choices: Sequence[Choice]) -> None:
+        for choice in choices:
+            request = replace(choice.request, emitted_ids=tuple(choice.past_ids))
+            self._timers[choice.index] = RequestTimer(self._metrics, len(request.prompt_ids))
+            choice.flight = self._relay.start(request, self._inbox, choice.index)
+
+
+def _forget(deliveries: Sequence[tuple[int, Delivery]]) -> None:
+    """Write nothing down."""
 
 
 def make_choices(

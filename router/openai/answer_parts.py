@@ -32,7 +32,7 @@ from wire.messages import FINISH_STOP
 
 FINISH_CALLS = "tool_calls"
 _ID_ALPHABET = string.ascii_letters + string.digits
-_ID_LENGTH = 9
+ID_LENGTH = 9
 """Mistral's templates take no other ids."""
 
 
@@ -51,7 +51,7 @@ class ChoiceParts:
         if delta.finish_reason is not None:
             deltas += self._parser.finish()
         while len(self.call_ids) < self._parser.num_calls:
-            self.call_ids.append("".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH)))
+            self.call_ids.append("".join(secrets.choice(_ID_ALPHABET) for _ in range(ID_LENGTH)))
         return deltas
 
     def finish_reason(self, reason: str | None) -> str | None:

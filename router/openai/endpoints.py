@@ -24,11 +24,13 @@ from router.access.audit import GENERATION, Generation
 from router.access.cache_salt import cache_salt_of
 from router.access.guard import IDENTITY
 from router.admission.admission import Admission, Demand
-from router.http.body import read_body
+from router.anthropic.request import CountTokensRequest, MessagesRequest
+from router.anthropic.writer import MessageWriter
 from router.http.json_answer import json_answer
 from router.legs import RelayRequest
 from router.metrics import RouterMetrics
 from router.openai.answer import Answer, Choice, make_choices
+from router.openai.answer_blocks import AnswerBlocks
 from router.openai.answer_parts import chat_stream
 from router.openai.answer_size import bounded
 from router.openai.best_of import best_choices
@@ -52,17 +54,21 @@ from router.openai.responses import (
     model_object,
     text_completion,
 )
-from router.openai.responses_api import ResponseObject, ResponseStream
+from router.openai.responses_api import ResponseWriter
 from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
+from router.openai.strict_model import Strict
+from router.openai.translation import AnswerWriter, TranslatedRequest
 from router.relay import Relay
 from router.request_ids import REQUEST_ID
 from router.request_trace import note_request
+from router.resume.requests import body_of, followed, name_stream, with_seed_of_stream
 from router.served_model import ServedModel
 from router.timings import ClientTimes, timings_of
 from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded
 
-RequestT = TypeVar("RequestT", ChatCompletionRequest, CompletionRequest, ResponsesRequest)
+RequestT = TypeVar("RequestT", bound=Strict)
+TranslatedT = TypeVar("TranslatedT", bound=TranslatedRequest)
 _log = logging.getLogger(__name__)
 
 
@@ -85,9 +91,11 @@ class Endpoints:
         notes = IgnoredFields(self.is_strict)
         request = await _parse(http, ChatCompletionRequest, notes)
         model = self._model_for(request)
+        request = model.with_defaults(request)
+        model.prompts.note_ignored(request, notes)
         prompt_ids = await model.prompts.chat_prompt(request)
         answer = await self._answer(http, model, request, [prompt_ids], "messages")
-        head = self._head("chatcmpl", model, notes)
+        head = self._head(http, "chatcmpl", model, notes)
         parts = model.prompts.answer_parts(request, prompt_ids)
         if request.stream:
             stream = chat_stream(head, request.include_usage, request.with_token_ids, parts)
@@ -104,11 +112,11 @@ class Endpoints:
         notes = IgnoredFields(self.is_strict)
         request = await _parse(http, CompletionRequest, notes)
         model = self._model_for(request)
-        request = model.prompts.with_end_of_middle(request)
+        request = model.prompts.with_end_of_middle(model.with_defaults(request))
         prompts = await model.prompts.completion_prompts(request)
         echoes = await model.prompts.echoes(request, prompts)
         answer = await self._answer(http, model, request, prompts, "prompt", echoes)
-        head = self._head("cmpl", model, notes)
+        head = self._head(http, "cmpl", model, notes)
         if request.stream:
             stream = CompletionStream(head, request.include_usage, request.with_token_ids)
             return await self._stream(http, answer, stream, request, times)
@@ -119,16 +127,45 @@ class Endpoints:
 
     async def responses(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/responses`."""
+        return await self._translated(http, ResponsesRequest, ResponseWriter)
+
+    async def messages(self, http: web.Request) -> web.StreamResponse:
+        """`POST /v1/messages`, in Anthropic's format."""
+        return await self._translated(http, MessagesRequest, MessageWriter)
+
+    async def count_tokens(self, http: web.Request) -> web.StreamResponse:
+        """`POST /v1/messages/count_tokens`, in Anthropic's format."""
+        notes = IgnoredFields(self.is_strict)
+        request = await _parse(http, CountTokensRequest, notes)
+        prompt_ids = await self._model_for(request).prompts.chat_prompt(request.as_chat())
+        self.metrics.count_ignored(notes.labels)
+        return _json({"input_tokens": len(prompt_ids)})
+
+    async def _translated(
+        self,
+        http: web.Request,
+        schema: type[TranslatedT],
+        make_writer: Callable[[ReplyHead, TranslatedT, AnswerBlocks], AnswerWriter],
+    ) -> web.StreamResponse:
+        """An endpoint of another interface: it has a translation of its requests and a writer of its answers."""
         times = ClientTimes(received_us=now_us())
         notes = IgnoredFields(self.is_strict)
-        request = await _parse(http, ResponsesRequest, notes)
+        request = await _parse(http, schema, notes)
         model = self._model_for(request)
-        answer = await self._answer(http, model, request, [await model.prompts.chat_prompt(request.as_chat())], "input")
-        response = ResponseObject(self._head("resp", model, notes), request)
-        if request.stream:
-            return await self._stream(http, answer, ResponseStream(response), request, times)
-        (choice,) = await self._collect(answer, request)
-        return await json_answer(http, response.ended(choice.whole, answer.usage()))
+        request = model.with_defaults(request)
+        chat = model.with_defaults(request.as_chat())
+        model.prompts.note_ignored(chat, notes)
+        prompt_ids = await model.prompts.chat_prompt(chat)
+        answer = await self._answer(http, model, chat, [prompt_ids], request.conversation_field)
+        parts, text = model.prompts.choice_parts(chat, prompt_ids), answer.choices[0].text
+        head = self._head(http, "resp", model, notes)
+        blocks = AnswerBlocks(parts, text, head.id_of, shows_reasoning=chat.include_reasoning)
+        writer = make_writer(head, request, blocks)
+        if chat.stream:
+            return await self._stream(http, answer, writer, chat, times)
+        (choice,) = await self._collect(answer, chat, keeps_entries=True)
+        usage = _usage(answer, chat, times)
+        return await json_answer(http, await asyncio.to_thread(writer.whole, choice.whole, usage))
 
     async def models(self, http: web.Request) -> web.Response:
         """`GET /v1/models`."""
@@ -141,9 +178,10 @@ class Endpoints:
     def _model_object(self, model: ServedModel) -> dict[str, object]:
         return model_object(model.name, model.started, self.max_model_len(model.name))
 
-    def _head(self, prefix: str, model: ServedModel, notes: IgnoredFields) -> ReplyHead:
+    def _head(self, http: web.Request, prefix: str, model: ServedModel, notes: IgnoredFields) -> ReplyHead:
         self.metrics.count_ignored(notes.labels)
-        return ReplyHead(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model.name, notes.warnings)
+        reply_id, created = name_stream(http, f"{prefix}-{secrets.token_hex(12)}", int(time.time()))
+        return ReplyHead(reply_id, created, model.name, notes.warnings)
 
     def model_named(self, name: str) -> ServedModel:
         """The served model of that name. Raises `ModelNotFound`."""
@@ -152,7 +190,7 @@ class Endpoints:
             raise ModelNotFound(f"this endpoint serves {served}, not {name!r:.200}", "model")
         return self.served[name]
 
-    def _model_for(self, request: GenerationRequest) -> ServedModel:
+    def _model_for(self, request: GenerationRequest | TranslatedRequest) -> ServedModel:
         if self.is_draining:
             raise Overloaded("the router is shutting down", retry_after_s=5)
         return self.model_named(request.model)
@@ -168,11 +206,12 @@ class Endpoints:
     ) -> Answer:
         """Make the answer, after the checks that need token ids. Nothing has been allocated before them."""
         note_request(model.name, sum(map(len, prompts)))
-        params = request.decoding_params()
+        params = model.defaults.limited(request.decoding_params())
         if request.bad_words:
             params = replace(params, bad_word_ids=model.prompts.bad_word_ids(request.bad_words))
+        params = with_seed_of_stream(http, params)
         params.check_vocabulary(model.prompts.tokenizer.vocab_size)
-        params = await model.prompts.with_grammar(request, params)
+        params = await model.prompts.with_grammar(request, params, prompts[0])
         num_choices = len(prompts) * request.num_candidates
         if num_choices > MAX_CHOICES:
             name = "n" if request.num_candidates == request.n else "best_of"
@@ -245,20 +284,21 @@ class Endpoints:
         request: GenerationRequest,
         times: ClientTimes,
     ) -> web.StreamResponse:
-        with EventWriter(http) as writer, answer:
-            try:
-                await self._write_events(writer, answer, stream, request, times)
-            except ConnectionError as error:
-                # this is normal: clients disconnect, and aiohttp handles the closed connection
-                _log.debug("a client is gone: %s", error)
-            except Exception as error:  # the outer edge of one stream: no second answer may follow its headers
-                if not writer.has_begun:
-                    raise
-                if not isinstance(error, BatonError):
-                    _log.exception("the stream of request %s failed", http[REQUEST_ID])
-                with contextlib.suppress(ConnectionError):
-                    await writer.break_off(stream.error(error))
-        return writer.response
+        async with followed(http, answer) as ids:
+            with EventWriter(http, ids) as writer, answer:
+                try:
+                    await self._write_events(writer, answer, stream, request, times)
+                except ConnectionError as error:
+                    # this is normal: clients disconnect, and aiohttp handles the closed connection
+                    _log.debug("a client is gone: %s", error)
+                except Exception as error:  # the outer edge of one stream: no second answer may follow its headers
+                    if not writer.has_begun:
+                        raise
+                    if not isinstance(error, BatonError):
+                        _log.exception("the stream of request %s failed", http[REQUEST_ID])
+                    with contextlib.suppress(ConnectionError):
+                        await writer.break_off(stream.error(error))
+            return writer.response
 
     async def _write_events(
         self,
@@ -299,7 +339,7 @@ class Endpoints:
 
 
 async def _parse(http: web.Request, schema: type[RequestT], notes: IgnoredFields) -> RequestT:
-    return await parse_body_aside(await read_body(http), http.headers.get("Content-Type"), schema, notes)
+    return await parse_body_aside(*await body_of(http), schema, notes)
 
 
 def _usage(answer: Answer, request: GenerationRequest, times: ClientTimes) -> Usage:

@@ -25,6 +25,7 @@ from wire.errors import (
     RateLimited,
     Refused,
     RequestFailed,
+    StreamNotFound,
     TransferFailed,
     UnsupportedMediaType,
 )
@@ -49,6 +50,7 @@ HTTP_OF: dict[type[BatonError], HttpError] = {
     InvalidRequest: HttpError(400, INVALID),
     ContextLengthExceeded: HttpError(400, INVALID),
     ModelNotFound: HttpError(404, INVALID),
+    StreamNotFound: HttpError(404, INVALID),
     UnsupportedMediaType: HttpError(415, INVALID),
     Overloaded: HttpError(503, UNAVAILABLE),
     RateLimited: HttpError(429, RATE_LIMITED),

@@ -1,4 +1,4 @@
-"""What each field of a chat or completions request does, in a sentence: the part of docs/api.md that no schema knows.
+"""What each field of a request does, in a sentence: the part of docs/api.md that no schema knows.
 
 Pure data. A test demands a sentence for each field of the schemas, and a field for each sentence.
 """
@@ -73,13 +73,57 @@ REQUEST: Mapping[str, str] = {
     "temperature": "0 to 2; 0: always the likeliest token.",
     "tool_choice": "`none`, `auto` (the default where there are tools), `required`, or a function by its name. See "
     "[tools](#tools).",
-    "tools": "Functions that the model may call, at most 128.",
+    "tools": "Functions that the model may call, at most 512.",
     "top_k": "Only so many of the likeliest tokens are sampled; 0 or -1: all.",
     "top_logprobs": "How many likely tokens to report beside each token, at most 20.",
     "top_p": "Only the likeliest tokens that have this probability together are sampled.",
     "truncate_prompt_tokens": "Only so many tokens of the prompt are used; -1: as many as leave room for the output.",
     "truncation_side": "left: the last tokens of the prompt are used; right: its first.",
     "user": "A string.",
+}
+
+RESPONSES: Mapping[str, str] = {
+    **REQUEST,
+    "include": "`message.output_text.logprobs`; what belongs to other tools than functions is taken and gives nothing.",
+    "input": "A text, or items: messages of text, `function_call`, `function_call_output` and `reasoning`. See "
+    "[the Responses API](#the-responses-api).",
+    "instructions": "The first message of the conversation, of the role `system`.",
+    "max_output_tokens": "The output ends after so many tokens, reasoning included. Without it: up to the end of the "
+    "context.",
+    "metadata": "At most 16 strings, which the answer repeats.",
+    "prompt_cache_key": "A string, which the answer repeats.",
+    "reasoning": "`effort`, which goes to the chat template like `reasoning_effort` of chat. `summary`, "
+    "`generate_summary`, `context` and `mode` are ignored: reasoning is told as it is.",
+    "safety_identifier": "A string, which the answer repeats.",
+    "text": "`format`: `text`, `json_object`, or `json_schema` with a schema. `verbosity` is ignored.",
+    "tool_choice": '`none`, `auto`, `required`, or `{"type": "function", "name": ...}`.',
+    "tools": "Functions, at most 512. `web_search` and `image_generation`, which agents offer unasked, are ignored; "
+    "other tools are refused.",
+    "truncation": "`disabled`.",
+    "user": "A string, which the answer repeats.",
+}
+
+ANTHROPIC: Mapping[str, str] = {
+    "max_tokens": "The output ends after so many tokens, thinking included. Clipped to what is left of the context.",
+    "messages": "Messages of the roles `user`, `assistant` and `system`, with text or blocks: `text`, `tool_result`, "
+    "and of the assistant `thinking`, `redacted_thinking` (dropped) and `tool_use`. Other blocks are refused by name. "
+    "A last message of the assistant is continued.",
+    "model": "A name that `/v1/models` lists.",
+    "output_config": "`effort`, which goes to the chat template, and `format`: `json_schema` with a schema that the "
+    "answer is valid by.",
+    "output_format": "`output_config.format` under its older name.",
+    "stop_sequences": "Up to 16 strings; the text ends before the first of them that appears.",
+    "stream": "Server-sent events instead of one answer.",
+    "system": "A text, or blocks of text. A block that begins with `x-anthropic-billing-header:` is dropped.",
+    "temperature": "0 to 2; 0: always the likeliest token.",
+    "thinking": "`enabled`, `adaptive` and `between_tools` set `enable_thinking` for the chat template, `disabled` "
+    "unsets it and leaves thinking out of the answer, as `display: omitted` does. `budget_tokens` is ignored. Without "
+    "the field the model does as it is used to.",
+    "tool_choice": "`auto`, `any`, `tool` with a `name`, or `none`; with `disable_parallel_tool_use` there is one call "
+    "for `any`.",
+    "tools": "Functions with an `input_schema`, at most 512; tools of another `type` are refused.",
+    "top_k": "Only so many of the likeliest tokens are sampled; 0 or -1: all.",
+    "top_p": "Only the likeliest tokens that have this probability together are sampled.",
 }
 
 MESSAGE: Mapping[str, str] = {

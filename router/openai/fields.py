@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, Wit
 from pydantic_core import PydanticCustomError
 
 from engine.text.chat_template import ALLOWED_VARIABLES
-from router.openai.ignored import STRICT, TEXT_PART, UNKNOWN, IgnoredFields
+from router.openai.ignored import STRICT, TEXT_PART, UNKNOWN, IgnoredFields, IgnoredTable
 from router.openai.strict_json import shown
 from wire.sampling import (
     MAX_ABS_LOGIT_BIAS,
@@ -66,6 +66,16 @@ def ignored_fields_of(info: ValidationInfo) -> IgnoredFields:
     return info.context if isinstance(info.context, IgnoredFields) else IgnoredFields()
 
 
+def refuse_or_ignore(
+    notes: IgnoredFields, name: str, value: Any, table: IgnoredTable, place: str, path: tuple[str | int, ...]
+) -> None:
+    """Note a member that changes nothing; see `IgnoredFields.ignore`. Raises a `field_error` at `path` instead when it
+    has to be refused."""
+    code = notes.ignore(name, value, table, place)
+    if code is not None:
+        raise field_error(REFUSED[code], path, code)
+
+
 def read_content(value: Any, info: ValidationInfo) -> str:
     """The text of a message: a string, or the texts of a list of text parts, joined with newlines."""
     if isinstance(value, str):
@@ -87,9 +97,8 @@ def _part_text(part: Any, index: int, notes: IgnoredFields) -> str:
     if not isinstance(text, str):
         raise field_error("must be a string", (index, "text"))
     for name, member in part.items() if len(part) > 2 else ():
-        code = None if name in ("type", "text") else notes.ignore(name, member, TEXT_PART, "messages[].content[]")
-        if code is not None:
-            raise field_error(REFUSED[code], (index, name), code)
+        if name not in ("type", "text"):
+            refuse_or_ignore(notes, name, member, TEXT_PART, "messages[].content[]", (index, name))
     return text
 
 

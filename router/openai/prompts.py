@@ -12,14 +12,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.text.answers.formats import MARKERS, AnswerFormat, ParserNames
+from engine.text.answers.formats import MARKERS, AnswerFormat, CallsWanted, ParserNames
+from engine.text.answers.grammars import AnswerShape
 from engine.text.chat_template import ChatTemplate
 from engine.text.choice_text import TextOptions
 from engine.text.fill_in_middle import FillInMiddle
 from engine.text.tokenizer import Tokenizer
-from router.openai.answer_parts import AnswerParts
+from router.openai.answer_parts import AnswerParts, ChoiceParts
+from router.openai.answer_shapes import note_unenforced, shape_of, whole_grammar
 from router.openai.fields import UNSUPPORTED
 from router.openai.grammar_checks import GrammarChecks
+from router.openai.ignored import IgnoredFields
 from router.openai.prompt_report import prompt_text
 from router.openai.request_templates import RequestTemplates
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
@@ -59,13 +62,32 @@ class PromptMaker:
         """End the processes that were started to check grammars."""
         self.grammars.close()
 
-    async def with_grammar(self, request: GenerationRequest, params: DecodingParams) -> DecodingParams:
-        """`params` with the grammar that the request asks for. Raises `InvalidRequest` when it cannot be compiled."""
-        if request.asked_grammar is None:
+    async def with_grammar(
+        self, request: GenerationRequest, params: DecodingParams, prompt_ids: Sequence[int]
+    ) -> DecodingParams:
+        """`params` with the grammar of the answer to a prompt. Raises `InvalidRequest` when it cannot be compiled."""
+        asked = request.asked_grammar
+        shape = self._shape(request, prompt_ids) if isinstance(request, ChatCompletionRequest) else None
+        if shape is not None:
+            asked = whole_grammar(shape, request, self.tokenizer.added_token_id)
+        if asked is None:
             return params
-        grammar, param = request.asked_grammar
+        grammar, param = asked
         await self.grammars.require(grammar, param)
         return replace(params, grammar=grammar)
+
+    def _shape(self, request: ChatCompletionRequest, prompt_ids: Sequence[int]) -> AnswerShape | None:
+        return shape_of(request, self.answer_format, is_reasoning_begun=self._is_reasoning_begun(prompt_ids))
+
+    def note_ignored(self, request: ChatCompletionRequest, notes: IgnoredFields) -> None:
+        """Note what cannot be done with this model. Raises `InvalidRequest` when the router is strict."""
+        note_unenforced(request, self.answer_format, notes)
+
+    def _is_reasoning_begun(self, prompt_ids: Sequence[int]) -> bool:
+        if not self.answer_format.has_reasoning:
+            return False
+        end = self.tokenizer.decode(prompt_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
+        return self.answer_format.begins_reasoning(end)
 
     async def chat_prompt(self, request: ChatCompletionRequest) -> list[int]:
         """Token ids of the conversation. Raises `InvalidRequest` when the template refuses it."""
@@ -94,13 +116,21 @@ class PromptMaker:
         """What tells content, reasoning and calls of the answer apart; None: there is content only."""
         if not self._has_parts(request):
             return None
-        end = self.tokenizer.decode(prompt_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
-        is_begun = self.answer_format.begins_reasoning(end)
-        wanted = replace(request.calls_wanted, may_reason=request.asked_grammar is None)
+        is_begun = self._is_reasoning_begun(prompt_ids)
+        shape = self._shape(request, prompt_ids)
+        may_reason = request.asked_grammar is None or (shape is not None and shape.reasoning is not None)
+        wanted = replace(request.calls_wanted, may_reason=may_reason)
         return AnswerParts(
             lambda: self.answer_format.parser(wanted, is_reasoning_begun=is_begun),
             shows_reasoning=request.include_reasoning,
         )
+
+    def choice_parts(self, request: ChatCompletionRequest, prompt_ids: Sequence[int]) -> ChoiceParts:
+        """`answer_parts` of an answer with one choice. Where there is content only, that is all it finds."""
+        parts = self.answer_parts(request, prompt_ids)
+        if parts is not None:
+            return parts.choice(0)
+        return ChoiceParts(_PLAIN.parser(CallsWanted(), is_reasoning_begun=False))
 
     def text_options(self, request: GenerationRequest) -> TextOptions:
         """The options for the text of a choice. Where it is told apart, the markers of its parts have text."""

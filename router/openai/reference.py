@@ -1,4 +1,4 @@
-"""The tables of docs/api.md: what happens to each field of a chat or completions request.
+"""The tables of docs/api.md: what happens to each field of a request.
 
 Owns their form. The facts come from the schemas, from the tables of ignored and unsupported fields, and from the
 sentences of `field_docs`. The page itself is written by hand around a pair of marks, between which the tables are; to
@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from router.anthropic.request import MessagesRequest
 from router.openai import field_docs, ignored
 from router.openai.messages import Message
+from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
 from router.openai.strict_model import Strict
 from router.openai.unsupported import REASONS
@@ -44,11 +46,11 @@ def rows_of(schema: type[Strict], sentences: Mapping[str, str]) -> list[Row]:
         if name in schema.ignorable:
             rule = schema.ignorable[name]
             rows.append(Row(name, IGNORED, "", _sentence(rule.reason) + _neutral(rule.neutral)))
-        elif name in schema.model_fields:
-            rows.append(Row(name, USED, _default(schema.model_fields[name]), sentences[name]))
-        else:
+        elif name in schema.unsupported:
             reason = _sentence(REASONS.get(name, "is not supported").removeprefix("is "))
             rows.append(Row(name, REFUSED, "", reason + _neutral(schema.unsupported[name])))
+        else:
+            rows.append(Row(name, USED, _default(schema.model_fields[name]), sentences[name]))
     return rows
 
 
@@ -58,8 +60,10 @@ def tables() -> str:
     sections = {
         "`POST /v1/chat/completions`": rows_of(ChatCompletionRequest, field_docs.REQUEST),
         "`POST /v1/completions`": rows_of(CompletionRequest, field_docs.REQUEST),
-        "A message (`messages[]`)": rows_of(Message, field_docs.MESSAGE),
-        "A part of a message (`messages[].content[]`)": [
+        "`POST /v1/responses`": rows_of(ResponsesRequest, field_docs.RESPONSES),
+        "`POST /v1/messages`": rows_of(MessagesRequest, field_docs.ANTHROPIC),
+        "A message of a chat (`messages[]`)": rows_of(Message, field_docs.MESSAGE),
+        "A part of a message of a chat (`messages[].content[]`)": [
             Row("text", USED, "required", "The text."),
             Row("type", USED, "required", "`text`; parts of another type are refused."),
             *parts,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from json.encoder import encode_basestring
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -44,6 +45,10 @@ class ReplyHead:
     created: int
     model: str
     warnings: tuple[str, ...] = ()
+
+    def id_of(self, part: str) -> str:
+        """128 bits in hex, the same whenever this answer is rendered: its stream may be resumed at another router."""
+        return blake2b(f"{self.reply_id} {part}".encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +324,11 @@ def model_list(models: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def sse_event(payload: dict[str, Any]) -> bytes:
     """`payload` as one server-sent event."""
     return f"data: {one_line(dumps(payload))}\n\n".encode("utf-8", "replace")
+
+
+def named_event(kind: str, **members: Any) -> bytes:
+    """A server-sent event with a name, which is the `type` of its payload too."""
+    return f"event: {kind}\ndata: {one_line(dumps({'type': kind, **members}))}\n\n".encode("utf-8", "replace")
 
 
 def sse_error(error: Exception) -> bytes:

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import BaseModel, PlainValidator, WithJsonSchema, model_validator
 
 from engine.text.answers.formats import CallsWanted
+from engine.text.answers.grammars import moved_references
 from router.openai.fields import MAX_TEXT_CHARS, TOO_LONG, UNSUPPORTED, field_error
 from router.openai.strict_json import shown
 from router.openai.structured import AskedGrammar
 from wire.errors import InvalidRequest
 from wire.grammar import Grammar
 
-MAX_TOOLS = 128
+MAX_TOOLS = 512
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
-_FUNCTION_MEMBERS = ("name", "description", "parameters", "strict")
-_REFERENCE = "$ref"
-_DATA = ("const", "enum", "default", "examples")
+Path: TypeAlias = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +38,34 @@ class ToolChoice:
 
 def read_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
     """`[{"type": "function", "function": {"name", "description", "parameters", "strict"}}, ...]`, as it came."""
+    return read_each_tool(value, _read_tool, ("function", "name"))
+
+
+def read_each_tool(
+    value: Any, read: Callable[[Any, Path], Mapping[str, Any] | None], name_at: Path
+) -> tuple[Mapping[str, Any], ...]:
+    """A list of tools in the form of /v1/chat/completions. `read` makes each of what is at that path, or None of one
+    that is left out; `name_at`: where its name is in what was sent."""
     if not isinstance(value, list):
         raise field_error("must be a list of tools")
     if len(value) > MAX_TOOLS:
         raise field_error(f"holds more than {MAX_TOOLS} tools")
-    tools = tuple(_read_tool(tool, (index,)) for index, tool in enumerate(value))
-    names = [tool["function"]["name"] for tool in tools]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise field_error("is the name of another tool too", (index, "function", "name"))
+    found: dict[str, Mapping[str, Any]] = {}
+    for index, sent in enumerate(value):
+        tool = read(sent, (index,))
+        if tool is None:
+            continue
+        name = tool["function"]["name"]
+        if name in found:
+            raise field_error("is the name of another tool too", (index, *name_at))
+        found[name] = tool
+    tools = tuple(found.values())
     if len(json.dumps(tools)) > MAX_TEXT_CHARS:
         raise field_error(f"hold more than {MAX_TEXT_CHARS} characters together", (), TOO_LONG)
     return tools
 
 
-def _read_tool(tool: Any, path: tuple[str | int, ...]) -> Mapping[str, Any]:
+def _read_tool(tool: Any, path: Path) -> Mapping[str, Any]:
     if not isinstance(tool, dict):
         raise field_error("must be an object", path)
     if tool.get("type") != "function":
@@ -65,13 +77,14 @@ def _read_tool(tool: Any, path: tuple[str | int, ...]) -> Mapping[str, Any]:
     return {"type": "function", "function": read_function(tool.get("function"), path)}
 
 
-def read_function(function: Any, path: tuple[str | int, ...]) -> Mapping[str, Any]:
-    """One function, without its members that are null; one without parameters takes none, which templates see."""
+def read_function(function: Any, path: Path, parameters_name: str = "parameters") -> Mapping[str, Any]:
+    """One function, its parameters under the name that they are sent with. Members that are null are left out; one
+    without parameters takes none, which templates see."""
     if not isinstance(function, dict):
         raise field_error("must be an object", path)
     members = {name: member for name, member in function.items() if member is not None}
     for name in members:
-        if name not in _FUNCTION_MEMBERS:
+        if name not in ("name", "description", parameters_name, "strict"):
             raise field_error("is not a member of a function", (*path, name), "unknown_parameter")
     name = members.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -80,10 +93,11 @@ def read_function(function: Any, path: tuple[str | int, ...]) -> Mapping[str, An
         raise field_error("must be a string", (*path, "description"))
     if not isinstance(members.get("strict", False), bool):
         raise field_error("must be true or false", (*path, "strict"))
-    parameters = members.get("parameters", {})
+    parameters = members.get(parameters_name, {})
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
-        raise field_error("must be the JSON schema of an object", (*path, "parameters"))
-    return {**members, "parameters": parameters or {"type": "object", "properties": {}}}
+        raise field_error("must be the JSON schema of an object", (*path, parameters_name))
+    named = {("parameters" if name == parameters_name else name): member for name, member in members.items()}
+    return {**named, "parameters": parameters or {"type": "object", "properties": {}}}
 
 
 def read_tool_choice(value: Any) -> ToolChoice:
@@ -100,7 +114,7 @@ def read_tool_choice(value: Any) -> ToolChoice:
     return ToolChoice(REQUIRED, function["name"])
 
 
-_FUNCTION = {
+FUNCTION: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "pattern": f"^{_NAME.pattern}$"},
@@ -113,7 +127,7 @@ _FUNCTION = {
 }
 _TOOL = {
     "type": "object",
-    "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+    "properties": {"type": {"const": "function"}, "function": FUNCTION},
     "required": ["type", "function"],
     "additionalProperties": False,
 }
@@ -137,6 +151,16 @@ ToolChoiceField = Annotated[
 ]
 
 
+def check_choice(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None) -> None:
+    """Raise a `field_error` when what has to be called is not there."""
+    if choice is None or choice.mode != REQUIRED:
+        return
+    if not tools:
+        raise field_error("needs tools that could be called", ("tool_choice",))
+    if choice.name and all(choice.name != tool["function"]["name"] for tool in tools):
+        raise field_error(f"names no function of tools: {shown(choice.name)}", ("tool_choice",))
+
+
 class ToolFields(BaseModel):
     """The fields of a request that concern tools. Without `tool_choice` the model may call what is offered."""
 
@@ -146,13 +170,7 @@ class ToolFields(BaseModel):
 
     @model_validator(mode="after")
     def _check_choice(self) -> Self:
-        choice = self.tool_choice
-        if choice is None or choice.mode != REQUIRED:
-            return self
-        if not self.tools:
-            raise field_error("needs tools that could be called", ("tool_choice",))
-        if choice.name and choice.name not in self._schemas():
-            raise field_error(f"names no function of tools: {shown(choice.name)}", ("tool_choice",))
+        check_choice(self.tools, self.tool_choice)
         return self
 
     @property
@@ -183,6 +201,20 @@ class ToolFields(BaseModel):
         except InvalidRequest:
             raise field_error("hold too long a schema", ("tools",), TOO_LONG) from None
 
+    @property
+    def has_strict_function(self) -> bool:
+        """Whether the arguments of a call have to be valid though the model need not call."""
+        return any(tool["function"].get("strict") for tool in self.offered_tools)
+
+    def callable_schemas(self) -> dict[str, Mapping[str, Any]]:
+        """The schemas of arguments in calls that a grammar knows: those of strict functions, and any object."""
+        functions = [tool["function"] for tool in self.offered_tools]
+        anything = {"type": "object"}
+        return {
+            function["name"]: _parameters(function["parameters"]) if function.get("strict") else anything
+            for function in functions
+        }
+
     def _schemas(self) -> dict[str, Mapping[str, Any]]:
         functions = [tool["function"] for tool in self.tools]
         return {function["name"]: function["parameters"] for function in functions}
@@ -201,7 +233,7 @@ def _array_of_calls(schemas: Mapping[str, Mapping[str, Any]], *, is_one: bool) -
             "type": "object",
             "properties": {
                 "name": {"const": name},
-                "parameters": _moved(_parameters(schema), f"#/items/anyOf/{number}/properties/parameters"),
+                "parameters": moved_references(_parameters(schema), f"#/items/anyOf/{number}/properties/parameters"),
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,
@@ -209,19 +241,3 @@ def _array_of_calls(schemas: Mapping[str, Mapping[str, Any]], *, is_one: bool) -
         for number, (name, schema) in enumerate(schemas.items())
     ]
     return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **({"maxItems": 1} if is_one else {})}
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """`schema` with its references to itself as they are when it stands at `place` of another schema."""
-    if isinstance(schema, list):
-        return [_moved(item, place) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {
-        name: place + member[1:]
-        if name == _REFERENCE and isinstance(member, str) and member.startswith("#")
-        else member
-        if name in _DATA
-        else _moved(member, place)
-        for name, member in schema.items()
-    }

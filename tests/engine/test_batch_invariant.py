@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from baton import LLM, SamplingParams
+from engine.build import build_engine
+from engine.runner.kv_memory import allocate_private
+from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
+from tests.engine.models.families import make_model
 from wire.errors import InvalidSetting
 
 NUM_PROMPTS = 24
@@ -44,3 +48,11 @@ def test_requests_alone_and_together_have_the_same_bits(checkpoint: Path, temper
 def test_no_engine_starts_that_cannot_promise_it(checkpoint: Path, settings: dict[str, str], reason: str) -> None:
     with pytest.raises(InvalidSetting, match=reason):
         LLM(str(checkpoint), batch_invariant=True, num_threads=1, num_blocks=64, **settings)
+
+
+def test_a_model_of_which_torch_computes_a_part_cannot_promise_it(tmp_path: Path) -> None:
+    make_model(tmp_path, "granite")
+    with pytest.raises(InvalidSetting, match="torch computes a part of GraniteForCausalLM"):
+        build_engine(
+            EngineSettings(str(tmp_path), batch_invariant=True, num_threads=1, num_blocks=64), allocate_private
+        )

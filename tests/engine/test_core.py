@@ -352,6 +352,19 @@ def test_reservations_wait_behind_requests_that_are_short_of_blocks() -> None:
     core.check()
 
 
+def test_a_delivered_request_joins_at_once_beside_prompts_that_fill_every_step() -> None:
+    pool = BlockPool(64)
+    core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 8, 16, 256), frozenset()), SilentRunner(), "f")
+    for name in ("long", "longer"):
+        core.add(key_of(name), prompt(80), GREEDY)
+    core.step()
+    reservation = core.reserve(A, prompt(8))
+    assert reservation is not None
+    core.add_reserved(reservation, prompt(8), [FirstToken(A, GREEDY, 1)], num_prompt_tokens=8)
+    assert [output.key for output in core.step() if output.token is not None] == [A]
+    core.check()
+
+
 def test_token_ids_outside_the_vocabulary_are_refused(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
     with pytest.raises(InvalidRequest):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,12 +10,22 @@ import pytest
 import torch
 
 from device.host import HostDevice
+from device.host_memory import GIB, HostMemory
 from device.memory import MemoryReading
-from engine import pool_size
+from engine import build, pool_size
 from engine.capacity import Capacity
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
-from engine.pool_size import GpuNeeds, chosen_num_blocks, gpu_num_blocks, host_num_blocks, measure_needs
+from engine.pool_size import (
+    GpuNeeds,
+    chosen_num_blocks,
+    gpu_num_blocks,
+    host_num_blocks,
+    measure_needs,
+    report_shorter_requests,
+    require_room,
+)
+from engine.runner.kv_memory import allocate_private
 from engine.runner.limits import RunnerLimits, graph_sizes
 from engine.runner.profiling import profile
 from engine.runner.sampler import Sampler
@@ -27,6 +36,8 @@ from wire.layout import KvLayout, LayerKv
 
 MIB = 2**20
 MARGIN = 64
+PER_GIB = GIB // 8192
+"""Blocks of `LAYOUT` in a gibibyte."""
 LAYOUT = KvLayout.of_layers("float32", 16, [LayerKv(num_kv_heads=2, head_dim=16)] * 2)
 
 
@@ -40,14 +51,53 @@ def test_the_number_of_blocks_beats_the_number_of_bytes() -> None:
     assert chosen_num_blocks(EngineSettings(), LAYOUT) is None
 
 
+ROOMY = HostMemory(64 * GIB, 60 * GIB)
+
+
+def host_blocks(settings: EngineSettings, capacity: Capacity, memory: HostMemory = ROOMY, weights: int = 0) -> int:
+    return host_num_blocks(settings, LAYOUT, capacity, memory, weights)
+
+
 def test_a_pool_in_host_memory_holds_what_can_be_used_within_a_gibibyte() -> None:
     settings = EngineSettings(max_num_seqs=4)
-    assert host_num_blocks(settings, LAYOUT, Capacity(512, 32, 512)) == 4 * 32
+    assert host_blocks(settings, Capacity(512, 32, 512)) == 4 * 32
     in_a_gibibyte = 2**30 // LAYOUT.block_bytes
     half = in_a_gibibyte // 2
-    assert host_num_blocks(settings, LAYOUT, Capacity(16 * half, half, 512)) == in_a_gibibyte
-    assert host_num_blocks(settings, LAYOUT, Capacity(0, in_a_gibibyte + 7, 512)) == in_a_gibibyte + 7
-    assert host_num_blocks(EngineSettings(max_num_seqs=1), LAYOUT, Capacity(5, 1, 512)) == 2
+    assert host_blocks(settings, Capacity(16 * half, half, 512)) == in_a_gibibyte
+    assert host_blocks(settings, Capacity(0, in_a_gibibyte + 7, 512)) == in_a_gibibyte + 7
+    assert host_blocks(EngineSettings(max_num_seqs=1), Capacity(5, 1, 512)) == 2
+
+
+def test_a_laptop_has_room_for_two_nodes_whose_model_takes_long_requests() -> None:
+    laptop, weights = HostMemory(16 * GIB, 9 * GIB), GIB
+    # one request would take 14 GiB; the share of one of two nodes is 0.3 of 9 GiB
+    settings, long = EngineSettings(cpu_memory_utilization=0.3), Capacity(16 * 14 * PER_GIB, 14 * PER_GIB, 512)
+    assert host_blocks(settings, long, laptop, weights) == int(0.3 * 9 * PER_GIB)
+    # with all of it free, the share of the whole less weights and process decides
+    assert host_blocks(settings, long, HostMemory(16 * GIB, 16 * GIB), weights) == int((4.8 - 1.5) * PER_GIB)
+
+
+def test_a_longest_request_that_was_asked_for_has_to_fit_the_host() -> None:
+    laptop, long = HostMemory(16 * GIB, 9 * GIB), Capacity(16 * 14 * PER_GIB, 14 * PER_GIB, 512)
+    settings = EngineSettings(cpu_memory_utilization=0.3, max_model_len=16 * 14 * PER_GIB)
+    with pytest.raises(InvalidSetting, match=r"0\.3 leaves 2\.70 GiB .*9\.0 of 16\.0 GiB are free.* needs 14\.00"):
+        host_blocks(settings, long, laptop)
+    with pytest.raises(InvalidSetting, match="--cpu-memory-utilization must be above 0"):
+        host_blocks(EngineSettings(cpu_memory_utilization=0), long)
+
+
+def test_a_pool_that_cannot_be_there_is_refused_before_it_is_touched() -> None:
+    require_room(LAYOUT, PER_GIB, HostMemory(16 * GIB, GIB))
+    with pytest.raises(InvalidSetting, match=r"needs 2\.00 GiB, and 1\.0 of 16\.0 GiB are free: lower --kv-cache-mem"):
+        require_room(LAYOUT, 2 * PER_GIB, HostMemory(16 * GIB, GIB))
+
+
+def test_shorter_requests_are_said_with_the_flag_that_changes_it(caplog: pytest.LogCaptureFixture) -> None:
+    report_shorter_requests(EngineSettings(), LAYOUT, Capacity(112, 7, 512), 7)
+    assert not caplog.records
+    report_shorter_requests(EngineSettings(), LAYOUT, Capacity(128, 8, 512), 7)
+    assert "requests may have 112 tokens instead of 128" in caplog.text
+    assert "--kv-cache-memory-bytes makes it larger" in caplog.text
 
 
 # --- what is left of a GPU, in MiB
@@ -118,10 +168,8 @@ def test_a_longest_request_that_was_asked_for_has_to_fit() -> None:
         blocks_within(8 * LAYOUT.block_bytes, max_model_len=128)
 
 
-def test_a_longest_request_of_the_models_limit_need_not_fit(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert blocks_within(8 * LAYOUT.block_bytes) == 7
-    assert "limits requests to 112 tokens" in caplog.text
+def test_a_longest_request_of_the_models_limit_need_not_fit() -> None:
+    assert blocks_within(8 * LAYOUT.block_bytes) == 7
     with pytest.raises(InvalidSetting, match="one request of --max-model-len needs"):
         blocks_within(2 * LAYOUT.block_bytes)
 
@@ -155,3 +203,10 @@ def test_needs_are_the_largest_step_the_workspace_and_graphs(tmp_path: Path, enf
     # logits of 48 sequences in float32, over a vocabulary of 320
     graph_bytes = 0 if enforce_eager else 16 * MIB * len(graph_sizes(48)) + 48 * 320 * 4
     assert needs == GpuNeeds(before, after, 50 * MIB + graph_bytes)
+
+
+def test_weights_without_room_are_refused_before_they_are_allocated(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    nothing = mock.patch.object(build, "read_host_memory", return_value=HostMemory(16 * GIB, 1000))
+    with nothing, pytest.raises(InvalidSetting, match=r"the weights need 0\.00 GiB, and 0\.0 of 16\.0 GiB are free"):
+        build.build_engine(EngineSettings(str(folder), num_threads=1), allocate_private)

@@ -11,17 +11,22 @@ from typing import Any, cast
 import zmq
 
 from decode_node.leg import DecodeLeg
+from decode_node.source import Source
 from engine.core import EngineCore
 from engine.steps_in_flight import StepFailed
 from kvtransfer.commands import ReceivingNotice, SendingNotice
+from kvtransfer.facts import ReceivingFacts
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER
+from kvtransfer.pools.base import KvPool
 from kvtransfer.pools.host import HostPool
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
-from kvtransfer.sender_connections import open_listener
+from kvtransfer.sender_connections import SenderOpener, open_listener
 from kvtransfer.sending import SendingSide
+from kvtransfer.sending_end import SendingEnd
 from kvtransfer.thread import Side, TransferThread
+from kvtransfer.transports.base import Blocks
 from node.first_steps import FirstSteps
 from prefill_node.leg import PrefillLeg
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
@@ -119,6 +124,7 @@ class Node:
     core: EngineCore
     runner: OracleRunner
     first_steps: FirstSteps
+    source: SteppedThread | None = None
     tokens: dict[tuple[RequestKey, int], int] = field(default_factory=dict)
     finished: dict[RequestKey, str] = field(default_factory=dict)
     failures: list[tuple[RequestKey, BatonError]] = field(default_factory=list)
@@ -128,6 +134,8 @@ class Node:
     def round(self, now_s: float) -> None:
         """As `EngineLoop.run` and the transfer thread do it, by turns."""
         self.thread.turn(now_s)
+        if self.source is not None:
+            self.source.turn(now_s)
         self.leg.poll(now_s)
         if self.core.has_work:
             try:
@@ -281,9 +289,8 @@ def open_relay(
     """Two legs, closed at the end. `overlaps`: their engines schedule asynchronously."""
     network = LoopbackNetwork(plan)
     sent_blocks, received_blocks = empty_blocks(num_blocks), empty_blocks(num_blocks)
-    prefill_runner, decode_runner = OracleRunner(sent_blocks, overlaps), OracleRunner(received_blocks, overlaps)
-    prefill_core, decode_core = make_core(sent_blocks, prefill_runner), make_core(received_blocks, decode_runner)
-    prefill_steps, decode_steps = FirstSteps(), FirstSteps()
+    prefill_runner, prefill_steps = OracleRunner(sent_blocks, overlaps), FirstSteps()
+    prefill_core = make_core(sent_blocks, prefill_runner)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket, address = open_listener(context, "127.0.0.1", 0, SETTINGS)
     link = LossyLink(socket)
@@ -296,18 +303,50 @@ def open_relay(
         sent,
     )
     sending_thread = SteppedThread(sending, "sending")
-    prefill_leg = PrefillLeg(prefill_core, sending, sending_thread, sent, LAYOUT.layer_ends, prefill_steps)
-    receiver = LoopbackReceiver(network, "D", received_blocks, peers_write=peers_write)
-    facts = replace(receiving_facts(), num_blocks=num_blocks, lease_s=lease_s)
-    received: Mailbox[ReceivingNotice] = Mailbox()
-    receiving = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(received_blocks), received)
-    receiving_thread = SteppedThread(receiving, "receiving")
-    decode_leg = DecodeLeg(decode_core, receiving, receiving_thread, received, decode_steps)
+    end = SendingEnd(sending, sending_thread, sent)
+    prefill_leg = PrefillLeg(prefill_core, end, LAYOUT.layer_ends, prefill_steps)
     prefill = Node(prefill_leg, sending_thread, prefill_core, prefill_runner, prefill_steps)
-    decode = Node(decode_leg, receiving_thread, decode_core, decode_runner, decode_steps)
+    facts = replace(receiving_facts(), num_blocks=num_blocks, lease_s=lease_s)
+    decode, _ = open_decode(context, network, facts, received_blocks, peers_write=peers_write, overlaps=overlaps)
     try:
         yield Relay(prefill, decode, link, address, Echo(context))
     finally:
         prefill_leg.close()
-        decode_leg.close()
+        decode.leg.close()
         context.destroy(linger=0)
+
+
+def open_decode(
+    context: zmq.Context[zmq.Socket[bytes]],
+    network: LoopbackNetwork,
+    facts: ReceivingFacts,
+    blocks: Blocks,
+    *,
+    peers_write: bool,
+    overlaps: bool,
+) -> tuple[Node, PrefillPeer]:
+    """A decode node, and what another one dials when it takes requests over."""
+    runner, first_steps = OracleRunner(blocks, overlaps), FirstSteps()
+    core = make_core(blocks, runner)
+    receiver = LoopbackReceiver(network, facts.node_id, blocks, peers_write=peers_write)
+    received: Mailbox[ReceivingNotice] = Mailbox()
+    receiving = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(blocks), received)
+    receiving_thread = SteppedThread(receiving, "receiving")
+    source, source_thread, address = open_source(
+        context, core, facts, LoopbackOpener(network, blocks), HostPool(blocks)
+    )
+    leg = DecodeLeg(core, receiving, receiving_thread, received, first_steps, source)
+    node = Node(leg, receiving_thread, core, runner, first_steps, source_thread)
+    return node, PrefillPeer(facts.node_id, facts.epoch, address)
+
+
+def open_source(
+    context: zmq.Context[zmq.Socket[bytes]], core: EngineCore, facts: ReceivingFacts, opener: SenderOpener, pool: KvPool
+) -> tuple[Source, SteppedThread, str]:
+    """What hands requests of a decode node over, its thread and its address."""
+    socket, address = open_listener(context, "127.0.0.1", 0, SETTINGS)
+    notices: Mailbox[SendingNotice] = Mailbox()
+    own = replace(sending_facts(), node_id=facts.node_id, epoch=facts.epoch, lease_s=facts.lease_s)
+    sending = SendingSide(own, socket, opener, Pusher(pool, facts.checksum), notices)
+    thread = SteppedThread(sending, "source")
+    return Source(core, SendingEnd(sending, thread, notices)), thread, address

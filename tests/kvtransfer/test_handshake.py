@@ -8,7 +8,16 @@ import pytest
 import zmq
 
 from kvtransfer.facts import ReceivingFacts
-from kvtransfer.messages import SENDER_TO_RECEIVER, Endpoint, PeerHello, PeerRefusal, PeerWelcome
+from kvtransfer.messages import (
+    RECEIVER_TO_SENDER,
+    SENDER_TO_RECEIVER,
+    Endpoint,
+    Grant,
+    PeerHello,
+    PeerRefusal,
+    PeerWelcome,
+    Renew,
+)
 from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.registry import AUTO, ZMQ, PoolMemory, SenderFactory, TransportSettings
 from tests.kvtransfer.loopback import LoopbackReceiver
@@ -118,6 +127,30 @@ def test_a_handshake_without_an_answer_is_repeated() -> None:
         pair.until(lambda: again in pair.decode.pool.delivered_kv)
 
 
+def test_a_connection_that_broke_is_greeted_again_and_costs_no_later_handoff() -> None:
+    with open_pair(MAILBOX) as pair:
+        for number in range(1, 4):
+            key = key_of(number)
+            pair.prefill.prefill(key, 8)
+            pair.decode.grant(key, 8, pair.prefill.peer)
+            pair.until(lambda: key_of(number) in pair.decode.pool.delivered_kv)  # noqa: B023
+            pair.context.wire.break_connections()
+        assert pair.decode.pool.failures == []
+        assert pair.prefill.side.counters.num_rejected_messages == 0
+
+
+def test_a_grant_that_was_lost_with_its_connection_fails_at_once() -> None:
+    with open_pair(MAILBOX) as pair:
+        pair.prefill.prefill(KEY, 8)
+        pair.prefill.link.lose(Grant)
+        pair.decode.grant(KEY, 8, pair.prefill.peer)
+        pair.settle()
+        pair.prefill.link.lose()
+        pair.context.wire.break_connections()
+        pair.settle()
+        assert pair.decode.pool.failures_of(KEY) == ["the connection to prefill node P broke"]
+
+
 def test_no_message_is_sent_before_hello_and_hello_waits_until_every_receiver_is_ready() -> None:
     with open_pair(MAILBOX) as pair:
         receiver = pair.decode.receivers[0]
@@ -190,3 +223,17 @@ def test_the_refusal_says_why_there_is_no_common_transport(
 ) -> None:
     with pytest.raises(Refused, match=reason):
         factory(context, choice).open(hello(*endpoints))
+
+
+def test_a_peer_that_floods_leaves_time_for_the_rest_of_a_round() -> None:
+    """Of either side: messages that are right and come faster than they are read."""
+    with open_pair(MAILBOX) as pair:
+        pair.decode.grant(KEY, 4, pair.prefill.peer)
+        pair.settle()
+        (dealer,) = [dealer for dealer in pair.context.dealers if not dealer.closed]
+        flood = [RECEIVER_TO_SENDER.encode(Renew(())), SENDER_TO_RECEIVER.encode(Renew(()))]
+        inboxes = [pair.prefill.router.inbox, dealer.inbox]
+        for inbox, frame, identity in zip(inboxes, flood, (dealer.identity, b""), strict=True):
+            inbox.extend((pair.now_s, number, identity, (frame,)) for number in range(1000, 3000))
+        pair.poll()
+        assert all(1000 < len(inbox) < 2000 for inbox in inboxes)

@@ -28,12 +28,13 @@ from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
 from kvtransfer.sender_connections import open_listener
 from kvtransfer.sending import SendingSide
+from kvtransfer.sending_end import SendingEnd
 from kvtransfer.transports.base import Blocks, Receiver
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
 from node.first_steps import FirstSteps
 from prefill_node.leg import PrefillLeg
 from tests.kvtransfer.late_stream import late_pool
-from tests.kvtransfer.legs import Echo, LossyLink, Node, Relay, SteppedThread, undisturbed
+from tests.kvtransfer.legs import Echo, LossyLink, Node, Relay, SteppedThread, open_source, undisturbed
 from tests.kvtransfer.oracle import OracleRunner, make_core
 from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, empty_blocks, receiving_facts, sending_facts
 from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT, key_of
@@ -87,11 +88,12 @@ def open_relay(sender: Kind, receiver: Kind) -> Iterator[tuple[Relay, list[Recei
     receiving = ReceivingSide(facts, context, SETTINGS, receivers, received_pool, received)
     threads = SteppedThread(sending, "sending"), SteppedThread(receiving, "receiving")
     first_steps = FirstSteps(), FirstSteps()
-    prefill_leg = PrefillLeg(prefill_core, sending, threads[0], sent, LAYOUT.layer_ends, first_steps[0])
-    decode_leg = DecodeLeg(decode_core, receiving, threads[1], received, first_steps[1])
+    prefill_leg = PrefillLeg(prefill_core, SendingEnd(sending, threads[0], sent), LAYOUT.layer_ends, first_steps[0])
+    source, source_thread, _ = open_source(context, decode_core, facts, factory, received_pool)
+    decode_leg = DecodeLeg(decode_core, receiving, threads[1], received, first_steps[1], source)
     nodes = (
         Node(prefill_leg, threads[0], prefill_core, prefill_runner, first_steps[0]),
-        Node(decode_leg, threads[1], decode_core, decode_runner, first_steps[1]),
+        Node(decode_leg, threads[1], decode_core, decode_runner, first_steps[1], source_thread),
     )
     try:
         yield Relay(*nodes, link, address, Echo(context)), receivers

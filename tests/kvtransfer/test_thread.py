@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from kvtransfer.thread import MAX_IDLE_S, TransferThread
+from program.watchdog import Beat
 from wire.errors import RequestFailed
 
 Thread: TypeAlias = TransferThread[Callable[[float], object]]
@@ -136,6 +138,29 @@ def test_a_thread_that_cannot_begin_does_nothing_and_says_so(side: RecordingSide
     assert not side.rounds
     assert isinstance(thread.failure, IndexError)
     thread.close()
+
+
+def test_a_side_that_stands_lets_the_beat_grow_old(side: RecordingSide) -> None:
+    now = itertools.count()
+    beat = Beat("transfer thread", 60.0, lambda: float(next(now)))
+    thread = TransferThread(side, "test", lambda: None, beat)
+    thread.start()
+    run(thread)
+    stands, goes_on = threading.Event(), threading.Event()
+
+    def stand(now_s: float) -> None:
+        stands.set()
+        goes_on.wait(5)
+
+    thread.post(stand)
+    assert stands.wait(5)
+    last_s = next(now)
+    assert beat.age_s(last_s + 100.0) >= 100.0
+    goes_on.set()
+    run(thread)
+    assert beat.age_s(last_s + 100.0) < 100.0
+    thread.close()
+    assert beat.age_s(last_s + 1000.0) == 0.0
 
 
 def test_a_command_that_fails_does_the_same(thread: Thread, side: RecordingSide) -> None:

@@ -6,6 +6,7 @@ becomes of every message (`Fate`). Real sockets are under the harnesses of whole
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -75,9 +76,22 @@ class Wire:
         self._num_connections += 1
         if dealer not in self._dealers:
             self._dealers.append(dealer)
+        else:
+            dealer.monitor.say(zmq.EVENT_DISCONNECTED)
+        dealer.monitor.say(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         dealer.identity = f"connection {self._num_connections}".encode()
         if self.listener is not None:
             self.listener.dealers[dealer.identity] = dealer
+
+    def break_connections(self) -> None:
+        """Every connection is lost with all messages in flight, and is made again."""
+        dealers = [dealer for dealer in self._dealers if not dealer.closed]
+        if self.listener is not None:
+            self.listener.inbox.clear()
+            self.listener.dealers.clear()
+        for dealer in dealers:
+            dealer.inbox.clear()
+            self.connect(dealer)
 
     def carry(self, inbox: Inbox, identity: bytes, frame: bytes, codec: Codec) -> None:
         """Have a frame, or its replacement, arrive at its time."""
@@ -132,10 +146,30 @@ class FakeRouter:
         self._wire.carry(dealer.inbox, b"", frames[1], SENDER_TO_RECEIVER)
 
 
+class FakeMonitor:
+    """Tells what happens to a connection."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._events: list[int] = []
+
+    def say(self, event: int) -> None:
+        self._events.append(event)
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        if not self._events:
+            raise zmq.Again
+        return [struct.pack("=hi", self._events.pop(0), 0), b""]
+
+    def close(self, linger: int) -> None:
+        self.closed = True
+
+
 class FakeDealer:
     """The decode node's end of a connection."""
 
     def __init__(self, wire: Wire) -> None:
+        self.monitor = FakeMonitor()
         self.identity = b""
         self.inbox: Inbox = []
         self.closed = False
@@ -161,6 +195,12 @@ class FakeDealer:
         """Send bytes that are no message; they arrive at once."""
         if self._wire.listener is not None:
             self._wire.listener.inbox.append((self._wire.now_s, 0, self.identity, tuple(frames)))
+
+    def get_monitor_socket(self, events: int) -> FakeMonitor:
+        return self.monitor
+
+    def disable_monitor(self) -> None:
+        """Nothing is monitored any more."""
 
     def close(self) -> None:
         self.closed = True

@@ -390,13 +390,7 @@ class World:
 
     def break_connections(self) -> None:
         """Every connection is lost with all messages in flight, and is opened again."""
-        for dealer in self.context.dealers:
-            dealer.inbox.clear()
-            if not dealer.closed:
-                self.wire.connect(dealer)
-        if self.wire.listener is not None:
-            self.wire.listener.inbox.clear()
-            self.wire.listener.dealers = {d.identity: d for d in self.context.dealers if not d.closed}
+        self.wire.break_connections()
 
     def restart_prefill_node(self) -> None:
         """The prefill node is killed and begins another life at the same address. Blocks in flight may still arrive."""

@@ -37,9 +37,17 @@ if behaviour == "reloads":
     while rest and not os.path.exists(rest[0]):  # made by the test: until then SIGHUP would end this process
         time.sleep(0.01)
     signal.signal(signal.SIGHUP, lambda *_: log(f"{name} reloads"))
+if behaviour == "killed":
+    print(json.dumps({"event": "loading", "role": "prefill", "done": 5, "total": 2**31}), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
 if behaviour != "mute":
     print(json.dumps({"event": "loading", "role": "prefill", "done": 5, "total": 10}), flush=True)
     print(json.dumps({"event": "ready", "role": "prefill", "address": f"http://{name}"}), flush=True)
+if behaviour == "drained":
+    while not os.path.exists(rest[0]):
+        time.sleep(0.01)
+    print(json.dumps({"event": "drained", "role": "decode"}), flush=True)
+    sys.exit(0)
 if behaviour in ("mayfly", "breaks"):
     while not os.path.exists(rest[0]):  # made by the test: a death before all are ready would end the start
         time.sleep(0.01)
@@ -64,6 +72,7 @@ specs = [
         dict(os.environ),
         stops_last=name == "router",
         reloads=arguments[0] == "reloads",
+        group=name.split("-")[0],
     )
     for name, *arguments in children
 ]
@@ -73,6 +82,7 @@ supervisor = Supervisor(
     start_timeout_s=start_timeout_s,
     stop_timeout_s=stop_timeout_s,
     restart_delay_s=0.05,
+    max_failures=4,
 )
 try:
     status = supervisor.run(lambda addresses: print("all ready", json.dumps(addresses), flush=True))

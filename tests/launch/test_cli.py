@@ -99,12 +99,12 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_new_key_works_and_only_its_owner_reads_it(tmp_path: Path) -> None:
-    from wire.links import ClusterKey
+    from wire.keys import KeyFile
 
     path = tmp_path / "cluster.key"
     assert main(["key", str(path)]) == 0
     assert path.stat().st_mode & 0o777 == 0o600
-    assert len(ClusterKey.from_file(path).secret) == 40
+    assert [len(secret) for secret in KeyFile.read(path).secrets] == [40]
 
 
 def test_a_key_is_never_overwritten(tmp_path: Path) -> None:

@@ -4,33 +4,45 @@ import socket
 
 import pytest
 
-from launch.ports import ReservedPort
+from launch.ports import listening
 from wire.errors import InvalidSetting
 
 
-def listen(port: int) -> socket.socket:
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
-    listener.listen()
-    return listener
-
-
-def test_a_child_can_listen_on_a_reserved_port_again_and_again() -> None:
-    with ReservedPort("127.0.0.1", 0, "--port") as reserved:
+def test_whoever_connects_waits_for_one_child_after_the_other() -> None:
+    with listening("127.0.0.1", 0, "--port") as listener:
         for _ in range(2):
-            with listen(reserved.port):
-                socket.create_connection(("127.0.0.1", reserved.port)).close()
+            with (
+                socket.create_connection(("127.0.0.1", listener.port)) as client,
+                socket.fromfd(listener.fds[0], socket.AF_INET, socket.SOCK_STREAM) as child,
+            ):
+                client.sendall(b"early")
+                child.settimeout(60)
+                accepted, _ = child.accept()
+                with accepted:
+                    accepted.settimeout(60)
+                    assert accepted.recv(5) == b"early"
+
+
+def test_every_address_of_a_host_has_the_same_port() -> None:
+    with listening("", 0, "--port") as listener:
+        ports = set()
+        for fd in listener.fds:
+            with socket.socket(fileno=socket.dup(fd)) as each:
+                ports.add(each.getsockname()[1])
+        assert ports == {listener.port}
 
 
 def test_a_port_in_use_is_refused_with_the_flag_to_change() -> None:
-    with listen(0) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(InvalidSetting, match=rf"127.0.0.1:{port}: .*in use; choose another port with --port"):
-            ReservedPort("127.0.0.1", port, "--port")
+    refusal = "127.0.0.1:{}: .*in use; choose another port with --port"
+    with (
+        listening("127.0.0.1", 0, "--port") as taken,
+        pytest.raises(InvalidSetting, match=refusal.format(taken.port)),
+        listening("127.0.0.1", taken.port, "--port"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70000), ("127.0.0.1", -1), ("no host.invalid", 80)])
 def test_an_impossible_address_is_refused(host: str, port: int) -> None:
-    with pytest.raises(InvalidSetting, match="cannot listen on"):
-        ReservedPort(host, port, "--port")
+    with pytest.raises(InvalidSetting, match="cannot listen on"), listening(host, port, "--port"):
+        pass

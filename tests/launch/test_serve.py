@@ -9,19 +9,23 @@ import pytest
 
 import launch.serve
 from launch.cli import main
+from launch.key import write_role_keys
 from launch.placement import Placement
+from launch.ports import ListeningPort
 from launch.serve import announce, child_specs, placements, with_cluster_key
 from launch.settings import resolve_serve
 from launch.supervised import ChildSpec
 from tests.launch.endpoint import FakeEndpoint
 from wire.errors import InvalidSetting
-from wire.links import ClusterKey
+from wire.keys import ROLES, KeyFile
+
+HTTP, CONTROL = ListeningPort(8000, (5, 6)), ListeningPort(41000, (7,))
 
 
 def specs(*arguments: str, shares: list[Placement] | None = None) -> list[ChildSpec]:
     environment = {"BATON_BLOCK_SIZE": "32", "BATON_PORT": "9", "HOME": "/root"}
     shares = shares or [Placement(1), Placement(1)]
-    return child_specs(resolve_serve(arguments, environment), 8000, 41000, shares, environment)
+    return child_specs(resolve_serve(arguments, environment), HTTP, CONTROL, shares, environment)
 
 
 def test_a_deployment_is_a_router_prefill_nodes_and_decode_nodes() -> None:
@@ -42,7 +46,7 @@ def test_a_deployment_has_a_cluster_key_of_its_own_unless_it_is_asked_not_to(tmp
     deployment = with_cluster_key(resolve_serve([], {}), tmp_path)
     keys = {part.cluster_key for part in (deployment.router, deployment.prefill, deployment.decode)}
     assert keys == {str(tmp_path / "cluster.key")}
-    assert len(ClusterKey.from_file(tmp_path / "cluster.key").secret) == 40
+    assert [len(secret) for secret in KeyFile.read(tmp_path / "cluster.key").secrets] == [40]
     assert (tmp_path / "cluster.key").stat().st_mode & 0o777 == 0o600
     named = resolve_serve(["--cluster-key=mine"], {})
     assert with_cluster_key(named, tmp_path) == named
@@ -50,9 +54,18 @@ def test_a_deployment_has_a_cluster_key_of_its_own_unless_it_is_asked_not_to(tmp
     assert [part.cluster_key for part in (without.router, without.prefill, without.decode)] == ["", "", ""]
 
 
+def test_each_program_gets_the_key_of_its_role_from_a_folder(tmp_path: Path) -> None:
+    write_role_keys(tmp_path / "keys")
+    deployment = with_cluster_key(resolve_serve([f"--cluster-key={tmp_path / 'keys'}"], {}), tmp_path)
+    files = [part.cluster_key for part in (deployment.router, deployment.prefill, deployment.decode)]
+    assert files == [str(tmp_path / "keys" / f"{role}.key") for role in ROLES]
+
+
 def test_the_programs_meet_at_the_reserved_control_port() -> None:
     router, prefill, decode = specs()
     assert "--control-port=41000" in router.arguments
+    assert {"--listen-fds=5", "--listen-fds=6", "--control-fd=7"} <= set(router.arguments)
+    assert router.inherited_fds == (5, 6, 7)
     assert "--router=tcp://127.0.0.1:41000" in prefill.arguments
     assert "--router=tcp://127.0.0.1:41000" in decode.arguments
 
@@ -78,6 +91,12 @@ def test_a_router_with_files_to_reload_gets_sighup(flag: str) -> None:
     assert [spec.reloads for spec in specs()] == [False, False, False]
 
 
+def test_every_program_gets_sighup_where_cluster_keys_may_change() -> None:
+    deployment = resolve_serve(["--cluster-key=mine"], {})
+    found = child_specs(deployment, HTTP, CONTROL, [Placement(1), Placement(1)], {}, reloads_keys=True)
+    assert [spec.reloads for spec in found] == [True] * 3
+
+
 def test_each_node_gets_its_share_of_the_machine() -> None:
     _, prefill, decode = specs(shares=[Placement(2, (0, 1), "4"), Placement(3)])
     assert {"--node-id=prefill-0", "--num-threads=2", "--cpu-affinity=0,1"} <= set(prefill.arguments)
@@ -93,6 +112,12 @@ def test_nodes_of_one_accelerator_divide_its_memory() -> None:
     _, prefill, decode = specs("--gpu-memory-utilization=0.6", shares=[Placement(1), Placement(1, num_sharing=3)])
     assert "--gpu-memory-utilization=0.6" in prefill.arguments
     assert "--gpu-memory-utilization=0.2" in decode.arguments
+
+
+def test_nodes_of_one_machine_share_its_memory() -> None:
+    _, prefill, decode = specs(shares=[Placement(1), Placement(1)])
+    assert "--cpu-memory-utilization=0.3" in prefill.arguments
+    assert "--cpu-memory-utilization=0.3" in decode.arguments
 
 
 def test_an_accelerator_that_was_named_is_shared_by_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,14 @@ def test_a_child_that_cannot_start_ends_the_supervisor_with_its_own_error(superv
     assert supervisor.running_pids() == []
 
 
+def test_a_child_that_is_killed_while_it_starts_is_told_of_as_of_a_lack_of_memory(supervise: Supervise) -> None:
+    supervisor = supervise([("router", "mute"), ("prefill-0", "killed")])
+    assert supervisor.wait() == 1
+    assert "error: prefill-0: was killed by SIGKILL while it started" in supervisor.output()
+    assert "load 2.00 GiB of weights each" in supervisor.output()
+    assert "--max-model-len" in supervisor.output()
+
+
 def test_children_that_are_not_ready_in_time_are_named(supervise: Supervise) -> None:
     supervisor = supervise([("router", "mute"), ("prefill-0", "mute")], start_timeout_s=0.2)
     assert supervisor.wait() == 1
@@ -43,7 +51,7 @@ def test_a_killed_child_is_started_again(supervise: Supervise) -> None:
     supervisor.wait_for("all ready")
     os.kill(supervisor.pids()[0], signal.SIGKILL)
     supervisor.wait_for("router is ready again")
-    assert "router stopped: was killed by SIGKILL; starting it again in 0.05 s" in supervisor.output()
+    assert "router stopped: was killed by SIGKILL; starting it again now" in supervisor.output()
     assert len(supervisor.pids()) == 2
     assert supervisor.running_pids() == supervisor.pids()[1:]
 
@@ -52,16 +60,50 @@ def test_restarts_of_a_child_that_keeps_dying_come_slower(supervise: Supervise, 
     supervisor = supervise([("router", "steady"), ("decode-0", "mayfly", str(tmp_path / "dies"))])
     supervisor.wait_for("all ready")
     (tmp_path / "dies").touch()
-    supervisor.wait_for("decode-0 stopped: exited with status 3; starting it again in 0.1 s")
+    supervisor.wait_for("decode-0 stopped: exited with status 3; starting it again now")
+    supervisor.wait_for("exited with status 3; starting it again in 0.05 s")
+    supervisor.wait_for("exited with status 3; starting it again in 0.1 s")
     supervisor.process.send_signal(signal.SIGTERM)
     assert supervisor.wait() == 0
+
+
+def test_a_child_that_was_drained_stays_away(supervise: Supervise, tmp_path: Path) -> None:
+    supervisor = supervise([("router", "steady"), ("decode-0", "drained", str(tmp_path / "drained"))])
+    supervisor.wait_for("all ready")
+    (tmp_path / "drained").touch()
+    supervisor.wait_for("decode-0 was drained, and stays away")
+    supervisor.process.send_signal(signal.SIGTERM)
+    assert supervisor.wait() == 0
+    assert len(supervisor.pids()) == 2, "it was not started again"
 
 
 def test_a_restart_that_fails_shows_why_and_is_tried_again(supervise: Supervise, tmp_path: Path) -> None:
     supervisor = supervise([("router", "steady"), ("decode-0", "breaks", str(tmp_path / "broken"))])
     supervisor.wait_for("all ready")
     (tmp_path / "broken").touch()
-    supervisor.wait_for("decode-0 stopped: no such model: llama-17; starting it again in 0.1 s")
+    supervisor.wait_for("decode-0 stopped: no such model: llama-17; starting it again in 0.05 s")
+
+
+def test_a_child_that_always_fails_is_given_up_and_the_others_go_on(supervise: Supervise, tmp_path: Path) -> None:
+    dies = str(tmp_path / "dies")
+    supervisor = supervise([("router", "steady"), ("decode-0", "mayfly", dies), ("decode-1", "steady")])
+    supervisor.wait_for("all ready")
+    (tmp_path / "dies").touch()
+    supervisor.wait_for("decode-0 stopped 4 times in a row and is given up: exited with status 3")
+    supervisor.process.send_signal(signal.SIGTERM)
+    assert supervisor.wait() == 0
+
+
+def test_when_a_whole_group_is_given_up_the_supervisor_ends_with_the_reason(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    supervisor = supervise([("router", "steady"), ("decode-0", "mayfly", str(tmp_path / "dies"))])
+    supervisor.wait_for("all ready")
+    (tmp_path / "dies").touch()
+    assert supervisor.wait() == 1
+    reason = "error: decode-0 stopped 4 times in a row and is given up: exited with status 3\n"
+    assert supervisor.output().endswith(reason)
+    assert supervisor.running_pids() == []
 
 
 def test_sigterm_drains_the_nodes_then_the_router_and_leaves_no_process(supervise: Supervise) -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import struct
 
-from engine.scheduler.request import PromptScores
-from node.events import prompt_logprobs
+from engine.scheduler.request import PromptScores, RequestOutput, SampledToken
+from node.events import prompt_logprobs, token_event
 from tests.request_keys import A
 from wire.messages import NODE_TO_ROUTER
 from wire.prompt_logprobs import MAX_ROWS, read_rows
@@ -22,3 +22,10 @@ def test_a_long_prompt_is_told_in_messages_of_bounded_size() -> None:
     found = [row for message in received for row in read_rows(message.rows, message.num_top)]
     assert [(row.logprob, row.rank) for row in found] == [(-float(place), place) for place in range(num_rows)]
     assert {(row.top_ids, row.top_logprobs) for row in found} == {((7,), (-0.5,))}
+
+
+def test_forced_tokens_are_told_with_the_token_before_them() -> None:
+    output = RequestOutput(A, 1, 9, 0, 4, SampledToken(7, None), "complete", True, has_failed=False, forced=(8, 9))
+    event = token_event(output)
+    assert event is not None
+    assert (event.index, event.token_ids, event.finish_reason) == (4, (7, 8, 9), "complete")

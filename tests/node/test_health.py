@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client.core import CounterMetricFamily, Metric
 
+from engine.scheduler.step_costs import StepCosts
 from node.health import HealthServer
 from node.metrics import LinkCollector, NodeCollector
 from wire.errors import InvalidSetting
@@ -24,6 +25,7 @@ from wire.messages import NodeStatus
 class Node:
     status: NodeStatus = field(default_factory=lambda: NodeStatus(1, 2, 5, 3, 2, 0.0))
     num_rejected_messages: int = 0
+    complaint: str = ""
 
     def extra(self) -> Iterable[Metric]:
         yield CounterMetricFamily("baton:steps", "Steps", 7)
@@ -36,7 +38,8 @@ def node() -> Node:
 
 @pytest.fixture
 def server(node: Node) -> Iterator[HealthServer]:
-    server = HealthServer("127.0.0.1", 0, NodeCollector(lambda: node.status, node.extra))
+    collector = NodeCollector(lambda: node.status, StepCosts(), node.extra)
+    server = HealthServer("127.0.0.1", 0, collector, lambda: node.complaint)
     yield server
     server.close()
 
@@ -56,6 +59,12 @@ def test_health_says_whether_the_node_is_registered(server: HealthServer) -> Non
     server.is_ready = True
     status, body = get(server, "/health")
     assert (status, json.loads(body)["status"]) == (200, "ok")
+
+
+def test_health_says_what_stands(server: HealthServer, node: Node) -> None:
+    server.is_ready, node.complaint = True, "the engine loop has been still for 80 s"
+    status, body = get(server, "/health")
+    assert (status, json.loads(body)["status"]) == (503, "the engine loop has been still for 80 s")
 
 
 def test_connections_that_say_nothing_take_a_bounded_number_of_threads(server: HealthServer) -> None:
@@ -105,4 +114,4 @@ def test_other_paths_are_not_found(server: HealthServer) -> None:
 def test_a_taken_port_is_an_invalid_setting(server: HealthServer, node: Node) -> None:
     port = int(server.address.rsplit(":", 1)[1])
     with pytest.raises(InvalidSetting, match=f"--http-port.*{port}"):
-        HealthServer("127.0.0.1", port, NodeCollector(lambda: node.status, node.extra))
+        HealthServer("127.0.0.1", port, NodeCollector(lambda: node.status, StepCosts(), node.extra))

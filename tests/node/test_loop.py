@@ -19,7 +19,7 @@ from node.loop import EngineLoop, Leg
 from node.router_link import RouterLink
 from node.stopper import Stopper
 from wire.errors import BatonError
-from wire.messages import TokenEvent
+from wire.messages import Decode, Drain, HandOver, TokenEvent
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
@@ -106,6 +106,43 @@ class Quiet:
         return lambda *args, **kwargs: None
 
 
+class Asking(Quiet):
+    """A router that asks for `requests` in the first round, and hears that this node leaves in the second one. `said`:
+    what it was told."""
+
+    def __init__(self, *requests: object) -> None:
+        self.requests = list(requests)
+        self.said: list[object] = []
+        self.has_heard = False
+
+    def receive(self, now_s: float) -> tuple[list[object], bool]:
+        self.has_heard = "leave" in self.said
+        requests, self.requests = self.requests, []
+        return requests, False
+
+    def send_handed_over(self, order: HandOver, num_tokens: int) -> None:
+        self.said.append((order, num_tokens))
+
+    def leave(self, now_s: float) -> None:
+        self.said.append("leave")
+
+    def has_left(self, now_s: float) -> bool:
+        return self.has_heard
+
+
+@dataclass
+class ServingLeg(ListeningLeg):
+    """Serves one request at a time, which `hand_over` takes away."""
+
+    def begin(self, request: object, now_s: float) -> None:
+        self.heard.append("begin")
+        self.num_live = 1
+
+    def hand_over(self, order: HandOver, now_s: float) -> int:
+        self.num_live = 0
+        return 41
+
+
 class Over(Exception):
     """So many rounds were enough."""
 
@@ -156,6 +193,49 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
 
     monkeypatch.setattr("node.loop.zmq.Poller", Poller)
     return rig
+
+
+def loop_of(rig: Rig, leg: ListeningLeg, router: Asking, stopper: Stopper) -> EngineLoop:
+    heartbeat = cast(HeartbeatThread, Quiet())
+    return EngineLoop(rig.core, cast(Leg, leg), cast(RouterLink, router), heartbeat, stopper)
+
+
+def test_a_drained_node_ends_when_it_has_handed_over_and_the_router_has_heard_it(rig: Rig) -> None:
+    order = HandOver(b"h" * 16, 1, 2, "e", 5)
+    router, leg = Asking(Drain(starts_again=False)), ServingLeg(rig.core, num_live=1)
+    rounds: list[int] = []
+
+    def each_round() -> None:
+        rounds.append(leg.num_live)
+        if len(rounds) == 4:
+            router.requests.append(order)
+
+    with Stopper(30.0) as stopper:
+        loop_of(rig, leg, router, stopper).run(each_round)
+        assert stopper.stays_away
+    assert router.said == ["leave", (order, 41)]
+    assert rounds == [1, 1, 1, 1]
+
+
+def test_an_idle_node_waits_until_the_router_knows_that_it_leaves_and_takes_what_was_sent_before(rig: Rig) -> None:
+    leg_on_its_way = Decode(b"h" * 16, 1, (1,), 1, FOUR_TOKENS, b"", None)
+    router, leg = Asking(), ServingLeg(rig.core)
+    num_rounds = 0
+
+    def each_round() -> None:
+        nonlocal num_rounds
+        num_rounds += 1
+        if num_rounds == 1:
+            stopper.ask(0.0, starts_again=True)
+        if num_rounds == 2:
+            router.requests.append(leg_on_its_way)
+        if num_rounds == 5:
+            leg.num_live = 0
+
+    with Stopper(1e9) as stopper:
+        loop_of(rig, leg, router, stopper).run(each_round)
+    assert leg.heard == ["begin"]
+    assert num_rounds == 5
 
 
 def test_the_loop_does_not_wait_while_a_step_is_in_flight(rig: Rig) -> None:

@@ -41,6 +41,13 @@ def test_tokens_are_counted_by_where_their_kv_came_from_each_once() -> None:
     assert counted["steps_total"] == 3
 
 
+def test_forced_tokens_are_counted_as_tokens_of_outputs_too() -> None:
+    counters = StepCounters()
+    counters.count([output(3, num_step_tokens=1)._replace(forced=(6, 7)), output(3, num_step_tokens=1)])
+    counted = values(counters.metrics())
+    assert (counted["generation_tokens_total"], counted["forced_tokens_total"]) == (4, 2)
+
+
 def test_a_node_that_has_done_nothing_shows_zeros() -> None:
     counted = values(StepCounters().metrics())
     assert counted["prompt_tokens_by_source_total local_cache_hit"] == counted["steps_total"] == 0

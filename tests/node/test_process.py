@@ -39,6 +39,7 @@ class Idle:
     closed: list[str] = field(default_factory=list)
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
+        parts.watch("kv-idle thread")
         leg = SimpleNamespace(
             num_live=0,
             wait_on=list,
@@ -69,6 +70,7 @@ def role(monkeypatch: pytest.MonkeyPatch) -> Idle:
     memory = SimpleNamespace(layout=LAYOUT)
     engine = SimpleNamespace(
         core=core,
+        learn_costs=lambda: None,
         device=device,
         memory=memory,
         fingerprint="f",
@@ -99,8 +101,19 @@ def health_of(address: str) -> int:
             return error.code
 
 
+@dataclass
+class Made:
+    """Makes the role that it has."""
+
+    role: Idle
+    name: str = DECODE
+
+    def __call__(self, *arguments: Any) -> Idle:
+        return self.role
+
+
 def serve(router: FakeRouter, role: Idle, **settings: Any) -> None:
-    run_node(NodeSettings(router=router.address, **settings), lambda *arguments: role)
+    run_node(NodeSettings(router=router.address, **settings), Made(role))
 
 
 def test_a_node_is_ready_once_the_router_has_welcomed_it_and_leaves_when_asked(
@@ -126,6 +139,25 @@ def test_a_node_is_ready_once_the_router_has_welcomed_it_and_leaves_when_asked(
     said = capsys.readouterr().out.splitlines()
     assert list(map(parse_event, said)) == [Ready(DECODE, hello.http_address, peer_address="tcp://127.0.0.1:3")]
     assert role.closed == ["leg", "device", "role"]
+
+
+def test_what_turns_in_a_node_is_watched(
+    role: Idle, router: FakeRouter, meanwhile: Callable[[Callable[[], Any]], Future[Any]]
+) -> None:
+    def ask() -> str:
+        hello = router.receive()
+        router.send(Welcome(1))
+        while health_of(hello.http_address) != 200:
+            pass
+        with urllib.request.urlopen(f"{hello.http_address}/metrics", timeout=WAIT_S) as answer:
+            text = answer.read().decode()
+        os.kill(os.getpid(), signal.SIGTERM)
+        return str(text)
+
+    asked = meanwhile(ask)
+    serve(router, role)
+    for part in ("engine loop", "heartbeat thread", "kv-idle thread"):
+        assert f'baton:watchdog_still_seconds{{part="{part}"}}' in asked.result(WAIT_S)
 
 
 def test_health_may_be_asked_before_there_is_a_link_to_the_router(

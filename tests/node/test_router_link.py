@@ -118,7 +118,7 @@ def test_a_message_that_comes_twice_counts_once(node: Node, router: FakeRouter) 
 
 def test_what_the_router_missed_is_sent_again(node: Node, router: FakeRouter) -> None:
     registered(node, router)
-    node.link.leave()
+    node.link.leave(node.now_s)
     node.link.send_failed(b"h" * 16, 1, Overloaded("x"))
     said = [router.receive(), router.receive()]
     router.send(Resume(1, 2))
@@ -128,7 +128,7 @@ def test_what_the_router_missed_is_sent_again(node: Node, router: FakeRouter) ->
 
 def test_what_the_router_has_acknowledged_is_not_kept(node: Node, router: FakeRouter) -> None:
     registered(node, router)
-    node.link.leave()
+    node.link.leave(node.now_s)
     router.receive()
     router.send_raw(ROUTER_TO_NODE.encode(ping(router)))
     router.send_raw(ROUTER_TO_NODE.encode(Resume(1, 2)))  # what it has just acknowledged
@@ -139,9 +139,41 @@ def test_what_the_router_has_acknowledged_is_not_kept(node: Node, router: FakeRo
     assert not node.link.is_registered
 
 
+def test_a_node_has_left_when_the_router_has_heard_it_and_nothing_is_missing(node: Node, router: FakeRouter) -> None:
+    registered(node, router)
+    early = ping(router)
+    node.link.leave(0.0)
+    router.send(early)
+    node.receive()
+    assert not node.link.has_left(0.5), "the router sent this before it heard"
+    router.receive()
+    router.lose(CANCEL)
+    router.send_raw(ROUTER_TO_NODE.encode(ping(router)))
+    wait_for(node.link.socket)
+    node.link.receive(0.5)
+    assert not node.link.has_left(0.5), "a leg may be among what is missing"
+    asked = router.receive()
+    router.send_again(asked.first)
+    router.send(ping(router))
+    assert CANCEL in node.receive()[0]
+    assert node.link.has_left(0.5)
+
+
+def test_a_node_does_not_wait_long_for_a_router_that_is_silent(node: Node, router: FakeRouter) -> None:
+    registered(node, router)
+    node.link.leave(5.0)
+    assert not node.link.has_left(5.9)
+    assert node.link.has_left(6.0)
+
+
+def test_a_node_without_a_router_has_left(node: Node) -> None:
+    node.link.leave(0.0)
+    assert node.link.has_left(0.0)
+
+
 def test_a_pong_says_how_far_both_are_and_what_is_alive(node: Node, router: FakeRouter) -> None:
     registered(node, router)
-    node.link.leave()
+    node.link.leave(node.now_s)
     router.receive()
     router.send(ping(router))
     node.receive()
@@ -259,7 +291,7 @@ def test_what_a_node_reports_arrives(node: Node, router: FakeRouter) -> None:
     node.link.send_tokens([])
     node.link.send_tokens([event])
     node.link.send_failed(b"h" * 16, 1, Overloaded("x" * 2000))
-    node.link.leave()
+    node.link.leave(node.now_s)
     assert router.receive() == Tokens(EPOCH, (event,))
     assert router.receive() == Failed(b"h" * 16, 1, "overloaded", "x" * 1024)
     assert router.receive() == Leaving(EPOCH)
@@ -288,7 +320,7 @@ def test_what_was_said_last_arrives(node: Node, router: FakeRouter) -> None:
     frame = bytes(2**22)  # so much that it cannot have left when the link is closed
     for _ in range(4):
         node.link.socket.send(frame, copy=False)
-    node.link.leave()
+    node.link.leave(node.now_s)
     node.link.close()
     for _ in range(4):
         assert router.socket.poll(WAIT_MS), "no message came"

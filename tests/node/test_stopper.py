@@ -38,6 +38,24 @@ def test_a_second_signal_ends_at_once(stopper: Stopper) -> None:
     assert stopper.is_overdue(time.monotonic())
 
 
+def test_the_router_asks_to_finish_and_a_signal_then_changes_nothing(stopper: Stopper) -> None:
+    now_s = time.monotonic()
+    stopper.ask(now_s, starts_again=False)
+    assert (stopper.is_asked, stopper.stays_away) == (True, True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert not stopper.is_overdue(now_s + 29.0)
+    assert stopper.is_overdue(now_s + 30.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stopper.is_overdue(time.monotonic())
+
+
+def test_the_router_asks_after_a_signal(stopper: Stopper) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    stopper.ask(time.monotonic() + 20.0, starts_again=True)
+    assert not stopper.stays_away
+    assert stopper.is_overdue(time.monotonic() + 31.0)
+
+
 def test_draining_empties_the_wake_up_socket(stopper: Stopper) -> None:
     for _ in range(100):
         os.kill(os.getpid(), signal.SIGTERM)

@@ -16,6 +16,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,6 @@ from typing import Any
 
 import psutil
 
-from launch.ports import ReservedPort
 from router.access.keys import KEY_VARIABLE
 
 _KEY = secrets.token_hex(16)
@@ -146,8 +146,7 @@ def browsing() -> Iterator[Browser]:
     """A browser and its driver."""
     program = shutil.which("chromedriver")
     assert program is not None, "chromedriver is not installed"
-    with ReservedPort("127.0.0.1", 0, "--port") as reserved:
-        port = reserved.port
+    port = _free_port()
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,  # a browser that ends still writes there
         running([program, f"--port={port}", "--log-level=SEVERE"]),
@@ -157,6 +156,12 @@ def browsing() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def _try(make: Callable[[], Any]) -> Any:
@@ -365,8 +370,7 @@ def main() -> int:
     parser.add_argument("--pictures", type=Path, help="folder for screenshots")
     flags = parser.parse_args()
     axe = "" if flags.axe is None else flags.axe.read_text()
-    with ReservedPort("127.0.0.1", 0, "--port") as reserved:
-        port = reserved.port
+    port = _free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "baton", "serve", *([flags.model] if flags.model else []), "--port", str(port)]
     with (

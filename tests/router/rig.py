@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 from aiohttp import web
 
+from engine.models.generation_defaults import GenerationDefaults
 from router.access.audit import AuditLog
 from router.access.guard import Guard
 from router.admission.admission import Admission, AdmissionSettings
@@ -29,6 +30,7 @@ from router.openai.endpoints import Endpoints
 from router.openai.prompts import PromptMaker
 from router.policies import Policy, RoundRobin
 from router.relay import Relay, RelaySettings
+from router.resume.streams import Streams
 from router.served_model import ServedModel
 from router.settings import RouterSettings
 from tests.router.fake_node import PATIENCE_S, Context, FakeNode, Script, make_hello
@@ -40,6 +42,7 @@ PROMPT = tuple(range(10, 30))
 MODEL = "org/tiny"
 SEND_BUFFER_BYTES = 16_384  # small, so that a client that does not read is noticed after few tokens
 DEFAULT_MODELS: Mapping[str, str | None] = {MODEL: None}
+NO_DEFAULTS = GenerationDefaults()
 ROUTER_SETTINGS = RouterSettings()
 DEFAULTS = RelaySettings(local_prefill_tokens=4, max_concurrent_requests=64, max_attempts=3, request_timeout_s=20.0)
 LIMITS = HttpLimits()
@@ -121,8 +124,12 @@ class Rig:
 
     async def settle(self, within_s: float = PATIENCE_S) -> None:
         """Wait until no request is in flight and the load of every node, lost ones included, is 0."""
+
+        def is_loaded(member: Node) -> bool:
+            return bool(member.load or member.num_awaiting or len(member.prompts))
+
         async with asyncio.timeout(within_s):
-            while self.relay.num_in_flight or any(member.load for member in self.members):  # noqa: ASYNC110
+            while self.relay.num_in_flight or any(map(is_loaded, self.members)):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
 
@@ -219,6 +226,8 @@ async def serving(
     queue: AdmissionSettings | None = None,
     audit: AuditLog | None = None,
     decode_policy: Policy | None = None,
+    streams: Streams | None = None,
+    defaults: GenerationDefaults = NO_DEFAULTS,
 ) -> AsyncIterator[Server]:
     """A router on a loopback port, set up as `python -m router` does, without nodes. Without `queue` no request waits
     for room."""
@@ -231,12 +240,13 @@ async def serving(
             relay=rig.relay,
             admission=admission,
             served={
-                name: ServedModel(name, prompts, fingerprint, 1_700_000_000) for name, fingerprint in models.items()
+                name: ServedModel(name, prompts, fingerprint, 1_700_000_000, defaults=defaults)
+                for name, fingerprint in models.items()
             },
             metrics=metrics,
             max_model_len=rig.registry.max_request_tokens,
         )
-        app = build_app(endpoints, rig.registry, metrics, router_settings, limits)
+        app = build_app(endpoints, rig.registry, metrics, router_settings, limits, streams=streams)
         if guard is not None:
             guard.protect(app)
         if audit is not None:
@@ -245,5 +255,5 @@ async def serving(
             listener = socket.socket()
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             listener.bind(("127.0.0.1", 0))
-            host, port = await http.listen(sock=listener)
+            host, port = await http.listen(socks=[listener])
             yield Server(rig, endpoints, metrics, http, host, port, app)

@@ -217,6 +217,17 @@ async def test_a_node_that_sends_nothing_but_rubbish_is_lost() -> None:
         await rig.loses(DECODE)
 
 
+async def test_a_node_that_floods_the_router_with_what_is_right_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.peer_rates.MAX_MESSAGES", 500.0)
+    async with relaying() as rig:
+        flooding, good = await rig.join(DECODE), await rig.join(DECODE, answering([1, 2]))
+        for _ in range(600):
+            flooding.report_cache()
+        await rig.loses_all_but(DECODE, 1)
+        assert rig.registry.get(good.hello.epoch) is not None
+        assert await rig.call().result() == [1, 2]
+
+
 async def test_work_of_an_unknown_node_is_answered_by_introduce() -> None:
     async with relaying() as rig:
         node = await rig.join(DECODE)

@@ -15,6 +15,8 @@ from router.docs.routes import ROUTES
 from router.docs.serving import add_docs
 from router.openai.prompts import PromptMaker
 from router.openai.schemas import CompletionRequest
+from router.resume.logs import Memory
+from router.resume.streams import Streams
 from tests.router.fake_node import answering
 from tests.router.http_client import fetch, post_chat, post_completion
 from tests.router.rig import MODEL, Server, serving
@@ -22,7 +24,7 @@ from tests.router.rig import MODEL, Server, serving
 
 @pytest.fixture
 async def server(prompts: PromptMaker) -> AsyncIterator[Server]:
-    async with serving(prompts) as running:
+    async with serving(prompts, streams=Streams(Memory(), 60.0)) as running:
         yield running
 
 
@@ -79,7 +81,7 @@ async def test_every_reference_leads_somewhere_and_every_field_has_a_type(docume
     for schema in _schemas_in(document):
         if "$ref" in schema:
             assert schema["$ref"].rpartition("/")[2] in schemas
-    for name in ("ChatCompletionRequest", "CompletionRequest", "ResponsesRequest", "Message"):
+    for name in ("ChatCompletionRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest", "Message"):
         for field, schema in _fields(document, name).items():
             branches = schema.get("anyOf", [schema])
             assert all({"type", "enum", "$ref", "anyOf", "const"} & branch.keys() for branch in branches), (name, field)
@@ -135,6 +137,14 @@ async def test_answers_have_the_members_that_the_document_promises(server: Serve
     require((await post_chat(server)).json(), schemas["ChatCompletion"], "chat")
     require((await post_completion(server)).json(), schemas["Completion"], "completion")
     require((await fetch(server, "POST", "/v1/responses", body)).json(), schemas["Response"], "response")
+    said = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+    for path, sent, name in (
+        ("", said, "AnthropicMessage"),
+        ("/count_tokens", said, "AnthropicTokenCount"),
+        ("", {}, "AnthropicError"),
+    ):
+        reply = await fetch(server, "POST", f"/v1/messages{path}", json.dumps(sent).encode())
+        require(reply.json(), schemas[name], name)
     require((await fetch(server, "GET", "/v1/models")).json(), schemas["ModelList"], "models")
     require((await fetch(server, "GET", "/health")).json(), schemas["Health"], "health")
     require((await fetch(server, "GET", "/v1/models/other")).json(), schemas["Error"], "error")

@@ -15,15 +15,20 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from decode_node.settings import DecodeNodeSettings
+from engine.scheduler.step_costs import StepCosts
 from node.metrics import LinkCollector, NodeCollector
 from prefill_node.settings import PrefillNodeSettings
+from program.watchdog import Watchdog
 from router.metric_aliases import VLLM_NAMES
 from router.openai.prompts import PromptMaker
+from router.resume.logs import Memory
+from router.resume.streams import Streams
 from router.settings import RouterSettings
 from tests.kvtransfer.legs import open_relay
 from tests.router.fake_node import STATUS, answering
 from tests.router.http_client import fetch, post_completion
 from tests.router.rig import serving
+from wire.step_cost import StepCost
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "operations"
 PAGES = {page: (FOLDER / page).read_text() for page in ("README.md", "metrics.md")}
@@ -35,6 +40,12 @@ SUFFIXES = re.compile(r"_(bucket|sum|count|total)$")
 @dataclasses.dataclass
 class _Link:
     num_rejected_messages: int = 0
+
+
+def _watchdog() -> Watchdog:
+    watchdog = Watchdog()
+    watchdog.beat("part", 1.0)
+    return watchdog
 
 
 def _documented(*sections: str) -> dict[str, tuple[str, set[str]]]:
@@ -57,6 +68,8 @@ def _shown(families: Iterable[Metric]) -> dict[str, tuple[str, set[str]]]:
 
 async def test_every_metric_of_the_router_is_documented(prompts: PromptMaker) -> None:
     async with serving(prompts) as server:
+        for collector in (Streams(Memory(), 1.0), _watchdog()):
+            server.metrics.include(collector)
         await server.rig.pair(answering(prompts.tokenizer.encode("abc"), "length"))
         await post_completion(server, cache_control={})  # a field that is ignored
         text = (await fetch(server, "GET", "/metrics")).body.decode()
@@ -64,9 +77,15 @@ async def test_every_metric_of_the_router_is_documented(prompts: PromptMaker) ->
 
 
 def test_every_metric_of_the_nodes_is_documented() -> None:
+    costs = StepCosts()
+    costs.cost = StepCost(1e-3, 1e-4, 1e-8, 1e-4, 1e-8)
     with open_relay(peers_write=True, overlaps=False) as relay:
         for node, section in ((relay.prefill, "Prefill nodes"), (relay.decode, "Decode nodes")):
-            families = [*NodeCollector(lambda: STATUS, node.leg.metrics).collect(), *LinkCollector(_Link()).collect()]
+            families = [
+                *NodeCollector(lambda: STATUS, costs, node.leg.metrics).collect(),
+                *LinkCollector(_Link()).collect(),
+                *_watchdog().collect(),
+            ]
             assert _shown(families) == _documented("Every node", section)
 
 
@@ -117,4 +136,4 @@ def test_every_flag_that_is_named_exists() -> None:
     classes = (RouterSettings, PrefillNodeSettings, DecodeNodeSettings)
     known = {f"--{field.name.replace('_', '-')}" for each in classes for field in dataclasses.fields(each)}
     for page in PAGES.values():
-        assert set(re.findall(r"--[a-z][a-z-]+", page)) <= known | {"--help", "--config"}
+        assert set(re.findall(r"--[a-z][a-z-]+", page)) <= known | {"--help", "--config", "--url", "--rolling"}

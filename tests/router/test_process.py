@@ -11,19 +11,22 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 import zmq
 
 from engine.models.config import load_config
 from engine.models.identity import model_fingerprint
+from launch.ports import listening
 from router.access.keys import digest_of
+from router.lives import SHORTEST_LIFE_S
 from tests.router.fake_node import Context, FakeNode, make_hello
 from tests.router.http_client import Connection, Reply, parse_reply, request_bytes
 from wire.messages import DECODE, Cancel, Decode
@@ -42,10 +45,10 @@ class RouterProcess:
     node: FakeNode
     name: str
 
-    async def request(self, **members: Any) -> Connection:
+    async def request(self, last_event_id: str = "", **members: Any) -> Connection:
         """A connection on which a completion has been asked for."""
         body = json.dumps({"model": self.name, **COMPLETION, **members}).encode()
-        return await self._send(request_bytes("POST", "/v1/completions", body))
+        return await self._send(request_bytes("POST", "/v1/completions", body, {"last-event-id": last_event_id}))
 
     async def stop(self) -> None:
         """Send SIGTERM and wait until it takes no more requests."""
@@ -85,10 +88,10 @@ class RouterProcess:
 
 
 @asynccontextmanager
-async def _router(checkpoint: Path, *flags: str) -> AsyncIterator[RouterProcess]:
+async def _router(checkpoint: Path, *flags: str, fds: Sequence[int] = ()) -> AsyncIterator[RouterProcess]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "router", str(checkpoint), "--port=0", "--control-port=0", *flags,
-        cwd=ROOT, stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE, pass_fds=fds,
     )  # fmt: skip
     context: Context = zmq.Context()
     node: FakeNode | None = None
@@ -155,7 +158,8 @@ def test_a_control_port_in_use_is_one_line(checkpoint: Path, taken_port: int) ->
 
 @pytest.mark.parametrize("arguments", [
     ("./no/such/folder",), ("--prefill-policy=fastest",), ("--port=eighty",), ("--control-host=0.0.0.0",),
-    ("--host=0.0.0.0",), ("--api-key-file=/no/such/file",), ("--ssl-certfile=/no/such/file",),
+    ("--host=0.0.0.0",), ("--listen-fds=0",), ("--control-fd=999",),
+    ("--api-key-file=/no/such/file",), ("--ssl-certfile=/no/such/file",),
 ])  # fmt: skip
 def test_settings_that_cannot_be_used_are_one_line(checkpoint: Path, arguments: tuple[str, ...]) -> None:
     model = () if not arguments[0].startswith("--") else (str(checkpoint),)
@@ -213,6 +217,50 @@ async def test_the_shutdown_deadline_breaks_streams_off(checkpoint: Path) -> Non
         assert not parse_reply(await connection.to_end()).is_whole
         connection.break_off()
         assert await router.ended(10.0) == 0
+
+
+async def test_who_connects_while_the_router_is_away_waits_for_the_next_one(checkpoint: Path) -> None:
+    with listening("127.0.0.1", 0, "--port") as http, listening("127.0.0.1", 0, "--control-port") as control:
+        fds = (*http.fds, *control.fds)
+        flags = (f"--listen-fds={http.fds[0]}", f"--control-fd={control.fds[0]}")
+        async with _router(checkpoint, *flags, fds=fds) as router:
+            assert urlsplit(router.ready["address"]).port == http.port
+            assert urlsplit(router.ready["control_address"]).port == control.port
+            router.process.kill()
+            await router.ended(60.0)
+            waiting = await router.request(stream=False)
+            async with _router(checkpoint, *flags, fds=fds) as successor:
+                await router.node.join()
+                successor.node.leave()
+                router.node.emit(await router.node.expect(Decode), [70], finish="length")
+                assert parse_reply(await waiting.to_end()).status == 200
+                waiting.break_off()
+
+
+async def test_a_router_with_inherited_sockets_begins_another_life_when_one_ends(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    with listening("127.0.0.1", 0, "--port") as http, listening("127.0.0.1", 0, "--control-port") as control:
+        flags = [f"--listen-fds={http.fds[0]}", f"--control-fd={control.fds[0]}"]
+        flags += ["--resumable-streams-s=60", f"--journal-dir={tmp_path / 'streams'}"]
+        async with _router(checkpoint, *flags, fds=(*http.fds, *control.fds)) as router:
+            await asyncio.sleep(SHORTEST_LIFE_S)
+            connection = await router.request(max_tokens=2)
+            router.node.emit(await router.node.expect(Decode), [70])
+            (event, *_) = (await connection.until(b"\n\n")).partition(b"\r\n\r\n")[2].splitlines()[1:]
+            (life,) = psutil.Process(router.process.pid).children()
+            life.kill()
+            await connection.to_end()
+            again = await router.request(max_tokens=2, last_event_id=event.removeprefix(b"id: ").decode())
+            await router.node.join()
+            leg = await router.node.expect(Decode)
+            assert leg.token_ids[leg.num_prompt_tokens :] == (70,)
+            router.node.emit(leg, [71], finish="length")
+            assert b"data: [DONE]" in await again.to_end()
+            for each in (connection, again):
+                each.break_off()
+            router.process.send_signal(signal.SIGTERM)
+            assert await router.ended(60.0) == 0
 
 
 async def test_sighup_reads_the_keys_again(checkpoint: Path, tmp_path: Path) -> None:

@@ -201,6 +201,18 @@ async def test_the_next_attempt_continues_after_what_was_sent_and_fences_the_old
         assert rig.relay.counters.num_retries == 1
 
 
+async def test_a_node_that_knows_a_request_but_was_not_given_it_has_no_say() -> None:
+    async with relaying() as rig:
+        liar, decode = await rig.join(DECODE), await rig.join(DECODE)
+        call = rig.call()
+        first = await liar.expect(Decode)
+        liar.fail(first, NODE_FAILED)  # now it knows the id
+        second = await decode.expect(Decode)
+        liar.emit(second, (66, 66, 66), 0, finish="stop")
+        await rig.has_heard(liar)
+        assert await _finish(rig, call, decode, second, 1, 2) == [1, 2]
+
+
 async def test_another_node_is_preferred_after_a_failure() -> None:
     async with relaying(decode_policy=LeastLoaded()) as rig:
         failing = await rig.join(DECODE, lambda node, leg: node.fail(leg, NODE_FAILED))

@@ -128,20 +128,27 @@ def _bombs() -> list[Grammar]:
         Grammar.json_schema({"$defs": twice, "$ref": "#/$defs/a0"}),
         Grammar.json_schema({"type": "integer", "multipleOf": 999999937}),
         Grammar("json_schema", json.dumps(deep)),
+        Grammar("json_schema", '{"type":"object","properties":{"a":' * 2000 + "{}" + "}}" * 2000),
+        Grammar.json_schema({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
+        Grammar.json_schema({"enum": ["x" * 100_000]}),
         Grammar.ebnf('start: "a" ' + "(" * 30_000),
     ]
 
 
 async def test_bombs_are_refused_and_the_next_grammar_is_served(prompts: PromptMaker) -> None:
     checks = prompts.grammars
-    large = Grammar.json_schema({"enum": [f"value {number}" for number in range(5000)]})
+    large = [
+        Grammar.json_schema({"enum": [f"value {number}" for number in range(5000)]}),
+        Grammar.json_schema({"type": "array", "items": {"type": "null"}, "minItems": 10**9, "maxItems": 10**18}),
+        Grammar.regex("((a?){1000}){1000}(.*b){60}(c+c+)+d"),
+    ]
     await checks.require(Grammar.regex("before"), "regex")
     verdicts = await asyncio.gather(
-        *(checks.require(bomb, "bomb") for bomb in _bombs()), checks.require(large, "large"),
+        *(checks.require(bomb, "bomb") for bomb in _bombs()), *(checks.require(each, "large") for each in large),
         return_exceptions=True,
     )  # fmt: skip
-    *refused, beside = verdicts
-    assert beside is None
+    refused, served = verdicts[: -len(large)], verdicts[-len(large) :]
+    assert served == [None] * len(large)
     assert [type(verdict) for verdict in refused] == [InvalidRequest] * len(refused)
     assert {verdict.param for verdict in refused if isinstance(verdict, InvalidRequest)} == {"bomb"}
     await checks.require(Grammar.regex("after"), "regex")

@@ -16,10 +16,10 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from router.openai.prompts import PromptMaker
 from router.openai.schemas import ChatCompletionRequest
-from tests.router.fake_node import answering
+from tests.router.fake_node import FakeNode, answering
 from tests.router.http_client import Reply, fetch
 from tests.router.rig import MODEL, Server, serving
-from wire.grammar import Grammar
+from wire.grammar import LARK, Grammar
 from wire.messages import Prefill
 
 CHAT = "/v1/chat/completions"
@@ -30,7 +30,7 @@ TEMPLATE = (
     "{{ message.tool_call_id }}{% endfor %}[assistant]{% if enable_thinking %}<think>{% endif %}"
 )
 PARAMETERS = {"type": "object", "properties": {"x": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"type": "integer"}}}
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "double", "description": "2x", "parameters": PARAMETERS}},
     {"type": "function", "function": {"name": "now"}},
 ]
@@ -187,7 +187,9 @@ def test_a_template_that_joins_texts_gets_arguments_as_text() -> None:
 
 async def test_a_grammar_makes_calls_where_they_are_required(server: Server, prompts: PromptMaker) -> None:
     prefill, _ = await _answers(server, prompts, '[{"name": "double", "parameters": {"x": 4}}]')
-    choice = await _choice(server, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    choice = await _choice(
+        server, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, reasoning_effort="none"
+    )
     assert (_calls(choice["message"]), choice["finish_reason"]) == ([("double", '{"x": 4}')], "tool_calls")
     grammar = (await prefill.expect(Prefill)).params.grammar
     assert grammar is not None
@@ -204,15 +206,77 @@ async def test_a_grammar_makes_calls_where_they_are_required(server: Server, pro
 async def test_a_named_function_is_called_with_its_arguments(server: Server, prompts: PromptMaker) -> None:
     prefill, _ = await _answers(server, prompts, '{"x": 4}')
     named = {"type": "function", "function": {"name": "double"}}
-    choice = await _choice(server, tools=TOOLS, tool_choice=named, reasoning_effort="high")
+    choice = await _choice(server, tools=TOOLS, tool_choice=named, reasoning_effort="none")
     assert (_calls(choice["message"]), choice["finish_reason"]) == ([("double", '{"x": 4}')], "tool_calls")
     assert (await prefill.expect(Prefill)).params.grammar == Grammar.json_schema(PARAMETERS)
 
 
+async def test_calls_that_are_required_follow_reasoning(server: Server, prompts: PromptMaker) -> None:
+    prefill, _ = await _answers(server, prompts, THOUGHT + '[{"name": "double", "parameters": {"x": 4}}]')
+    choice = await _choice(server, tools=TOOLS, tool_choice="required")
+    assert (choice["message"]["reasoning"], _calls(choice["message"])) == ("A sum.", [("double", '{"x": 4}')])
+    assert await _start_of_grammar(prefill) == 'start: (SPACE? "<think>" thought SPACE?)? structure'
+
+
+async def _start_of_grammar(prefill: FakeNode) -> str:
+    grammar = (await prefill.expect(Prefill)).params.grammar
+    assert grammar is not None
+    assert grammar.kind == LARK
+    return grammar.text.partition("\n")[0]
+
+
+async def test_a_structure_follows_reasoning(server: Server, prompts: PromptMaker) -> None:
+    text = '{"x": 4}'
+    prefill, _ = await _answers(server, prompts, "A sum.</think>" + text)
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": PARAMETERS}}
+    message = (await _choice(server, response_format=asked, reasoning_effort="high"))["message"]
+    assert (message["reasoning"], message["content"]) == ("A sum.", text)
+    assert await _start_of_grammar(prefill) == "start: thought SPACE? structure"
+    await _choice(server, response_format=asked, reasoning_effort="none")
+    assert (await prefill.expect(Prefill)).params.grammar == Grammar.json_schema(PARAMETERS)
+    await _choice(server, response_format=asked, tools=TOOLS, reasoning_effort="none")
+    assert (await _start_of_grammar(prefill)).startswith("start:  (structure | ")
+
+
+async def test_a_grammar_that_is_no_part_of_another_has_no_reasoning(server: Server, prompts: PromptMaker) -> None:
+    prefill, _ = await _answers(server, prompts, "<think>a")
+    message = (await _choice(server, guided_grammar='start: "<think>a"'))["message"]
+    assert message["content"] == "<think>a"
+    assert (await prefill.expect(Prefill)).params.grammar == Grammar.ebnf('start: "<think>a"')
+
+
+async def test_a_strict_function_has_a_grammar_though_the_model_need_not_call_it(
+    server: Server, prompts: PromptMaker
+) -> None:
+    prefill, _ = await _answers(server, prompts, f"{THOUGHT}Let me see.{CALL}")
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+    chat = ChatCompletionRequest.model_validate({**BASE, "tools": strict})
+    assert chat.callable_schemas() == {"double": PARAMETERS, "now": {"type": "object"}}
+    choice = await _choice(server, tools=strict)
+    assert (choice["message"]["content"], _calls(choice["message"])) == ("Let me see.", [("double", '{"x": 4}')])
+    assert (await _start_of_grammar(prefill)).endswith("(before call)* FREE?")
+    await _choice(server, tools=strict, tool_choice="none")
+    assert (await prefill.expect(Prefill)).params.grammar is None
+
+
+async def test_a_model_whose_calls_have_no_grammar_is_told_of(prompts: PromptMaker) -> None:
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    glm = replace(prompts, template=ChatTemplate({"default": TEMPLATE}, {}), answer_format=AnswerFormat("glm45"))
+    async with serving(glm) as server:
+        await _answers(server, prompts, "Hello.")
+        reply = await _post(server, tools=strict)
+        (warning,) = reply.json()["warnings"]
+        assert warning.startswith("tools[].function.strict is ignored: ")
+        server.endpoints.is_strict = True
+        reply = await _post(server, tools=strict)
+        assert (reply.status, reply.error["param"]) == (400, "tools")
+
+
 async def test_a_schema_that_cannot_be_enforced_is_refused(server: Server) -> None:
     function = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "foo"}}}}
-    reply = await _post(server, tools=[{"type": "function", "function": function}], tool_choice="required")
-    assert (reply.status, reply.json()["error"]["param"]) == (400, "tools")
+    for asked, members in (({}, {"tool_choice": "required"}), ({"strict": True}, {})):
+        reply = await _post(server, tools=[{"type": "function", "function": {**function, **asked}}], **members)
+        assert (reply.status, reply.json()["error"]["param"]) == (400, "tools")
 
 
 async def test_markers_that_are_special_tokens_are_seen(prompts: PromptMaker) -> None:

@@ -36,6 +36,12 @@ class Serve(Program):
         assert len(found) == 1, f"{module}: {found}"
         return found[0]
 
+    def life_of_router(self) -> psutil.Process:
+        """The process of the router that serves."""
+        children = psutil.Process(self.process.pid).children()
+        (life,) = next(child for child in children if "router" in child.cmdline()).children()
+        return life
+
     def note_footprint(self) -> list[psutil.Process]:
         """Remember ports and segments of all children; returns them."""
         children = self.children()

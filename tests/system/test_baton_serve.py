@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.system.serve import Serve, serving
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
     """A running `baton serve` on the demo model, with its KV in shared memory."""
-    with serving(tmp_path, "--device", "cpu") as program:
+    with serving(tmp_path, "--device", "cpu", "--resumable-streams-s", "60") as program:
         yield program
 
 
@@ -26,10 +27,32 @@ def chat(serve: Serve, content: str) -> str:
     """One chat request with curl, as the announcement suggests it; the text of the answer."""
     curl = next(line for line in serve.out.splitlines() if line.startswith("curl ")).replace("Hello!", content)
     answer = subprocess.run(["bash", "-c", curl + " -sS --max-time 30"], capture_output=True, check=True, cwd=ROOT)
-    lines = [line.removeprefix("data: ") for line in answer.stdout.decode().splitlines() if line]
+    sent = answer.stdout.decode().splitlines()
+    lines = [line.removeprefix("data: ") for line in sent if line.startswith("data: ")]
     assert lines[-1] == "[DONE]", answer.stdout.decode()
     deltas = [choice["delta"] for line in lines[:-1] for choice in json.loads(line)["choices"]]
     return "".join(delta.get("content", "") for delta in deltas)
+
+
+def stream(serve: Serve, num_events: int | None = None, last_event_id: str = "") -> list[tuple[str, str]]:
+    """Ids and data of the first events of a completion that was asked for, of all without `num_events`."""
+    body = {"model": "baton-demo", "prompt": "Once upon a time", "max_tokens": 200, "seed": 7, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{serve.endpoint}/v1/completions",
+        json.dumps(body | {"stream": True}).encode(),
+        {"Content-Type": "application/json", **({"Last-Event-ID": last_event_id} if last_event_id else {})},
+    )
+    events: list[tuple[str, str]] = []
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        while len(events) != num_events and (line := answer.readline()):
+            data, _ = answer.readline(), answer.readline()
+            events.append((line.decode().removeprefix("id: ").strip(), data.decode().removeprefix("data: ").strip()))
+    return events
+
+
+def texts(events: list[tuple[str, str]]) -> list[str]:
+    """What the events say."""
+    return [data if data == "[DONE]" else json.loads(data)["choices"][0]["text"] for _, data in events]
 
 
 def test_serve_answers_restarts_a_killed_node_and_leaves_nothing(serve: Serve) -> None:
@@ -39,6 +62,11 @@ def test_serve_answers_restarts_a_killed_node_and_leaves_nothing(serve: Serve) -
     wait_until(lambda: "is ready again" in serve.err, "the decode node is ready again", START_TIMEOUT_S)
     assert serve.child("decode_node").pid != victim.pid
     assert chat(serve, "What is the capital of France?").strip()
+    before = stream(serve, 20)
+    serve.life_of_router().kill()
+    after = stream(serve, last_event_id=before[-1][0])
+    assert texts(before + after) == texts(stream(serve))
+    assert len({name for name, _ in before + after}) == len(before + after)
     children = serve.note_footprint()
     assert len(children) >= 3
     assert serve.ports

@@ -8,6 +8,7 @@ import json
 import re
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +27,8 @@ References = Callable[[str], Reference]
 SLOW_PREFILL = str(Path(__file__).with_name("slow_prefill.py"))
 NODE_FLAGS = ("--lease-s", "3")
 LONG = 300
+MOVED = 1000
+"""Takes longer than asking for a move."""
 VERY_LONG = 3900
 """Takes longer than restarting a router."""
 
@@ -66,6 +69,15 @@ def busy_decode(relay: Relay) -> Node:
     busy = [node for node in relay.decodes if node.metrics().value("num_requests_running")]
     assert len(busy) == 1
     return busy[0]
+
+
+def drain(relay: Relay, node: Node) -> None:
+    """Ask the router to take a node out of service."""
+    body = json.dumps({"node": node.name, "restart": False}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{relay.router.address}/admin/drain", body, headers)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert json.load(answer)["node"] == node.name
 
 
 def test_a_killed_prefill_node_is_replaced(relay: Relay, references: References) -> None:
@@ -134,6 +146,29 @@ def test_a_structured_stream_continues_exactly_when_its_decode_node_is_killed(re
         victim.kill()
         stream.read_all()
     assert (stream.answer().text, stream.answer().finish_reason) == (undisturbed.text, "stop")
+
+
+def test_a_drained_decode_node_hands_its_streams_over_and_ends(relay: Relay) -> None:
+    ensure(relay, prefill=1, decode=2)
+    prompt = make_prompt(75, 230)
+    undisturbed = relay.ask(prompt, MOVED, temperature=0.9, seed=7)
+    num_retries = relay.router.metrics().value("relay_retries_total")
+    with relay.open(prompt, MOVED, temperature=0.9, seed=7) as stream:
+        stream.read(5)
+        leaving = busy_decode(relay)
+        relay.nodes.remove(leaving)
+        (other,) = relay.decodes
+        names = ("computed_tokens_total", "generation_tokens_total")
+        before = [other.metrics().value(name) for name in names]
+        drain(relay, leaving)
+        stream.read_all()
+    assert stream.answer().token_ids == undisturbed.token_ids
+    assert leaving.wait_exit(10) == 0
+    leaving.require_nothing_left()
+    computed, generated = (other.metrics().value(name) - count for name, count in zip(names, before, strict=True))
+    assert computed == generated > 0, "no token of the stream was computed again"
+    metrics = relay.router.metrics()
+    assert (metrics.value("relay_moves_total"), metrics.value("relay_retries_total")) == (1, num_retries)
 
 
 def test_without_another_decode_node_the_stream_ends_with_an_error(relay: Relay) -> None:

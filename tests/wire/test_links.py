@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import zmq
@@ -9,7 +8,8 @@ import zmq
 from program.process import start_authenticator
 from wire import links
 from wire.errors import InvalidSetting
-from wire.links import ClusterKey, LinkSettings
+from wire.keys import ClusterKey
+from wire.links import LinkSettings
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Guarded = tuple[zmq.Socket[bytes], str, ClusterKey]
@@ -155,23 +155,3 @@ def test_addresses_are_normalised(address: str, expected: str) -> None:
 def test_an_address_that_cannot_be_dialled_names_its_setting(address: str) -> None:
     with pytest.raises(InvalidSetting, match="--router"):
         links.parse_address(address, "--router")
-
-
-def test_a_key_file_gives_the_pair_and_hides_it(tmp_path: Path) -> None:
-    public, secret = zmq.curve_keypair()
-    (tmp_path / "key").write_bytes(secret + b"\n")
-    key = ClusterKey.from_file(tmp_path / "key")
-    assert (key.public, key.secret) == (public, secret)
-    assert secret.decode() not in repr(LinkSettings(cluster_key=key))
-
-
-@pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 40, b"~" * 40, b"a" * 41])
-def test_a_file_that_is_no_key_is_an_invalid_setting(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "key").write_bytes(content)
-    with pytest.raises(InvalidSetting, match="cluster key"):
-        ClusterKey.from_file(tmp_path / "key")
-
-
-def test_a_missing_key_file_is_an_invalid_setting(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="cluster key"):
-        ClusterKey.from_file(tmp_path / "none")

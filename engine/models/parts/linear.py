@@ -33,8 +33,12 @@ class Matrix:
 class Linear:
     """x W^T + b. See `Part`."""
 
-    def __init__(self, weight: LinearWeight, bias: Parameter | None, ops: DecoderOps) -> None:
+    def __init__(
+        self, weight: LinearWeight, bias: Parameter | None, ops: DecoderOps, row_order: Tensor | None = None
+    ) -> None:
+        """`row_order` [out]: of the rows after loading; None: they stay as they are."""
         self._weight = weight
+        self._row_order = row_order
         self._bias = bias
         # a bias without elements belongs to another rank
         self._added = None if bias is None or bias.tensor.numel() == 0 else bias.tensor
@@ -42,20 +46,39 @@ class Linear:
 
     @classmethod
     def column_parallel(
-        cls, name: str, matrices: Sequence[Matrix], num_in: int, has_bias: bool, setup: PartSetup
+        cls,
+        name: str,
+        matrices: Sequence[Matrix],
+        num_in: int,
+        has_bias: bool,
+        setup: PartSetup,
+        *,
+        is_transposed: bool = False,
+        row_order: Tensor | None = None,
     ) -> Linear:
-        """The outputs of all `matrices` side by side, each rank's share of them."""
-        weight = _plain(name, matrices, num_in, range(num_in), setup)
+        """The outputs of all `matrices` side by side, each rank's share of them. `is_transposed`: they are published
+        [in, out]. `row_order`: see `__init__`."""
+        weight = _plain(name, matrices, num_in, range(num_in), setup, is_transposed=is_transposed)
         bias = _bias(name, matrices, setup) if has_bias else None
-        return cls(weight, bias, setup.ops)
+        return cls(weight, bias, setup.ops, row_order)
 
     @classmethod
     def row_parallel(
-        cls, name: str, matrix: str, num_out: int, num_in: int, columns: range, has_bias: bool, setup: PartSetup
+        cls,
+        name: str,
+        matrix: str,
+        num_out: int,
+        num_in: int,
+        columns: range,
+        has_bias: bool,
+        setup: PartSetup,
+        *,
+        is_transposed: bool = False,
     ) -> Linear:
         """All outputs from this rank's share of the inputs: the ranks' results are still to be added up, which is why
-        only the first of them has the bias."""
-        weight = _plain(name, [Matrix(matrix, num_out, range(num_out))], num_in, columns, setup)
+        only the first of them has the bias. `is_transposed`: as in `column_parallel`."""
+        all_rows = [Matrix(matrix, num_out, range(num_out))]
+        weight = _plain(name, all_rows, num_in, columns, setup, is_transposed=is_transposed)
         rows = range(num_out) if setup.shard.rank == 0 else range(0)
         bias = _bias(name, [Matrix(matrix, num_out, rows)], setup) if has_bias else None
         return cls(weight, bias, setup.ops)
@@ -72,16 +95,30 @@ class Linear:
 
     def pack(self) -> None:
         """See `Part.pack`."""
+        if self._row_order is not None:
+            self._reorder(self._row_order)
         if isinstance(self._weight, PlainWeight):
             self._weight = self._ops.pack(self._weight)
 
+    def _reorder(self, order: Tensor) -> None:
+        if isinstance(self._weight, PlainWeight):
+            self._weight = PlainWeight(self._weight.matrix[order.to(self._weight.matrix.device)])
+        if self._added is not None:
+            self._added = self._added[order.to(self._added.device)]
 
-def _plain(name: str, matrices: Sequence[Matrix], num_in: int, columns: range, setup: PartSetup) -> PlainWeight:
+
+def _plain(
+    name: str, matrices: Sequence[Matrix], num_in: int, columns: range, setup: PartSetup, *, is_transposed: bool
+) -> PlainWeight:
     """The rows of all matrices, one below the other."""
     tensor = setup.empty(sum(len(matrix.rows) for matrix in matrices), len(columns))
     sources = tuple(
         Source(
-            f"{matrix.name}.weight", (matrix.num_rows, num_in), (matrix.rows, columns), (region, range(len(columns)))
+            f"{matrix.name}.weight",
+            (num_in, matrix.num_rows) if is_transposed else (matrix.num_rows, num_in),
+            (columns, matrix.rows) if is_transposed else (matrix.rows, columns),
+            (region, range(len(columns))),
+            is_transposed,
         )
         for matrix, region in zip(matrices, _regions(matrices), strict=True)
     )

@@ -152,15 +152,16 @@ class AnswerFormat:
         return self.reasoning != NONE
 
     @property
-    def _tags(self) -> Tags | None:
+    def tags(self) -> Tags | None:
+        """What stands around reasoning; None: there is none, or it has other marks."""
         return REASONING_FORMATS.get(self.reasoning)
 
     def begins_reasoning(self, prompt_end: str) -> bool:
         """Whether the answer to a prompt that ends so begins inside of reasoning."""
-        if self._tags is None:
+        if self.tags is None:
             return False
-        begun = prompt_end.rfind(self._tags.begin)
-        ended = prompt_end.rfind(self._tags.end)
+        begun = prompt_end.rfind(self.tags.begin)
+        ended = prompt_end.rfind(self.tags.end)
         return begun > ended or (self.reasoning in _ALWAYS_REASONS and ended < 0)
 
     def parser(self, request: CallsWanted, *, is_reasoning_begun: bool) -> AnswerParser:
@@ -169,6 +170,8 @@ class AnswerFormat:
 
     def _parse(self, reader: Reader, request: CallsWanted, is_reasoning_begun: bool) -> Steps[None]:
         if request.is_enforced:
+            if self.tags is not None and request.may_reason:
+                yield from thinking(reader, self.tags, is_begun=is_reasoning_begun)
             if request.function:
                 yield from json_format.enforced_arguments(reader, request.function)
             else:
@@ -176,8 +179,8 @@ class AnswerFormat:
         elif self.reasoning == _HARMONY_REASONING or (request.schemas and self.calls == _HARMONY):
             yield from harmony_format.harmony(reader)
         else:
-            if self._tags is not None and request.may_reason:
-                yield from thinking(reader, self._tags, is_begun=is_reasoning_begun)
+            if self.tags is not None and request.may_reason:
+                yield from thinking(reader, self.tags, is_begun=is_reasoning_begun)
             if request.schemas and self.calls in CALL_FORMATS:
                 yield from CALL_FORMATS[self.calls](reader, request.schemas)
 

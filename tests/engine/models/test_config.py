@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.models.config import ModelConfig, RopeSettings, architecture_facts, load_config, parse_config
+from engine.models.config import ModelConfig, architecture_facts, load_config, parse_config
+from engine.models.rope_settings import RopeSettings
 from wire.errors import ModelLoadError
 
 LLAMA: dict[str, Any] = {
@@ -113,7 +114,8 @@ def test_an_original_length_beside_the_rope_fields_wins_as_in_transformers() -> 
 def test_yarn_stretches_the_context_and_others_do_not() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     assert parsed(rope_parameters=yarn).max_context_len == 2048
-    assert parsed(rope_parameters={"rope_type": "dynamic", "factor": 4.0}).max_context_len == 512
+    assert parsed(rope_parameters={"rope_type": "dynamic", "factor": 4.0}).max_context_len == 2048
+    assert parsed(rope_parameters={"rope_type": "linear", "factor": 2.5}).max_context_len == 1280
 
 
 def test_dtype_is_read_in_both_spellings() -> None:
@@ -143,14 +145,17 @@ def test_end_tokens_of_both_files_are_united(tmp_path: Path) -> None:
         ({"num_attention_heads": 6}, r"hidden_size must be a multiple of num_attention_heads \(6\), got 64"),
         ({"head_dim": 15}, "head_dim must be even to be rotated, got 15"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+        ({"hidden_act": "relu6"}, "hidden_act 'relu6' is not supported; supported: silu"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(quant_method 'awq'\)"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
         ({"eos_token_id": [2, -1]}, r"eos_token_id must be a token id or a list of token ids, got \[2, -1\]"),
         ({"torch_dtype": 16}, "torch_dtype must be the name of a dtype, got 16"),
         ({"rope_theta": -1}, "rope_theta must be a positive number, got -1"),
         ({"rope_scaling": [2.0]}, r"rope_scaling must be an object or null, got \[2.0\]"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope' is not supported; supported: default, linear"),
+        (
+            {"rope_scaling": {"rope_type": "proportional"}},
+            "'proportional' is not supported; supported: default, linear",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: factor is missing"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters: unknown fields full_attention"),
         (
@@ -211,3 +216,12 @@ def test_facts_change_with_what_is_computed_and_with_nothing_else() -> None:
         assert architecture_facts(parsed(**changed)) != facts
     windowed = dataclasses.replace(parsed(), windows=(None, 8, None))
     assert architecture_facts(windowed) != facts
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_hidden_layers", 10**8), ("vocab_size", 10**12), ("hidden_size", 2**40), ("max_position_embeddings", 2**60)],
+)
+def test_sizes_that_no_model_has_are_refused_before_anything_is_made(field: str, value: int) -> None:
+    with pytest.raises(ModelLoadError, match=rf"{field} must be at most \d+, got {value}"):
+        parse_config({**LLAMA, field: value})

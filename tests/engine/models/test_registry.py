@@ -11,7 +11,7 @@ def test_every_architecture_is_found_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [["GPT2LMHeadModel"], [7], [], ["LlamaForCausalLM", "Qwen3ForCausalLM"], None, "LlamaForCausalLM"]
+    "value", [["BloomForCausalLM"], [7], [], ["LlamaForCausalLM", "Qwen3ForCausalLM"], None, "LlamaForCausalLM"]
 )
 def test_anything_else_is_refused_with_the_supported_names(value: object) -> None:
     with pytest.raises(ModelLoadError, match=r"supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM"):

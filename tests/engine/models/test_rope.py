@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from engine.models.config import ModelConfig, parse_config
-from engine.models.rope import RotaryEmbedding, inverse_frequencies, rotate
+from engine.models.rope import RotaryEmbedding, inverse_frequencies, make_rotary_embedding, rotate
 
 MAX_POSITION = 2048
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -101,3 +101,15 @@ def test_rotation_leaves_its_input_alone() -> None:
     before = x.clone()
     rotate(x, *RotaryEmbedding(config, torch.device("cpu")).tables(torch.tensor([4, 5]), torch.float32))
     assert torch.equal(x, before)
+
+
+def test_dynamic_scaling_rotates_each_position_as_when_it_is_generated() -> None:
+    config, reference = both_configs(VARIANTS["dynamic"])
+    assert config.max_context_len == 4 * MAX_POSITION
+    theirs = LlamaRotaryEmbedding(reference)
+    positions = torch.tensor([3, MAX_POSITION - 1, MAX_POSITION, MAX_POSITION + 77, 4 * MAX_POSITION - 1])
+    cos, signed_sin = make_rotary_embedding(config, torch.device("cpu")).tables(positions, torch.float32)
+    for row, position in enumerate(positions):
+        expected_cos, expected_sin = theirs(torch.zeros(1), position[None, None])
+        torch.testing.assert_close(cos[row], expected_cos[0], rtol=0, atol=3e-3)
+        torch.testing.assert_close(signed_sin[row].abs(), expected_sin[0].abs(), rtol=0, atol=3e-3)

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
-from engine.models.loading import load_weights
+from engine.models.loading import check_weights, load_weights
+from engine.models.ops.torch_ops import TorchOps
 from engine.models.shard import WHOLE, Shard
 from engine.models.weight_files import INDEX_FILE, SINGLE_FILE, weights_digest
 from tests.checkpoints import make_checkpoint, write_weights
@@ -295,3 +296,30 @@ def test_a_rank_misses_tensors_that_it_takes_nothing_of(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_divided_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="4 attention heads cannot be divided among 3 ranks"):
         loaded(make_checkpoint(tmp_path, "llama"), shard=Shard(0, 3))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_no_numbers_are_named_at_load(tmp_path: Path, value: float) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensor = load_file(folder / SINGLE_FILE)[name].clone()
+    tensor[3, 5] = value
+    with pytest.raises(ModelLoadError, match=r"NaN or infinite .* in float32 in .* model\.layers\.1\.mlp\.down"):
+        loaded(rewritten(folder, **{name.replace(".", "__"): tensor}))
+
+
+def test_numbers_too_large_for_the_dtype_are_named_at_load(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    norm = torch.full((64,), 1e5)
+    with pytest.raises(ModelLoadError, match=r"in float16 in what is loaded from model\.norm\.weight"):
+        loaded(rewritten(folder, model__norm__weight=norm), torch.float16)
+
+
+def test_files_can_be_compared_with_a_config_before_anything_is_allocated(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "vocab_size": 2**24, "intermediate_size": 2**24}))
+    with pytest.raises(
+        ModelLoadError, match=r"embed_tokens\.weight has shape \[320, 64\], .* makes it \[16777216, 64\]"
+    ):
+        check_weights(folder, Decoder(load_config(folder), torch.float32, "meta", TorchOps()))

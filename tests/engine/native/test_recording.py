@@ -120,7 +120,7 @@ def test_what_layers_hand_on_shares_memory(tmp_path: Path) -> None:
     model = model_of(tmp_path, "llama")
     threads, decoder = kernels(LEVELS[0], 2), model.decoder
     model.plan([SequenceShare(0, 2, (0,))])
-    residual, rotation = decoder.embed(torch.arange(2)), decoder.rotation(torch.arange(2))
+    residual, rotation = decoder.embed(torch.arange(2), torch.arange(2)), decoder.rotations(torch.arange(2))
     with threads.noting() as notes:
         delta = decoder.run_layers(residual, rotation, model.attention)
     recording = Recording(threads, notes, delta, MAX_TOKENS)

@@ -63,3 +63,11 @@ def test_no_mask_and_no_common_token_leave_nothing() -> None:
     assert not apart.reason
     stack_masks(rows[2:], VOCAB_SIZE)
     assert "in common" in apart.reason
+
+
+def test_ends_are_ruled_out_unless_nothing_else_is_left() -> None:
+    open_to_all, only_ends = Fixed(_mask({1, 2, 9})), Fixed(_mask({2, 9}))
+    rows = [GrammarRow(0, open_to_all, (), (2, 9)), GrammarRow(1, only_ends, (), (2, 9))]
+    logits = torch.zeros(2, VOCAB_SIZE)
+    apply_masks(stack_masks(rows, VOCAB_SIZE), logits)
+    assert [row.isfinite().nonzero().flatten().tolist() for row in logits] == [[1], [2, 9]]

@@ -23,6 +23,7 @@ class FakeMatcher:
         self.is_ready = is_ready
         self.error = ""
         self.output = list(output)
+        self.forced: list[int] = []
         self._length = length
 
     @property
@@ -31,6 +32,9 @@ class FakeMatcher:
 
     def take(self, token_id: int) -> None:
         self.output.append(token_id)
+
+    def forced_token(self) -> int | None:
+        return self.forced.pop(0) if self.forced else None
 
     def fork(self, output: Sequence[int]) -> Matcher:
         return FakeMatcher(self._length, output)
@@ -66,7 +70,7 @@ def test_a_request_that_is_not_ready_holds_nobody_up() -> None:
     scheduler, slow = _scheduler(), FakeMatcher(is_ready=False)
     scheduler.add(_request(A, slow))
     assert scheduler.schedule().requests == ()
-    assert not scheduler.requests.is_short_of_blocks
+    assert scheduler.requests.first_without_blocks is None
     scheduler.add(_request(B))
     assert scheduler.requests.awaits_readiness
     assert [share.key for share in scheduler.schedule().requests] == [B]

@@ -116,6 +116,8 @@ def test_a_token_that_does_not_fit_ends_the_matcher_with_a_reason(vocabulary: Vo
         (Grammar.ebnf("start: missing"), "missing"),
         (Grammar.ebnf('root ::= "a'), ""),
         (Grammar.json_schema({"$ref": "#"}), ""),
+        (Grammar.json_schema({"type": "object", "properties": {"x" * 9000: {}}}), "9000 characters"),
+        (Grammar.choice(["a", "x" * 9000]), "9000 characters"),
     ],
     ids=str,
 )

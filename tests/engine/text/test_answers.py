@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -170,13 +171,15 @@ def test_the_places_of_reasoning_are_told() -> None:
 
 
 def test_what_a_grammar_enforces_is_calls_in_every_format() -> None:
-    array = CallsWanted(SCHEMAS, is_enforced=True)
+    array = CallsWanted(SCHEMAS, is_enforced=True, may_reason=False)
     text = f'[{{"name": "add", "parameters": {ADD_JSON}}},{{"name":"now","parameters":{{}}}}]'
-    named = CallsWanted(SCHEMAS, is_enforced=True, function="write")
+    named = replace(array, function="write")
     for calls in CALL_FORMATS:
         format = AnswerFormat(calls, "deepseek_r1")
         assert shown(parse(format, list(text), array, begun=True)) == ("", "", [ADD, ("now", {})])
         assert shown(parse(format, list(WRITE_JSON), named, begun=True)) == ("", "", [WRITE])
+        thinking = replace(named, may_reason=True)
+        assert shown(parse(format, list(f"Hm.</think>{WRITE_JSON}"), thinking, begun=True)) == ("", "Hm.", [WRITE])
 
 
 def test_an_answer_that_is_cut_inside_of_arguments_keeps_them() -> None:

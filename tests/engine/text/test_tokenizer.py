@@ -231,3 +231,12 @@ def test_loading_imports_neither_torch_nor_transformers(checkpoints: Mapping[str
     command = [sys.executable, "-c", program, str(checkpoints["llama"])]
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
     assert result.stdout.strip() == "set()"
+
+
+def test_a_padded_vocabulary_has_the_ids_of_the_model(checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoints["byte_level"], tmp_path / "padded")
+    named = Tokenizer.from_folder(folder).vocab_size
+    (folder / "config.json").write_text(json.dumps({"vocab_size": named + 64}))
+    padded = Tokenizer.from_folder(folder)
+    assert padded.vocab_size == named + 64
+    assert padded.decode([named + 63], skip_special_tokens=False) == ""

@@ -44,7 +44,8 @@ from kvtransfer.write_proof import WriteProof
 from program.process import start_authenticator
 from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackReceiver, LoopbackSender
 from wire.errors import BatonError
-from wire.links import ClusterKey, LinkSettings
+from wire.keys import ROUTER, KeyRing
+from wire.links import LinkSettings
 from wire.request_key import RequestKey
 
 GUARD = 0xA5
@@ -104,7 +105,7 @@ class Spec:
 
     @property
     def links(self) -> LinkSettings:
-        return LinkSettings(cluster_key=ClusterKey.from_file(Path(self.key_file)) if self.key_file else None)
+        return LinkSettings(cluster_key=KeyRing(Path(self.key_file), ROUTER).towards(ROUTER) if self.key_file else None)
 
 
 class ReceiverEnd:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import secrets
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -97,6 +98,18 @@ def test_a_missing_library_is_answered_with_what_to_install(
             build(settings, memory, HostPool(blocks))
     finally:
         memory.close()
+
+
+def test_the_last_node_to_end_removes_the_segments_of_those_that_were_killed(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    settings = TransportSettings("shm", context, "127.0.0.1", LinkSettings(), this_process())
+    memory = PoolMemory(settings, "receiver")
+    memory.allocate(_BLOCK_BYTES)
+    killed = segment.FOLDER / f"baton-{secrets.token_hex(16)}"
+    killed.touch(0o600)  # without the lock that a living owner holds
+    memory.close()
+    assert not killed.exists()
 
 
 def test_only_nixl_senders_need_a_segment(context: zmq.Context[zmq.Socket[bytes]]) -> None:

@@ -48,7 +48,11 @@ async def _post(server: Server, name: str, **members: object) -> Reply:
 
 
 def _is_denied(reply: Reply) -> bool:
-    assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
+    assert reply.status == 401
+    if "request_id" in reply.json():  # Anthropic's form
+        assert reply.json()["error"]["type"] == "authentication_error"
+    else:
+        assert reply.error["code"] == "invalid_api_key"
     return reply.headers["www-authenticate"] == "Bearer"
 
 
@@ -116,6 +120,19 @@ async def test_the_scheme_is_not_case_sensitive(prompts: PromptMaker, tmp_path: 
     async with _guarded(prompts, tmp_path, _entry("alice")) as (server, _):
         reply = await fetch(server, "GET", "/v1/models", headers={"authorization": "bearer key-of-alice"})
         assert reply.status == 200
+
+
+async def test_anthropics_header_holds_a_key_too(prompts: PromptMaker, tmp_path: Path) -> None:
+    async with _guarded(prompts, tmp_path, _entry("alice")) as (server, _):
+        for headers, status in (
+            ({"x-api-key": "key-of-alice"}, 200),
+            ({"x-api-key": "key-of-bob"}, 401),
+            ({"x-api-key": "key-of-alice", "authorization": "Bearer key-of-bob"}, 401),
+            ({"x-api-key": "key-of-bob", **_bearer("alice")}, 200),
+        ):
+            assert (await fetch(server, "GET", "/v1/models", headers=headers)).status == status
+        denied = await fetch(server, "POST", "/v1/messages", b"{}", {"x-api-key": "key-of-bob"})
+        assert _is_denied(denied)
 
 
 async def test_a_key_in_the_environment_counts_beside_the_file(tmp_path: Path) -> None:

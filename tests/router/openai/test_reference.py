@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
+from router.anthropic.request import MessagesRequest
 from router.openai import field_docs
 from router.openai.ignored import INTERNAL
 from router.openai.messages import Message
 from router.openai.reference import rows_of, with_tables
+from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
 from router.openai.strict_model import Strict
 
@@ -31,6 +34,11 @@ VLLM_CHAT = """
     max_completion_tokens media_io_kwargs messages mm_processor_kwargs parallel_tool_calls reasoning_effort
     return_prompt_text tool_choice tools top_logprobs
 """
+ANTHROPIC = """
+    cache_control container context_management diagnostics inference_geo max_tokens mcp_servers messages metadata model
+    output_config output_format service_tier speed stop_sequences stream system temperature thinking tool_choice tools
+    top_k top_p
+"""
 VLLM_COMPLETION = "prompt prompt_embeds suffix"
 VLLM_INTERNAL = {"request_id", "kv_transfer_params", "ec_transfer_params"}
 
@@ -40,25 +48,38 @@ VLLM_INTERNAL = {"request_id", "kv_transfer_params", "ec_transfer_params"}
     [
         (ChatCompletionRequest, chat_create_params.CompletionCreateParamsBase.__annotations__),
         (CompletionRequest, completion_create_params.CompletionCreateParamsBase.__annotations__),
+        (ResponsesRequest, response_create_params.ResponseCreateParamsBase.__annotations__),
+        (MessagesRequest, ANTHROPIC.split()),
         (ChatCompletionRequest, (VLLM_BOTH + VLLM_CHAT).split()),
         (CompletionRequest, (VLLM_BOTH + VLLM_COMPLETION).split()),
     ],
-    ids=["openai-chat", "openai-completions", "vllm-chat", "vllm-completions"],
+    ids=[
+        "openai-chat",
+        "openai-completions",
+        "openai-responses",
+        "anthropic-messages",
+        "vllm-chat",
+        "vllm-completions",
+    ],
 )
 def test_every_field_of_openai_and_vllm_is_known(schema: type[Strict], known: list[str]) -> None:
-    assert set(known) - {row.name for row in rows_of(schema, field_docs.REQUEST)} == set()
+    sentences = {ResponsesRequest: field_docs.RESPONSES, MessagesRequest: field_docs.ANTHROPIC}
+    assert set(known) - {row.name for row in rows_of(schema, sentences.get(schema, field_docs.REQUEST))} == set()
     assert set(INTERNAL) >= VLLM_INTERNAL
 
 
 def test_every_sentence_is_about_a_field() -> None:
     requests = {*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields}
     assert set(field_docs.REQUEST) - requests == set()
+    assert set(field_docs.RESPONSES) - {*requests, *ResponsesRequest.model_fields} == set()
+    assert set(field_docs.ANTHROPIC) == set(MessagesRequest.model_fields)
     assert set(field_docs.MESSAGE) == set(Message.model_fields)
     assert set(field_docs.STREAM_OPTIONS) == set(StreamOptions.model_fields)
 
 
 def test_no_field_is_in_two_tables() -> None:
-    for schema in (ChatCompletionRequest, CompletionRequest, Message, StreamOptions):
+    assert ResponsesRequest.unsupported.keys() & ResponsesRequest.ignorable.keys() == set()
+    for schema in (ChatCompletionRequest, CompletionRequest, MessagesRequest, Message, StreamOptions):
         assert schema.unsupported.keys() & {*schema.ignorable, *schema.model_fields} == set()
 
 

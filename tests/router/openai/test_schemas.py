@@ -239,7 +239,7 @@ CHAT = [
     (_tool(strict="yes"), "tools[0].function.strict", INVALID),
     (_tool(color="red"), "tools[0].function.color", UNKNOWN),
     ({"tools": _tool()["tools"] * 2}, "tools[1].function.name", INVALID),
-    ({"tools": _tool()["tools"] * 129}, "tools", INVALID),
+    ({"tools": _tool()["tools"] * 513}, "tools", INVALID),
     (_tool(description="x" * MAX_TEXT_CHARS), "tools", "string_above_max_length"),
     ({"tool_choice": "required"}, "tool_choice", INVALID),
     ({**_tool(), "tool_choice": "any"}, "tool_choice", INVALID),

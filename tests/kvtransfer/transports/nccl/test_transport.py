@@ -35,7 +35,8 @@ from tests.kvtransfer.transports.nccl.nccl_ends import (
     push_until,
 )
 from wire.errors import InvalidSetting, TransferFailed
-from wire.links import ClusterKey, LinkSettings
+from wire.keys import ClusterKey
+from wire.links import LinkSettings
 
 
 def test_a_push_of_gaps_in_the_grant_is_cut_at_them(target: Target) -> None:

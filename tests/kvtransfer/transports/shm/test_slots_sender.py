@@ -40,7 +40,8 @@ from tests.kvtransfer.transports.shm.slots_ends import (
     until,
 )
 from wire.errors import TransferFailed
-from wire.links import ClusterKey, LinkSettings
+from wire.keys import ClusterKey
+from wire.links import LinkSettings
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.base import Blocks
 from kvtransfer.transports.tcp_zmq import ZmqSender
 from tests.kvtransfer.transports.tcp_zmq.zmq_ends import Context, Dial
-from wire.links import ClusterKey, LinkSettings
+from wire.keys import ClusterKey
+from wire.links import LinkSettings
 
 
 @pytest.fixture

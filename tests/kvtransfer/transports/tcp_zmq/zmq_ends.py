@@ -16,7 +16,8 @@ from kvtransfer.transports.base import Blocks, Move
 from kvtransfer.transports.tcp_zmq import BlockBatch, ZmqReceiver, ZmqSender
 from tests.kvtransfer.transports.endpoint_process import key_of
 from wire.codec import Codec
-from wire.links import ClusterKey, LinkSettings
+from wire.keys import ClusterKey
+from wire.links import LinkSettings
 
 HEADERS = Codec(BlockBatch)
 PLAIN = LinkSettings()

@@ -1,0 +1,150 @@
+"""A node without a model: the real scheduler, block pool and cost model, over steps that take what a `StepCost` says.
+
+Owns one engine core and the virtual time of its steps. Knows no router and no clock but the one it is told. What it
+samples means nothing; how many tokens there are and when is all that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.attention.base import LayerStored
+from engine.cache.block_pool import BlockPool
+from engine.core import EngineCore, FirstToken, Reservation
+from engine.first_costs import measure_first_costs
+from engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
+from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.step_costs import StepBound, StepCosts, work_of
+from wire.messages import Decode, NodeStatus, Prefill
+from wire.request_key import RequestKey
+from wire.step_cost import StepCost
+
+_TOKEN = SampledToken(1, None)
+BLOCK_SIZE = 16
+FINGERPRINT = "plan"
+_START_S = -1000.0
+"""Nodes start long before the load, which begins at 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShape:
+    """What a simulated node can do. `step_cost`: what its steps really take; the node does not know it beforehand.
+    `goal_tpot_s`: see `--goal-tpot-ms`, 0 for none."""
+
+    step_cost: StepCost
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int
+    goal_tpot_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """See `RunningStep`."""
+
+    sampled: Mapping[RequestKey, SampledToken]
+
+    def result(self) -> Mapping[RequestKey, SampledToken]:
+        return self.sampled
+
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        return {}
+
+
+class _TimedRunner:
+    """See `Runner`. `now_s` moves by what each step takes."""
+
+    is_asynchronous = False
+
+    def __init__(self, cost: StepCost) -> None:
+        self.now_s = _START_S
+        self._cost = cost
+
+    def launch(self, step: Step, layer_stored: LayerStored | None = None) -> _Computed:
+        self.now_s += self._cost.seconds(work_of(step))
+        return _Computed({share.key: _TOKEN for share in step.requests if share.needs_sample})
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """A decode leg whose KV is computed elsewhere. `has_arrived`: it is here, once there is a reservation for it."""
+
+    leg: Decode
+    reservation: Reservation | None = None
+    has_arrived: bool = False
+
+
+class SimulatedNode:
+    """See the module. `is_stepping`: a step is being computed, whose outputs the owner has."""
+
+    def __init__(self, shape: NodeShape) -> None:
+        pool = BlockPool(shape.num_blocks)
+        self.is_stepping = False
+        self._runner = _TimedRunner(shape.step_cost)
+        self._awaited: dict[RequestKey, _Awaited] = {}
+        costs = StepCosts(lambda: self._runner.now_s)
+        bound = StepBound(costs, shape.goal_tpot_s) if shape.goal_tpot_s else None
+        most = shape.num_blocks * BLOCK_SIZE
+        limits = SchedulerLimits(BLOCK_SIZE, shape.max_num_seqs, shape.max_num_batched_tokens, most, 10**6)
+        scheduler = Scheduler(pool, limits, frozenset(), bound)
+        self.core = EngineCore(pool, scheduler, self._runner, FINGERPRINT, None, costs)
+        measure_first_costs(self._runner, costs, BLOCK_SIZE, shape.num_blocks, shape.max_num_batched_tokens)
+
+    @property
+    def status(self) -> NodeStatus:
+        """What a heartbeat would say."""
+        return self.core.status()
+
+    def prefill(self, leg: Prefill) -> None:
+        """Take a prefill leg."""
+        self.core.add(_key(leg), leg.token_ids, leg.params, first_token_only=True)
+
+    def decode(self, leg: Decode) -> None:
+        """Take a decode leg."""
+        if leg.prefill_peer is None:
+            self.core.add(_key(leg), leg.token_ids, leg.params)
+        else:
+            self._awaited[_key(leg)] = _Awaited(leg)
+            self._reserve()
+
+    def arrived(self, key: RequestKey) -> None:
+        """The KV of a decode leg would be here, had it room."""
+        self._awaited[key].has_arrived = True
+        self._deliver()
+
+    def release(self, key: RequestKey) -> None:
+        """The KV of a prefill leg was taken over, or nobody waits for that of a decode leg any more."""
+        self._awaited.pop(key, None)
+        self.core.release(key)
+
+    def step(self, now_s: float) -> tuple[float, list[RequestOutput]]:
+        """Compute a step that begins now: when it ends, and what comes of it then."""
+        self._runner.now_s = now_s
+        outputs = self.core.step()
+        return self._runner.now_s, outputs
+
+    def take_in(self) -> None:
+        """Take in what waits, as far as there is room."""
+        self._reserve()
+        self._deliver()
+
+    def _reserve(self) -> None:
+        for key, awaited in self._awaited.items():
+            if awaited.reservation is None:
+                awaited.reservation = self.core.reserve(key, awaited.leg.token_ids)
+                if awaited.reservation is None:
+                    return
+
+    def _deliver(self) -> None:
+        here = [key for key, each in self._awaited.items() if each.has_arrived and each.reservation is not None]
+        for key in here:
+            awaited = self._awaited.pop(key)
+            leg, reservation = awaited.leg, awaited.reservation
+            assert reservation is not None
+            first = FirstToken(key, leg.params, _TOKEN.token_id)
+            self.core.add_reserved(reservation, leg.token_ids, [first], num_prompt_tokens=len(leg.token_ids))
+
+
+def _key(leg: Prefill | Decode) -> RequestKey:
+    return RequestKey(leg.handoff_id, leg.attempt)

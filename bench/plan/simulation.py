@@ -1,0 +1,214 @@
+"""A relay in virtual time: the router's own routing, placement and legs over simulated nodes.
+
+Owns the order of events. What decides is the code that serves (`router.routing`, `router.placement`, `router.legs`, and
+in the nodes the scheduler and the cost model); what is made up is how long a step, a message and a handoff take, and
+that nothing ever fails. A node's status reaches the router once a second, as heartbeats do.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from bench.client.outcome import Outcome
+from bench.plan.simulated_node import BLOCK_SIZE, FINGERPRINT, NodeShape, SimulatedNode
+from engine.scheduler.request import RequestOutput
+from router.legs import Attempt, Legs, RelayRequest, send_legs
+from router.nodes import Node, NodeRegistry
+from router.placement import Goals, Placement
+from router.policies import make_policy
+from router.routing import Routing
+from router.suspicion import Probation
+from wire.layout import KvLayout, LayerKv
+from wire.messages import DECODE, PREFILL, CacheEvents, Decode, Heartbeat, Hello, Prefill
+from wire.request_key import RequestKey
+from wire.sampling import DecodingParams
+
+_MODEL = "plan"
+_BEAT_S = 1.0
+_LAYOUT = KvLayout.of_layers("bfloat16", BLOCK_SIZE, [LayerKv(1, 16)])
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is simulated: nodes of each role, and the goals that the router and the nodes have (None: none).
+    `token_transfer_s`: of a handoff, per token of the prompt, after that was computed."""
+
+    prefills: Sequence[NodeShape]
+    decodes: Sequence[NodeShape]
+    goals: Goals | None
+    local_prefill_tokens: int = 16
+    token_transfer_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """One request of a load."""
+
+    arrival_s: float
+    token_ids: tuple[int, ...]
+    num_output_tokens: int
+
+
+@dataclass(slots=True)
+class _Running:
+    outcome: Outcome
+    legs: Legs
+    decode: int
+    prefill: int | None
+
+
+class Simulation:
+    """Runs one load on one deployment, once."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._registry = NodeRegistry({_MODEL: None})
+        self._nodes: dict[int, SimulatedNode] = {}
+        self._running: dict[RequestKey, _Running] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._now_s = 0.0
+        self._told_s: dict[int, float] = {}
+        for role, shapes in ((PREFILL, deployment.prefills), (DECODE, deployment.decodes)):
+            for shape in shapes:
+                self._join(role, shape)
+
+    def run(self, requests: Sequence[PlannedRequest]) -> list[Outcome]:
+        """What becomes of the requests, in their order."""
+        deployment = self._deployment
+        placement = None if deployment.goals is None else Placement(deployment.goals)
+        policies = make_policy("prefix"), make_policy("prefix")
+        routing = Routing(self._registry, *policies, deployment.local_prefill_tokens, Probation(), placement)
+        outcomes = [_outcome(number, request) for number, request in enumerate(requests)]
+        for request, outcome in zip(requests, outcomes, strict=True):
+            self._at(request.arrival_s, partial(self._begin, routing, request, outcome))
+        while self._events:
+            self._now_s, _, call = heapq.heappop(self._events)
+            call()
+        return outcomes
+
+    def send(self, epoch: int, message: object) -> bool:
+        """See `ControlSender`: messages take no time."""
+        node = self._nodes[epoch]
+        if isinstance(message, Prefill):
+            node.prefill(message)
+        elif isinstance(message, Decode):
+            node.decode(message)
+        self._step(epoch)
+        return True
+
+    def _join(self, role: str, shape: NodeShape) -> None:
+        node = SimulatedNode(shape)
+        epoch = len(self._nodes) + 1
+        self._nodes[epoch] = node
+        name, num_blocks = f"{role}-{epoch}", shape.num_blocks
+        sizes = num_blocks, num_blocks * BLOCK_SIZE, shape.max_num_seqs
+        hello = Hello(role, name, epoch, FINGERPRINT, _LAYOUT, name, "", *sizes, node.status, "")
+        self._registry.register(hello, 0.0)
+
+    def _begin(self, routing: Routing, request: PlannedRequest, outcome: Outcome) -> None:
+        params = DecodingParams(temperature=0.0, ignore_eos=True, max_tokens=request.num_output_tokens)
+        relayed = RelayRequest(_MODEL, request.token_ids, params)
+        key = RequestKey.numbered(outcome.index + 1)
+        route = routing.choose(
+            _MODEL,
+            request.token_ids,
+            b"",
+            frozenset(),
+            request.num_output_tokens,
+            now_s=self._now_s,
+            allows_handoff=True,
+        )
+        attempt = Attempt(key.handoff_id, key.attempt, relayed, request.token_ids)
+        # messages name the request, so it has to be known before the first step is over
+        decode, prefill = route.decode.epoch, None if route.prefill is None else route.prefill.epoch
+        (legs,) = send_legs(self, route, attempt, self._now_s)
+        self._running[key] = _Running(outcome, legs, decode, prefill)
+
+    def _step(self, epoch: int) -> None:
+        """Begin a step of a node that is idle and has work."""
+        node = self._nodes[epoch]
+        if node.is_stepping or not node.core.has_work:
+            return
+        end_s, outputs = node.step(self._now_s)
+        if outputs:
+            node.is_stepping = True
+            self._at(end_s, partial(self._step_ended, epoch, outputs))
+
+    def _wake(self, epoch: int) -> None:
+        """There may be room for what waits at a node."""
+        self._nodes[epoch].take_in()
+        self._step(epoch)
+
+    def _step_ended(self, epoch: int, outputs: Sequence[RequestOutput]) -> None:
+        node = self._nodes[epoch]
+        node.is_stepping = False
+        for output in outputs:
+            running = self._running.get(output.key)
+            if running is not None and output.token is not None:
+                self._take(output, running, epoch)
+        self._tell(epoch)
+        self._wake(epoch)
+
+    def _take(self, output: RequestOutput, running: _Running, epoch: int) -> None:
+        outcome, legs = running.outcome, running.legs
+        if legs.awaits_first:
+            legs.first_came(self._now_s)
+        if epoch == running.decode:
+            legs.decode_began()
+        outcome.chunk_s.append(self._now_s)
+        outcome.chunk_tokens.append(1)
+        outcome.num_output_tokens += 1
+        outcome.end_s = outcome.closed_s = self._now_s
+        if output.finish_reason:
+            if epoch == running.prefill:
+                for each in (epoch, running.decode):
+                    self._nodes[each].release(output.key)
+                self._at(self._now_s, partial(self._wake, running.decode))
+            del self._running[output.key]
+            legs.cancel(self._now_s)
+        elif epoch == running.prefill:
+            arrival_s = self._now_s + outcome.num_prompt_tokens * self._deployment.token_transfer_s
+            self._at(arrival_s, partial(self._hand_over, output.key, running, epoch))
+
+    def _hand_over(self, key: RequestKey, running: _Running, prefill: int) -> None:
+        self._nodes[prefill].release(key)
+        self._nodes[running.decode].arrived(key)
+        running.legs.decode_began()
+        for epoch in (prefill, running.decode):
+            self._wake(epoch)
+
+    def _tell(self, epoch: int) -> None:
+        """What a node tells the router now and then."""
+        changes = self._nodes[epoch].core.take_cache_changes()
+        if changes.stored or changes.removed:
+            stored, removed = b"".join(changes.stored), b"".join(changes.removed)
+            self._registry.cache_events(CacheEvents(epoch, False, stored, removed))
+        if self._now_s >= self._told_s.get(epoch, 0.0) + _BEAT_S:
+            self._told_s[epoch] = self._now_s
+            self._registry.heartbeat(Heartbeat(epoch, self._nodes[epoch].status), self._now_s)
+
+    def _at(self, when_s: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when_s, next(self._numbers), call))
+
+    def members(self) -> list[Node]:
+        """The router's view of the nodes."""
+        return self._registry.all()
+
+    def check(self) -> None:
+        """Raise `RuntimeError` when something is left over."""
+        for node in self._nodes.values():
+            node.core.check()
+            if node.core.status().num_held_blocks:
+                raise RuntimeError("blocks are held although every request has ended")
+        if any(member.load or len(member.prompts) for member in self.members()):
+            raise RuntimeError("the router counts load although every request has ended")
+
+
+def _outcome(index: int, request: PlannedRequest) -> Outcome:
+    arrival_s = request.arrival_s
+    return Outcome(index, 0, "", arrival_s, sent_s=arrival_s, num_prompt_tokens=len(request.token_ids))

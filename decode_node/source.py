@@ -1,0 +1,90 @@
+"""Running requests that this node hands over to other decode nodes, because it leaves.
+
+Owns the handoffs of which this node is the sender: a handoff like that of a prefill node, whose prompt is all that the
+engine has computed for a request and whose token 1 is the last one that it has sampled. Nothing is computed for it. The
+engine holds the blocks until the sending side says that nobody reads them any more.
+
+A step in flight may still write into the last of these blocks, behind the tokens that are handed over. Checksums are of
+whole blocks, so nothing is pushed before that step is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from engine.cache.hashing import prompt_digest
+from engine.core import EngineCore
+from kvtransfer.commands import BeginHandoff, CancelSending, FinishHandoff
+from kvtransfer.sending_end import SendingEnd
+from node.metrics import counters_as_metrics
+from wire.messages import HandOver, TokenEvent
+from wire.request_key import RequestKey
+
+
+class Source:
+    """See the module. Used by the engine loop; `end` is closed with it."""
+
+    def __init__(self, core: EngineCore, end: SendingEnd) -> None:
+        self._core = core
+        self._end = end
+        self._handoffs: set[RequestKey] = set()
+        self._awaiting_step: list[FinishHandoff] = []
+
+    @property
+    def handoffs(self) -> Collection[RequestKey]:
+        """Those whose blocks are held here."""
+        return self._handoffs
+
+    def wait_on(self) -> Sequence[Any]:
+        """The sending side's notices."""
+        return [self._end.notices.wakeup]
+
+    def hand_over(self, order: HandOver, now_s: float) -> int:
+        """End a request and begin to hand it over. How many of its tokens have their KV in the handoff; 0: nothing has
+        changed, see `EngineCore.hand_over`."""
+        key = RequestKey(order.handoff_id, order.next_attempt)
+        handed = self._core.hand_over(RequestKey(order.handoff_id, order.attempt), key)
+        if handed is None:
+            return 0
+        num_tokens = len(handed.token_ids)
+        self._handoffs.add(key)
+        digest = prompt_digest(handed.token_ids)
+        self._end.thread.post(BeginHandoff(key, order.decode_node_id, order.decode_epoch, num_tokens, digest))
+        index = num_tokens - handed.num_prompt_tokens
+        first = TokenEvent(*key, index, (handed.next_token_id,), (), "", 0)
+        self._awaiting_step.append(FinishHandoff(key, tuple(handed.block_table), (first,), now_s))
+        if not self._core.has_step_in_flight:
+            self.step_over()
+        return num_tokens
+
+    def step_over(self) -> None:
+        """The step that was in flight has been collected, or has failed: it writes nothing any more."""
+        finishes, self._awaiting_step = self._awaiting_step, []
+        for finish in finishes:
+            self._end.thread.post(finish)
+
+    def cancel(self, key: RequestKey) -> None:
+        """Nobody wants this handoff any more. Harmless when it is unknown."""
+        if key in self._handoffs:
+            self._end.thread.post(CancelSending(key, "cancelled"))
+
+    def poll(self) -> None:
+        """Release the blocks of handoffs that are over. Raises `BatonError` when the sending side has failed."""
+        self._end.thread.require_alive()
+        for notice in self._end.notices.take():
+            # one that was rejected ends here too: its receiver is told, and it tells the router
+            self._handoffs.discard(notice.key)
+            self._core.release(notice.key)
+
+    def metrics(self) -> Iterable[Metric]:
+        """Figures of the sending side."""
+        help_text = "Handoffs sent by this node, since its start"
+        yield from counters_as_metrics("baton:kv_send_", help_text, asdict(self._end.side.counters))
+
+    def close(self) -> None:
+        """End the sending side."""
+        self._end.close()

@@ -1,0 +1,109 @@
+"""Norm, where the model has one, and rotation of queries and keys.
+
+Owns the variants: no norm or one of each head in the operations' own call; a norm of all heads of a token together; a
+norm of each head whose weight is an offset from 1.
+
+Letters: T tokens of the step, H heads of queries and keys, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.models.config import ModelConfig
+from engine.models.parameters import Parameter, Source, whole
+from engine.models.parts.base import Part, PartSetup
+from engine.models.parts.norm import OFFSET, HeadRotation, OffsetWeight
+from engine.models.rope import Rotation, head_order
+from wire.errors import ModelLoadError
+
+
+class HeadPart(Part, Protocol):
+    """Turns queries and keys into what attention takes."""
+
+    def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """[T, H, D] of x [T, H, D]."""
+        ...
+
+
+def make_head_rotation(
+    name: str, tensors: str, config: ModelConfig, num_heads: int, num_kv_heads: int, setup: PartSetup
+) -> HeadPart:
+    """The part for a layer whose tensors begin with `tensors`."""
+    norms = {f"{tensors}.q_norm.weight": num_heads, f"{tensors}.k_norm.weight": num_kv_heads}
+    if config.qk_norm == "whole":
+        return WholeHeadNorm(name, tuple(norms), config, setup)
+    if config.qk_norm == "heads" and config.norm == OFFSET:
+        return OffsetHeadNorm(name, norms, config, setup)
+    named = norms if config.qk_norm == "heads" else {}
+    return HeadRotation(name, named, config.head_dim, config.rms_norm_eps, setup, head_order(config))
+
+
+class WholeHeadNorm:
+    """RMS norms over all queries, and over all keys, of a token. See `HeadPart`."""
+
+    def __init__(self, name: str, tensors: tuple[str, ...], config: ModelConfig, setup: PartSetup) -> None:
+        """`tensors`: of the weights of queries [Hq * D] and keys [Hkv * D]."""
+        if setup.shard.size > 1:
+            raise ModelLoadError(f"{config.architecture} norms all heads together and cannot be divided among ranks")
+        self._eps = config.rms_norm_eps
+        self._ops = setup.ops
+        self._num_heads = config.num_heads
+        sizes = [config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim]
+        self._weights = [setup.empty(size) for size in sizes]
+        self._parameters = [
+            Parameter(f"{name}.{part}", weight, (Source(tensor, (size,), whole((size,)), whole((size,))),), center=1.0)
+            for part, tensor, weight, size in zip("qk", tensors, self._weights, sizes, strict=True)
+        ]
+
+    def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """See `HeadPart`."""
+        q, k = x[:, : self._num_heads].flatten(1), x[:, self._num_heads :].flatten(1)
+        normed = [
+            self._ops.add_norm(part, None, weight, self._eps)
+            for part, weight in zip((q, k), self._weights, strict=True)
+        ]
+        return self._ops.norm_rotate(torch.cat(normed, dim=1).view(x.shape), None, self._eps, rotation)
+
+    def parameters(self) -> Iterator[Parameter]:
+        """See `Part.parameters`."""
+        yield from self._parameters
+
+    def pack(self) -> None:
+        """See `Part.pack`: norms have one format."""
+
+
+class OffsetHeadNorm:
+    """The norm of each head, times 1 + weight in float32. See `HeadPart`."""
+
+    def __init__(self, name: str, norms: dict[str, int], config: ModelConfig, setup: PartSetup) -> None:
+        """`norms`: as for `HeadRotation`."""
+        self._eps = config.rms_norm_eps
+        self._ops = setup.ops
+        self._weights = [
+            OffsetWeight(f"{name}.{part}", tensor, config.head_dim, setup)
+            for part, tensor in zip("qk", norms, strict=True)
+        ]
+        self._counts = tuple(norms.values())
+        self._factors: Tensor | None = None
+
+    def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """See `HeadPart`."""
+        assert self._factors is not None  # packed
+        normed = F.rms_norm(x.float(), x.shape[-1:], None, self._eps).mul_(self._factors).to(x.dtype)
+        return self._ops.norm_rotate(normed, None, self._eps, rotation)
+
+    def parameters(self) -> Iterator[Parameter]:
+        """See `Part.parameters`."""
+        for weight in self._weights:
+            yield weight.parameter
+
+    def pack(self) -> None:
+        """See `Part.pack`: one row a head."""
+        rows = [weight.factors().expand(count, -1) for weight, count in zip(self._weights, self._counts, strict=True)]
+        self._factors = torch.cat(rows)

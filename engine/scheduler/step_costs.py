@@ -1,0 +1,151 @@
+"""What the steps of this engine cost, found out from the steps themselves; and how much of a prompt fits into one.
+
+Owns the fit of a `StepCost`: least squares over relative errors, in which older steps count less and less, with no
+negative parameter. A parameter that no recent step tells anything about keeps its value. What steps do not tell apart,
+as when all prompts are of one length, counts as the cost of tokens and of requests. Memory is a few dozen numbers.
+
+A step that takes far longer than predicted counts as three times the prediction: the processor was somewhere else. When
+steps have really become slower, each one raises the prediction that far, so it follows within a few dozen. It is the
+same the other way, since a step counts the more the shorter it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.scheduler.request import ScheduledRequest, Step
+from wire.step_cost import StepCost, StepWork
+
+_KEPT, _KEPT_WHEN_WRONG = 0.998, 0.95
+"""What a step's weight is after one more: half after 350 steps, or after 14 when predictions have been wrong lately."""
+_WRONG = 0.5
+_SCALES = np.array((1.0, 64.0, 65536.0, 8.0, 8192.0))
+"""Usual sizes of what is counted: parameters of about the same size are found sooner."""
+_ORDER = (1, 3, 0, 2, 4)
+"""Tokens of prompts, requests that decode, the step itself, pairs, contexts."""
+_FIRST_STEPS = 16
+_ONE_OF = 4
+"""Of steps with hardly anything of a prompt, which resemble each other, one of so many teaches: a small model's step is
+short, and where grammars force tokens most steps have some of them as a chunk."""
+_STEPS_A_FIT = 16
+_SWEEPS = 24
+_LARGEST_FACTOR = 3.0
+_ERROR_SHARE = 0.02
+_SMALLEST_S = 1e-6
+FIRST_CHUNK = 32
+"""Prompt tokens beside running requests as long as their cost is not known."""
+SMALLEST_CHUNK = 16
+"""A prompt always goes on by so many tokens, however little time there is."""
+
+
+def work_of(step: Step) -> StepWork:
+    """What `step` computes. The last token of a prompt alone counts as decoding, which it is like."""
+    prompt = pairs = decodes = context = 0
+    for share in step.requests:
+        count = share.num_tokens
+        if count == 1:
+            decodes += 1
+            context += share.start
+        else:
+            prompt += count
+            pairs += count * share.start + count * (count + 1) // 2
+    return StepWork(prompt, pairs, decodes, context)
+
+
+class StepCosts:
+    """See the module. Steps end in the order in which they were launched; one that is launched while another is
+    computed begins when that one ends."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.cost: StepCost | None = None
+        """The last fit, None before the first."""
+        self.relative_error = 0.0
+        """How far predictions were off lately, as a share of the step."""
+        self._clock = clock
+        self._launched: deque[tuple[float, StepWork]] = deque()
+        self._ended_s = 0.0
+        self._products = np.zeros((5, 5))
+        self._sums = np.zeros(5)
+        self._parameters = np.zeros(5)
+        self._num_steps = 0
+        self._num_learned = 0
+
+    def know(self) -> None:
+        """Predict from what was learned so far, however little it is."""
+        self._fit()
+
+    def launched(self, step: Step) -> None:
+        """`step` is about to be launched."""
+        self._launched.append((self._clock(), work_of(step)))
+
+    def collected(self) -> None:
+        """The oldest step in flight was computed."""
+        begun_s, work = self._launched.popleft()
+        begun_s, self._ended_s = max(begun_s, self._ended_s), self._clock()
+        self._num_steps += 1
+        if work.num_prompt_tokens > SMALLEST_CHUNK or self._num_steps <= _FIRST_STEPS or self._num_steps % _ONE_OF == 0:
+            self._learn(work, max(self._ended_s - begun_s, _SMALLEST_S))
+
+    def lost(self) -> None:
+        """The steps in flight have failed."""
+        self._launched.clear()
+
+    def _learn(self, work: StepWork, seconds: float) -> None:
+        features = _features(work)
+        if self.cost is not None:
+            predicted = float(features @ self._parameters)
+            error = abs(predicted - seconds) / seconds
+            self.relative_error += _ERROR_SHARE * (min(error, 1.0) - self.relative_error)
+            predicted = max(predicted, _SMALLEST_S)
+            seconds = min(max(seconds, predicted / _LARGEST_FACTOR), _LARGEST_FACTOR * predicted)
+        features = features / seconds
+        kept = _KEPT if self.relative_error < _WRONG else _KEPT_WHEN_WRONG
+        self._products *= kept
+        self._products += np.outer(features, features)
+        self._sums *= kept
+        self._sums += features
+        self._num_learned += 1
+        if self._num_learned % _STEPS_A_FIT == 0:
+            self._fit()
+
+    def _fit(self) -> None:
+        """One parameter after the other, each as good as it can be beside the others, again and again; those first that
+        shall have what is not told apart."""
+        products, parameters = self._products.tolist(), self._parameters.tolist()
+        sums = self._sums.tolist()
+        for _ in range(_SWEEPS):
+            for number in _ORDER:
+                row = products[number]
+                if row[number] > 0.0:
+                    rest = sum(map(float.__mul__, row, parameters)) - row[number] * parameters[number]
+                    parameters[number] = max(0.0, (sums[number] - rest) / row[number])
+        self._parameters = np.array(parameters)
+        self.cost = StepCost(*(self._parameters / _SCALES).tolist())
+
+
+def _features(work: StepWork) -> npt.NDArray[np.float64]:
+    """The step itself and what it counts, each by its scale."""
+    features: npt.NDArray[np.float64] = np.array((1.0, *work)) / _SCALES
+    return features
+
+
+class StepBound:
+    """How many tokens of prompts a step may take beside requests that decode, so that it ends within `seconds`."""
+
+    def __init__(self, costs: StepCosts, seconds: float) -> None:
+        self._costs = costs
+        self._seconds = seconds
+
+    def prompt_tokens(self, decoding: Iterable[ScheduledRequest], start: int) -> int:
+        """At least `SMALLEST_CHUNK`. `start`: the place in its prompt of the first token to compute."""
+        cost = self._costs.cost
+        if cost is None or not cost.knows_prompts:
+            return FIRST_CHUNK
+        contexts = [share.start for share in decoding]
+        left_s = self._seconds - cost.without_prompt_s(len(contexts), sum(contexts))
+        return max(SMALLEST_CHUNK, cost.chunk_within(left_s, start))

@@ -1,0 +1,205 @@
+"""The grammar of a whole answer: reasoning, then text, a structure or calls.
+
+A structure or the arguments of a call obey a grammar; what stands before them is free. Owns how such an answer is
+written down, in llguidance's form of Lark's notation, for the formats of calls that have a marker of their own before
+JSON. Does not know whether it can be compiled, nor which tokens there are: `token_of` names the token of a marker,
+where the vocabulary has one. A model writes that token then, which is no text to a grammar.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from engine.text.answers import json_calls as json_format
+from engine.text.answers.thinking import Tags
+from wire.grammar import CHOICE, JSON_SCHEMA, REGEX, Grammar
+
+_REFERENCE = "$ref"
+_DATA = ("const", "enum", "default", "examples")
+_SPECIAL = re.compile(r"[.^$*+?()\[\]{}|\\/]")
+_SLASH_OR_ESCAPED = re.compile(r"\\.|/", re.DOTALL)
+_SPACE = r"SPACE: /[ \t\r\n]{1,8}/"
+"""White space at markers, with an end: a model could go on for ever."""
+Functions = Mapping[str, Mapping[str, Any]]
+_MarkerForm = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerShape:
+    """What an answer may be.
+
+    `reasoning`: the tags around what may stand first, and has to where it `is_reasoning_begun` by the prompt.
+    `structure`: what the text behind it must be; None: any text. `functions`: the schemas of the arguments of those
+    that may be called instead of a structure, or among any text; `call_format` is how, and `is_one_call` says how
+    often.
+    """
+
+    reasoning: Tags | None = None
+    is_reasoning_begun: bool = False
+    structure: Grammar | None = None
+    functions: Functions = field(default_factory=dict)
+    call_format: str = ""
+    is_one_call: bool = False
+
+    @property
+    def can_be_grammar(self) -> bool:
+        """Whether the structure can stand behind something else."""
+        return self.structure is None or self.structure.kind in _STRUCTURES
+
+    def grammar(self, token_of: Callable[[str], int | None]) -> Grammar:
+        """The grammar of all of it. Raises `InvalidRequest` when it is too long."""
+
+        def marker(text: str) -> str:
+            token_id = token_of(text)
+            return _string(text) if token_id is None else f"<[{token_id}]>"
+
+        body, rules = self._body(marker)
+        first, more = self._before(marker)
+        return Grammar.lark("\n".join((f"start: {first} {body}", *rules, *more, _SPACE)) + "\n")
+
+    def _before(self, marker: _MarkerForm) -> tuple[str, list[str]]:
+        if self.reasoning is None:
+            return "", []
+        thought = _until("thought", self.reasoning.end, marker)
+        begun = "thought SPACE?"
+        return (begun if self.is_reasoning_begun else f"(SPACE? {marker(self.reasoning.begin)} {begun})?"), thought
+
+    def _body(self, marker: _MarkerForm) -> tuple[str, list[str]]:
+        structure = None if self.structure is None else f"structure: {_structure(self.structure)}"
+        if not self.functions:
+            return ("structure", [structure]) if structure else ("FREE?", [_free("FREE")])
+        form = CALL_FORMS[self.call_format]
+        repeated = "" if self.is_one_call else "+"
+        end = f" SPACE? {marker(form.end)}" if form.end else ""
+        call = f"call: SPACE? ({form.call(self.functions, marker)}){end}"
+        if structure:
+            around = " | ".join(("SPACE", *map(marker, form.around)))
+            begun = f"(({around})* {marker(form.begin)} call){repeated} ({around})*"
+            return f"(structure | {begun})", [structure, call]
+        repeated = "?" if self.is_one_call else "*"
+        tokens = [marker(text) for text in form.around if not marker(text).startswith('"')]
+        free = f"(FREE | {' | '.join(tokens)})*" if tokens else "FREE?"
+        return f"(before call){repeated} {free}", [
+            *_until("before", form.begin, marker, tokens), call, _free("FREE", form.begin)
+        ]  # fmt: skip
+
+
+class CallForm(NamedTuple):
+    """A format of calls: `begin`, what `call` makes of functions, and `end`. `around`: markers between calls."""
+
+    begin: str
+    call: Callable[[Functions, _MarkerForm], str]
+    end: str = ""
+    around: Sequence[str] = ()
+
+
+def moved_references(schema: Any, place: str) -> Any:
+    """`schema` with its references to itself as they are when it stands at `place` of another schema."""
+    if isinstance(schema, list):
+        return [moved_references(item, place) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        name: place + member[1:]
+        if name == _REFERENCE and isinstance(member, str) and member.startswith("#")
+        else member
+        if name in _DATA
+        else moved_references(member, place)
+        for name, member in schema.items()
+    }
+
+
+def _object(functions: Functions) -> dict[str, Any]:
+    return {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "arguments": moved_references(schema, place)},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for number, (name, schema) in enumerate(functions.items())
+            for place in [f"#/anyOf/{number}/properties/arguments"]
+        ]
+    }
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return f"%json {Grammar.json_schema(schema).text}"
+
+
+def _hermes(functions: Functions, marker: _MarkerForm) -> str:
+    return _json(_object(functions))
+
+
+def _mistral(functions: Functions, marker: _MarkerForm) -> str:
+    arguments = marker(json_format.MISTRAL_ARGUMENTS)
+    named = [f"{_string(name)} {arguments} {_json(schema)}" for name, schema in functions.items()]
+    calls = {"type": "array", "items": moved_references(_object(functions), "#/items"), "minItems": 1}
+    return " | ".join((_json(calls), *named))
+
+
+def _deepseek(functions: Functions, marker: _MarkerForm) -> str:
+    separator, fence, end = marker(json_format.DEEPSEEK_SEPARATOR), _string("```json"), _string("```")
+    calls: list[str] = []
+    for name, schema in functions.items():
+        calls.append(f'"function" {separator} {_string(name)} SPACE {fence} SPACE {_json(schema)} SPACE {end}')
+        calls.append(f"{_string(name)} {separator} {_json(schema)}")
+    return " | ".join(calls)
+
+
+_DEEPSEEK = CallForm(
+    json_format.DEEPSEEK_CALL,
+    _deepseek,
+    json_format.DEEPSEEK_CALL_END,
+    (json_format.DEEPSEEK_CALLS, json_format.DEEPSEEK_CALLS_END),
+)
+CALL_FORMS: Mapping[str, CallForm] = {
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v31": _DEEPSEEK,
+    "hermes": CallForm(json_format.TOOL_CALL, _hermes, json_format.TOOL_CALL_END),
+    "mistral": CallForm(json_format.MISTRAL_CALLS, _mistral),
+}
+"""Formats in which a grammar can enforce the arguments of a call that the model has begun."""
+
+
+def _until(rule: str, end: str, marker: _MarkerForm, tokens: Sequence[str] = ()) -> list[str]:
+    """Rules for free text and the marker behind it. `tokens` may stand in the text too."""
+    name = f"{rule.upper()}_TEXT"
+    if marker(end).startswith('"'):
+        return [f"{rule}[lazy]: /(?s:.*){_regex(end)}/"]
+    free = f"({' | '.join((name, *tokens))})*" if tokens else f"{name}?"
+    return [f"{rule}: {free} {marker(end)}", _free(name, end)]
+
+
+def _structure(grammar: Grammar) -> str:
+    return _STRUCTURES[grammar.kind](grammar.text)
+
+
+def _free(name: str, *without: str) -> str:
+    """A terminal of any text that holds none of the markers."""
+    return " & ".join((f"{name}: /(?s:.+)/", *(f"~/(?s:.*){_regex(text)}(?s:.*)/" for text in without)))
+
+
+def _regex(text: str) -> str:
+    return _SPECIAL.sub(lambda found: "\\" + found[0], text)
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _of_expression(expression: str) -> str:
+    escaped = _SLASH_OR_ESCAPED.sub(lambda found: "\\/" if found[0] == "/" else found[0], expression)
+    return f"/{escaped}/".replace("\n", "\\n")
+
+
+_STRUCTURES: Mapping[str, Callable[[str], str]] = {
+    JSON_SCHEMA: lambda text: f"%json {text}",
+    REGEX: _of_expression,
+    CHOICE: lambda text: " | ".join(_string(choice) for choice in json.loads(text)),
+}

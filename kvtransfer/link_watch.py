@@ -1,0 +1,44 @@
+"""Notices that the connection of a socket that dials was made, or that it broke. Knows no messages.
+
+ZMQ dials again by itself and says nothing, but the other side then takes the socket for a stranger, and what was in
+flight is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+
+class LinkWatch:
+    """Watches `link`, which has not dialled yet. `monitor` is readable when something has happened."""
+
+    def __init__(self, link: zmq.Socket[bytes]) -> None:
+        self.is_made = False
+        self.has_broken = False
+        self.monitor = link.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._link = link
+
+    def look(self) -> None:
+        """Notice that it was made, or that it broke: it stays broken then."""
+        for event in self._events():
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.is_made = True
+            elif self.is_made:
+                self.has_broken = True
+
+    def close(self) -> None:
+        """Watch no more. To be called before the socket is closed."""
+        if not self.monitor.closed:
+            self._link.disable_monitor()
+            self.monitor.close(linger=0)
+
+    def _events(self) -> Iterator[int]:
+        while not self.monitor.closed:
+            try:
+                frames = self.monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield parse_monitor_message(frames)["event"]

@@ -1,0 +1,58 @@
+"""Opens the sending side of a node: its listener, its pusher and its thread. Every node that hands KV over has one.
+
+Owns nothing afterwards: the leg that uses it posts commands, takes notices and closes the thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import zmq
+
+from kvtransfer.commands import SendingCommand, SendingNotice
+from kvtransfer.facts import SendingFacts
+from kvtransfer.mailbox import Mailbox
+from kvtransfer.pools.base import KvPool
+from kvtransfer.pusher import Pusher
+from kvtransfer.sender_connections import SenderOpener, open_listener
+from kvtransfer.sending import SendingSide
+from kvtransfer.thread import TransferThread
+from program.watchdog import Beat
+from wire import links
+
+
+@dataclass(frozen=True, slots=True)
+class SendingEnd:
+    """A sending side with the `thread` that runs it, and the mailbox of its notices."""
+
+    side: SendingSide
+    thread: TransferThread[SendingCommand]
+    notices: Mailbox[SendingNotice]
+
+    def close(self) -> None:
+        """End the thread and close connections."""
+        self.thread.close()
+        self.notices.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAt:
+    """Where receivers dial a sending side. `port` 0: the system chooses it."""
+
+    context: zmq.Context[zmq.Socket[bytes]]
+    host: str
+    port: int
+    links: links.LinkSettings
+
+
+def open_sending_end(
+    facts: SendingFacts, at: ListenAt, senders: SenderOpener, pool: KvPool, beat: Beat | None = None
+) -> tuple[SendingEnd, str]:
+    """A running sending side over `pool`, and the address at which it listens. Its thread touches `beat`. Raises
+    `InvalidSetting`."""
+    link, address = open_listener(at.context, at.host, at.port, at.links)
+    notices: Mailbox[SendingNotice] = Mailbox()
+    side = SendingSide(facts, link, senders, Pusher(pool, facts.checksum), notices)
+    thread = TransferThread(side, "kv-sending", pool.enter, beat)
+    thread.start()
+    return SendingEnd(side, thread, notices), address

@@ -1,0 +1,35 @@
+"""Errors as clients of Anthropic's interface see them: `{"type": "error", "error": {"type", "message"}}`.
+
+What an error says and with which status is the same for all interfaces; see `router.openai.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+_PATH = "/v1/messages"
+_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def is_of_messages(http: web.Request) -> bool:
+    """Whether the client speaks Anthropic's interface."""
+    return http.path == _PATH or http.path.startswith(f"{_PATH}/")
+
+
+def messages_error(status: int, body: Mapping[str, Any], request_id: str | None = None) -> dict[str, Any]:
+    """The form of an error here. `body`: the one that clients of OpenAI's interface get with this status."""
+    fallback = "invalid_request_error" if 400 <= status < 500 else "api_error"
+    error = {"type": _TYPES.get(status, fallback), "message": body["error"]["message"]}
+    found: dict[str, Any] = {"type": "error", "error": error}
+    return found if request_id is None else {**found, "request_id": request_id}

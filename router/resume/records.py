@@ -1,0 +1,74 @@
+"""What is written down of one stream, as bytes: its head, then what came from the nodes, in the order it was taken.
+
+Owns the format. Each record is its length and checksum, and msgpack. A process may die in the middle of a record, so
+whatever follows the last whole one is no part of a journal; nothing of it has reached the client.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+import xxhash
+
+from router.journal import Delivery
+
+_PREFIX = struct.Struct("<IQ")
+_Records = list[tuple[int, Delivery]]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHead:
+    """What began a stream: whose it is (the name of an API key, "" without keys), the path and body of the request, and
+    what the router chose for it. `prompt_digest`: see `digest_of`."""
+
+    stream_id: str
+    owner: str
+    path: str
+    content_type: str
+    body: bytes = field(repr=False)
+    created: int
+    seed: int
+    prompt_digest: bytes
+
+
+def digest_of(prompts: Sequence[Sequence[int]]) -> bytes:
+    """128 bits over the tokens of all prompts of a request."""
+    return blake2b(msgspec.msgpack.encode([list(prompt) for prompt in prompts]), digest_size=16).digest()
+
+
+def pack(record: StreamHead | Sequence[tuple[int, Delivery]]) -> bytes:
+    """One record: the head, or deliveries with the index of their choice."""
+    content = msgspec.msgpack.encode(record)
+    return _PREFIX.pack(len(content), xxhash.xxh3_64_intdigest(content)) + content
+
+
+def unpack_head(data: bytes) -> StreamHead:
+    """The head of a journal. Raises `ValueError` when it is damaged."""
+    contents = _contents(data, most=1)
+    if not contents:
+        raise ValueError("the journal has no head")
+    return msgspec.msgpack.decode(contents[0], type=StreamHead)
+
+
+def unpack_deliveries(data: bytes) -> _Records:
+    """All deliveries of a journal, in order. Raises `ValueError` when it is damaged."""
+    return [each for content in _contents(data)[1:] for each in msgspec.msgpack.decode(content, type=_Records)]
+
+
+def _contents(data: bytes, most: int | None = None) -> list[Any]:
+    contents: list[bytes] = []
+    place = 0
+    while len(data) - place >= _PREFIX.size and len(contents) != most:
+        length, checksum = _PREFIX.unpack_from(data, place)
+        place += _PREFIX.size
+        content = data[place : place + length]
+        if len(content) < length or xxhash.xxh3_64_intdigest(content) != checksum:
+            break
+        contents.append(content)
+        place += length
+    return contents

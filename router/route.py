@@ -1,0 +1,18 @@
+"""The route of one attempt: the nodes that it runs on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from router.nodes import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Without a prefill node the decode node computes the prompt too. `prompt_s`: how long that is expected to take.
+    `is_kept`: the decode node computes it although a prefill node could, because that serves the goals."""
+
+    decode: Node
+    prefill: Node | None
+    prompt_s: float = 0.0
+    is_kept: bool = False

@@ -1,0 +1,152 @@
+"""A plan is computed by the code that serves: every request gets its tokens, nothing is left over, and what comes out
+is what arithmetic says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.client.outcome import Outcome
+from bench.plan.command import main, read_cost
+from bench.plan.simulated_node import NodeShape, SimulatedNode
+from bench.plan.simulation import Deployment, PlannedRequest, Simulation
+from engine.scheduler.step_costs import StepCosts
+from router.placement import Goals
+from wire.errors import InvalidSetting
+from wire.step_cost import StepCost
+
+CORE = StepCost(1.5e-3, 2.4e-4, 1e-7, 2e-4, 4e-7)
+SHAPE = NodeShape(CORE, 32, 512, 2048)
+GOALS = Goals(0.25, 0.025)
+BOUND = replace(SHAPE, goal_tpot_s=GOALS.tpot_s)
+SPLIT = Deployment([SHAPE], [SHAPE], None)
+ADAPTIVE = Deployment([SHAPE], [BOUND], GOALS)
+METRICS = "\n".join(
+    ["# TYPE baton:step_cost_seconds gauge"]
+    + [
+        f'baton:step_cost_seconds{{part="{part}"}} {value}'
+        for part, value in (
+            ("step", 1.5e-3),
+            ("prompt_token", 2.4e-4),
+            ("prompt_pair", 1e-7),
+            ("decode", 2e-4),
+            ("context_token", 4e-7),
+        )
+    ]
+)
+
+
+def load(num: int, gap_s: float, num_input: int = 512, num_output: int = 20) -> list[PlannedRequest]:
+    return [PlannedRequest(number * gap_s, (number + 1,) * num_input, num_output) for number in range(num)]
+
+
+def run(deployment: Deployment, requests: Sequence[PlannedRequest]) -> list[Outcome]:
+    simulation = Simulation(deployment)
+    outcomes = simulation.run(requests)
+    simulation.check()
+    for request, outcome in zip(requests, outcomes, strict=True):
+        assert outcome.num_output_tokens == request.num_output_tokens
+        assert outcome.chunk_s == sorted(outcome.chunk_s)
+        assert outcome.chunk_s[0] > request.arrival_s
+    return outcomes
+
+
+def ttft_s(outcome: Outcome) -> float:
+    return outcome.chunk_s[0] - outcome.sent_s
+
+
+@pytest.mark.parametrize("deployment", [SPLIT, ADAPTIVE, Deployment([], [SHAPE], None)])
+def test_a_request_alone_takes_what_its_steps_take(deployment: Deployment) -> None:
+    (outcome,) = run(deployment, load(1, 0.0))
+    assert ttft_s(outcome) == pytest.approx(CORE.prompt_s(512, 0, 512, 0, 0))
+    second_s = CORE.without_prompt_s(1, 512)
+    assert outcome.chunk_s[1] - outcome.chunk_s[0] == pytest.approx(second_s)
+
+
+def test_prompts_of_a_split_wait_for_the_one_prefill_node() -> None:
+    prompt_s = CORE.prompt_s(512, 0, 512, 0, 0)
+    outcomes = run(SPLIT, load(10, 0.0))
+    assert ttft_s(outcomes[-1]) == pytest.approx(10 * prompt_s)
+
+
+def test_with_goals_the_decode_node_helps_when_prompts_would_wait() -> None:
+    requests = load(40, 0.1)
+    late = [sum(ttft_s(outcome) > 0.5 for outcome in run(each, requests)) for each in (SPLIT, ADAPTIVE)]
+    assert late[0] > 10
+    assert late[1] == 0
+
+
+def test_with_goals_and_little_to_do_streams_are_left_alone() -> None:
+    gaps = [
+        [max(b - a for a, b in zip(out.chunk_s, out.chunk_s[1:], strict=False)) for out in run(each, load(20, 0.4))]
+        for each in (SPLIT, ADAPTIVE)
+    ]
+    assert gaps[0] == pytest.approx(gaps[1])
+
+
+def test_gaps_between_tokens_keep_to_the_goal_when_the_decode_node_helps() -> None:
+    outcomes = run(ADAPTIVE, load(60, 0.12, num_output=64))
+    gaps = [b - a for out in outcomes for a, b in zip(out.chunk_s[1:], out.chunk_s[2:], strict=False)]
+    assert sum(gap <= 1.2 * GOALS.tpot_s for gap in gaps) / len(gaps) > 0.99
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_load_ends_with_all_tokens_and_nothing_left_over(seed: int) -> None:
+    chance = random.Random(seed)
+    shape = replace(SHAPE, max_num_seqs=chance.choice((2, 8)), num_blocks=chance.choice((48, 400)))
+    bound = replace(shape, goal_tpot_s=chance.choice((0.0, 0.005, 0.05)))
+    goals = chance.choice((None, Goals(0.0, 0.02), Goals(0.3, 0.0)))
+    deployment = Deployment([shape] * chance.randrange(3), [bound] * chance.randrange(1, 3), goals)
+    at_s, requests = 0.0, []
+    for number in range(60):
+        at_s += chance.expovariate(20)
+        shared = (5,) * chance.choice((0, 64))
+        token_ids = shared + tuple(chance.randrange(1000) for _ in range(chance.randrange(1, 400)))
+        requests.append(PlannedRequest(at_s, token_ids, chance.randrange(1, 40 + number)))
+    run(deployment, requests)
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_a_wrong_cost_model_costs_time_and_nothing_else(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = StepCosts._fit
+
+    def wrong(self: StepCosts) -> None:
+        fit(self)
+        assert self.cost is not None
+        parts = (self.cost.step_s, self.cost.prompt_token_s, self.cost.prompt_pair_s)
+        others = (self.cost.decode_s, self.cost.context_token_s)
+        self.cost = StepCost(*(factor * part for part in (*parts, *others)))
+
+    monkeypatch.setattr(StepCosts, "_fit", wrong)
+    run(ADAPTIVE, load(40, 0.1))
+
+
+def test_a_node_has_learned_its_costs_before_the_load() -> None:
+    cost = SimulatedNode(SHAPE).status.cost
+    assert cost is not None
+    assert cost.prompt_s(512, 0, 512, 0, 0) == pytest.approx(CORE.prompt_s(512, 0, 512, 0, 0), rel=0.2)
+
+
+def test_the_command_prints_a_table_for_each_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "metrics"
+    file.write_text(METRICS)
+    flags = ["--prefill-cost", str(file), "--one-cost", str(file), "--num-prompts", "6", "--random-input-len", "64"]
+    assert main([*flags, "--random-output-len", "4", "--rates", "2,inf"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("one node | split | with goals") == 2
+    assert "all at once, 6 requests" in printed
+
+
+def test_metrics_without_costs_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "metrics"
+    file.write_text(METRICS)
+    assert read_cost(str(file)) == CORE
+    file.write_text("# nothing\n")
+    with pytest.raises(InvalidSetting, match="no baton:step_cost_seconds"):
+        read_cost(str(file))
+    with pytest.raises(InvalidSetting):
+        main(["--prefill-cost", ""])

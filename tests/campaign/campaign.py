@@ -1,0 +1,110 @@
+"""One campaign from its settings to its result."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from pathlib import Path
+
+import aiohttp
+
+from tests.campaign import checks, private_shm, report
+from tests.campaign.corpus import make_corpus
+from tests.campaign.deployment import Deployment
+from tests.campaign.faults import Injector
+from tests.campaign.load import GIVE_UP_S, Asked, Load
+from tests.campaign.schedule import plan
+from tests.campaign.settings import CampaignSettings
+from tests.checkpoints import make_checkpoint
+
+_WARM_UP_S = 1.0
+_MAX_LINE_BYTES = 2**22
+
+
+async def run(settings: CampaignSettings, *, has_private_shm: bool) -> list[str]:
+    """Run it and print its result; what was found that must not happen."""
+    timeline = report.Timeline(settings.folder)
+    report.tell(f"seed {settings.seed}; logs and timeline are in {settings.folder}")
+    model = _make_model(settings)
+    deployment = Deployment(settings, model, timeline.note, timeline.found)
+    injector = Injector(deployment, timeline.note, timeline.found)
+    try:
+        await deployment.start()
+        async with _session() as session:
+            await _run_faults(settings, deployment, injector, session, timeline, has_private_shm=has_private_shm)
+        for text in await checks.quiescence(deployment):
+            timeline.found(text)
+        lines, grown = checks.footprints(deployment)
+        for text in [*grown, *await checks.stop_all(deployment, has_private_shm=has_private_shm)]:
+            timeline.found(text)
+        report.tell("\n".join(lines))
+    finally:
+        await injector.close()
+        await deployment.close()
+        timeline.close()
+    if timeline.findings:
+        report.tell(
+            f"\n=== {len(timeline.findings)} findings; logs are in {settings.folder}; again:\n{settings.command}"
+        )
+        for finding in timeline.findings[:10]:
+            report.tell(f"\n=== {finding}")
+        report.tell(f"\n=== ends of logs\n{checks.tails(deployment)}")
+    return timeline.findings
+
+
+async def _run_faults(
+    settings: CampaignSettings,
+    deployment: Deployment,
+    injector: Injector,
+    session: aiohttp.ClientSession,
+    timeline: report.Timeline,
+    *,
+    has_private_shm: bool,
+) -> None:
+    entries = await make_corpus(settings, session, deployment.url)
+    timeline.note(f"{len(entries)} references, {sum(entry.num_tokens for entry in entries)} tokens")
+    checks.note_footprints(deployment)
+    excused: Counter[str] = Counter()
+
+    def done(asked: Asked) -> None:
+        if finding := checks.finding_of(asked, injector.happened, deployment.outages):
+            timeline.found(finding)
+        elif asked.message:
+            excused[checks.excuse(asked, injector.happened, deployment.outages)] += 1
+        if gap := checks.long_gap(asked):
+            timeline.note(gap)
+
+    load = Load(entries, session, deployment.url, settings.seed, done)
+    load.start(settings.num_clients)
+
+    def is_excused() -> bool:
+        is_out = bool(deployment.outages) and deployment.outages[-1].ended_s is None
+        return is_out or any(each.fault.is_of_router and each.ended_s is None for each in injector.happened)
+
+    watch = asyncio.ensure_future(
+        checks.watch_progress(lambda: load.running, is_excused, settings.stall_s, timeline.found)
+    )
+    await asyncio.sleep(_WARM_UP_S)
+    await injector.run(plan(settings, has_private_shm=has_private_shm))
+    await load.stop()
+    watch.cancel()
+    gaps = checks.gaps_by_kind(load.asked, injector.happened)
+    report.tell(report.summary(load.asked, excused, injector.happened, gaps, load.num_tokens))
+
+
+def _session() -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=GIVE_UP_S + 10)
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    return aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=_MAX_LINE_BYTES)
+
+
+def _make_model(settings: CampaignSettings) -> Path:
+    seed = random.Random(f"model {settings.seed}").randrange(2**31)
+    return make_checkpoint(settings.folder / "model", "llama", seed=seed, max_position=4096)
+
+
+def main(settings: CampaignSettings) -> int:
+    """The exit status: 0 if nothing was found."""
+    has_private_shm = private_shm.mount()
+    return 1 if asyncio.run(run(settings, has_private_shm=has_private_shm)) else 0

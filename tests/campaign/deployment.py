@@ -1,0 +1,274 @@
+"""The programs of a campaign: a router and nodes behind proxies, which are started again whenever they end.
+
+Owns the processes, their ports and proxies, and who was meant to die. A program that ends without having been meant to
+is a finding, except for a node that refuses to start while something it needs was taken away. Kills only what it
+started, by process id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.campaign import poison
+from tests.campaign.proxy import LinkProxy
+from tests.campaign.settings import CampaignSettings
+from tests.system.harness import MODEL_NAME, Node, Program
+
+NODE_SCRIPT = str(Path(__file__).with_name("node_process.py"))
+NODE_WAIT_S = 60.0
+_WATCH_S = 0.05
+_NUM_BLOCKS = {"prefill": 1024, "decode": 768}
+Note = Callable[[str], None]
+
+
+class Member:
+    """A node over its lives, which ended with `statuses`. `node` is the current one; `delay_s` is waited before the
+    next. `excuse`: why it may end by itself or not start now, "" if it may not."""
+
+    def __init__(self, role: str, index: int, port: int) -> None:
+        self.role = role
+        self.name = f"{role}-{index}"
+        self.port = port
+        self.peer = LinkProxy(port)
+        self.control = LinkProxy(0)
+        self.num_lives = 0
+        self.statuses: list[int] = []
+        self.delay_s = 0.0
+        self.is_meant_to_end = False
+        self.is_ready = False
+        self.excuse = ""
+        self.baseline: Footprint | None = None
+        self.node: Node | None = None
+
+    @property
+    def running(self) -> Node | None:
+        """The node, if it runs."""
+        return self.node if self.node is not None and self.node.is_running else None
+
+
+class Footprint:
+    """What a process holds: files, threads and memory."""
+
+    def __init__(self, pid: int) -> None:
+        process = psutil.Process(pid)
+        self.num_files = process.num_fds()
+        self.num_threads = process.num_threads()
+        self.num_bytes: int = process.memory_info().rss
+
+    def __str__(self) -> str:
+        return f"{self.num_files} files, {self.num_threads} threads, {self.num_bytes >> 20} MiB"
+
+
+@dataclass(slots=True)
+class Outage:
+    """A time (`time.monotonic()`) without any decode node. `ended_s` is None while it lasts."""
+
+    begun_s: float
+    ended_s: float | None = None
+
+
+class Deployment:
+    """See the module. `note` takes lines for the timeline, `found` what must not happen."""
+
+    def __init__(self, settings: CampaignSettings, model: Path, note: Note, found: Note) -> None:
+        self.members = [Member("prefill", index, free_port()) for index in range(settings.num_prefill)]
+        self.members += [Member("decode", index, free_port()) for index in range(settings.num_decode)]
+        self.http_port, self.control_port = free_port(), free_port()
+        self.router_baseline: Footprint | None = None
+        self.is_router_meant_to_end = False
+        self.router_delay_s = 0.0
+        self.num_poisons = 0
+        self.outages: list[Outage] = []
+        self._settings = settings
+        self._model = model
+        self._note, self._found = note, found
+        self._router: Program | None = None
+        self._num_routers = 0
+        self._watchers: list[asyncio.Task[None]] = []
+
+    @property
+    def router(self) -> Program:
+        """The router of now."""
+        assert self._router is not None
+        return self._router
+
+    @property
+    def url(self) -> str:
+        """Of the router, over all its lives."""
+        return f"http://127.0.0.1:{self.http_port}"
+
+    def member(self, name: str) -> Member:
+        """By the name of a target."""
+        return next(member for member in self.members if member.name == name)
+
+    async def start(self) -> None:
+        """Start everything, and return when all nodes have joined."""
+        self._settings.folder.mkdir(parents=True, exist_ok=True)
+        self._spawn_router()
+        await asyncio.to_thread(self.router.wait_ready)
+        for member in self.members:
+            await member.peer.start()
+            member.control.target_port = self.control_port
+            await member.control.start()
+            self._spawn(member)
+        for member in self.members:
+            assert member.node is not None
+            await asyncio.to_thread(member.node.wait_ready)
+            member.is_ready = True
+        self._watchers = [asyncio.ensure_future(self._watch(member)) for member in self.members]
+        self._watchers.append(asyncio.ensure_future(self._watch_router()))
+        self._watchers.append(asyncio.ensure_future(self._watch_outages()))
+
+    async def all_ready(self, timeout_s: float) -> bool:
+        """Wait until every node has joined; False if one does not."""
+        until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s:
+            if all(member.is_ready and member.running for member in self.members) and await self._num_joined() == len(
+                self.members
+            ):
+                return True
+            await asyncio.sleep(0.2)
+        return False
+
+    async def stop_watching(self) -> None:
+        """From now on nothing is started again, and a failure of a watcher is raised."""
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            watcher.cancel()
+        for result in await asyncio.gather(*watchers, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    async def close(self) -> None:
+        """Kill whatever is left."""
+        for watcher in self._watchers:
+            watcher.cancel()
+        for program in [self._router, *(member.node for member in self.members)]:
+            if program is not None:
+                program.kill()
+        for member in self.members:
+            await member.peer.close()
+            await member.control.close()
+
+    async def _num_joined(self) -> int:
+        try:
+            metrics = await asyncio.to_thread(self.router.metrics)
+            return metrics.value("nodes")
+        except (OSError, KeyError):
+            return -1
+
+    def _spawn_router(self) -> None:
+        self._num_routers += 1
+        flags = ["--port", str(self.http_port), "--control-port", str(self.control_port)]
+        flags += ["--served-model-name", MODEL_NAME, "--node-wait-s", f"{NODE_WAIT_S:g}", "--request-timeout-s", "300"]
+        flags += ["--max-attempts", str(self._settings.max_attempts)]
+        command = [sys.executable, "-m", "router", str(self._model), *flags]
+        self._router = Program(f"router-life-{self._num_routers}", command, self._settings.folder)
+
+    def _spawn(self, member: Member) -> None:
+        member.num_lives += 1
+        settings = self._settings
+        command = [sys.executable, NODE_SCRIPT, member.role, str(member.peer.port), str(settings.step_s)]
+        command += [str(self._model), "--router", f"tcp://127.0.0.1:{member.control.port}", "--port", str(member.port)]
+        command += ["--node-id", member.name, "--num-threads", "1", "--batch-invariant", "--dtype", settings.dtype]
+        command += ["--kv-transport", settings.transport, "--num-blocks", str(_NUM_BLOCKS[member.role])]
+        command += ["--device", "cpu"]
+        name = f"{member.name}-life-{member.num_lives}"
+        member.node = Node(member.role, name, command, settings.folder)
+
+    async def _watch(self, member: Member) -> None:
+        while True:
+            node = member.node
+            if node is not None and not node.is_running:
+                member.is_ready = False
+                self._judge_end(member, node)
+                await asyncio.sleep(member.delay_s)
+                member.is_meant_to_end, member.delay_s = False, 0.2
+                self._spawn(member)
+                self._note(f"{member.name} is started again, life {member.num_lives}")
+            elif node is not None and not member.is_ready:
+                await self._look_for_readiness(member, node)
+            await asyncio.sleep(_WATCH_S)
+
+    async def _look_for_readiness(self, member: Member, node: Node) -> None:
+        with contextlib.suppress(AssertionError, OSError, psutil.Error):
+            await asyncio.to_thread(node.wait_ready)
+            member.is_ready = True
+            self._note(f"{member.name} is ready again")
+
+    def _judge_end(self, member: Member, node: Node) -> None:
+        status = node.process.returncode
+        member.statuses.append(status)
+        if member.is_meant_to_end or member.excuse or (self.num_poisons and status == poison.ABORTED):
+            self._note(f"{member.name} has ended with {status}{member.excuse and ': ' + member.excuse}")
+            return
+        self._found(f"{member.name} ended by itself with {status}:\n{tail(node)}")
+
+    async def _watch_outages(self) -> None:
+        decodes = [member for member in self.members if member.role == "decode"]
+        while True:
+            is_out = not any(member.is_ready and member.running for member in decodes)
+            last = self.outages[-1] if self.outages else None
+            if is_out and (last is None or last.ended_s is not None):
+                self.outages.append(Outage(time.monotonic()))
+            elif not is_out and last is not None and last.ended_s is None:
+                last.ended_s = time.monotonic()
+                self._note(f"there was no decode node for {last.ended_s - last.begun_s:.1f} s")
+            await asyncio.sleep(_WATCH_S)
+
+    async def _watch_router(self) -> None:
+        while True:
+            if not self.router.is_running:
+                if not self.is_router_meant_to_end:
+                    self._found(
+                        f"the router ended by itself with {self.router.process.returncode}:\n{tail(self.router)}"
+                    )
+                await asyncio.sleep(self.router_delay_s)
+                self.is_router_meant_to_end = False
+                self._spawn_router()
+                with contextlib.suppress(AssertionError, OSError, psutil.Error):  # it was killed while it started
+                    await asyncio.to_thread(self.router.wait_ready)
+                    self._note("the router is ready again")
+            await asyncio.sleep(_WATCH_S)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait until `condition()` holds; False if it does not within `timeout_s`."""
+    until_s = time.monotonic() + timeout_s
+    while not (holds := condition()) and time.monotonic() < until_s:  # noqa: ASYNC110  # nothing tells when a process ends
+        await asyncio.sleep(_WATCH_S)
+    return holds
+
+
+def tail(program: Program, num_lines: int = 12) -> str:
+    """The end of its log."""
+    return "\n".join(f"    {line}" for line in program.err.splitlines()[-num_lines:])
+
+
+def send(program: Program, number: int) -> None:
+    """Send a signal to a process that may have ended."""
+    if program.is_running:
+        program.signal(number)
+
+
+def kill(program: Program) -> None:
+    """SIGKILL without waiting."""
+    send(program, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

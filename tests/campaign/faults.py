@@ -1,0 +1,242 @@
+"""Makes planned faults happen, each in a task of its own, and undoes them.
+
+Knows how to hurt a program or a link and nothing of what should happen then. Whatever ends the campaign, stopped
+processes are continued, links healed and /dev/shm emptied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from tests.campaign import poison
+from tests.campaign.deployment import Deployment, Member, kill, send, until
+from tests.campaign.proxy import DOWN, UP, LinkProxy
+from tests.campaign.schedule import Fault
+from tests.system.harness import MODEL_NAME, Program
+
+SHM = Path("/dev/shm")
+_FILL = SHM / "campaign-fill"
+_CYCLE_S = 0.2
+_AGENT = "kvtransfer.transports.nixl"
+_DRAIN_S = 60.0
+_EXCUSED_S = 5.0
+"""So long after it has everything again, a program may still end of what it lacked."""
+_WATCH_S = 1.0
+"""By then it has been noticed that a node has ended."""
+
+
+@dataclass(slots=True)
+class Happened:
+    """A fault that was made, with the moments (`time.monotonic()`) when it began and ended."""
+
+    fault: Fault
+    begun_s: float
+    ended_s: float | None = None
+
+
+class Injector:
+    """See the module. `happened` lists the faults made so far."""
+
+    def __init__(self, deployment: Deployment, note: Callable[[str], None], found: Callable[[str], None]) -> None:
+        self.happened: list[Happened] = []
+        self._deployment = deployment
+        self._note, self._found = note, found
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, faults: list[Fault]) -> None:
+        """Make all faults at their times, and return when the last has ended."""
+        begun_s = time.monotonic()
+        for fault in faults:
+            await asyncio.sleep(max(0.0, begun_s + fault.at_s - time.monotonic()))
+            task = asyncio.ensure_future(self._make(fault))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        await asyncio.gather(*self._tasks)
+
+    async def close(self) -> None:
+        """Stop what is going on."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        _FILL.unlink(missing_ok=True)
+
+    async def _make(self, fault: Fault) -> None:
+        happened = Happened(fault, time.monotonic())
+        self.happened.append(happened)
+        self._note(f"fault {fault}")
+        try:
+            if fault.is_of_router:
+                await self._hit_router(fault)
+            elif fault.link:
+                member = self._deployment.member(fault.target)
+                await self._hit_link(fault, member.control if fault.link == "control" else member.peer)
+            else:
+                await self._hit_node(fault, self._deployment.member(fault.target))
+        finally:
+            happened.ended_s = time.monotonic()
+            self._note(f"fault #{fault.number} is over")
+
+    async def _hit_router(self, fault: Fault) -> None:
+        router = self._deployment.router
+        if fault.kind == "router-kill":
+            self._deployment.is_router_meant_to_end = True
+            self._deployment.router_delay_s = fault.lasts_s
+            kill(router)
+            await until(lambda: self._deployment.router is not router and bool(self._deployment.router.ready), _DRAIN_S)
+        else:
+            await _stop_for(router, fault.lasts_s, 1.0 if fault.kind == "router-freeze" else fault.strength)
+
+    async def _hit_node(self, fault: Fault, member: Member) -> None:
+        match fault.kind:
+            case "kill":
+                self._kill(member, fault.lasts_s)
+            case "poison":
+                await self._poison(poison.PROMPT if fault.strength < 0.5 else poison.LONG_PROMPT)
+            case "kill-together":
+                for each in self._deployment.members:
+                    if each.role == "decode":
+                        self._kill(each, fault.lasts_s)
+                        await asyncio.sleep(fault.strength * 0.2)
+            case "restart":
+                await self._restart(member, fault.lasts_s)
+            case "freeze" | "slow":
+                if member.running is not None:
+                    share = 1.0 if fault.kind == "freeze" else 0.3 + 0.6 * fault.strength
+                    await _stop_for(member.running, fault.lasts_s, share)
+            case "descriptors":
+                await self._take_descriptors(member, fault.lasts_s)
+            case "shm-full":
+                await self._fill_shm(member, fault.lasts_s)
+            case _:
+                _kill_agents(member)
+
+    async def _poison(self, prompt: Sequence[int]) -> None:
+        deployment = self._deployment
+        if deployment.num_poisons:
+            return
+        deployment.num_poisons += 1
+        before = {member.name: len(member.statuses) for member in deployment.members}
+        body = {"model": MODEL_NAME, "prompt": list(prompt), "max_tokens": 8, "ignore_eos": True}
+        status = 0
+        try:
+            url = f"{deployment.url}/v1/completions"
+            async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+                status, text = answer.status, await answer.text()
+            self._note(f"the poison request ended with {status}: {text[:300]}")
+        except (aiohttp.ClientError, OSError) as error:
+            self._note(f"the poison request got no answer: {error}")
+        await asyncio.sleep(_WATCH_S)
+        deployment.num_poisons -= 1
+        deaths = {member.name: member.statuses[before[member.name] :] for member in deployment.members}
+        if finding := poison.finding_of(status, deaths):
+            self._found(finding)
+
+    def _kill(self, member: Member, delay_s: float) -> None:
+        if member.running is not None:
+            member.is_meant_to_end, member.delay_s = True, delay_s
+            kill(member.running)
+
+    async def _restart(self, member: Member, delay_s: float) -> None:
+        node = member.running
+        if node is None or not member.is_ready or member.is_meant_to_end:
+            return
+        member.is_meant_to_end, member.delay_s = True, delay_s
+        send(node, signal.SIGTERM)
+        if not await until(lambda: not node.is_running, _DRAIN_S):
+            self._found(f"{node.name} has not ended {_DRAIN_S:g} s after SIGTERM")
+            kill(node)
+        elif node.process.returncode not in (0, -signal.SIGKILL):
+            self._found(f"{node.name} exited with {node.process.returncode} after SIGTERM")
+
+    async def _take_descriptors(self, member: Member, lasts_s: float) -> None:
+        node = member.running
+        if node is None or not member.is_ready:
+            return
+        member.excuse = "it had no descriptor left"
+        with contextlib.suppress(OSError, psutil.Error):
+            pid = node.process.pid
+            soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (psutil.Process(pid).num_fds(), hard))
+            try:
+                await asyncio.sleep(lasts_s)
+            finally:
+                if node.is_running:
+                    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        await asyncio.sleep(_EXCUSED_S)
+        member.excuse = ""
+
+    async def _fill_shm(self, member: Member, lasts_s: float) -> None:
+        if _FILL.exists():
+            return
+        for each in self._deployment.members:
+            each.excuse = "/dev/shm is full"
+        try:
+            with _FILL.open("wb") as file:
+                free_bytes = os.statvfs(SHM).f_bavail * os.statvfs(SHM).f_bsize
+                os.posix_fallocate(file.fileno(), 0, max(1, free_bytes))
+            await asyncio.sleep(lasts_s / 4)
+            self._kill(member, 0.1)
+            await asyncio.sleep(lasts_s * 3 / 4)
+        finally:
+            _FILL.unlink(missing_ok=True)
+            await asyncio.sleep(_EXCUSED_S)
+            for each in self._deployment.members:
+                each.excuse = ""
+
+    async def _hit_link(self, fault: Fault, link: LinkProxy) -> None:
+        state = link.state
+        match fault.kind:
+            case "cut":
+                state.is_cut = True
+                link.reset()
+            case "delay":
+                state.delay_s = 0.01 * 50**fault.strength
+            case "throttle":
+                state.bytes_per_s = 2048 * 32**fault.strength
+            case "hole":
+                state.held |= {UP, DOWN}
+            case _:
+                state.held |= {UP} if fault.strength < 0.5 else {DOWN}
+        try:
+            await asyncio.sleep(fault.lasts_s)
+        finally:
+            if link.state is state:
+                link.heal()
+            if fault.kind.startswith("hole") and fault.choice < 0.5:
+                link.reset()
+
+
+async def _stop_for(program: Program, lasts_s: float, share: float) -> None:
+    """Stop a process for `share` of the time."""
+    until_s = time.monotonic() + lasts_s
+    try:
+        while program.is_running and (left_s := until_s - time.monotonic()) > 0:
+            send(program, signal.SIGSTOP)
+            await asyncio.sleep(min(left_s, _CYCLE_S * share if share < 1.0 else left_s))
+            send(program, signal.SIGCONT)
+            if share < 1.0:
+                await asyncio.sleep(_CYCLE_S * (1.0 - share))
+    finally:
+        send(program, signal.SIGCONT)
+
+
+def _kill_agents(member: Member) -> None:
+    if member.running is None:
+        return
+    if not member.is_ready:
+        member.is_meant_to_end = True  # a node does not start without its agent
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(member.running.process.pid).children(recursive=True):
+            if any(_AGENT in word for word in child.cmdline()):
+                child.kill()

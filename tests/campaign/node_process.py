@@ -1,0 +1,53 @@
+"""A real node of a campaign: `node_process.py ROLE PROXY_PORT STEP_S MODEL FLAG...`.
+
+Three things differ from `python -m prefill_node` and `decode_node`. It tells its peers the port of a proxy in place of
+the port that it listens on (`--port`), and a step takes at least `STEP_S`, so that streams of a tiny model last long
+enough for faults to hit them. And it aborts when it computes the prompt of `tests.campaign.poison`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+import torch
+
+from engine.attention.base import LayerStored
+from engine.runner.base import RunningStep
+from engine.runner.model_runner import ModelRunner
+from engine.scheduler.request import Step
+from tests.campaign import poison
+from wire import links
+
+ROLE, PROXY_PORT, STEP_S = sys.argv[1], sys.argv[2], float(sys.argv[3])
+PORT = sys.argv[sys.argv.index("--port") + 1]
+_bind, _launch = links.bind, ModelRunner.launch
+_last_s = 0.0
+
+
+def bind(*args: Any, **options: Any) -> str:
+    """See `links.bind`."""
+    host, _, port = _bind(*args, **options).rpartition(":")
+    return f"{host}:{PROXY_PORT if port == PORT else port}"
+
+
+@torch.inference_mode()
+def launch(runner: ModelRunner, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
+    """See `Runner.launch`."""
+    global _last_s
+    if any(tuple(each.token_ids[: len(poison.PROMPT)]) == poison.PROMPT for each in step.requests):
+        os.abort()
+    time.sleep(max(0.0, _last_s + STEP_S - time.monotonic()))
+    _last_s = time.monotonic()
+    running: RunningStep = _launch(runner, step, layer_stored)
+    return running
+
+
+if __name__ == "__main__":
+    main = import_module(f"{ROLE}_node.__main__").main
+    with mock.patch.object(links, "bind", bind), mock.patch.object(ModelRunner, "launch", launch):
+        sys.exit(main(sys.argv[4:]))

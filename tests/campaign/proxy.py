@@ -1,0 +1,137 @@
+"""A TCP proxy between two programs, whose link can be cut, delayed, throttled and made a black hole.
+
+Owns its listening port and the connections through it. Knows nothing of what passes. What a black hole swallows is held
+and comes when it ends, as TCP's repetitions would; bytes are never lost within a connection, nor reordered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+_CHUNK_BYTES = 65536
+_MAX_CHUNKS = 64
+_TICK_S = 0.02
+UP, DOWN = "up", "down"
+"""From the program that dials, and to it."""
+
+
+@dataclass(slots=True)
+class LinkState:
+    """How a link is now. `held`: directions in which nothing passes. `bytes_per_s`: 0 is without limit."""
+
+    delay_s: float = 0.0
+    bytes_per_s: float = 0.0
+    held: set[str] = field(default_factory=set)
+    is_cut: bool = False
+
+
+class LinkProxy:
+    """Listens on `port` and passes everything on to `target_port` of this machine. Lives on one event loop."""
+
+    def __init__(self, target_port: int) -> None:
+        self.target_port = target_port
+        self.state = LinkState()
+        self.num_connections = 0
+        self.num_bytes = 0
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        if self._server is None:
+            raise RuntimeError("the proxy does not listen")
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def start(self) -> None:
+        """Listen."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+
+    async def close(self) -> None:
+        """End all connections and stop listening."""
+        if self._server is not None:
+            self._server.close()
+        self.reset()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def reset(self) -> None:
+        """Reset every connection."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    def heal(self) -> None:
+        """The link is well again; connections that are left go on."""
+        self.state = LinkState()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        if self.state.is_cut:
+            writer.transport.abort()
+            return
+        try:
+            onward = await asyncio.open_connection("127.0.0.1", self.target_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        pair = {writer, onward[1]}
+        self._writers |= pair
+        pumps = [self._pump(reader, onward[1], UP), self._pump(onward[0], writer, DOWN)]
+        tasks = [asyncio.ensure_future(pump) for pump in pumps]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # one direction has ended, so the connection is over for both: ZMQ does not half-close
+            self._writers -= pair
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for each in pair:
+                each.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: str) -> None:
+        chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MAX_CHUNKS)
+        passing = asyncio.ensure_future(self._pass_on(chunks, writer, direction))
+        try:
+            with contextlib.suppress(OSError):
+                while not passing.done() and (chunk := await reader.read(_CHUNK_BYTES)):
+                    await chunks.put((time.monotonic(), chunk))
+            await chunks.put((time.monotonic(), b""))
+            await passing
+        finally:
+            passing.cancel()
+            await asyncio.gather(passing, return_exceptions=True)
+
+    async def _pass_on(
+        self, chunks: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, direction: str
+    ) -> None:
+        while True:
+            came_s, chunk = await chunks.get()
+            while (wait_s := self._wait_s(direction, came_s)) > 0:  # noqa: ASYNC110  # looked at again: links change
+                await asyncio.sleep(wait_s)
+            if not chunk:
+                return
+            if self.state.bytes_per_s:
+                await asyncio.sleep(len(chunk) / self.state.bytes_per_s)
+            try:
+                writer.write(chunk)
+                await writer.drain()
+            except OSError:
+                return
+            self.num_bytes += len(chunk)
+
+    def _wait_s(self, direction: str, came_s: float) -> float:
+        if direction in self.state.held:
+            return _TICK_S
+        return min(_TICK_S, came_s + self.state.delay_s - time.monotonic())

@@ -1,0 +1,77 @@
+"""What a campaign tells: its timeline, its findings while it runs, and its result."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.campaign.faults import Happened
+from tests.campaign.load import BROKEN, ERROR, REFUSED, Asked
+
+_SHOWN_LINES = 40
+
+
+class Timeline:
+    """Lines with the seconds since the campaign began, in a file and, the last of them, with each finding."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.findings: list[str] = []
+        self._begun_s = time.monotonic()
+        self._file = (folder / "timeline.txt").open("w", buffering=1)
+        self._lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Add a line."""
+        line = f"{time.monotonic() - self._begun_s:9.2f} {text}"
+        self._lines.append(line)
+        self._file.write(f"{line}\n")
+
+    def found(self, text: str) -> None:
+        """Something that must not happen."""
+        self.note(f"FOUND {text}")
+        recent = "\n".join(self._lines[-_SHOWN_LINES:])
+        self.findings.append(f"{text}\n--- the timeline before\n{recent}")
+        tell(f"FOUND after {time.monotonic() - self._begun_s:.1f} s: {text}")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def tell(text: str) -> None:
+    """Write to stdout at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def summary(
+    asked: Sequence[Asked],
+    excused: Mapping[str, int],
+    happened: Sequence[Happened],
+    gaps: Mapping[str, Sequence[float]],
+    num_tokens: int,
+) -> str:
+    """The result as a page of text."""
+    ends = Counter(each.end for each in asked)
+    num_errors = sum(ends[end] for end in (ERROR, REFUSED, BROKEN))
+    kinds = Counter(each.fault.kind for each in happened)
+    lines = [
+        f"{len(happened)} faults: {', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}",
+        f"{len(asked)} requests, {num_tokens} streamed tokens: "
+        + ", ".join(f"{count} {end}" for end, count in ends.most_common()),
+        f"{num_errors} ended with an error or a broken connection, of them excused: "
+        + (", ".join(f"{count} by {reason}" for reason, count in excused.items()) or "none"),
+        "",
+        "| gaps above 0.4 s in streams, by kind of fault | number | p50 s | p99 s | max s |",
+        "|---|---|---|---|---|",
+    ]
+    for kind in sorted(gaps):
+        found = sorted(gaps[kind])
+        p99 = found[min(len(found) - 1, int(len(found) * 0.99))]
+        lines.append(f"| {kind} | {len(found)} | {statistics.median(found):.2f} | {p99:.2f} | {found[-1]:.2f} |")
+    return "\n".join(lines)

@@ -1,0 +1,139 @@
+"""Which faults happen when: a pure function of the settings and their seed.
+
+A fault has a target and a time to last. One rule keeps streams servable: at every moment at least one decode node is
+left alone and has been for `RECOVERY_S`, except by "kill-together", "poison" and faults of the router, which are about
+just that. So an error outside of those is a finding.
+
+| kind | what happens |
+|---|---|
+| kill | SIGKILL; the node is started again after `lasts_s` |
+| kill-together | all decode nodes are killed within 0.2 s |
+| restart | SIGTERM; the node drains, exits with 0 and is started again |
+| freeze | SIGSTOP, and SIGCONT after `lasts_s` |
+| slow | SIGSTOP and SIGCONT in turn, `strength` of the time stopped |
+| cut | the connections of a link are reset, and new ones refused |
+| delay | what passes the link comes later: by 10 ms to 0.5 s |
+| throttle | the link carries 2 to 64 kB/s |
+| hole, hole-one-way | nothing passes; what was sent meanwhile comes at the end, or the connections are reset then |
+| descriptors | the soft limit of open files is what is open now |
+| shm-full | /dev/shm has no page left, and a node is killed and started again meanwhile |
+| kill-agent | SIGKILL for the NIXL agent of a node |
+| poison | a request comes of which every node dies that computes it |
+| router-... | the same to the router; a killed one is started again at once |
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+from tests.campaign.settings import CampaignSettings
+
+RECOVERY_S = 20.0
+"""For so long after a fault a node does not count as a survivor: it starts again and joins."""
+_WEIGHTS = {
+    "kill": 26,
+    "kill-together": 2,
+    "restart": 5,
+    "freeze": 16,
+    "slow": 7,
+    "cut": 10,
+    "delay": 6,
+    "throttle": 5,
+    "hole": 6,
+    "hole-one-way": 6,
+    "descriptors": 4,
+    "shm-full": 2,
+    "kill-agent": 6,
+    "poison": 1,
+    "router-kill": 2,
+    "router-freeze": 3,
+    "router-slow": 2,
+}
+_LASTS_S = {
+    "kill": (0.02, 3.0),
+    "kill-together": (0.02, 2.0),
+    "restart": (0.02, 1.0),
+    "freeze": (0.1, 30.0),
+    "slow": (2.0, 15.0),
+    "cut": (0.01, 6.0),
+    "delay": (1.0, 10.0),
+    "throttle": (1.0, 10.0),
+    "hole": (0.1, 20.0),
+    "hole-one-way": (0.1, 20.0),
+    "descriptors": (1.0, 8.0),
+    "shm-full": (4.0, 12.0),
+    "kill-agent": (0.0, 0.0),
+    "poison": (0.0, 0.0),
+    "router-kill": (0.02, 1.0),
+    "router-freeze": (0.1, 30.0),
+    "router-slow": (2.0, 10.0),
+}
+_ON_ALL = ("kill-together", "poison")
+_ON_LINKS = ("cut", "delay", "throttle", "hole", "hole-one-way")
+ROUTER_TARGET = "router"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. `target`: "prefill-0", "decode-1", "router". `link`: "control" (node and router) or "peer" (what other
+    nodes dial). `strength` and `choice` are in [0, 1) and mean what the kind makes of them."""
+
+    number: int
+    at_s: float
+    kind: str
+    target: str
+    lasts_s: float
+    link: str
+    strength: float
+    choice: float
+
+    @property
+    def is_of_router(self) -> bool:
+        """Whether the router itself is hit."""
+        return self.target == ROUTER_TARGET
+
+    def __str__(self) -> str:
+        link = f" {self.link} link" if self.link else ""
+        return f"#{self.number} {self.kind} {self.target}{link} for {self.lasts_s:.2f} s"
+
+
+def plan(settings: CampaignSettings, *, has_private_shm: bool) -> list[Fault]:
+    """All faults in order of their time. Without a /dev/shm of its own a campaign does not fill it."""
+    rng = random.Random(f"faults {settings.seed}")
+    left_out = {"shm-full"} if not has_private_shm or settings.transport == "zmq" else set()
+    left_out |= {"kill-agent"} if settings.transport != "nixl" else set()
+    left_out |= {"kill-together"} if settings.num_decode < 2 else set()
+    kinds = [kind for kind in settings.kinds if kind not in left_out]
+    faults: list[Fault] = []
+    if not kinds:
+        return faults
+    nodes = [f"prefill-{index}" for index in range(settings.num_prefill)]
+    decodes = [f"decode-{index}" for index in range(settings.num_decode)]
+    hit_until_s = dict.fromkeys([*nodes, *decodes], 0.0)
+    for number, at_s in enumerate(sorted(rng.uniform(0, settings.minutes * 60) for _ in range(settings.num_faults))):
+        kind = rng.choices(kinds, [_WEIGHTS[kind] for kind in kinds])[0]
+        low_s, high_s = (min(lasts_s, settings.longest_s) for lasts_s in _LASTS_S[kind])
+        lasts_s = math.exp(rng.uniform(math.log(low_s), math.log(high_s))) if high_s else 0.0
+        link = rng.choice(("control", "peer")) if kind in _ON_LINKS else ""
+        target = _target(rng, kind, nodes, decodes, hit_until_s, at_s)
+        for hit in decodes if kind in _ON_ALL else [target]:
+            if hit in hit_until_s:
+                hit_until_s[hit] = max(hit_until_s[hit], at_s + lasts_s + RECOVERY_S)
+        faults.append(Fault(number, at_s, kind, target, lasts_s, link, rng.random(), rng.random()))
+    return faults
+
+
+def _target(
+    rng: random.Random, kind: str, nodes: list[str], decodes: list[str], hit_until_s: dict[str, float], at_s: float
+) -> str:
+    if kind.startswith("router-"):
+        return ROUTER_TARGET
+    wanted = rng.choice([*nodes, *decodes])
+    if kind in _ON_ALL:
+        return decodes[0]
+    survivors = [name for name in decodes if name != wanted and hit_until_s[name] <= at_s]
+    if wanted in decodes and not survivors:
+        return rng.choice(nodes)
+    return wanted

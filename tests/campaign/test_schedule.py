@@ -1,0 +1,40 @@
+"""The plan of a campaign: the same for the same seed, and there is always a decode node that could serve."""
+
+from __future__ import annotations
+
+from tests.campaign.schedule import RECOVERY_S, plan
+from tests.campaign.settings import ALL_KINDS, parse
+
+
+def test_the_same_seed_plans_the_same_faults_and_another_others() -> None:
+    flags = ["--faults", "500", "--minutes", "20", "--transport", "nixl", "--seed"]
+    faults = plan(parse([*flags, "5"]), has_private_shm=True)
+    assert faults == plan(parse([*flags, "5"]), has_private_shm=True)
+    assert faults != plan(parse([*flags, "6"]), has_private_shm=True)
+    assert len(faults) == 500
+    assert {fault.kind for fault in plan(parse([*flags, "5"]), has_private_shm=True)} == set(ALL_KINDS)
+
+
+def test_the_command_of_a_campaign_plans_it_again() -> None:
+    settings = parse(["--faults", "20", "--longest-s", "3", "--kinds", "kill,freeze", "--seed", "9"])
+    again = parse(settings.command.split()[3:])
+    assert again == settings
+    assert all(fault.lasts_s <= 3 for fault in plan(settings, has_private_shm=True))
+
+
+def test_some_decode_node_is_left_alone_unless_all_are_killed_together() -> None:
+    kinds = ",".join(kind for kind in ALL_KINDS if kind not in ("kill-together", "poison"))
+    settings = parse(["--faults", "600", "--minutes", "20", "--decode", "3", "--seed", "3", "--kinds", kinds])
+    faults = plan(settings, has_private_shm=True)
+    for fault in faults:
+        hit = {
+            other.target
+            for other in faults
+            if other.at_s <= fault.at_s <= other.at_s + other.lasts_s + RECOVERY_S and other.target.startswith("decode")
+        }
+        assert len(hit) < 3, str(fault)
+
+
+def test_the_shared_memory_of_the_machine_is_never_filled() -> None:
+    faults = plan(parse(["--faults", "300", "--seed", "1"]), has_private_shm=False)
+    assert "shm-full" not in {fault.kind for fault in faults}

@@ -1,0 +1,177 @@
+"""What steps cost is found out from steps, and keeps chunks of prompts within a step's time."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+
+import pytest
+
+from engine.cache.block_pool import BlockPool
+from engine.scheduler.request import Request, SampledToken, ScheduledRequest, Step
+from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.step_costs import FIRST_CHUNK, SMALLEST_CHUNK, StepBound, StepCosts, work_of
+from wire.request_key import RequestKey
+from wire.sampling import DecodingParams
+from wire.step_cost import StepCost
+
+TRUE = StepCost(1e-3, 2e-4, 5e-8, 1e-4, 2e-8)
+NUMBERS = count(1)
+KEY, PARAMS = RequestKey.numbered(0), DecodingParams()
+
+
+def share(start: int, num_tokens: int) -> ScheduledRequest:
+    tokens = range(start + num_tokens)
+    return ScheduledRequest(KEY, start, num_tokens, tokens, len(tokens), (), PARAMS, True)
+
+
+def step(prompts: list[tuple[int, int]], contexts: list[int]) -> Step:
+    return Step(tuple(share(*each) for each in prompts) + tuple(share(context, 1) for context in contexts))
+
+
+class Machine:
+    """Steps take what `cost` says, times a factor."""
+
+    def __init__(self, cost: StepCost = TRUE) -> None:
+        self.now_s = 0.0
+        self.cost = cost
+        self.costs = StepCosts(lambda: self.now_s)
+
+    def run(self, each: Step, factor: float = 1.0) -> None:
+        self.costs.launched(each)
+        self.now_s += self.cost.seconds(work_of(each)) * factor
+        self.costs.collected()
+
+    def mix(self, num_steps: int, chance: random.Random, noise: float = 0.0, prompts: bool = True) -> None:
+        for number in range(num_steps):
+            contexts = [chance.randrange(100, 4000) for _ in range(chance.randrange(1, 12))]
+            chunk = [(chance.randrange(0, 2000), chance.randrange(2, 512))] if prompts and number % 3 == 0 else []
+            self.run(step(chunk, contexts), 1 + noise * chance.uniform(-1, 1))
+
+
+CASES = [step([(0, 512)], []), step([(512, 300)], [700] * 8), step([], [2000]), step([], [500] * 30)]
+
+
+def worst_error(found: StepCost | None, true: StepCost = TRUE) -> float:
+    assert found is not None
+    return max(abs(found.seconds(work_of(each)) / true.seconds(work_of(each)) - 1) for each in CASES)
+
+
+def test_predictions_come_close_after_some_hundred_steps() -> None:
+    machine = Machine()
+    machine.mix(600, random.Random(1), noise=0.1)
+    assert worst_error(machine.costs.cost) < 0.1
+    assert machine.costs.relative_error < 0.15
+
+
+def test_a_step_that_took_a_hundred_times_as_long_changes_little() -> None:
+    machine, chance = Machine(), random.Random(2)
+    machine.mix(600, chance)
+    machine.run(CASES[1], 100.0)
+    machine.mix(64, chance)
+    assert worst_error(machine.costs.cost) < 0.1
+
+
+def test_steps_that_became_slower_are_followed() -> None:
+    machine, chance = Machine(), random.Random(3)
+    machine.mix(600, chance)
+    slower = StepCost(*(10 * each for each in (1e-3, 2e-4, 5e-8, 1e-4, 2e-8)))
+    machine.cost = slower
+    machine.mix(1000, chance)
+    assert worst_error(machine.costs.cost, slower) < 0.15
+
+
+def test_the_cost_of_prompts_is_kept_while_there_are_none() -> None:
+    machine, chance = Machine(), random.Random(4)
+    machine.mix(600, chance)
+    machine.mix(4000, chance, prompts=False)
+    assert worst_error(machine.costs.cost) < 0.1
+
+
+def test_without_any_prompt_its_cost_is_not_known() -> None:
+    machine = Machine()
+    machine.mix(600, random.Random(5), prompts=False)
+    assert machine.costs.cost is not None
+    assert not machine.costs.cost.knows_prompts
+
+
+def test_steps_that_overlap_are_timed_one_after_the_other() -> None:
+    now_s = 0.0
+    costs = StepCosts(lambda: now_s)
+    costs.launched(step([], [100]))
+    for _ in range(400):
+        costs.launched(step([], [100]))
+        now_s += 0.01
+        costs.collected()
+    assert costs.cost is not None
+    assert costs.cost.seconds(work_of(step([], [100]))) == pytest.approx(0.01, rel=0.02)
+
+
+@pytest.mark.parametrize("start", [0, 100, 5000])
+@pytest.mark.parametrize("seconds", [0.001, 0.02, 1.0])
+def test_a_chunk_takes_the_time_that_it_may(start: int, seconds: float) -> None:
+    chunk = TRUE.chunk_within(seconds, start)
+
+    def time_of(num_tokens: int) -> float:
+        return TRUE.seconds(work_of(Step((share(start, num_tokens),)))) - TRUE.step_s
+
+    assert chunk < 2 or time_of(chunk) <= seconds
+    assert time_of(max(chunk + 1, 2)) > seconds
+
+
+def test_the_time_of_a_prompt_is_that_of_its_chunks() -> None:
+    chunks = [step([(40 + first, 100)], [700, 900]) for first in range(0, 500, 100)]
+    assert TRUE.prompt_s(500, 40, 100, 2, 1600) == pytest.approx(sum(TRUE.seconds(work_of(each)) for each in chunks))
+
+
+def test_a_step_stays_short_when_a_stream_may_join() -> None:
+    machine = Machine()
+    machine.mix(600, random.Random(8))
+    scheduler = Scheduler(
+        BlockPool(64), SchedulerLimits(16, 8, 128, 1024), frozenset(), StepBound(machine.costs, 0.012)
+    )
+    scheduler.add(Request(RequestKey.numbered(next(NUMBERS)), [7] * 200, 200, PARAMS, b"s", 1024))
+    sizes = []
+    for expects_streams in (False, True):
+        now = scheduler.schedule(expects_streams=expects_streams)
+        scheduler.advance(now)
+        scheduler.apply(now, {})
+        sizes.append(work_of(now).num_prompt_tokens)
+    assert sizes[0] == 128
+    assert sizes[1] < 70
+
+
+def prompts_in_steps(costs: StepCosts, seconds: float) -> list[int]:
+    """Prompt tokens of each step while a request decodes and a prompt of 200 tokens comes."""
+    pool = BlockPool(64)
+    scheduler = Scheduler(pool, SchedulerLimits(16, 8, 128, 1024), frozenset(), StepBound(costs, seconds))
+    params = DecodingParams(temperature=0.0, max_tokens=100)
+    running = Request(RequestKey.numbered(next(NUMBERS)), [5] * 20, 20, params, b"r", 1024)
+    scheduler.add(running)
+    found = []
+    for number in range(30):
+        if number == 2:
+            scheduler.add(Request(RequestKey.numbered(next(NUMBERS)), [7] * 200, 200, params, b"s", 1024))
+        now = scheduler.schedule()
+        scheduler.advance(now)
+        scheduler.apply(now, {each.key: SampledToken(9, None) for each in now.requests if each.needs_sample})
+        found.append(work_of(now).num_prompt_tokens)
+    return [count for count in found[2:] if count]
+
+
+def test_beside_a_stream_chunks_keep_to_the_goal() -> None:
+    machine = Machine()
+    machine.mix(600, random.Random(6))
+    sizes = prompts_in_steps(machine.costs, 0.012)
+    assert sum(sizes) in (199, 200)  # the last token alone counts as decoding
+    assert all(40 <= size <= 60 for size in sizes[:-1])
+
+
+def test_a_prompt_goes_on_however_little_time_there_is() -> None:
+    machine = Machine()
+    machine.mix(600, random.Random(7))
+    assert prompts_in_steps(machine.costs, 1e-6)[0] == SMALLEST_CHUNK
+
+
+def test_chunks_are_small_while_their_cost_is_not_known() -> None:
+    assert prompts_in_steps(StepCosts(), 10.0)[0] == FIRST_CHUNK

@@ -1,0 +1,67 @@
+"""A node knows what prompts cost before the first request, and takes no long step to find out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.build import build_engine
+from engine.first_costs import measure_first_costs
+from engine.runner.base import RunningStep
+from engine.runner.kv_memory import allocate_private
+from engine.scheduler.request import Step
+from engine.scheduler.step_costs import StepCosts, work_of
+from engine.settings import EngineSettings
+from tests.checkpoints import make_checkpoint
+from tests.computed_step import ComputedStep
+from wire.step_cost import StepCost
+
+
+class TimedRunner:
+    """Notes the sizes of prompts; a step takes what `cost` says."""
+
+    is_asynchronous = False
+
+    def __init__(self, cost: StepCost) -> None:
+        self.now_s = 0.0
+        self.sizes: list[int] = []
+        self._cost = cost
+
+    def launch(self, step: Step, layer_stored: object = None) -> RunningStep:
+        work = work_of(step)
+        self.now_s += self._cost.seconds(work)
+        self.sizes.append(work.num_prompt_tokens)
+        return ComputedStep({})
+
+
+def learn(monkeypatch: pytest.MonkeyPatch, cost: StepCost) -> tuple[StepCosts, TimedRunner]:
+    runner = TimedRunner(cost)
+    monkeypatch.setattr("engine.first_costs.time.perf_counter", lambda: runner.now_s)
+    costs = StepCosts(lambda: runner.now_s)
+    measure_first_costs(runner, costs, 16, 64, 512)
+    return costs, runner
+
+
+def test_the_cost_of_prompts_is_known_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = StepCost(1e-4, 1e-5, 1e-9, 1e-5, 1e-9)
+    costs, runner = learn(monkeypatch, true)
+    assert max(runner.sizes) == 512
+    assert costs.cost is not None
+    assert costs.cost.prompt_s(2000, 0, 512, 0, 0) == pytest.approx(true.prompt_s(2000, 0, 512, 0, 0), rel=0.2)
+
+
+def test_a_slow_model_is_not_kept_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs, runner = learn(monkeypatch, StepCost(1e-2, 2e-3, 1e-7, 1e-3, 1e-7))
+    assert max(runner.sizes) <= 32
+    assert runner.now_s < 0.2
+    assert costs.cost is not None
+
+
+def test_learning_leaves_no_block_behind(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    engine = build_engine(EngineSettings(model=str(folder), num_blocks=32, num_threads=1), allocate_private)
+    engine.learn_costs()
+    status = engine.core.status()
+    assert status.cost is not None
+    assert (status.num_free_blocks, status.num_cached_blocks) == (32, 0)

@@ -1,0 +1,141 @@
+"""Goals for latency decide which node computes a prompt; what a node costs is predicted from its own steps."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from router.nodes import Node
+from router.placement import Goals, Placement
+from router.prompt_queue import PromptQueue, QueuedPrompt
+from router.route import Route
+from tests.router.fake_node import STATUS, make_hello
+from tests.router.rig import DEFAULTS, relaying
+from wire.messages import DECODE, PREFILL, Decode, Prefill
+from wire.step_cost import StepCost
+
+COST = StepCost(1e-3, 2e-4, 5e-8, 1e-4, 2e-8)
+SLOWER = StepCost(*(3 * each for each in (1e-3, 2e-4, 5e-8, 1e-4, 2e-8)))
+WITHOUT_PROMPTS = replace(COST, prompt_token_s=0.0, prompt_pair_s=0.0)
+NUM_TOKENS = 512
+ALONE_S = COST.prompt_s(NUM_TOKENS, 0, 512, 0, 0)
+GOALS = Goals(ttft_s=2 * ALONE_S, tpot_s=0.05)
+
+
+def node(role: str, cost: StepCost | None = COST, **changes: object) -> Node:
+    hello = make_hello(role)
+    made = Node(hello, "m", 0.0, replace(STATUS, cost=cost))
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def queued(made: Node, *seconds: float) -> Node:
+    for each in seconds:
+        made.prompts.add(each, 0.0)
+    return made
+
+
+def choose(goals: Goals, prefills: list[Node], decodes: list[Node], now_s: float = 0.0) -> Route:
+    route = Route(decodes[0], prefills[0])
+    return Placement(goals).choose(route, prefills, decodes, NUM_TOKENS, (), now_s)
+
+
+def test_a_prefill_node_that_is_in_time_computes_the_prompt() -> None:
+    prefill, decode = queued(node(PREFILL), ALONE_S / 2), node(DECODE)
+    assert choose(GOALS, [prefill], [decode]) == Route(decode, prefill, ALONE_S)
+
+
+def test_the_decode_node_keeps_a_prompt_that_would_wait_too_long() -> None:
+    prefill, decode = queued(node(PREFILL), ALONE_S, ALONE_S), node(DECODE)
+    assert choose(GOALS, [prefill], [decode]) == Route(decode, None, ALONE_S, is_kept=True)
+
+
+def test_of_several_prefill_nodes_the_one_that_is_done_first_is_taken() -> None:
+    busy, slow, free = queued(node(PREFILL), ALONE_S), node(PREFILL, SLOWER), node(PREFILL)
+    assert choose(GOALS, [busy, slow, free], [node(DECODE)]).prefill is free
+
+
+def test_when_nobody_is_in_time_whoever_is_done_first_computes_it() -> None:
+    prefill = queued(node(PREFILL), 5 * ALONE_S)
+    nearer, farther = queued(node(DECODE), 3 * ALONE_S), queued(node(DECODE), 4 * ALONE_S)
+    assert choose(GOALS, [prefill], [farther, nearer]).decode is nearer
+    assert choose(GOALS, [prefill], [queued(node(DECODE), 9 * ALONE_S)]).prefill is prefill
+
+
+def test_the_progress_of_the_first_prompt_counts() -> None:
+    prefill = queued(node(PREFILL), 3 * ALONE_S)
+    assert choose(GOALS, [prefill], [node(DECODE)]).is_kept
+    assert not choose(GOALS, [prefill], [node(DECODE)], now_s=2.5 * ALONE_S).is_kept
+
+
+def test_a_decode_node_with_streams_takes_longer_for_a_prompt() -> None:
+    prefill, decode = queued(node(PREFILL), 1.2 * ALONE_S), node(DECODE, load=60)
+    assert not choose(replace(GOALS, tpot_s=0.012), [prefill], [decode]).is_kept
+    assert choose(replace(GOALS, tpot_s=0.5), [prefill], [decode]).is_kept
+
+
+def test_a_decode_node_whose_streams_miss_their_goal_keeps_nothing() -> None:
+    prefill, decode = queued(node(PREFILL), 100.0), node(DECODE, load=100)
+    assert not choose(replace(GOALS, tpot_s=0.005), [prefill], [decode]).is_kept
+    assert choose(replace(GOALS, tpot_s=0.0), [prefill], [decode]).is_kept
+
+
+def test_a_node_that_has_computed_no_prompt_is_taken_to_cost_what_another_does() -> None:
+    prefill, decode = queued(node(PREFILL), 9 * ALONE_S), node(DECODE, WITHOUT_PROMPTS)
+    route = choose(GOALS, [prefill], [decode])
+    assert route.is_kept
+    assert route.prompt_s == pytest.approx(ALONE_S)
+
+
+def test_without_any_known_cost_the_policy_decides() -> None:
+    prefill, decode = queued(node(PREFILL, None), 1e9), node(DECODE, WITHOUT_PROMPTS)
+    assert choose(GOALS, [prefill], [decode]) == Route(decode, prefill)
+
+
+def test_what_is_cached_costs_nothing() -> None:
+    hashes = [bytes([number]) * 16 for number in range(100)]
+    prefill = node(PREFILL, cached_hashes=set(hashes))
+    decode = node(DECODE)
+    route = Placement(GOALS).choose(Route(decode, prefill), [prefill], [decode], NUM_TOKENS, hashes, 0.0)
+    num_cached = 100 * prefill.hello.layout.block_size
+    assert route.prompt_s == pytest.approx(COST.prompt_s(NUM_TOKENS - num_cached, num_cached, 512, 0, 0))
+
+
+def test_a_queue_forgets_what_was_computed_in_any_order() -> None:
+    chance, queue, now_s = random.Random(1), PromptQueue(), 0.0
+    waiting: list[QueuedPrompt] = []
+    for _ in range(2000):
+        now_s += chance.random()
+        if waiting and chance.random() < 0.5:
+            queue.remove(waiting.pop(chance.randrange(len(waiting))), now_s)
+        else:
+            waiting.append(queue.add(chance.random(), now_s))
+        rest = sum(each.seconds for each in waiting)
+        assert rest - max((each.seconds for each in waiting), default=0.0) - 1e-9 <= queue.wait_s(now_s) <= rest + 1e-9
+    assert len(queue) == len(waiting)
+
+
+async def test_a_relay_with_goals_gives_a_prompt_to_the_decode_node_while_the_prefill_node_is_busy() -> None:
+    hours = StepCost(*(1e6 * each for each in (1e-3, 2e-4, 5e-8, 1e-4, 2e-8)))  # the test takes no part of them
+    goals = Goals(ttft_s=1.5 * hours.prompt_s(20, 0, 512, 0, 0), tpot_s=0.0)
+    async with relaying(replace(DEFAULTS, goals=goals)) as rig:
+        prefill, decode = [await rig.join(role, status=replace(STATUS, cost=hours)) for role in (PREFILL, DECODE)]
+        first = rig.call()
+        first_leg = await decode.expect(Decode)
+        assert first_leg.prefill_peer is not None
+        second = rig.call()
+        second_leg = await decode.expect(Decode)
+        assert second_leg.prefill_peer is None
+        assert rig.relay.counters.num_kept_prompts == 1
+        prefill.emit(await prefill.expect(Prefill), [7])
+        await first.has_tokens(1)
+        third = rig.call()
+        third_leg = await decode.expect(Decode)
+        assert third_leg.prefill_peer is not None
+        for call, leg in ((first, first_leg), (second, second_leg), (third, third_leg)):
+            decode.emit(leg, [7, 8], 0, finish="length")
+            assert await call.result() == [7, 8]
+        await rig.settle()

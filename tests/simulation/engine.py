@@ -1,0 +1,160 @@
+"""The model of a simulation: small, deterministic, and such that a wrong byte of KV changes every later token.
+
+The KV of a token is a digest of the sequence up to it, and the next token a digest of all KV of the sequence, read from
+the blocks. So what a request must generate is known (`reference`), and blocks that were mixed up, released too early or
+never written show in its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.attention.base import LayerStored
+from engine.cache.block_pool import BlockPool
+from engine.core import EngineCore
+from engine.runner.base import RunningStep
+from engine.scheduler.request import PENDING_TOKEN, BlockCopy, PromptScores, SampledToken, ScheduledRequest, Step
+from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from kvtransfer.transports.base import Blocks
+from tests.computed_step import ComputedStep
+from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE
+from wire.request_key import RequestKey
+
+_SLOT_BYTES = BLOCK_BYTES // BLOCK_SIZE
+_VOCABULARY = 29
+EOS = _VOCABULARY
+NUM_BLOCKS, MAX_NUM_SEQS, MAX_STEP_TOKENS = 24, 4, 8
+FINGERPRINT = "model-a"
+
+
+class _Row(NamedTuple):
+    """The part of a share that is read when its step is launched."""
+
+    key: RequestKey
+    start: int
+    num_tokens: int
+    token_ids: tuple[int, ...]
+    block_table: tuple[int, ...]
+    choices: tuple[tuple[RequestKey, int], ...]
+    block_copy: BlockCopy | None
+
+
+@dataclass(slots=True)
+class SimRunner:
+    """Writes KV and samples. The next `num_failing` launches fail. With `is_asynchronous` a step touches its blocks as
+    late as it may: when its result is collected."""
+
+    blocks: Blocks
+    is_asynchronous: bool = False
+    num_failing: int = 0
+    sampled: Mapping[RequestKey, SampledToken] = field(default_factory=dict)
+
+    def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
+        """See `Runner`."""
+        if self.num_failing:
+            self.num_failing -= 1
+            raise MemoryError("no room for the step")
+        late = _LateStep(self, [_row(share) for share in step.requests], layer_stored)
+        return late if self.is_asynchronous else ComputedStep(late.result())
+
+    def compute(self, rows: Sequence[_Row], layer_stored: LayerStored | None) -> Mapping[RequestKey, SampledToken]:
+        """Compute a step; the one before it is complete."""
+        rows = [self._complete(row) for row in rows]
+        for row in rows:
+            if row.block_copy is not None:
+                self.blocks[row.block_copy.target] = self.blocks[row.block_copy.source]
+        for row in rows:
+            self._write(row)
+        if layer_stored is not None:
+            layer_stored()
+        sampled: dict[RequestKey, SampledToken] = {}
+        for row in rows:
+            if row.choices:
+                sampled |= self._sample(row)
+        self.sampled = sampled
+        return sampled
+
+    def _complete(self, row: _Row) -> _Row:
+        """The row with the token that the step before has sampled."""
+        if row.token_ids[-1] != PENDING_TOKEN:
+            return row
+        return row._replace(token_ids=(*row.token_ids[:-1], self.sampled[row.key].token_id))
+
+    def _write(self, row: _Row) -> None:
+        for position in range(row.start, row.start + row.num_tokens):
+            first = position % BLOCK_SIZE * _SLOT_BYTES
+            content = np.frombuffer(_kv(row.token_ids[: position + 1]), np.uint8)
+            self.blocks[row.block_table[position // BLOCK_SIZE], first : first + _SLOT_BYTES] = content
+
+    def _sample(self, row: _Row) -> Mapping[RequestKey, SampledToken]:
+        num_tokens = row.start + row.num_tokens
+        kv = self.blocks[list(row.block_table)].tobytes()[: num_tokens * _SLOT_BYTES]
+        return {key: SampledToken(_token(kv, choice), None) for key, choice in row.choices}
+
+
+@dataclass(frozen=True, slots=True)
+class _LateStep:
+    """A step that is computed when its result is collected."""
+
+    runner: SimRunner
+    rows: Sequence[_Row]
+    layer_stored: LayerStored | None
+
+    def result(self) -> Mapping[RequestKey, SampledToken]:
+        """See `RunningStep`."""
+        return self.runner.compute(self.rows, self.layer_stored)
+
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        """See `RunningStep`."""
+        return {}
+
+
+def _row(share: ScheduledRequest) -> _Row:
+    choices = ((share.key, share.params.choice), *((fork.key, fork.params.choice) for fork in share.forks))
+    return _Row(
+        share.key,
+        share.start,
+        share.num_tokens,
+        tuple(share.token_ids),
+        tuple(share.block_table),
+        choices if share.needs_sample else (),
+        share.block_copy,
+    )
+
+
+def make_core(runner: SimRunner) -> EngineCore:
+    """An engine that computes prompts in small chunks."""
+    pool = BlockPool(len(runner.blocks))
+    limits = SchedulerLimits(
+        block_size=BLOCK_SIZE,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_STEP_TOKENS,
+        max_request_tokens=len(runner.blocks) * BLOCK_SIZE,
+        vocab_size=EOS + 1,
+    )
+    return EngineCore(pool, Scheduler(pool, limits, frozenset({EOS})), runner, FINGERPRINT)
+
+
+@lru_cache(maxsize=4096)
+def reference(prompt_ids: tuple[int, ...], num_tokens: int, choice: int = 0) -> tuple[int, ...]:
+    """The tokens that a request must generate."""
+    token_ids = prompt_ids
+    for _ in range(num_tokens):
+        kv = b"".join(_kv(token_ids[: position + 1]) for position in range(len(token_ids)))
+        token_ids += (_token(kv, choice),)
+    return token_ids[len(prompt_ids) :]
+
+
+@lru_cache(maxsize=65_536)
+def _kv(token_ids: Sequence[int]) -> bytes:
+    return blake2b(bytes(token_ids), digest_size=_SLOT_BYTES).digest()
+
+
+def _token(kv: bytes, choice: int) -> int:
+    return int.from_bytes(blake2b(kv + bytes(choice), digest_size=8).digest()) % _VOCABULARY

@@ -1,0 +1,295 @@
+"""The nodes of a simulation: legs, handoffs, engine core and loop are the real ones.
+
+Owns one life of a node. What is a stand-in: the model (`engine`), the transport (`tests.kvtransfer.loopback`, which can
+lose, flip, double and delay blocks), and whatever would need a real thread, signal or socket pair.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast
+
+import numpy as np
+import zmq
+
+from decode_node.leg import DecodeLeg
+from decode_node.source import Source
+from kvtransfer.commands import ReceivingNotice, SendingNotice
+from kvtransfer.facts import ReceivingFacts, SendingFacts
+from kvtransfer.messages import PeerHello, ProcessIdentity
+from kvtransfer.pools.host import HostPool
+from kvtransfer.pusher import Pusher
+from kvtransfer.receiving import ReceivingSide
+from kvtransfer.sender_connections import open_listener
+from kvtransfer.sending import SendingSide
+from kvtransfer.sending_end import SendingEnd
+from kvtransfer.thread import MAX_IDLE_S
+from kvtransfer.transports.base import Blocks
+from node.first_steps import FirstSteps
+from node.loop import EngineLoop
+from node.router_link import RouterLink
+from prefill_node.leg import PrefillLeg
+from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackOpener, LoopbackReceiver, LoopbackSender
+from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT
+from tests.simulation.clock import VirtualClock
+from tests.simulation.engine import FINGERPRINT, MAX_NUM_SEQS, NUM_BLOCKS, SimRunner, make_core
+from tests.simulation.network import Context, Host
+from tests.simulation.programs import ROUTER_PORT, SETTINGS, Program, Surroundings, Thread
+from wire import links
+from wire.errors import Refused, RequestFailed
+from wire.messages import NODE_TO_ROUTER, PREFILL, Heartbeat, Hello, NodeStatus
+
+LEASE_S = 5.0
+_ROUTER_ADDRESS = f"tcp://127.0.0.1:{ROUTER_PORT}"
+_BEAT_S = 1.0
+_IDLE_S = 1.0
+"""How often a thread looks that has nothing to do; the real ones do so four times a second."""
+_SPIN_S = 0.001
+_STOP_S = 10.0
+ItemT = TypeVar("ItemT")
+
+
+def _ignore(number: int) -> None:
+    """Nobody waits for this socket."""
+
+
+class SimMailbox(Generic[ItemT]):
+    """As `Mailbox`, without sockets."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wakeup = None
+        self.wake = wake
+        self._items: deque[ItemT] = deque()
+
+    def put(self, item: ItemT) -> None:
+        """See `Mailbox`."""
+        self._items.append(item)
+        self.wake()
+
+    def take(self) -> list[ItemT]:
+        """See `Mailbox`."""
+        found = list(self._items)
+        self._items.clear()
+        return found
+
+    def close(self) -> None:
+        """See `Mailbox`."""
+
+
+class SimTransferThread:
+    """As `TransferThread`, on a virtual thread. `side` has to be set before its first turn."""
+
+    def __init__(self, clock: VirtualClock, host: Host) -> None:
+        self.failure: Exception | None = None
+        self.side: Any = None
+        self.thread = Thread(clock, host, self._turn)
+        self._clock = clock
+        self._commands: SimMailbox[Any] = SimMailbox(self.thread.wake)
+
+    def post(self, command: Any) -> None:
+        """See `TransferThread`."""
+        self._commands.put(command)
+
+    def wake(self) -> None:
+        """See `TransferThread`."""
+        self.thread.wake()
+
+    def require_alive(self) -> None:
+        """See `TransferThread`."""
+        if self.failure is not None:
+            raise RequestFailed(f"the transfer thread has failed: {self.failure}") from self.failure
+
+    def close(self) -> None:
+        """See `TransferThread`."""
+
+    def _turn(self) -> float | None:
+        for command in self._commands.take():
+            self.side.do(command, self._clock.now_s)
+        wait_s: float = self.side.round(self._clock.now_s)
+        return max(_SPIN_S, min(wait_s, MAX_IDLE_S)) if self.side.handoffs else _IDLE_S
+
+
+class SimStopper:
+    """As `Stopper`, without signals."""
+
+    wakeup = None
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._deadline_s = 0.0
+
+    def ask(self, now_s: float, *, starts_again: bool) -> None:
+        """See `Stopper`."""
+        if not self.is_asked:
+            self.is_asked, self._deadline_s = True, now_s + _STOP_S
+
+    def is_overdue(self, now_s: float) -> bool:
+        """See `Stopper`."""
+        return self.is_asked and now_s >= self._deadline_s
+
+    def drain(self) -> None:
+        """See `Stopper`."""
+
+
+class SimHeartbeat:
+    """As `HeartbeatThread`, on a virtual thread."""
+
+    def __init__(self, around: Surroundings, host: Host, epoch: int, status: NodeStatus) -> None:
+        self.thread = Thread(around.clock, host, self._turn)
+        self._socket = links.open_socket(cast(Any, Context(around.network, host, _ignore)), zmq.DEALER, SETTINGS)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        links.connect(self._socket, _ROUTER_ADDRESS, SETTINGS)
+        self._epoch = epoch
+        self._status = status
+        self.thread.wake_at(around.clock.now_s + _BEAT_S)
+
+    def publish(self, now_s: float, status: NodeStatus) -> None:
+        """See `HeartbeatThread`."""
+        self._status = status
+
+    def _turn(self) -> float:
+        with suppress(zmq.Again):
+            self._socket.send(NODE_TO_ROUTER.encode(Heartbeat(self._epoch, self._status)), zmq.NOBLOCK)
+        return _BEAT_S
+
+
+@dataclass(frozen=True, slots=True)
+class _Opener(LoopbackOpener):
+    """Remembers the senders it has opened: with their process ends what they write."""
+
+    senders: list[LoopbackSender] = field(default_factory=list)
+
+    def open(self, hello: PeerHello) -> tuple[str, LoopbackSender]:
+        """See `SenderOpener`."""
+        name, sender = LoopbackOpener.open(self, hello)
+        self.senders.append(sender)
+        return name, sender
+
+
+class NodeProgram(Program):
+    """One life of a prefill or decode node. `refusal`: what the router said when it did not take it."""
+
+    def __init__(self, around: Surroundings, role: str, node_id: str) -> None:
+        super().__init__(around, node_id)
+        self.role = role
+        self.epoch = around.chance.getrandbits(63)
+        self.process = ProcessIdentity("host:1:1", around.network.next_number(), 1)
+        self.refusal = ""
+        self.stopper = SimStopper()
+        blocks = np.zeros((NUM_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
+        self.runner = SimRunner(blocks, is_asynchronous=around.overlaps)
+        self.core = make_core(self.runner)
+        self.first_steps = FirstSteps(lambda: int(around.clock.now_s * 1e6))
+        self._engine = Thread(around.clock, self.host, self._turn)
+        self._transfers: list[SimTransferThread] = []
+        self._end_data: list[Callable[[], None]] = []
+        end, address = self._open_sending(blocks)
+        self.leg: PrefillLeg | DecodeLeg
+        if role == PREFILL:
+            self.leg = PrefillLeg(self.core, end, LAYOUT.layer_ends, self.first_steps)
+        else:
+            self.leg = self._open_receiving(blocks, Source(self.core, end))
+        self._join_router(address)
+
+    @property
+    def sides(self) -> list[SendingSide | ReceivingSide]:
+        """Its ends of handoffs: a decode node has both, since it hands requests over when it leaves."""
+        return [each.side for each in self._transfers]
+
+    def _open_sending(self, blocks: Blocks) -> tuple[SendingEnd, str]:
+        around = self.around
+        thread = self._transfer_thread()
+        context = cast(Any, Context(around.network, self.host, thread.thread.wake))
+        socket, address = open_listener(context, "127.0.0.1", 0, SETTINGS)
+        facts = SendingFacts(self.name, self.epoch, FINGERPRINT, LAYOUT, self.process, LEASE_S)
+        notices: SimMailbox[SendingNotice] = SimMailbox(self._engine.wake)
+        opener = _Opener(around.blocks, blocks)
+        side = SendingSide(facts, socket, opener, Pusher(HostPool(blocks)), notices, around.clock)
+        thread.side = side
+        self._end_data.append(lambda: _lose_all(around.blocks, opener))
+        return SendingEnd(side, cast(Any, thread), cast(Any, notices)), address
+
+    def _open_receiving(self, blocks: Blocks, source: Source) -> DecodeLeg:
+        around = self.around
+        thread = self._transfer_thread()
+        context = cast(Any, Context(around.network, self.host, thread.thread.wake))
+        facts = ReceivingFacts(self.name, self.epoch, FINGERPRINT, LAYOUT, NUM_BLOCKS, self.process, LEASE_S)
+        notices: SimMailbox[ReceivingNotice] = SimMailbox(self._engine.wake)
+        name = f"{self.name}-{self.epoch}"
+        receiver = LoopbackReceiver(around.blocks, name, blocks, peers_write=around.peers_write)
+        side = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(blocks), notices, around.clock)
+        thread.side = side
+        self._end_data.append(receiver.close)
+        return DecodeLeg(self.core, side, cast(Any, thread), cast(Any, notices), self.first_steps, source)
+
+    def _transfer_thread(self) -> SimTransferThread:
+        self._transfers.append(SimTransferThread(self.around.clock, self.host))
+        return self._transfers[-1]
+
+    def _join_router(self, peer_address: str) -> None:
+        around, clock = self.around, self.around.clock
+        hello = Hello(
+            role=self.role,
+            node_id=self.name,
+            epoch=self.epoch,
+            fingerprint=FINGERPRINT,
+            layout=LAYOUT,
+            peer_address=peer_address,
+            http_address="",
+            num_blocks=NUM_BLOCKS,
+            max_request_tokens=self.core.max_request_tokens,
+            max_num_seqs=MAX_NUM_SEQS,
+            status=self.core.status(),
+            clock="",
+        )
+        context = cast(Any, Context(around.network, self.host, self._engine.wake))
+        self.link = RouterLink(context, _ROUTER_ADDRESS, SETTINGS, hello, self.core.status, clock.now_s)
+        heartbeat = SimHeartbeat(around, self.host, self.epoch, self.core.status())
+        stopper = cast(Any, self.stopper)
+        self.engine_loop = EngineLoop(self.core, self.leg, self.link, cast(Any, heartbeat), stopper, clock)
+        self.threads = [self._engine, *(each.thread for each in self._transfers), heartbeat.thread]
+        for thread in self.threads[:-1]:
+            thread.wake()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of any request is left here."""
+        held = self.leg.num_live or len(self.first_steps) or any(len(side.leases) for side in self.sides)
+        return not held and not any(side.handoffs for side in self.sides) and not self.core.status().num_held_blocks
+
+    def leave(self) -> None:
+        """As SIGTERM."""
+        self.stopper.ask(self.around.clock.now_s, starts_again=True)
+        self._engine.wake()
+
+    def stall(self, for_s: float) -> None:
+        """A step of its engine takes very long; its other threads go on."""
+        self._engine.busy_until_s = self.around.clock.now_s + for_s
+
+    def kill(self) -> None:
+        """See `Program`."""
+        super().kill()
+        for end in self._end_data:
+            end()
+
+    def _turn(self) -> float | None:
+        try:
+            is_serving = self.engine_loop.turn()
+        except Refused as error:
+            is_serving, self.refusal = False, str(error)
+        if not is_serving:
+            self.kill()
+            return None
+        clock = self.around.clock
+        if not self.engine_loop.wait_s:
+            self._engine.busy_until_s = clock.now_s + self.around.step_s()
+            return self._engine.busy_until_s - clock.now_s
+        return _IDLE_S if self.is_idle else self.engine_loop.wait_s
+
+
+def _lose_all(network: LoopbackNetwork, opener: _Opener) -> None:
+    for sender in opener.senders:
+        network.lose(sender)

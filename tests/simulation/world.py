@@ -1,0 +1,369 @@
+"""A router, nodes and clients on a virtual clock and network, what can happen to them, and what must hold afterwards.
+
+Owns the programs and their lives, the clients, and the timeline. Nothing in here is chosen: `schedule` says what
+happens and when, or a test does.
+
+What must hold: each output index of a stream comes once, in order, with the token that the model generates; every
+stream ends within a bound once the faults are over, well unless the faults justify an error; and then nothing is left:
+no request at the router, no leg, handoff, lease or block at a node, no timer of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import kvtransfer.incoming
+import kvtransfer.pusher
+import kvtransfer.receiving
+from kvtransfer.messages import ProcessIdentity
+from router import inbox as inboxes
+from router.inbox import Inbox
+from router.legs import RelayRequest
+from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, without_faults
+from tests.simulation.clock import VirtualClock
+from tests.simulation.engine import reference
+from tests.simulation.network import Host, Network
+from tests.simulation.nodes import NodeProgram
+from tests.simulation.programs import MODEL, NODE_WAIT_S, Program, RouterProgram, Surroundings
+from wire.errors import BatonError
+from wire.messages import DECODE, FINISH_LENGTH, PREFILL
+from wire.sampling import DecodingParams
+
+END_BOUND_S = 25.0
+"""After the last fault, every stream ends within this: a silent router is noticed after 10 s, a lease is 5 s, a node is
+waited for 4 s, and attempts wait for each other."""
+QUIET_BOUND_S = 25.0
+_LOOK_S = 0.2
+_INBOX_BOUND = 12
+_NEVER_S = 1e9
+
+
+@dataclass(slots=True)
+class Client:
+    """One request, of `num_choices` choices, and what it has had. `pause_s`: how long it takes to read a delivery.
+    `leaves_s`: when it goes away."""
+
+    number: int
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    num_choices: int = 1
+    pause_s: float = 0.0
+    token_ids: list[list[int]] = field(default_factory=list)
+    finish_reasons: list[str] = field(default_factory=list)
+    begun_s: float = 0.0
+    longest_gap_s: float = 0.0
+    error: str = ""
+    is_over: bool = False
+    has_left: bool = False
+    task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = [[] for _ in range(self.num_choices)]
+        self.finish_reasons = [""] * self.num_choices
+
+    async def run(self, router: RouterProgram) -> None:
+        """Ask and read, as the HTTP handler of a request does."""
+        relay, inbox = router.relay, Inbox()
+        try:
+            await relay.node_wait.for_any_node(MODEL)
+            params = [
+                DecodingParams(temperature=0.0, max_tokens=self.max_tokens, ignore_eos=True, choice=choice)
+                for choice in range(self.num_choices)
+            ]
+            requests = [RelayRequest(MODEL, self.prompt_ids, each) for each in params]
+            flights = relay.start_choices(requests, inbox, 0)
+            read_s = self.begun_s = router.loop.time()
+            try:
+                while not all(self.finish_reasons):
+                    taken = await inbox.take()
+                    self.longest_gap_s = max(self.longest_gap_s, router.loop.time() - read_s)
+                    read_s = router.loop.time()
+                    for index, delivery in taken:
+                        self.token_ids[index].extend(delivery.token_ids)
+                        self.finish_reasons[index] = delivery.finish_reason or self.finish_reasons[index]
+                    if self.pause_s:
+                        await asyncio.sleep(self.pause_s)
+            finally:
+                for flight in flights:
+                    relay.close(flight)
+        except BatonError as error:
+            self.error = error.code
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """Its task is over, also when it never began."""
+        self.is_over = True
+
+    def check(self) -> None:
+        """What it has must be a prefix of what the model generates, and all of it if it finished."""
+        for choice, token_ids in enumerate(self.token_ids):
+            expected = list(reference(self.prompt_ids, self.max_tokens, choice))
+            assert token_ids == expected[: len(token_ids)], f"client {self.number}: {token_ids} is not of {expected}"
+            if self.finish_reasons[choice]:
+                assert token_ids == expected, f"client {self.number} finished after {len(token_ids)} tokens"
+                assert self.finish_reasons[choice] == FINISH_LENGTH
+
+
+class World:
+    """See the module. `note` adds a line to the timeline."""
+
+    def __init__(
+        self,
+        seed: int,
+        num_prefills: int,
+        num_decodes: int,
+        *,
+        peers_write: bool,
+        overlaps: bool = False,
+        plan: FaultPlan = without_faults,
+    ) -> None:
+        self.chance = random.Random(seed)
+        self.clock = VirtualClock()
+        self.timeline: list[str] = []
+        self.slowest_s = 0.001
+        self.network = Network(self.clock, self.chance, self._delay_s)
+        self.blocks = LoopbackNetwork(plan)
+        self.around = Surroundings(
+            self.clock, self.network, self.blocks, self.chance, self._step_s, peers_write, overlaps
+        )
+        self.dead: set[ProcessIdentity] = set()
+        self.clients: list[Client] = []
+        self.dead_routers: list[RouterProgram] = []
+        self.quiet_from_s = 0.0
+        self.num_causes = 0
+        self.without_decode_s = 0.0
+        self.is_over = False
+        self.router = RouterProgram(self.around)
+        self.nodes: dict[str, NodeProgram] = {}
+        self._restarts_due = 0
+        for role, number in ((PREFILL, num_prefills), (DECODE, num_decodes)):
+            for place in range(number):
+                self._start_node(role, f"{role[0].upper()}{place + 1}")
+
+    def note(self, text: str) -> None:
+        """Add a line to the timeline."""
+        self.timeline.append(f"{self.clock.now_s:9.3f} {text}")
+
+    def is_gone(self, process: ProcessIdentity) -> bool:
+        """As `kvtransfer.process_identity.is_gone`."""
+        return process in self.dead
+
+    def disturbed(self, until_s: float, *, is_cause: bool = True) -> None:
+        """A fault lasts until then; `is_cause`: it may cost a request an attempt."""
+        self.quiet_from_s = max(self.quiet_from_s, until_s)
+        self.num_causes += is_cause
+
+    def program_of(self, host: Host) -> Program | None:
+        """The program that is alive on this host."""
+        return next((each for each in (self.router, *self.nodes.values()) if each.host is host and each.runs), None)
+
+    # clients
+
+    def ask(self, client: Client) -> None:
+        """A request comes. When the router is down, its client is refused and asks again."""
+        self.disturbed(self.clock.now_s, is_cause=False)
+        if self.router.host.is_dead:
+            self.clock.after(0.3, lambda: self.ask(client))
+            return
+        if client not in self.clients:
+            self.clients.append(client)
+        self.note(f"client {client.number} asks: {len(client.prompt_ids)} + {client.max_tokens} x {client.num_choices}")
+        router = self.router
+        client.task = router.call(lambda: router.loop.create_task(client.run(router)))
+        client.task.add_done_callback(client.ended)
+
+    def leave(self, client: Client) -> None:
+        """A client goes away."""
+        if client.task is not None and not client.is_over:
+            self.note(f"client {client.number} leaves")
+            client.has_left = True
+            self.router.call(client.task.cancel)
+
+    # faults
+
+    def pause(self, program: Program, for_s: float) -> None:
+        """SIGSTOP, and SIGCONT later."""
+        if not program.runs:
+            return
+        self.note(f"{program.name} is paused for {for_s:g} s")
+        program.pause()
+        self.disturbed(self.clock.now_s + for_s)
+
+        def resume() -> None:
+            if not program.host.is_dead:
+                self.note(f"{program.name} goes on")
+                program.resume()
+
+        self.clock.after(for_s, resume)
+
+    def kill_node(self, node: NodeProgram, restart_s: float) -> None:
+        """SIGKILL, and another life later."""
+        if not node.host.is_dead:
+            self.note(f"{node.name} is killed")
+            node.kill()
+            self.dead.add(node.process)
+            self._restart(node, restart_s)
+
+    def stop_node(self, node: NodeProgram, restart_s: float) -> None:
+        """SIGTERM, and another life after its end."""
+        if node.runs:
+            self.note(f"{node.name} is told to leave")
+            node.leave()
+            self.disturbed(self.clock.now_s + restart_s)
+
+    def kill_router(self, restart_s: float) -> None:
+        """SIGKILL: every client loses its stream."""
+        router = self.router
+        if router.host.is_dead:
+            return
+        self.note("the router is killed")
+        router.kill()
+        self.dead_routers.append(router)
+        for client in self.clients:
+            if not client.is_over:
+                client.has_left = client.is_over = True
+        self.disturbed(self.clock.now_s + restart_s)
+        self.clock.after(restart_s, self._restart_router)
+
+    def cut(self, one: Program, other: Program, for_s: float) -> None:
+        """Nothing passes between the two for so long."""
+        self.note(f"{one.name} and {other.name} are cut off from each other for {for_s:g} s")
+        self.network.block(one.host, other.host, for_s)
+        self.disturbed(self.clock.now_s + for_s + 2.0)
+
+    def break_connections(self, one: Program, other: Program) -> None:
+        """Their connections break, and can be made again at once."""
+        self.note(f"connections of {one.name} and {other.name} break")
+        for connection in self.network.between(one.host, other.host):
+            if self.chance.random() < 0.7:
+                connection.break_off(self.chance.random() * 0.05, self.chance.random() * 0.05)
+        self.disturbed(self.clock.now_s)
+
+    def cut_for_a_moment(self, name: str) -> None:
+        """A node's control connection breaks, both ends notice at once, and it is made again."""
+        self.note(f"the connection of {name} breaks")
+        for connection in self.network.between(self.nodes[name].host, self.router.host):
+            connection.break_off(0.001, 0.001)
+
+    def _start_node(self, role: str, name: str) -> None:
+        node = self.nodes[name] = NodeProgram(self.around, role, name)
+        self.note(f"{name} starts, epoch {node.epoch % 10**6}")
+
+    def _restart(self, node: NodeProgram, after_s: float) -> None:
+        self.disturbed(self.clock.now_s + after_s)
+        self._restarts_due += 1
+
+        def start() -> None:
+            self._restarts_due -= 1
+            self._start_node(node.role, node.name)
+
+        self.clock.after(after_s, start)
+
+    def _restart_router(self) -> None:
+        self.note("the router starts again")
+        self.router = RouterProgram(self.around)
+
+    def _delay_s(self) -> float:
+        return self.chance.random() * self.slowest_s
+
+    def _step_s(self) -> float:
+        return 0.002 + self.chance.random() * 0.03
+
+    # the run
+
+    def run(self) -> None:
+        """Let everything happen until nothing is left, and check what must hold. Raises `AssertionError`."""
+        with self._patched():
+            self.clock.after(_LOOK_S, self._look)
+            while not self.is_over and self.clock.step():
+                pass
+            self.check()
+            self._end()
+
+    def _look(self) -> None:
+        """Look after nodes that have ended, and whether everything is over."""
+        now_s = self.clock.now_s
+        for node in self.nodes.values():
+            if node.host.is_dead and node.process not in self.dead:
+                self.note(f"{node.name} has ended {node.refusal}")
+                self.dead.add(node.process)
+                self._restart(node, 0.5)
+        if not any(self._is_available(node) for node in self.nodes.values()):
+            self.without_decode_s += _LOOK_S
+        is_calm = now_s > self.quiet_from_s and not self._restarts_due and not self.router.host.is_dead
+        self.is_over = is_calm and self._is_quiet()
+        waited_s = now_s - self.quiet_from_s
+        unended = [client.number for client in self.clients if not client.is_over]
+        assert not unended or waited_s < END_BOUND_S, f"clients {unended} hang"
+        assert self.is_over or waited_s < END_BOUND_S + QUIET_BOUND_S, f"not quiet: {self._leftovers()}"
+        self.clock.after(_LOOK_S, self._look)
+
+    def _is_available(self, node: NodeProgram) -> bool:
+        is_cut = self.network.is_blocked(node.host, self.router.host)
+        return node.role == DECODE and node.runs and not node.stopper.is_asked and not is_cut and self.router.runs
+
+    def _is_quiet(self) -> bool:
+        idle = all(node.is_idle for node in self.nodes.values() if not node.host.is_dead)
+        return idle and all(client.is_over for client in self.clients) and not self.router.relay.num_in_flight
+
+    def _leftovers(self) -> list[str]:
+        return [
+            f"{node.name}: {node.leg.num_live} live, {sum(len(side.handoffs) for side in node.sides)} handoffs, "
+            f"{node.core.status()}"
+            for node in self.nodes.values()
+            if not node.is_idle
+        ]
+
+    def check(self) -> None:
+        """What must hold at the end."""
+        relay, registry = self.router.relay, self.router.registry
+        for client in self.clients:
+            client.check()
+            assert client.has_left or client.error or all(client.finish_reasons)
+            assert not client.error or self._justifies(client.error), f"client {client.number}: {client.error}"
+        for node in self.nodes.values():
+            node.core.check()
+        counts = relay.counters
+        assert counts.num_requests == counts.num_finished + counts.num_failed + counts.num_cancelled, counts
+        counted = {node.node_id: (node.load, node.num_awaiting, len(node.prompts)) for node in registry.all()}
+        assert not any(any(counts) for counts in counted.values()), counted
+        assert relay.node_wait.num_waiting == relay.node_wait.num_paused == 0
+        assert self.router.loop.num_timers <= 2, "a timer of a request is left"  # Ping, and a look at suspects
+        assert [
+            *self.router.loop.errors,
+            *(error for router in self.dead_routers for error in router.loop.errors),
+        ] == []
+
+    def _justifies(self, code: str) -> bool:
+        if code == "no_node":
+            return self.without_decode_s > NODE_WAIT_S - 2.5
+        return code == "request_failed" and self.num_causes >= 3
+
+    def _end(self) -> None:
+        for each in (*self.dead_routers, self.router):
+            each.end_loop()
+
+    @contextmanager
+    def _patched(self) -> Iterator[None]:
+        """Random numbers of the programs come from the schedule, and what would take real time takes none."""
+        replaced: list[tuple[Any, str, object]] = [
+            (kvtransfer.incoming, "is_gone", self.is_gone),
+            (kvtransfer.receiving, "_SLICE_S", _NEVER_S),
+            (kvtransfer.pusher, "_SLICE_S", _NEVER_S),
+            (inboxes, "MAX_DUE", _INBOX_BOUND),
+            (secrets, "token_bytes", self.chance.randbytes),
+            (secrets, "randbelow", self.chance.randrange),
+        ]
+        before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
+        for module, name, value in replaced:
+            setattr(module, name, value)
+        try:
+            yield
+        finally:
+            for module, name, value in before:
+                setattr(module, name, value)
