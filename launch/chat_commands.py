@@ -18,6 +18,7 @@ MAX_FILE_BYTES = 2**20
 HELP = """\
 /system [TEXT]   give the model a system prompt; without a text, none
 /model [NAME]    ask another model from now on; without a name, list them
+/think [on|off]  let the model think before it answers, or not; without a word, as the model has it
 /file PATH       send a text file with the next message
 /retry           ask the last question again
 /save PATH       write the conversation into a new file: JSON if it ends with .json, else Markdown
@@ -43,6 +44,7 @@ class ChatCommands:
         self._commands: dict[str, Callable[[str], Reply]] = {
             "/system": self._system,
             "/model": self._model,
+            "/think": self._think,
             "/file": self._file,
             "/retry": self._retry,
             "/save": self._save,
@@ -72,6 +74,13 @@ class ChatCommands:
             raise InvalidRequest(f"{argument} is not served here; there is {', '.join(names)}")
         self._conversation.model = argument or self._conversation.model
         return Reply("\n".join(f"{'*' if name == self._conversation.model else ' '} {name}" for name in names))
+
+    def _think(self, argument: str) -> Reply:
+        wishes = {"": None, "on": True, "off": False}
+        if argument not in wishes:
+            raise InvalidRequest("/think on, /think off, or /think")
+        self._conversation.thinks = wishes[argument]
+        return Reply(f"thinking is {argument or 'as the model has it'}")
 
     def _file(self, argument: str) -> Reply:
         if not argument:

@@ -53,7 +53,10 @@ class AnswerFigures:
 
 
 class Conversation:
-    """The messages so far, and the next answer. `model` and `system` may be changed between answers."""
+    """The messages so far, and the next answer. `model`, `system` and `thinks` may be changed between answers.
+
+    `thinks`: whether the model is to think before it answers; None: as its chat template has it.
+    """
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class Conversation:
         self.client = client
         self.model = model
         self.system = system
+        self.thinks: bool | None = None
         self.figures = AnswerFigures(time.monotonic())
         """Of the newest answer."""
         self._max_tokens = max_tokens
@@ -99,6 +103,8 @@ class Conversation:
         self._turns.append({"role": "user", "content": text})
         self.figures = figures = AnswerFigures(time.monotonic())
         body = chat_body(self.model, self.messages, self._max_tokens, self._temperature)
+        if self.thinks is not None:
+            body["chat_template_kwargs"] = {"enable_thinking": self.thinks}
         try:
             with closing(self.client.stream_chat({**body, "stream_options": {"include_usage": True}})) as chunks:
                 for chunk in chunks:

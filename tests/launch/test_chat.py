@@ -194,6 +194,17 @@ def test_system_prompt_and_model_can_be_changed(endpoint: FakeEndpoint, conversa
     assert conversation.model == "tiny"
 
 
+def test_thinking_is_asked_for_and_left_to_the_model(endpoint: FakeEndpoint, conversation: Conversation) -> None:
+    commands = ChatCommands(conversation)
+    for argument in ("on", "off", ""):
+        assert commands.run(f"/think {argument}") is not None
+        list(conversation.answer("one"))
+    with pytest.raises(InvalidRequest, match="/think on"):
+        commands.run("/think hard")
+    wishes = [body.get("chat_template_kwargs") for body in endpoint.bodies]
+    assert wishes == [{"enable_thinking": True}, {"enable_thinking": False}, None]
+
+
 def test_a_file_goes_with_the_next_message_only(conversation: Conversation, tmp_path: Path) -> None:
     commands, path = ChatCommands(conversation), tmp_path / "notes.txt"
     path.write_text("a\nb\n")
