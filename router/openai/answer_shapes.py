@@ -21,6 +21,11 @@ _UNENFORCED: IgnoredTable = {
     "strict": Ignored("calls in this model's format have no grammar; those of tool_choice required have one")
 }
 
+_TOOLS = "tools"
+_UNSHOWN: IgnoredTable = {
+    _TOOLS: Ignored("the chat template of this model does not tell it of tools; tool_choice required makes it call one")
+}
+
 
 def shape_of(
     request: ChatCompletionRequest, answer_format: AnswerFormat, *, is_reasoning_begun: bool
@@ -49,6 +54,16 @@ def whole_grammar(
         return shape.grammar(token_of), param
     except InvalidRequest:
         raise InvalidRequest(f"{param} is too long together with everything else", param, TOO_LONG) from None
+
+
+def note_unshown(request: ChatCompletionRequest, template: str, notes: IgnoredFields) -> None:
+    """Note tools of which this chat template says nothing, so that the model cannot know them. Raises `InvalidRequest`
+    when the router is strict."""
+    if not request.offered_tools or request.calls_wanted.is_enforced or _TOOLS in template:
+        return
+    code = notes.ignore(_TOOLS, request.offered_tools, _UNSHOWN)
+    if code is not None:
+        raise InvalidRequest(f"{_TOOLS} {REFUSED[code]}", _TOOLS, code)
 
 
 def note_unenforced(request: ChatCompletionRequest, answer_format: AnswerFormat, notes: IgnoredFields) -> None:

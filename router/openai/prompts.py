@@ -19,7 +19,7 @@ from engine.text.choice_text import TextOptions
 from engine.text.fill_in_middle import FillInMiddle
 from engine.text.tokenizer import Tokenizer
 from router.openai.answer_parts import AnswerParts, ChoiceParts
-from router.openai.answer_shapes import note_unenforced, shape_of, whole_grammar
+from router.openai.answer_shapes import note_unenforced, note_unshown, shape_of, whole_grammar
 from router.openai.fields import UNSUPPORTED
 from router.openai.grammar_checks import GrammarChecks
 from router.openai.ignored import IgnoredFields
@@ -82,6 +82,7 @@ class PromptMaker:
     def note_ignored(self, request: ChatCompletionRequest, notes: IgnoredFields) -> None:
         """Note what cannot be done with this model. Raises `InvalidRequest` when the router is strict."""
         note_unenforced(request, self.answer_format, notes)
+        note_unshown(request, request.chat_template or self.template.text, notes)
 
     def _is_reasoning_begun(self, prompt_ids: Sequence[int]) -> bool:
         if not self.answer_format.has_reasoning:

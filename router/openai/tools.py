@@ -26,6 +26,8 @@ MAX_TOOLS = 512
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 Path: TypeAlias = tuple[str | int, ...]
+_LISTING = {"type", "properties", "required", "title", "description", "$schema", "$defs", "definitions"}
+"""Members of a schema that say nothing about properties that it does not list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +223,10 @@ class ToolFields(BaseModel):
 
 
 def _parameters(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of arguments; a function that names none has none."""
+    """The schema of arguments. Where it only lists them there are no others: no function takes those, and a model that
+    may invent some goes on and on."""
     found = {"type": "object", **schema}
-    has_none = not found.get("properties") and found.keys() <= {"type", "properties"}
-    return {**found, "additionalProperties": False} if has_none else found
+    return {**found, "additionalProperties": False} if found.keys() <= _LISTING else found
 
 
 def _array_of_calls(schemas: Mapping[str, Mapping[str, Any]], *, is_one: bool) -> dict[str, Any]:

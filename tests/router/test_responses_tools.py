@@ -149,7 +149,8 @@ async def test_a_named_function_is_called_with_its_arguments(server: Server, pro
     answer = (await _post(server, tools=[TOOL], tool_choice=named, reasoning={"effort": "none"})).json()
     assert [(item["name"], item["arguments"]) for item in answer["output"]] == [("double", '{"x": 4}')]
     assert answer["tool_choice"] == named
-    assert (await prefill.expect(Prefill)).params.grammar == Grammar.json_schema(PARAMETERS)
+    closed = {**PARAMETERS, "additionalProperties": False}
+    assert (await prefill.expect(Prefill)).params.grammar == Grammar.json_schema(closed)
 
 
 async def test_an_answer_that_is_cut_leaves_its_last_item_incomplete(server: Server, prompts: PromptMaker) -> None:

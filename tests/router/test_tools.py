@@ -16,6 +16,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from router.openai.prompts import PromptMaker
 from router.openai.schemas import ChatCompletionRequest
+from router.openai.tools import ToolFields
 from tests.router.fake_node import FakeNode, answering
 from tests.router.http_client import Reply, fetch
 from tests.router.rig import MODEL, Server, serving
@@ -208,7 +209,29 @@ async def test_a_named_function_is_called_with_its_arguments(server: Server, pro
     named = {"type": "function", "function": {"name": "double"}}
     choice = await _choice(server, tools=TOOLS, tool_choice=named, reasoning_effort="none")
     assert (_calls(choice["message"]), choice["finish_reason"]) == ([("double", '{"x": 4}')], "tool_calls")
-    assert (await prefill.expect(Prefill)).params.grammar == Grammar.json_schema(PARAMETERS)
+    closed = {**PARAMETERS, "additionalProperties": False}
+    assert (await prefill.expect(Prefill)).params.grammar == Grammar.json_schema(closed)
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"title": "F", "required": ["x"]}, False),
+        ({"additionalProperties": True}, True),
+        ({"patternProperties": {"^y": {}}}, None),
+    ],
+)
+def test_enforced_calls_have_the_listed_arguments_unless_the_schema_speaks_of_others(
+    said: dict[str, Any], found: bool | None
+) -> None:
+    function = {"name": "f", "parameters": {**PARAMETERS, **said}}
+    fields = ToolFields.model_validate(
+        {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    )
+    asked = fields.tool_grammar()
+    assert asked is not None
+    parameters = json.loads(asked.grammar.text)["items"]["anyOf"][0]["properties"]["parameters"]
+    assert parameters.get("additionalProperties") is found
 
 
 async def test_calls_that_are_required_follow_reasoning(server: Server, prompts: PromptMaker) -> None:
@@ -251,12 +274,26 @@ async def test_a_strict_function_has_a_grammar_though_the_model_need_not_call_it
     prefill, _ = await _answers(server, prompts, f"{THOUGHT}Let me see.{CALL}")
     strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
     chat = ChatCompletionRequest.model_validate({**BASE, "tools": strict})
-    assert chat.callable_schemas() == {"double": PARAMETERS, "now": {"type": "object"}}
+    closed = {**PARAMETERS, "additionalProperties": False}
+    assert chat.callable_schemas() == {"double": closed, "now": {"type": "object"}}
     choice = await _choice(server, tools=strict)
     assert (choice["message"]["content"], _calls(choice["message"])) == ("Let me see.", [("double", '{"x": 4}')])
     assert (await _start_of_grammar(prefill)).endswith("(before call)* FREE?")
     await _choice(server, tools=strict, tool_choice="none")
     assert (await prefill.expect(Prefill)).params.grammar is None
+
+
+async def test_tools_that_the_template_does_not_show_are_told_of(prompts: PromptMaker) -> None:
+    plain = replace(prompts, template=ChatTemplate({"default": "{{ messages[0].content }}"}, {}))
+    async with serving(plain) as server:
+        await _answers(server, prompts, "[]")
+        (warning,) = (await _post(server, tools=TOOLS)).json()["warnings"]
+        assert warning.startswith("tools is ignored: the chat template")
+        for members in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": TOOLS, "tool_choice": "required"}):
+            assert "warnings" not in (await _post(server, **members)).json()
+        server.endpoints.is_strict = True
+        reply = await _post(server, tools=TOOLS)
+        assert (reply.status, reply.error["param"]) == (400, "tools")
 
 
 async def test_a_model_whose_calls_have_no_grammar_is_told_of(prompts: PromptMaker) -> None:
