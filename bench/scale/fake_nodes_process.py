@@ -80,23 +80,30 @@ class FakeNodes:
             self._take(0.1)
 
     def emit(self, count: int, interval_s: float, limit_s: float) -> list[list[float]]:
-        """Answer `count` requests; when each token of each was made, in the order of their numbers."""
+        """Wait until `count` requests have come, and answer them; when each token of each was made, in the order of
+        their numbers."""
         self._stamps, self._num_left = {}, count
-        now_s = time.monotonic()
+        deadline_s = time.monotonic() + limit_s
         decodes = [node for node in self._by_link.values() if node.role == messages.DECODE]
+        while len(self._stamps) < count:
+            self._require_time(deadline_s)
+            self._take(0.1)
+        now_s = time.monotonic()
         for place, node in enumerate(decodes):
             node.due_s = now_s + interval_s * place / len(decodes)
-        deadline_s = now_s + limit_s
         while self._num_left:
+            self._require_time(deadline_s)
             now_s = time.monotonic()
-            if now_s > deadline_s:
-                raise RequestFailed(f"{self._num_left} of {count} requests have not ended")
             for node in decodes:
                 if node.due_s <= now_s:
                     node.due_s += interval_s
                     self._step(node)
             self._take(max(0.0, min(node.due_s for node in decodes) - time.monotonic()))
         return [self._stamps[number] for number in sorted(self._stamps)]
+
+    def _require_time(self, deadline_s: float) -> None:
+        if time.monotonic() > deadline_s:
+            raise RequestFailed(f"{len(self._stamps)} requests have come, {self._num_left} have not ended")
 
     def idle(self, for_s: float) -> None:
         """Beat and answer for so long."""
@@ -134,7 +141,7 @@ class FakeNodes:
 
     def _take(self, timeout_s: float) -> None:
         """Take what has come, and beat."""
-        for link, _ in self._poller.poll(timeout_s * 1000):
+        for link, _ in self._poller.poll(round(timeout_s * 1000)):
             node = self._by_link[link]
             while link.poll(0):
                 self._on_message(node, link.recv_multipart())

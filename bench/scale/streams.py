@@ -27,7 +27,7 @@ from program.child import PIPE, Child
 from wire.errors import RequestFailed
 
 _NODES = "bench.scale.fake_nodes_process"
-_READY_S, _WAIT_S = 60.0, 60.0
+_READY_S, _WAIT_S = 60.0, 240.0
 _CPUCLOCK_SCHED = 2
 _MANY = 2**20
 
@@ -73,7 +73,7 @@ def measure_streams(plan: StreamsPlan) -> StreamsFound:
         spec = {"address": ready.control_address, "fingerprint": fingerprint, "token_id": token_id}
         spec |= {"num_prefills": plan.num_prefills, "num_decodes": plan.num_decodes}
         with Commanded(_NODES, spec) as nodes:
-            nodes.hear()
+            nodes.hear(_WAIT_S)
             idle_s = _idle_share(router.pid, nodes)
             return _measure(plan, router.pid, ready.address, nodes, idle_s)
 
@@ -84,7 +84,7 @@ def _measure(plan: StreamsPlan, pid: int, address: str, nodes: Commanded, idle_s
     prompts = [numbered_prompt(number, plan.num_prompt_tokens) for number in range(plan.num_streams)]
     sampler = _CpuSampler(pid)
     received = receive_streams(address, DEMO_MODEL_NAME, prompts, plan.num_tokens, limit_s, sampler.sample)
-    ways_s, begun_s, ended_s = ways(received, nodes.hear())
+    ways_s, begun_s, ended_s = ways(received, nodes.hear(_WAIT_S))
     cpu_s, wall_s = sampler.between(begun_s, ended_s)
     started_s = sampler.between(received[0].sent_s, begun_s)[0]
     lag_p99_s, worst_own_s = _lag(address)
