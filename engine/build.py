@@ -196,7 +196,7 @@ def _load(
     else:
         load_weights(folder, decoder, on_weights)
         fingerprint = model_fingerprint(folder, config)
-    sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size)
+    sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, kernels)
     layout = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
     return _Model(decoder, sampler, layout, fingerprint, before, ops, weights_bytes)
 

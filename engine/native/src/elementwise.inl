@@ -116,6 +116,14 @@ void gate_of(Pool& threads, const BatonGate& a) {
     });
 }
 
+void gather(Pool& threads, const BatonGather& a) {
+    each_row(threads, a.num_rows, a.row_bytes, [&](int64_t row) {
+        __builtin_memcpy(static_cast<char*>(a.out) + row * a.row_bytes,
+                         static_cast<const char*>(a.table) + a.rows[row] * a.row_bytes,
+                         static_cast<size_t>(a.row_bytes));
+    });
+}
+
 #define BATON_BY_DTYPE(dtype, call)                   \
     switch (dtype) {                                  \
         case BATON_FLOAT32:                           \
