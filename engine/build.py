@@ -47,7 +47,7 @@ from engine.pool_size import (
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory
 from engine.runner.limits import RunnerLimits
 from engine.runner.model_runner import ModelRunner
-from engine.runner.recorded_layers import record_layers
+from engine.runner.recorded_layers import StepSizes, record_layers
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.scheduler.step_costs import StepBound, StepCosts
@@ -274,9 +274,10 @@ def _runner(
     with_spare = replace(limits, spare_block=memory.spare_block)
     recorded = None
     if kernels is not None and isinstance(attention, NativeAttention) and not settings.enforce_eager:
-        recorded = record_layers(model.decoder, attention, kernels, limits.max_num_batched_tokens)
-    run = None if recorded is None else recorded.forward
-    runner = ModelRunner(model.decoder, attention, memory.paged.blocks, model.sampler, device, with_spare, run)
+        max_positions = limits.max_blocks_per_request * settings.block_size
+        sizes = StepSizes(limits.max_num_batched_tokens, limits.max_num_seqs, max_positions)
+        recorded = record_layers(model.decoder, attention, kernels, sizes)
+    runner = ModelRunner(model.decoder, attention, memory.paged.blocks, model.sampler, device, with_spare, recorded)
     if not settings.enforce_eager:
         runner.record_graphs(on_graphs)
     runner.warm_up()

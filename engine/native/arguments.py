@@ -151,6 +151,7 @@ class BatonGather(Structure):
         ("rows", c_void_p),
         ("num_rows", c_int64),
         ("row_bytes", c_int64),
+        ("num_table_rows", c_int64),
         ("index", c_int32),
     ]
 

@@ -137,12 +137,13 @@ struct BatonGate {
 };
 void baton_gate(BatonPool* pool, const BatonGate* arguments);
 
-// out[i] = the row of `table` that rows[i] names; `rows` are those of the step's rows that `index` says.
+// out[i] = the row of `table` that rows[i] names, and not a number where there is no such row; `rows` are those of the
+// step's rows that `index` says.
 struct BatonGather {
     void* out;
     const void* table;
     const int64_t* rows;
-    int64_t num_rows, row_bytes;
+    int64_t num_rows, row_bytes, num_table_rows;
     int32_t index;
 };
 void baton_gather(BatonPool* pool, const BatonGather* arguments);

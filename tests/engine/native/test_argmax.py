@@ -96,13 +96,16 @@ def test_rows_that_hold_no_numbers_are_told_as_torch_tells_them(level: str, dtyp
 
 def test_gathered_rows_are_those_that_the_step_names(level: str) -> None:
     threads = kernels(level, 2)
-    for row_bytes, num_rows in ((2, 3), (128, 1), (1030, 60)):
+    for row_bytes, num_rows in ((2, 4), (128, 2), (1030, 60)):
         table = guarded_copy(torch.randint(0, 256, (50, row_bytes), dtype=torch.uint8))
         indexes = [guarded_copy(torch.randint(0, 50, (num_rows,))) for _ in range(3)]
+        indexes[0][0], indexes[1][-1] = -1, 50
         step = BatonStep(token_ids=indexes[0].data_ptr(), positions=indexes[1].data_ptr(), due=indexes[2].data_ptr())
         for number, index in enumerate((TOKEN_IDS, POSITIONS, DUE)):
             out = guarded((num_rows, row_bytes), torch.uint8)
-            gather = BatonGather(out.data_ptr(), table.data_ptr(), None, 0, row_bytes, index)
+            gather = BatonGather(out.data_ptr(), table.data_ptr(), None, 0, row_bytes, len(table), index)
             calls = (BatonCall * 1)(BatonCall(addressof(gather), KINDS[BatonGather]))
             threads.replay(calls, range(1), step, num_rows)
-            assert torch.equal(out, table[indexes[number]])
+            is_inside = (indexes[number] >= 0) & (indexes[number] < 50)
+            expected = torch.where(is_inside[:, None], table[indexes[number].clamp(0, 49)], 255)
+            assert torch.equal(out, expected)
