@@ -249,5 +249,5 @@ def _matches(selector: dict[str, Any], pod: dict[str, Any]) -> bool:
     of_pod = pod["metadata"]["labels"]
     wanted = selector.get("matchExpressions", [])
     assert all(each["operator"] == "In" for each in wanted)
-    has_them = all(of_pod.get(each["key"]) in each["values"] for each in wanted)
-    return has_them and _selects(selector["matchLabels"], pod)
+    labels: dict[str, str] = selector["matchLabels"]
+    return _selects(labels, pod) and all(of_pod.get(each["key"]) in each["values"] for each in wanted)
