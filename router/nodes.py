@@ -38,7 +38,7 @@ class Node:
     """One registration of a node, whose life is named by its epoch. `model` is the served model whose weights it has.
     `load` counts legs, also those that the node has not received yet; `num_awaiting` of them wait for the KV of a
     prompt that another node computes. `live_keys` are those of the attempts that legs are of, by handoff id, in the
-    order in which they were sent. `prompts` are those that it has to compute itself. `num_steps` counts those that
+    order in which they were sent, and `missed_ids` those that it did not know when it said so last. `prompts` are those that it has to compute itself. `num_steps` counts those that
     have told tokens, `num_pongs` the times that it has said which attempts it knows. `session` is the router's end
     of it. `rival`: the epoch of another one that wants to join under the same node_id, and when it first asked."""
 
@@ -52,6 +52,7 @@ class Node:
     prompts: PromptQueue = field(default_factory=PromptQueue)
     is_leaving: bool = False
     live_keys: dict[bytes, bytes] = field(default_factory=dict)
+    missed_ids: set[bytes] = field(default_factory=set)
     num_pongs: int = 0
     cached_hashes: set[bytes] = field(default_factory=set)
     session: Session = field(default_factory=_new_session)

@@ -198,8 +198,10 @@ class Relay:
         """See `ControlHandler`."""
         node.num_pongs += 1
         looks_at_all = node.num_pongs % _PONGS_PER_LOOK == 0
-        for handoff_id, key in list(node.live_keys.items()):
-            if looks_at_all or key not in live:
+        missed_before = node.missed_ids
+        node.missed_ids = {handoff_id for handoff_id, key in node.live_keys.items() if key not in live}
+        for handoff_id in list(node.live_keys):
+            if looks_at_all or handoff_id in node.missed_ids or handoff_id in missed_before:
                 flight = self._flights.get(handoff_id)
                 if flight is not None:
                     flight.on_live(node, live, received)

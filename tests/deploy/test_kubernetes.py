@@ -242,7 +242,7 @@ def test_the_router_of_the_demo_starts_with_the_command_of_its_manifest(keys: Pa
 
 
 def _selects(labels: dict[str, str], pod: dict[str, Any]) -> bool:
-    return labels.items() <= pod["metadata"]["labels"].items()
+    return bool(labels.items() <= pod["metadata"]["labels"].items())
 
 
 def _matches(selector: dict[str, Any], pod: dict[str, Any]) -> bool:
