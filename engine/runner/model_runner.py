@@ -146,7 +146,7 @@ class ModelRunner:
                 raise
 
     def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
-        due = _due(step, inputs)
+        due = due_requests(step, inputs)
         rows, plan = self._begin(due, len(inputs.token_ids))
         scoring = PromptScoring(step, inputs.last_tokens, self._staging) if step.spans else None
         forward = self._stage(step, inputs, layer_stored, scoring)
@@ -203,7 +203,7 @@ class ModelRunner:
             self._sampled_rows = {request.key: row for row, request in enumerate(requests)}
 
 
-def _due(step: Step, inputs: StepInputs) -> list[tuple[int, ScheduledRequest]]:
+def due_requests(step: Step, inputs: StepInputs) -> list[tuple[int, ScheduledRequest]]:
     """What samples in this step, with the places of its last token: requests, and each of their forks as a request."""
     due: list[tuple[int, ScheduledRequest]] = []
     for end, request in zip(inputs.last_tokens, step.requests, strict=True):
