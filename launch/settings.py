@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from decode_node.settings import DecodeNodeSettings
+from node.settings import MAX_ROUTERS
 from prefill_node.settings import PrefillNodeSettings
 from program.command_line import CommandParser
 from program.settings import ENVIRONMENT_PREFIX, add_flags, check_file_keys, resolve, setting
@@ -32,6 +33,7 @@ class ServeSettings:
 
     prefill: int = setting(1, "number of prefill nodes; 0: decode nodes compute the prompts too")
     decode: int = setting(1, "number of decode nodes")
+    routers: int = setting(1, "number of routers: they share the port and all nodes; more serve more streams at once")
     pin_cpus: bool = setting(True, "give every node cores of its own if there are enough and --num-threads is unset")
     start_timeout_s: float = setting(1800.0, "seconds until every process must be ready, loading weights included")
 
@@ -82,6 +84,8 @@ def _check(serve: ServeSettings) -> None:
         raise InvalidSetting(f"--prefill {serve.prefill} must not be negative")
     if serve.decode < 1:
         raise InvalidSetting(f"--decode {serve.decode} must be at least 1: decode nodes finish every request")
+    if not 1 <= serve.routers <= MAX_ROUTERS:
+        raise InvalidSetting(f"--routers {serve.routers} must be from 1 to {MAX_ROUTERS}")
     if not serve.start_timeout_s > 0:
         raise InvalidSetting(f"--start-timeout-s {serve.start_timeout_s} must be positive")
 
