@@ -135,6 +135,7 @@ class RouterLinks:
             _log.error("%s", error)
             return None
         wanted = [request for request in requests if link.is_registered and self._may_ask(link, request)]
+        is_void = is_void and bool(owner_before or link.is_registered)
         return Heard(link, wanted, owner_before if is_void else None) if wanted or is_void else None
 
     def _require_own_epoch(self, link: RouterLink, now_s: float) -> None:
