@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
@@ -54,7 +55,7 @@ class Trial:
 
     def ask(self, router: str, number: int, reached: list[int]) -> Streamed:
         """Stream prompt `number`. `reached`: how many tokens each prompt has."""
-        request = {
+        request: dict[str, Any] = {
             "model": MODEL_NAME,
             "prompt": list(make_prompt(200, number)),
             "max_tokens": self.num_tokens,
