@@ -140,8 +140,10 @@ class Schedule:
     def _stop_busy_decode_node(self) -> None:
         """It hands its requests over, if there is another one."""
         busy = [node for node in self.world.nodes.values() if node.role == DECODE and not node.is_idle]
-        if busy:
+        if busy and self.chance.random() < 0.5:
             self.world.stop_node(self.chance.choice(busy), 12.0)
+        elif busy:
+            self.world.drain_node(self.chance.choice(busy), self._router(), 12.0)
 
     def _pause_node(self) -> None:
         self.world.pause(self._node(), self.chance.choice(_PAUSES_S))

@@ -169,16 +169,8 @@ def test_a_frozen_router_ends_its_own_requests_and_no_stream_of_the_other_notice
 def test_a_node_that_is_drained_by_one_router_hands_over_the_streams_of_both() -> None:
     own, other = Client(0, PROMPT, 36), Client(1, PROMPT[1:], 36, router=1)
     world = world_with_two_routers(own, other, decodes=1)
-
-    def drain() -> None:
-        node = world.nodes["D1"]
-        target = world.routers[1].registry.get(node.epoch)
-        assert target is not None
-        world.disturbed(world.clock.now_s + 5.0)
-        world.routers[1].call(lambda: world.routers[1].relay.drain(target, starts_again=True))
-
     world.clock.at(0.2, lambda: world.start_node(DECODE, "D2"))
-    world.clock.at(0.4, drain)
+    world.clock.at(0.4, lambda: world.drain_node(world.nodes["D1"], world.routers[1], 5.0))
     world.run()
     for router in world.routers:
         assert (router.relay.counters.num_retries, router.relay.counters.num_moves) == (0, 1)

@@ -226,6 +226,14 @@ class World:
             node.leave()
             self.disturbed(self.clock.now_s + restart_s)
 
+    def drain_node(self, node: NodeProgram, router: RouterProgram, restart_s: float) -> None:
+        """An operator asks a router to take a node out of service; another life comes after its end."""
+        member = router.registry.get(node.epoch)
+        if member is not None and router.runs:
+            self.note(f"{router.name} is asked to drain {node.name}")
+            router.call(lambda: router.relay.drain(member, starts_again=True))
+            self.disturbed(self.clock.now_s + restart_s)
+
     def kill_router(self, router: RouterProgram, restart_s: float) -> None:
         """SIGKILL: every client of it loses its stream."""
         if router.host.is_dead:
