@@ -122,9 +122,9 @@ class Legs:
         for node in (route.decode, route.prefill):
             if node is not None:
                 node.live_keys[cancel.handoff_id] = live_key(cancel.handoff_id, cancel.attempt)
-        route.decode.load += 1
+        route.decode.num_legs += 1
         if route.prefill is not None:
-            route.prefill.load += prefill_load
+            route.prefill.num_legs += prefill_load
             route.decode.num_awaiting += 1
 
     @property
@@ -150,7 +150,7 @@ class Legs:
     def leave(self) -> None:
         """The node that generated has ended its leg, and hands its KV over."""
         if self._decode is not None:
-            self._decode.load -= 1
+            self._decode.num_legs -= 1
             self._decode.live_keys.pop(self._cancel.handoff_id, None)
             self._decode = None
 
@@ -194,7 +194,7 @@ class Legs:
 
     def _end_prefill(self) -> None:
         if self._prefill is not None:
-            self._prefill.load -= self._prefill_load
+            self._prefill.num_legs -= self._prefill_load
             self._prefill.live_keys.pop(self._cancel.handoff_id, None)
             self._prefill = None
             if self._decode is not None:

@@ -11,6 +11,7 @@ serve.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -36,18 +37,22 @@ def _new_session() -> Session:
 @dataclass(slots=True)
 class Node:
     """One registration of a node, whose life is named by its epoch. `model` is the served model whose weights it has.
-    `load` counts legs, also those that the node has not received yet; `num_awaiting` of them wait for the KV of a
-    prompt that another node computes. `live_keys` are those of the attempts that legs are of, by handoff id, in the
-    order in which they were sent, and `missed_ids` those that it did not know when it said so last. `prompts` are those that it has to compute itself. `num_steps` counts those that
-    have told tokens, `num_pongs` the times that it has said which attempts it knows. `session` is the router's end
-    of it. `rival`: the epoch of another one that wants to join under the same node_id, and when it first asked."""
+    `num_legs` counts those that this router has given it, also those that it has not received yet; `num_awaiting` of
+    them wait for the KV of a prompt that another node computes. `live_keys` are those of the attempts that legs are of,
+    by handoff id, in the order in which they were sent, and `missed_ids` those that it did not know when it last said
+    which it knows, for the `num_pongs`th time. `prompts` are those that it has to compute itself.
+    `num_other_legs` and `num_other_prompt_tokens` are of other routers, as of its last `Pong`. `num_steps` counts those
+    that have told tokens. `session` is the router's end of it. `rival`: the epoch of another
+    one that wants to join under the same node_id, and when it first asked."""
 
     hello: Hello
     model: str
     heard_s: float
     status: NodeStatus
-    load: int = 0
+    num_legs: int = 0
     num_awaiting: int = 0
+    num_other_legs: int = 0
+    num_other_prompt_tokens: int = 0
     num_steps: int = 0
     prompts: PromptQueue = field(default_factory=PromptQueue)
     is_leaving: bool = False
@@ -72,6 +77,11 @@ class Node:
     def role(self) -> str:
         """ "prefill" or "decode"."""
         return self.hello.role
+
+    @property
+    def load(self) -> int:
+        """Legs of all routers."""
+        return self.num_legs + self.num_other_legs
 
     @property
     def num_decoding(self) -> int:
@@ -104,9 +114,16 @@ class NodeRegistry:
     """Registered nodes by epoch. `fingerprints`: of each served model, by its name, that of the router's own
     checkpoint, or None if it has no weights: then the first node of an unknown fingerprint decides. At most one model
     may have None. `tokenizers`: of each served model the digest of the router's tokenizer; a node that has another one
-    would read grammars differently, one without any cannot serve them."""
+    would read grammars differently, one without any cannot serve them. `epoch` names this life of the router, by
+    default at random: nodes may serve other routers too, and tell them apart by it."""
 
-    def __init__(self, fingerprints: Mapping[str, str | None], tokenizers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        fingerprints: Mapping[str, str | None],
+        tokenizers: Mapping[str, str] | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        self.epoch = secrets.randbits(63) if epoch is None else epoch
         self._fingerprints = dict(fingerprints)
         self._tokenizers = dict(tokenizers or {})
         self._nodes: dict[int, Node] = {}
@@ -114,7 +131,7 @@ class NodeRegistry:
         # what was found since a node has joined or left: every request asks
         self._able: dict[tuple[str, str], list[Node]] = {}
         self._limits: dict[str, _Limits] = {}
-        self._num_decoded_together: int | None = None
+        self._staying_decodes: list[Node] | None = None
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -154,12 +171,17 @@ class NodeRegistry:
         return self._limits_of(model).fewest_seqs
 
     @property
+    def staying_decodes(self) -> Sequence[Node]:
+        """The decode nodes of all models that do not leave."""
+        if self._staying_decodes is None:
+            nodes = self._nodes.values()
+            self._staying_decodes = [node for node in nodes if node.role == DECODE and not node.is_leaving]
+        return self._staying_decodes
+
+    @property
     def num_decoded_together(self) -> int:
-        """Requests that all decode nodes which stay can compute together."""
-        if self._num_decoded_together is None:
-            nodes = [node for node in self._nodes.values() if node.role == DECODE and not node.is_leaving]
-            self._num_decoded_together = sum(node.hello.max_num_seqs for node in nodes)
-        return self._num_decoded_together
+        """Requests that all of them can compute together."""
+        return sum(node.hello.max_num_seqs for node in self.staying_decodes)
 
     def _limits_of(self, model: str) -> _Limits:
         found = self._limits.get(model)
@@ -170,7 +192,7 @@ class NodeRegistry:
     def _forget_views(self) -> None:
         self._able.clear()
         self._limits.clear()
-        self._num_decoded_together = None
+        self._staying_decodes = None
 
     def predecessor(self, hello: Hello, now_s: float) -> Node | None:
         """The registered node with the node_id of `hello` and another epoch, whose successor the sender wants to be.
@@ -243,8 +265,8 @@ class NodeRegistry:
             node.is_leaving = True
             self._forget_views()
             # an idle node that leaves is a stop as planned: worth a line only to who looks for it
-            level = logging.INFO if node.load else logging.DEBUG
-            _log.log(level, "%s node %s is leaving: %d requests to finish", node.role, node.node_id, node.load)
+            level = logging.INFO if node.num_legs else logging.DEBUG
+            _log.log(level, "%s node %s is leaving: %d requests to finish", node.role, node.node_id, node.num_legs)
 
     def remove(self, epoch: int) -> Node | None:
         """Forget a node that is gone."""

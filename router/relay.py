@@ -95,10 +95,14 @@ class Relay:
 
     @property
     def capacity(self) -> int:
-        """For how many requests the nodes have use: more would only wait there, in no fair order. Those that wait for
-        their readers are not at any node."""
+        """For how many requests the nodes have use: more would only wait there, in no fair order. What other routers
+        have there leaves less, but no less than half: they hold back too. Those that wait for their readers are not at
+        any node."""
         num_served = _ADMITTED_PER_SEQ * self._registry.num_decoded_together
-        return num_served + self.node_wait.num_paused if num_served else self._max_concurrent_requests
+        if not num_served:
+            return self._max_concurrent_requests
+        num_of_others = sum(node.num_other_legs for node in self._registry.staying_decodes)
+        return max(num_served - num_of_others, num_served // 2) + self.node_wait.num_paused
 
     def check_size(self, model: str, num_prompt_tokens: int, max_tokens: int | None, param: str) -> int | None:
         """How many of `max_tokens` (None: as many as there is room for) fit behind a prompt on the largest node of
