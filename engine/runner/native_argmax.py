@@ -20,17 +20,20 @@ from engine.runner.grammar_masks import Masks
 
 def argmax(
     kernels: Kernels, logits: Tensor, masks: Masks | None, wide: Tensor, wide_rows: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """The largest logit of each row [N] float32, and its place [N] int64, the first of equal ones.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest logit of each row [N] float32, its place [N] int64, the first of equal ones, and whether it is a
+    number above -inf [N] bool.
 
     logits: [N, V]. `wide_rows` are read from `wide` [N, V] float32 instead, and have what masks rule out as -inf there
     afterwards. Where a row holds NaN, so does the result.
     """
     num_rows, size = logits.shape
     largest, token_ids = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
+    is_valid = torch.empty(num_rows, dtype=torch.bool)
     call = BatonArgmax(
         token_ids=token_ids.data_ptr(),
         largest=largest.data_ptr(),
+        is_valid=is_valid.data_ptr(),
         logits=logits.data_ptr(),
         num_rows=num_rows,
         size=size,
@@ -47,7 +50,7 @@ def argmax(
         flags = torch.frombuffer(is_wide, dtype=torch.uint8)
         call.wide, call.is_wide = wide.data_ptr(), flags.data_ptr()
     kernels.argmax(call)
-    return largest, token_ids
+    return largest, token_ids, is_valid
 
 
 def _mask_of_row(masks: Masks, num_rows: int) -> Tensor:
