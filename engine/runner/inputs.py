@@ -84,12 +84,10 @@ def fill_pending(token_ids: Tensor, sources: Tensor, sampled: Tensor) -> Tensor:
 
 def _flatten(step: Step) -> tuple[Array, Array]:
     """Token ids and positions, each [T] int64."""
-    token_ids = np.empty(step.num_tokens, dtype=np.int64)
-    positions = np.empty(step.num_tokens, dtype=np.int64)
-    first = 0
+    token_ids: list[int] = []
+    positions: list[int] = []
     for request in step.requests:
-        last, stop = first + request.num_tokens, request.start + request.num_tokens
-        token_ids[first:last] = request.token_ids[request.start : stop]
-        positions[first:last] = np.arange(request.start, stop)
-        first = last
-    return token_ids, positions
+        stop = request.start + request.num_tokens
+        token_ids += request.token_ids[request.start : stop]
+        positions += range(request.start, stop)
+    return np.array(token_ids, dtype=np.int64), np.array(positions, dtype=np.int64)

@@ -8,6 +8,7 @@ Letters: N rows, V vocabulary.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -42,23 +43,19 @@ def argmax(
     )
     if masks is not None:
         of_row = _mask_of_row(masks, num_rows)
-        call.bits, call.masks, call.mask_bytes = masks.bits.data_ptr(), of_row.data_ptr(), -(-size // 8)
+        call.bits, call.masks, call.mask_bytes = masks.bits.data_ptr(), of_row.buffer_info()[0], -(-size // 8)
     if wide_rows:
-        is_wide = bytearray(num_rows)
+        is_wide = array("B", bytes(num_rows))
         for row in wide_rows:
             is_wide[row] = 1
-        flags = torch.frombuffer(is_wide, dtype=torch.uint8)
-        call.wide, call.is_wide = wide.data_ptr(), flags.data_ptr()
+        call.wide, call.is_wide = wide.data_ptr(), is_wide.buffer_info()[0]
     kernels.argmax(call)
     return largest, token_ids, is_valid
 
 
-def _mask_of_row(masks: Masks, num_rows: int) -> Tensor:
-    """The number of each row's mask [N] int64, -1 for none."""
-    of_row = torch.full((num_rows,), -1)
-    numbers = torch.arange(masks.num_rows)
-    if masks.rows is None:
-        of_row[: masks.num_rows] = numbers
-    else:
-        of_row[masks.rows] = numbers
+def _mask_of_row(masks: Masks, num_rows: int) -> array[int]:
+    """The number of each row's mask, -1 for none."""
+    of_row = array("q", [-1]) * num_rows
+    for number, row in enumerate(range(masks.num_rows) if masks.rows is None else masks.rows.tolist()):
+        of_row[row] = number
     return of_row
