@@ -16,7 +16,7 @@ from torch import Tensor
 
 from device.base import Staging
 from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
-from engine.models.decoder import Decoder
+from engine.models.base import RunnableDecoder
 from engine.runner.inputs import StepInputs, fill_pending
 from engine.runner.prompt_scoring import PromptScoring
 
@@ -33,7 +33,7 @@ class Stream(Protocol):
     """The residual stream of a step behind all layers; valid until the next step is computed."""
 
     def rows(self) -> Tensor:
-        """[T, E], as `Decoder.forward` returns it."""
+        """[T, E], as `RunnableDecoder.forward` returns it."""
         ...
 
     def logits(self, due: DueRows) -> Tensor:
@@ -49,7 +49,7 @@ ForwardPass: TypeAlias = Callable[[Tensor, Tensor], Stream]
 class DecodedStream:
     """See `Stream`. hidden: [T, E]."""
 
-    decoder: Decoder
+    decoder: RunnableDecoder
     hidden: Tensor
 
     def rows(self) -> Tensor:
@@ -74,7 +74,7 @@ class EagerForward:
     """See `Forward`. token_ids, positions: [T] int64; sources as well, None when no token is pending. `scoring`: what
     the step shall find out about prompts."""
 
-    decoder: Decoder
+    decoder: RunnableDecoder
     run: ForwardPass
     token_ids: Tensor
     positions: Tensor
@@ -97,7 +97,7 @@ class EagerForward:
 class EagerSteps:
     """Plans and stages any step, which `run` computes. `sampled`: see `EagerForward`."""
 
-    decoder: Decoder
+    decoder: RunnableDecoder
     run: ForwardPass
     attention: AttentionBackend
     staging: Staging
