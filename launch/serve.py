@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from device.host_memory import read_host_memory
 from engine.capacity import find_capacity
+from engine.models.division import require_divisible, require_number_of_ranks
 from engine.models.facts import load_facts
 from engine.models.identity import find_checkpoint
 from launch.api_client import ApiClient
@@ -134,6 +135,9 @@ def _check_model(deployment: Deployment) -> None:
     folder = find_checkpoint(settings.model, weights=False)
     config = load_facts(folder, settings.model_impl, remote_code=settings.trust_remote_code)
     find_capacity(settings, config, is_gpu=False)
+    for node in (deployment.prefill, deployment.decode):
+        require_number_of_ranks(node.tensor_parallel_size)
+        require_divisible(config, node.tensor_parallel_size)
     if settings.device == "cpu" or (settings.device == "auto" and not find_devices(os.environ)):
         num_nodes = deployment.serve.prefill + deployment.serve.decode
         require_memory_for_weights(folder, config, settings.dtype, num_nodes, read_host_memory())
