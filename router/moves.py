@@ -3,7 +3,7 @@
 Owns which requests are moved when. A few at a time are: the others go on where they are meanwhile, so the pause of each
 is that of its own KV and not of everybody's. A node that finds no room for a request elsewhere finishes it. The first
 move waits a moment, because nodes that are stopped together say so one after the other. How a single request is moved
-is in `router/flight.py`, and what may happen to it meanwhile in docs/protocol.md. Lives on one event loop.
+is in `router/moving.py`, and what may happen to it meanwhile in docs/protocol.md. Lives on one event loop.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Move:
     target: Node
     number: int
 
-    def ask(self, attempt: int) -> None:
-        """Ask the node that generates `attempt`."""
+    def ask(self, attempt: int, *, goes_on: bool = False) -> None:
+        """Ask the node that generates `attempt`, which ends or `goes_on` there."""
         target = self.target
-        order = HandOver(self.handoff_id, attempt, self.number, target.node_id, target.epoch)
+        order = HandOver(self.handoff_id, attempt, self.number, target.node_id, target.epoch, goes_on)
         self.sender.send(self.source.epoch, order)
 
     def carry_out(self, attempt: Attempt, handed: HandedOver, registry: NodeRegistry) -> Legs | None:

@@ -24,6 +24,7 @@ import kvtransfer.pusher
 import kvtransfer.receiving
 from kvtransfer.messages import ProcessIdentity
 from router import inbox as inboxes
+from router import moving
 from router.inbox import Inbox
 from router.legs import RelayRequest
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, without_faults
@@ -42,6 +43,7 @@ waited for 4 s, and attempts wait for each other."""
 QUIET_BOUND_S = 25.0
 _LOOK_S = 0.2
 _INBOX_BOUND = 12
+_AHEAD_TOKENS = 12
 _NEVER_S = 1e9
 
 
@@ -384,6 +386,7 @@ class World:
             (kvtransfer.receiving, "_SLICE_S", _NEVER_S),
             (kvtransfer.pusher, "_SLICE_S", _NEVER_S),
             (inboxes, "MAX_DUE", _INBOX_BOUND),
+            (moving, "AHEAD_TOKENS", _AHEAD_TOKENS),
             (secrets, "token_bytes", self.chance.randbytes),
             (secrets, "randbelow", self.chance.randrange),
         ]
