@@ -1,8 +1,7 @@
 """Arithmetic of moves: which neighbouring blocks can move as one run, and which bytes of a block belong to which heads.
 
-`heads_of` and `head_runs` have no caller in the product yet, because both sides hold whole blocks of all heads today.
-They are for tensor parallelism: if P and D split the heads among their ranks in different ways, each rank of P must
-send each rank of D the heads that both hold, and `head_runs` says which bytes these are.
+`heads_of` and `head_runs` have no caller in the product yet: ranks of one node share one pool of whole blocks. They are
+for ranks with memory of their own, as GPUs have: `head_runs` says which bytes of a whole block belong to which rank.
 
 Letters: L layers, H key-value heads of a rank, S slots of a block, D head size; a block is [L, 2, H, S, D].
 """

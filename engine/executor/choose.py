@@ -38,7 +38,9 @@ def _require_possible(settings: EngineSettings, config: ModelConfig, device: Dev
             "use --device cpu, or one rank"
         )
     if settings.batch_invariant:
-        raise InvalidSetting(f"{flag}: --batch-invariant cannot be promised, since ranks add up in no fixed order")
+        raise InvalidSetting(
+            f"{flag}: --batch-invariant cannot be promised, since ranks add up long prompts in another order"
+        )
     try:
         require_divisible(config, settings.tensor_parallel_size)
     except ModelLoadError as error:

@@ -25,6 +25,9 @@ from wire.errors import InvalidSetting
 
 MEET_TIMEOUT_S = 60.0
 """The time in which ranks that run must have found each other."""
+_SMALL_BYTES = 2**16
+"""Measured for 4 ranks: everybody adding up 256 bytes takes a third of the time of gloo's own sum, and with 4 MiB four
+times as long."""
 _LOOPBACK = "127.0.0.1"
 _DIST: Any = dist
 """The module without its types, which lack what it does not re-export."""
@@ -49,9 +52,14 @@ class World:
         self._recognise(nonce)
 
     def add_up(self, summand: Tensor) -> Tensor:
-        """See `Collectives.add_up`."""
-        self._call(lambda: self._group.allreduce([summand]).wait())
-        return summand
+        """See `Collectives.add_up`. A small sum is fastest when everybody gets all summands and adds them up."""
+        if summand.nbytes > _SMALL_BYTES:
+            self._call(lambda: self._group.allreduce([summand]).wait())
+            return summand
+        first, *others = self._summands(summand)
+        for other in others:
+            first.add_(other)
+        return summand.copy_(first)
 
     def side_by_side(self, share: Tensor) -> Tensor:
         """See `Collectives.side_by_side`."""
@@ -61,6 +69,12 @@ class World:
         shares = [torch.empty_like(share) for _ in range(self._shard.size)]
         self._call(lambda: self._group.gather([shares], [share], _to_first()).wait())
         return torch.cat(shares, dim=1)
+
+    def _summands(self, own: Tensor) -> list[Tensor]:
+        """What each rank has, in the order of ranks."""
+        found = [torch.empty_like(own) for _ in range(self._shard.size)]
+        self._call(lambda: self._group.allgather([found], [own]).wait())
+        return found
 
     def _form(self, timeout_s: float) -> Any:
         gloo = _DIST.ProcessGroupGloo
@@ -72,9 +86,7 @@ class World:
 
     def _recognise(self, nonce: bytes) -> None:
         shown = torch.frombuffer(bytearray(nonce), dtype=torch.uint8)
-        seen = [torch.empty_like(shown) for _ in range(self._shard.size)]
-        self._call(lambda: self._group.allgather([seen], [shown]).wait())
-        if not all(torch.equal(each, shown) for each in seen):
+        if not all(torch.equal(each, shown) for each in self._summands(shown)):
             raise RanksLost("somebody who is no rank of this engine has joined them")
 
     def _call(self, call: Callable[..., Any], *arguments: object) -> Any:

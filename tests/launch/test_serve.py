@@ -15,8 +15,9 @@ from launch.ports import ListeningPort
 from launch.serve import announce, child_specs, placements, with_cluster_key
 from launch.settings import resolve_serve
 from launch.supervised import ChildSpec
+from tests.checkpoints import make_checkpoint
 from tests.launch.endpoint import FakeEndpoint
-from wire.errors import InvalidSetting
+from wire.errors import BatonError, InvalidSetting
 from wire.keys import ROLES, KeyFile
 
 HTTP, CONTROL = ListeningPort(8000, (5, 6)), ListeningPort(41000, (7,))
@@ -40,6 +41,39 @@ def test_a_deployment_is_a_router_prefill_nodes_and_decode_nodes() -> None:
 
 def test_without_prefill_nodes_there_are_decode_nodes_only() -> None:
     assert [spec.name for spec in specs("--prefill=0", shares=[Placement(2)])] == ["router", "decode-0"]
+
+
+def test_prefill_and_decode_nodes_may_have_different_numbers_of_ranks() -> None:
+    def ranks(*flags: str) -> list[int]:
+        deployment = resolve_serve(flags, {})
+        return [node.tensor_parallel_size for node in (deployment.prefill, deployment.decode)]
+
+    assert ranks() == [1, 1]
+    assert ranks("--tensor-parallel-size=4") == [4, 4]
+    uneven = ("--tensor-parallel-size=4", "--prefill-tensor-parallel-size=2")
+    assert ranks(*uneven) == [2, 4]
+    assert ranks(*uneven, "--decode-tensor-parallel-size=1") == [2, 1]
+    router, prefill, decode = specs(*uneven)
+    assert "--tensor-parallel-size=2" in prefill.arguments
+    assert "--tensor-parallel-size=4" in decode.arguments
+    assert not any("parallel" in word for word in router.arguments)
+    with pytest.raises(InvalidSetting, match="--decode-tensor-parallel-size -1 must not be negative"):
+        resolve_serve(["--decode-tensor-parallel-size=-1"], {})
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--tensor-parallel-size=3"], "4 attention heads cannot be divided among 3 ranks"),
+        (["--decode-tensor-parallel-size=65"], "must lie between 1 and 64, got 65"),
+    ],
+)
+def test_ranks_that_no_node_can_have_are_refused_before_anything_starts(
+    tmp_path: Path, flags: list[str], reason: str
+) -> None:
+    make_checkpoint(tmp_path, "llama")
+    with pytest.raises(BatonError, match=reason):
+        launch.serve.main([str(tmp_path), *flags])
 
 
 def test_a_deployment_has_a_cluster_key_of_its_own_unless_it_is_asked_not_to(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ and log probabilities of prompts of many lengths, in chunks, alone and together,
 both sides, and with so little room on both sides that requests are preempted. What is counted: every byte of KV leaves
 once and arrives once, whatever the numbers of ranks are. At the end nothing is left.
 
-A smaller version is part of the suite: two nodes of the relay in `shared_relay` have two ranks.
+A smaller version is part of the suite: `shared_relay/test_ranks.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.checkpoints import make_checkpoint
-from tests.system.harness import BLOCK_SIZE, Answer, Node, Relay, start_relay
+from tests.system.harness import BLOCK_SIZE, Answer, Relay, start_relay
 from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
 
 SIZES = (1, 2, 4)
@@ -50,13 +50,14 @@ def moved(relay: Relay) -> tuple[int, int, int]:
     )
 
 
-def check(relay: Relay, reference: Reference, block_bytes: int) -> str:
+def check(relay: Relay, reference: Reference) -> str:
     """Ask, compare, count; what to print."""
+    size = block_bytes()
     prompts = [make_prompt(length, 1) for length in _LENGTHS]
     expected = [reference.greedy(prompt, _NUM_TOKENS) for prompt in prompts]
     num_tokens = compare(relay.ask_all(prompts, 1, _NUM_TOKENS, logprobs=0), expected)
     num_blocks = sum(-(-length // BLOCK_SIZE) for length in _LENGTHS)
-    assert moved(relay) == (num_blocks, num_blocks * block_bytes, num_blocks * block_bytes), (moved(relay), num_blocks)
+    assert moved(relay) == (num_blocks, num_blocks * size, num_blocks * size), (moved(relay), num_blocks)
     # whole blocks are cached on both sides now: only what lies behind them is computed and travels
     longer = [prompt + make_prompt(5, 2) for prompt in prompts]
     expected = [reference.greedy(prompt, _NUM_TOKENS) for prompt in longer]
@@ -69,7 +70,7 @@ def check(relay: Relay, reference: Reference, block_bytes: int) -> str:
     num_tokens += compare(relay.ask_all(many, 6, 40, logprobs=0), expected)
     relay.settle()
     blocks, received, sent = moved(relay)
-    assert received == blocks * block_bytes == sent, (blocks, received, sent)
+    assert received == blocks * size == sent, (blocks, received, sent)
     preempted = sum(node.metrics().value("num_preemptions_total") for node in relay.nodes)
     assert preempted > 0, "nothing was preempted"
     return f"{num_tokens} tokens, {blocks} blocks, {received} bytes once, {preempted} preempted"
@@ -86,17 +87,16 @@ def run(model: Path, reference: Reference, folder: Path, transport: str, num_pre
         router=_ROUTER,
     )
     try:
-        said = check(relay, reference, block_bytes_of(relay.decodes[0]))
+        said = check(relay, reference)
         relay.stop()
     finally:
         relay.close()
     return said
 
 
-def block_bytes_of(node: Node) -> int:
+def block_bytes() -> int:
     """Of all heads and layers of the tiny model, whatever the number of ranks: layers, keys and values, heads, tokens,
     elements, bytes of a float32."""
-    assert node.num_blocks == _NUM_BLOCKS
     return 2 * 2 * 2 * BLOCK_SIZE * 16 * 4
 
 

@@ -13,6 +13,8 @@ from device.host import HostStaging
 from engine.attention.base import LayerStored, SequenceShare
 from engine.attention.native_backend import NativeAttention
 from engine.attention.paged_kv import PagedKv
+from engine.executor.noted import NotedCollectives
+from engine.models.collectives import Collectives
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
 from engine.models.loading import load_weights
@@ -33,9 +35,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Model:
     """A small decoder with KV of its own."""
 
-    def __init__(self, folder: Path, dtype: str, ops: NativeOps, threads: Kernels) -> None:
+    def __init__(
+        self, folder: Path, dtype: str, ops: NativeOps, threads: Kernels, collectives: Collectives | None = None
+    ) -> None:
         config = load_config(folder)
-        self.decoder = Decoder(config, DTYPES[dtype], "cpu", ops)
+        self.decoder = Decoder(config, DTYPES[dtype], "cpu", ops, collectives=collectives)
         load_weights(folder, self.decoder)
         layout = KvLayout.of_layers(dtype, 4, self.decoder.layer_kvs)
         self.blocks = torch.zeros(32, layout.block_bytes // DTYPE_BYTES[dtype], dtype=DTYPES[dtype])
@@ -133,6 +137,34 @@ def test_a_step_beyond_the_limit_is_refused_before_anything_is_written(tmp_path:
     assert model.recorded is not None
     with pytest.raises(RuntimeError), torch.inference_mode():
         model.recorded.forward(*model.plan([SequenceShare(0, MAX_TOKENS + 1, tuple(range(11)))]))
+
+
+class Doubling:
+    """See `Collectives`: another rank has the same summands."""
+
+    def __init__(self) -> None:
+        self.num_sums = 0
+
+    def add_up(self, summand: Tensor) -> Tensor:
+        self.num_sums += 1
+        return summand.add_(summand)
+
+    def side_by_side(self, share: Tensor) -> Tensor:
+        return share
+
+
+def test_a_recording_is_cut_where_ranks_add_up(tmp_path: Path) -> None:
+    threads, others = kernels(LEVELS[0], 2), Doubling()
+    folder = make_checkpoint(tmp_path, "qwen3")
+    model = Model(folder, "float32", NativeOps(threads), threads, NotedCollectives(others, threads))
+    assert model.recorded is not None
+    for shares in STEPS:
+        expected, others.num_sums = model.run(shares), 0
+        told: list[int] = []
+        assert torch.equal(model.replay(shares), expected)
+        assert others.num_sums == 1 + 2 * model.decoder.config.num_layers
+        assert torch.equal(model.replay(shares, lambda: told.append(others.num_sums)), expected)  # noqa: B023
+        assert len(told) == model.decoder.config.num_layers
 
 
 class HalfNativeOps(NativeOps):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import sys
@@ -134,6 +135,20 @@ def test_memory_that_nobody_shares_is_allocated_as_the_node_does_it(
     settings = TransportSettings("zmq", context, "127.0.0.1", LinkSettings(), this_process())
     assert PoolMemory(settings, role, allocate).allocate(_BLOCK_BYTES).size == _BLOCK_BYTES
     assert asked == [_BLOCK_BYTES]
+
+
+@pytest.mark.parametrize("role", ["receiver", "sender"])
+def test_memory_that_ranks_share_is_a_segment_whatever_the_transport_is(
+    context: zmq.Context[zmq.Socket[bytes]], role: str
+) -> None:
+    settings = TransportSettings("zmq", context, "127.0.0.1", LinkSettings(), this_process())
+    memory = PoolMemory(settings, role, is_shared=True)
+    array = memory.allocate(_BLOCK_BYTES)
+    assert memory.segment is not None
+    assert os.fstat(memory.segment.descriptor).st_size == array.size == _BLOCK_BYTES
+    memory.close()
+    with pytest.raises(InvalidSetting, match=r"--tensor-parallel-size: no shared memory .* which its ranks share"):
+        PoolMemory(settings, role, is_shared=True).allocate(2**60)
 
 
 class Agent:
