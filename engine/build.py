@@ -28,11 +28,13 @@ from engine.executor.choose import open_executor
 from engine.executor.leading import LeadingRunner
 from engine.first_costs import measure_first_costs
 from engine.model_share import DUMMY, ModelShare, attention_of, kernels_for, load_share, recorded_pass
-from engine.models.config import ModelConfig, load_config
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
 from engine.models.division import require_number_of_ranks
-from engine.models.dummy import dummy_fingerprint
-from engine.models.identity import find_checkpoint, model_fingerprint
+from engine.models.facts import ModelFacts, load_facts
+from engine.models.identity import dummy_fingerprint, find_checkpoint, model_fingerprint
 from engine.models.loading import OnProgress
+from engine.models.modelling.config import ModellingConfig
 from engine.models.ops.native_ops import NativeOps
 from engine.models.shard import Shard
 from engine.pool_size import (
@@ -64,7 +66,7 @@ class Engine:
     core: EngineCore
     runner: ModelRunner
     memory: KvMemory
-    config: ModelConfig
+    config: ModelFacts
     fingerprint: str
     num_blocks: int
     max_request_tokens: int
@@ -98,7 +100,7 @@ def build_engine(
     kernels = kernels_for(settings, device, num_threads)
     with enough_memory(), ExitStack() as opened:
         folder = find_checkpoint(settings.model, weights=settings.load_format != DUMMY)
-        config = load_config(folder).for_context(settings.max_model_len)
+        config = load_facts(folder, settings.model_impl, remote_code=settings.trust_remote_code)
         grammars = _grammars(folder, config)
         capacity = find_capacity(settings, config, is_gpu=_is_gpu(device))
         limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
@@ -108,8 +110,8 @@ def build_engine(
         rank = executor.shard
         model = load_share(settings, folder, config, device, kernels, rank, executor.collectives, on_weights)
         executor.loaded()
-        sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size)
-        attention = attention_of(settings, model, limits, device, rank)
+        sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, kernels)
+        attention = attention_of(settings, model, limits, device)
         if settings.batch_invariant:
             _require_batch_invariance(model, attention)
         num_blocks = _num_blocks(settings, capacity, model, sampler, limits, attention, device, before, rank.size)
@@ -137,7 +139,7 @@ def build_engine(
     )
 
 
-def _grammars(folder: Path, config: ModelConfig) -> Grammars:
+def _grammars(folder: Path, config: ModelFacts) -> Grammars:
     """Makes matchers. A large vocabulary is loaded while the weights are."""
     grammars = Grammars(partial(Vocabulary.from_folder, folder, config.eos_token_ids))
     if is_large(folder):
@@ -149,7 +151,7 @@ def _is_gpu(device: Device) -> bool:
     return device.torch_device.type == "cuda"
 
 
-def _fingerprint(settings: EngineSettings, folder: Path, config: ModelConfig, device: Device) -> str:
+def _fingerprint(settings: EngineSettings, folder: Path, config: ModelConfig | ModellingConfig, device: Device) -> str:
     """Equal where the weights are. How many ranks have them makes no difference."""
     if settings.load_format == DUMMY:
         return dummy_fingerprint(config, device.torch_device.type)
@@ -218,7 +220,8 @@ def _runner(
     if executor.leader is not None:
         return LeadingRunner(executor.leader, settings.block_size, *parts)
     runner = ModelRunner(*parts)
-    if not settings.enforce_eager:
+    # transformers' modelling code may look at values, so nothing of it is recorded
+    if isinstance(model.decoder, Decoder) and not settings.enforce_eager:
         runner.record_graphs(on_graphs)
     runner.warm_up()
     return runner
@@ -227,7 +230,7 @@ def _runner(
 def _core(
     settings: EngineSettings,
     capacity: Capacity,
-    config: ModelConfig,
+    config: ModelFacts,
     fingerprint: str,
     num_blocks: int,
     runner: ModelRunner,

@@ -9,18 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from device.base import Device
 from device.host_memory import GIB, SMALLER, read_host_memory
 from engine.attention.base import AttentionBackend
 from engine.attention.choose import AttentionChoice, AttentionShape, choose_attention
 from engine.attention.native_backend import NativeAttention
 from engine.executor.noted import NotedCollectives
+from engine.models.base import RunnableDecoder
 from engine.models.checkpoint import choose_dtype
 from engine.models.collectives import Collectives
 from engine.models.config import ModelConfig
 from engine.models.decoder import TORCH_DTYPES, Decoder
 from engine.models.dummy import fill_with_noise
 from engine.models.loading import OnProgress, check_weights, load_weights
+from engine.models.modelling.config import ModellingConfig
 from engine.models.ops.base import DecoderOps
 from engine.models.ops.choose import choose_ops
 from engine.models.ops.torch_ops import TorchOps
@@ -28,7 +32,7 @@ from engine.models.shard import Shard
 from engine.native.library import Kernels, open_kernels
 from engine.runner.forward import ForwardPass
 from engine.runner.limits import RunnerLimits
-from engine.runner.recorded_layers import record_layers
+from engine.runner.recorded_layers import StepSizes, record_layers
 from engine.settings import EngineSettings
 from wire.errors import InvalidSetting
 from wire.layout import KvLayout
@@ -41,7 +45,7 @@ class ModelShare:
     """A loaded share of a model on its device. `layout`: of a block of all ranks; `own`: what this rank has in one.
     `weights_bytes`: of this rank's parameters."""
 
-    decoder: Decoder
+    decoder: RunnableDecoder
     layout: KvLayout
     own: KvLayout
     ops: DecoderOps
@@ -59,7 +63,7 @@ def kernels_for(settings: EngineSettings, device: Device, num_threads: int) -> K
 def load_share(
     settings: EngineSettings,
     folder: Path,
-    config: ModelConfig,
+    config: ModelConfig | ModellingConfig,
     device: Device,
     kernels: Kernels | None,
     shard: Shard,
@@ -68,11 +72,32 @@ def load_share(
 ) -> ModelShare:
     """Load this rank's share, and nothing else of the files. Raises `ModelLoadError` and `InvalidSetting`."""
     dtype = choose_dtype(settings.dtype, config)
+    ops = choose_ops(device.torch_device, kernels)
+    if isinstance(config, ModellingConfig):
+        decoder, num_bytes = _load_modelling(settings, folder, config, TORCH_DTYPES[dtype], device, on_weights)
+        layout = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
+        return ModelShare(decoder, layout, layout, ops, num_bytes, kernels)
+    config = config.for_context(settings.max_model_len)
+    return _load_own(settings, folder, config, device, ops, kernels, shard, collectives, on_weights)
+
+
+def _load_own(
+    settings: EngineSettings,
+    folder: Path,
+    config: ModelConfig,
+    device: Device,
+    ops: DecoderOps,
+    kernels: Kernels | None,
+    shard: Shard,
+    collectives: Collectives | None,
+    on_weights: OnProgress | None,
+) -> ModelShare:
+    """A model of Baton's own parts."""
+    dtype = choose_dtype(settings.dtype, config)
     if collectives is not None and kernels is not None:
         collectives = NotedCollectives(collectives, kernels)
     shapes = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps(), shard, collectives)
     weights_bytes = _checked_weights(settings, folder, shapes, device, shard)
-    ops = choose_ops(device.torch_device, kernels)
     decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops, shard, collectives)
     if settings.load_format == DUMMY:
         fill_with_noise(decoder)
@@ -86,12 +111,10 @@ def load_share(
     return ModelShare(decoder, layout, own, ops, weights_bytes, kernels)
 
 
-def attention_of(
-    settings: EngineSettings, model: ModelShare, limits: RunnerLimits, device: Device, shard: Shard
-) -> AttentionChoice:
+def attention_of(settings: EngineSettings, model: ModelShare, limits: RunnerLimits, device: Device) -> AttentionChoice:
     """The attention of this rank's heads. Raises `InvalidSetting`."""
     shape = AttentionShape(
-        num_heads=len(shard.share_of(model.decoder.config.num_heads, "attention heads")),
+        num_heads=model.decoder.num_heads,
         dtype=model.decoder.dtype,
         layout=model.own,
         max_blocks=limits.max_blocks_per_request,
@@ -105,10 +128,15 @@ def recorded_pass(
     settings: EngineSettings, model: ModelShare, attention: AttentionBackend, limits: RunnerLimits
 ) -> ForwardPass | None:
     """The forward pass as recorded calls of kernels, where that is possible. Computes in block 0."""
-    if model.kernels is None or not isinstance(attention, NativeAttention) or settings.enforce_eager:
+    decoder, kernels = model.decoder, model.kernels
+    if kernels is None or not isinstance(attention, NativeAttention) or settings.enforce_eager:
         return None
-    recorded = record_layers(model.decoder, attention, model.kernels, limits.max_num_batched_tokens)
-    return None if recorded is None else recorded.forward
+    # transformers' modelling code may look at values
+    if not isinstance(decoder, Decoder):
+        return None
+    max_positions = limits.max_blocks_per_request * settings.block_size
+    sizes = StepSizes(limits.max_num_batched_tokens, limits.max_num_seqs, max_positions)
+    return record_layers(decoder, attention, kernels, sizes)
 
 
 def _checked_weights(settings: EngineSettings, folder: Path, shapes: Decoder, device: Device, shard: Shard) -> int:
@@ -117,11 +145,39 @@ def _checked_weights(settings: EngineSettings, folder: Path, shapes: Decoder, de
     if settings.load_format != DUMMY:
         check_weights(folder, shapes)
     num_bytes = sum(parameter.num_bytes for parameter in shapes.parameters())
-    memory = read_host_memory()
     # asked by the first rank, before the others have taken theirs
-    if shard.rank == 0 and not device.has_own_memory and num_bytes * shard.size > memory.free:
-        raise InvalidSetting(
-            f"the weights need {num_bytes * shard.size / GIB:.2f} GiB, and {memory} on this machine; what helps is "
-            f"{SMALLER}, or a smaller model"
-        )
+    if shard.rank == 0:
+        _require_room_for_weights(num_bytes * shard.size, device)
     return num_bytes
+
+
+def _load_modelling(
+    settings: EngineSettings,
+    folder: Path,
+    config: ModellingConfig,
+    dtype: torch.dtype,
+    device: Device,
+    on_weights: OnProgress | None,
+) -> tuple[RunnableDecoder, int]:
+    """The model in transformers' modelling code, and the bytes of its weights. Raises `ModelLoadError` and
+    `InvalidSetting`."""
+    # imported late: models of Baton's own need none of it, and it takes seconds
+    from engine.models.modelling import loading
+
+    remote_code = settings.trust_remote_code
+    num_bytes = loading.count_weights(folder, config, dtype, remote_code=remote_code)
+    _require_room_for_weights(num_bytes, device)
+    if settings.load_format == DUMMY:
+        decoder = loading.random_modelling_decoder(folder, config, dtype, device, remote_code=remote_code)
+    else:
+        decoder = loading.load_modelling_decoder(folder, config, dtype, device, on_weights, remote_code=remote_code)
+    return decoder, num_bytes
+
+
+def _require_room_for_weights(num_bytes: int, device: Device) -> None:
+    memory = read_host_memory()
+    if not device.has_own_memory and num_bytes > memory.free:
+        raise InvalidSetting(
+            f"the weights need {num_bytes / GIB:.2f} GiB, and {memory} on this machine; what helps is {SMALLER}, or a "
+            "smaller model"
+        )

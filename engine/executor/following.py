@@ -13,22 +13,32 @@ from torch import Tensor
 from device.base import Array, Device
 from engine.attention.base import AttentionBackend, SequenceShare
 from engine.executor.messages import ChannelBroken, Compute
-from engine.models.decoder import Decoder
-from engine.runner.forward import ForwardPass
+from engine.models.base import RunnableDecoder
+from engine.runner.forward import DecodedStream, DueRows, ForwardPass
 from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.prompt_scoring import score_pieces
 
 
 class Follower:
-    """Computes orders over the KV of `attention`. `run`: the forward pass of `decoder`."""
+    """Computes orders over the KV of `attention`. `run`: computes what `decoder` does, as for `ModelRunner`."""
 
     def __init__(
-        self, decoder: Decoder, attention: AttentionBackend, device: Device, limits: RunnerLimits, run: ForwardPass
+        self,
+        decoder: RunnableDecoder,
+        attention: AttentionBackend,
+        device: Device,
+        limits: RunnerLimits,
+        run: ForwardPass | None,
     ) -> None:
+        """`run` None: the decoder itself."""
         self._decoder = decoder
         self._attention = attention
         self._staging = device.staging(staging_bytes(limits))
-        self._run = run
+        self._run = run or self._decoded
+
+    def _decoded(self, token_ids: Tensor, positions: Tensor) -> DecodedStream:
+        """See `ForwardPass`."""
+        return DecodedStream(self._decoder, self._decoder.forward(token_ids, positions, self._attention))
 
     @torch.inference_mode()
     def compute(self, order: Compute) -> None:
@@ -45,16 +55,14 @@ class Follower:
         self._attention.plan(shares, self._staging)
         placed = [self._staging.put(values) for values in (token_ids, _positions(shares))]
         self._staging.upload()
-        hidden = self._run(placed[0], placed[1])
+        stream = self._run(placed[0], placed[1])
         if order.scored:
-            scored = _row_numbers(order.scored)
+            scored, hidden = _row_numbers(order.scored), stream.rows()
             for piece in score_pieces(len(scored), self._decoder.config.vocab_size):
-                self._logits(hidden, scored[piece])
+                self._decoder.logits(hidden.index_select(0, scored[piece]))
         if order.due:
-            self._logits(hidden, _row_numbers(order.due))
-
-    def _logits(self, hidden: Tensor, rows: Tensor) -> None:
-        self._decoder.logits(hidden.index_select(0, rows))
+            due = _row_numbers(order.due)
+            stream.logits(DueRows(len(due), due))
 
 
 def _positions(shares: list[SequenceShare]) -> Array:

@@ -33,7 +33,7 @@ from engine.executor.messages import (
 )
 from engine.executor.world import RanksLost, World
 from engine.model_share import DUMMY, attention_of, kernels_for, load_share, recorded_pass
-from engine.models.config import load_config
+from engine.models.facts import load_facts
 from engine.models.identity import find_checkpoint
 from engine.models.shard import Shard
 from engine.runner.kv_memory import mapped_kv
@@ -97,12 +97,12 @@ def _prepared(channel: Channel, begin: Begin, shard: Shard, world: World) -> Fol
     torch.set_num_threads(begin.num_threads)
     kernels = kernels_for(settings, device, begin.num_threads)
     folder = find_checkpoint(settings.model, weights=settings.load_format != DUMMY)
-    config = load_config(folder).for_context(settings.max_model_len)
+    config = load_facts(folder, settings.model_impl, remote_code=settings.trust_remote_code)
     capacity = find_capacity(settings, config, is_gpu=False)
     limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
     model = load_share(settings, folder, config, device, kernels, shard, world, None)
     channel.send(Loaded(), _SAY_S)
-    choice = attention_of(settings, model, limits, device, shard)
+    choice = attention_of(settings, model, limits, device)
     use = channel.receive(_PREPARE_S)
     if not isinstance(use, UsePool):
         raise ChannelBroken(f"the driver says {type(use).__name__} out of turn")
@@ -113,11 +113,6 @@ def _prepared(channel: Channel, begin: Begin, shard: Shard, world: World) -> Fol
         os.close(descriptor)
     attention = choice.build(paged)
     run = recorded_pass(settings, model, attention, limits)
-    if run is None:
-        decoder = model.decoder
-        return Follower(
-            decoder, attention, device, limits, lambda ids, positions: decoder.forward(ids, positions, attention)
-        )
     return Follower(model.decoder, attention, device, limits, run)
 
 

@@ -54,6 +54,8 @@ class Decoder:
         `shard` compute its share of heads and rows, and `collectives` put the shares of all ranks together; without,
         nothing does. Every rank then makes the same calls, and the first has the logits."""
         self.config = config
+        self._shard = shard
+        self._is_divided = collectives is not None
         self.dtype = dtype
         self.device = torch.device(device)
         setup = PartSetup(dtype, self.device, choose_ops(self.device) if ops is None else ops, shard, collectives)
@@ -93,13 +95,33 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32 of rows [N, E] that `forward` returned."""
-        return self._head(self._norm(hidden, None)).to(torch.float32)
+        return self.head(hidden, None).to(torch.float32)
+
+    def head(self, residual: Tensor, delta: Tensor | None) -> Tensor:
+        """[N, V] in the model's dtype of rows [N, E] of the residual stream. What was not added to them yet, `delta`
+        [N, E], is added in place."""
+        return self._head(self._norm(residual, delta))
+
+    @property
+    def lookup_table(self) -> Tensor | None:
+        """The table [V, E] whose rows `embed` returns as they are; None where it returns something else."""
+        return self._embedding.lookup_table
 
     @property
     def is_recordable(self) -> bool:
         """Whether every layer is made of operations alone, one after another: what they compute with may then be noted
         once and computed again for any number of tokens."""
         return _is_plain(self.config)
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of a layer that this rank has."""
+        return len(self._shard.share_of(self.config.num_heads, "attention heads"))
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether other ranks have a part of the vocabulary, so that logits are more than calls of kernels."""
+        return self._is_divided
 
     @property
     def layer_kvs(self) -> tuple[LayerKv, ...]:

@@ -90,7 +90,7 @@ class ThreadExecutor:
         collectives = ThreadCollectives(shard.rank, self.calls)
         folder = find_checkpoint(settings.model)
         model = load_share(settings, folder, config, device, kernels, shard, collectives, None)
-        choice = attention_of(settings, model, limits, device, shard)
+        choice = attention_of(settings, model, limits, device)
         memory = self.memory.result(_WAIT_S)
         assert memory.descriptor is not None
         paged = mapped_kv(
@@ -98,10 +98,7 @@ class ThreadExecutor:
         )
         attention = choice.build(paged)
         run = recorded_pass(settings, model, attention, limits)
-        decoder = model.decoder
-        return Follower(
-            decoder, attention, device, limits, run or (lambda ids, places: decoder.forward(ids, places, attention))
-        )
+        return Follower(model.decoder, attention, device, limits, run)
 
     def tell(self, order: Order) -> None:
         self.orders.append(Channel.encode(order))
