@@ -101,6 +101,8 @@ def build_engine(
     with enough_memory(), ExitStack() as opened:
         folder = find_checkpoint(settings.model, weights=settings.load_format != DUMMY)
         config = load_facts(folder, settings.model_impl, remote_code=settings.trust_remote_code)
+        if isinstance(config, ModelConfig):
+            config = config.for_context(settings.max_model_len)
         grammars = _grammars(folder, config)
         capacity = find_capacity(settings, config, is_gpu=_is_gpu(device))
         limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
@@ -111,7 +113,7 @@ def build_engine(
         model = load_share(settings, folder, config, device, kernels, rank, executor.collectives, on_weights)
         executor.loaded()
         sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, kernels)
-        attention = attention_of(settings, model, limits, device)
+        attention = attention_of(settings, model, limits, device, rank)
         if settings.batch_invariant:
             _require_batch_invariance(model, attention)
         num_blocks = _num_blocks(settings, capacity, model, sampler, limits, attention, device, before, rank.size)
@@ -221,7 +223,7 @@ def _runner(
         return LeadingRunner(executor.leader, settings.block_size, *parts)
     runner = ModelRunner(*parts)
     # transformers' modelling code may look at values, so nothing of it is recorded
-    if isinstance(model.decoder, Decoder) and not settings.enforce_eager:
+    if not settings.enforce_eager and isinstance(model.decoder, Decoder):
         runner.record_graphs(on_graphs)
     runner.warm_up()
     return runner

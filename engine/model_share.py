@@ -71,6 +71,8 @@ def load_share(
     on_weights: OnProgress | None,
 ) -> ModelShare:
     """Load this rank's share, and nothing else of the files. Raises `ModelLoadError` and `InvalidSetting`."""
+    if isinstance(config, ModellingConfig):
+        return _load_modelling(settings, folder, config, device, kernels, on_weights)
     dtype = choose_dtype(settings.dtype, config)
     ops = choose_ops(device.torch_device, kernels)
     if isinstance(config, ModellingConfig):
@@ -114,7 +116,7 @@ def _load_own(
 def attention_of(settings: EngineSettings, model: ModelShare, limits: RunnerLimits, device: Device) -> AttentionChoice:
     """The attention of this rank's heads. Raises `InvalidSetting`."""
     shape = AttentionShape(
-        num_heads=model.decoder.num_heads,
+        num_heads=len(shard.share_of(model.decoder.num_heads, "attention heads")),
         dtype=model.decoder.dtype,
         layout=model.own,
         max_blocks=limits.max_blocks_per_request,
@@ -131,12 +133,36 @@ def recorded_pass(
     decoder, kernels = model.decoder, model.kernels
     if kernels is None or not isinstance(attention, NativeAttention) or settings.enforce_eager:
         return None
-    # transformers' modelling code may look at values
-    if not isinstance(decoder, Decoder):
+    if not isinstance(model.decoder, Decoder):
         return None
     max_positions = limits.max_blocks_per_request * settings.block_size
     sizes = StepSizes(limits.max_num_batched_tokens, limits.max_num_seqs, max_positions)
-    return record_layers(decoder, attention, kernels, sizes)
+    return record_layers(model.decoder, attention, model.kernels, sizes)
+
+
+def _load_modelling(
+    settings: EngineSettings,
+    folder: Path,
+    config: ModellingConfig,
+    device: Device,
+    kernels: Kernels | None,
+    on_weights: OnProgress | None,
+) -> ModelShare:
+    """A model in transformers' modelling code, which is not divided. Raises `ModelLoadError` and `InvalidSetting`."""
+    # imported late: models of Baton's own need none of it, and it takes seconds
+    from engine.models.modelling import loading
+
+    name, remote_code = choose_dtype(settings.dtype, config), settings.trust_remote_code
+    dtype = TORCH_DTYPES[name]
+    num_bytes = loading.count_weights(folder, config, dtype, remote_code=remote_code)
+    _require_room(num_bytes, device)
+    decoder: RunnableDecoder
+    if settings.load_format == DUMMY:
+        decoder = loading.random_modelling_decoder(folder, config, dtype, device, remote_code=remote_code)
+    else:
+        decoder = loading.load_modelling_decoder(folder, config, dtype, device, on_weights, remote_code=remote_code)
+    layout = KvLayout.of_layers(name, settings.block_size, decoder.layer_kvs)
+    return ModelShare(decoder, layout, layout, choose_ops(device.torch_device, kernels), num_bytes, kernels)
 
 
 def _checked_weights(settings: EngineSettings, folder: Path, shapes: Decoder, device: Device, shard: Shard) -> int:
@@ -147,34 +173,11 @@ def _checked_weights(settings: EngineSettings, folder: Path, shapes: Decoder, de
     num_bytes = sum(parameter.num_bytes for parameter in shapes.parameters())
     # asked by the first rank, before the others have taken theirs
     if shard.rank == 0:
-        _require_room_for_weights(num_bytes * shard.size, device)
+        _require_room(num_bytes * shard.size, device)
     return num_bytes
 
 
-def _load_modelling(
-    settings: EngineSettings,
-    folder: Path,
-    config: ModellingConfig,
-    dtype: torch.dtype,
-    device: Device,
-    on_weights: OnProgress | None,
-) -> tuple[RunnableDecoder, int]:
-    """The model in transformers' modelling code, and the bytes of its weights. Raises `ModelLoadError` and
-    `InvalidSetting`."""
-    # imported late: models of Baton's own need none of it, and it takes seconds
-    from engine.models.modelling import loading
-
-    remote_code = settings.trust_remote_code
-    num_bytes = loading.count_weights(folder, config, dtype, remote_code=remote_code)
-    _require_room_for_weights(num_bytes, device)
-    if settings.load_format == DUMMY:
-        decoder = loading.random_modelling_decoder(folder, config, dtype, device, remote_code=remote_code)
-    else:
-        decoder = loading.load_modelling_decoder(folder, config, dtype, device, on_weights, remote_code=remote_code)
-    return decoder, num_bytes
-
-
-def _require_room_for_weights(num_bytes: int, device: Device) -> None:
+def _require_room(num_bytes: int, device: Device) -> None:
     memory = read_host_memory()
     if not device.has_own_memory and num_bytes > memory.free:
         raise InvalidSetting(

@@ -9,14 +9,16 @@ from device.base import Device
 from engine.executor.base import Executor
 from engine.executor.uni import UniExecutor
 from engine.models.division import require_divisible
-from engine.models.facts import ModelFacts
+from engine.models.modelling.config import ModellingConfig
 from engine.settings import EngineSettings
 from wire.errors import InvalidSetting, ModelLoadError
 
 AUTO, UNI, MP = "auto", "uni", "mp"
 
 
-def open_executor(settings: EngineSettings, config: ModelFacts, device: Device, num_threads: int) -> Executor:
+def open_executor(
+    settings: EngineSettings, config: ModelConfig | ModellingConfig, device: Device, num_threads: int
+) -> Executor:
     """The ranks of an engine, running. `num_threads`: of each. Raises `InvalidSetting`, and `DeviceFailed` when they do
     not come up."""
     size = settings.tensor_parallel_size
@@ -28,7 +30,7 @@ def open_executor(settings: EngineSettings, config: ModelFacts, device: Device, 
     return MpExecutor(settings, size, num_threads)
 
 
-def _require_possible(settings: EngineSettings, config: ModelFacts, device: Device) -> None:
+def _require_possible(settings: EngineSettings, config: ModelConfig | ModellingConfig, device: Device) -> None:
     flag = f"--tensor-parallel-size {settings.tensor_parallel_size}"
     if settings.distributed_executor_backend == UNI:
         raise InvalidSetting(f"{flag}: --distributed-executor-backend uni is one process, and so one rank; use mp")

@@ -14,7 +14,7 @@ from device.base import Array, Device
 from engine.attention.base import AttentionBackend, SequenceShare
 from engine.executor.messages import ChannelBroken, Compute
 from engine.models.base import RunnableDecoder
-from engine.runner.forward import DecodedStream, DueRows, ForwardPass
+from engine.runner.forward import DueRows, ForwardPass
 from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.prompt_scoring import score_pieces
 
@@ -28,7 +28,7 @@ class Follower:
         attention: AttentionBackend,
         device: Device,
         limits: RunnerLimits,
-        run: ForwardPass | None,
+        run: ForwardPass,
     ) -> None:
         """`run` None: the decoder itself."""
         self._decoder = decoder
@@ -59,7 +59,7 @@ class Follower:
         if order.scored:
             scored, hidden = _row_numbers(order.scored), stream.rows()
             for piece in score_pieces(len(scored), self._decoder.config.vocab_size):
-                self._decoder.logits(hidden.index_select(0, scored[piece]))
+                self._decoder.logits(stream.rows().index_select(0, scored[piece]))
         if order.due:
             due = _row_numbers(order.due)
             stream.logits(DueRows(len(due), due))

@@ -36,6 +36,7 @@ from engine.model_share import DUMMY, attention_of, kernels_for, load_share, rec
 from engine.models.facts import load_facts
 from engine.models.identity import find_checkpoint
 from engine.models.shard import Shard
+from engine.runner.forward import decoded_pass
 from engine.runner.kv_memory import mapped_kv
 from engine.runner.limits import RunnerLimits
 from engine.settings import EngineSettings
@@ -112,7 +113,7 @@ def _prepared(channel: Channel, begin: Begin, shard: Shard, world: World) -> Fol
     finally:
         os.close(descriptor)
     attention = choice.build(paged)
-    run = recorded_pass(settings, model, attention, limits)
+    run = recorded_pass(settings, model, attention, limits) or decoded_pass(model.decoder, attention)
     return Follower(model.decoder, attention, device, limits, run)
 
 

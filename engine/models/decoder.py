@@ -108,6 +108,11 @@ class Decoder:
         return self._embedding.lookup_table
 
     @property
+    def is_divided(self) -> bool:
+        """Whether the parts of several ranks are put together, the logits too."""
+        return self._embedding.is_divided
+
+    @property
     def is_recordable(self) -> bool:
         """Whether every layer is made of operations alone, one after another: what they compute with may then be noted
         once and computed again for any number of tokens."""

@@ -7,7 +7,7 @@ themselves what is asked for here.
 from __future__ import annotations
 
 from engine.models.config import ModelConfig
-from engine.models.facts import ModelFacts
+from engine.models.modelling.config import ModellingConfig
 from engine.models.shard import Shard
 from wire.errors import InvalidSetting, ModelLoadError
 
@@ -20,14 +20,12 @@ def require_number_of_ranks(num_ranks: int) -> None:
         raise InvalidSetting(f"--tensor-parallel-size must lie between 1 and {MAX_RANKS}, got {num_ranks}")
 
 
-def require_divisible(config: ModelFacts, num_ranks: int) -> None:
+def require_divisible(config: ModelConfig | ModellingConfig, num_ranks: int) -> None:
     """Raise `ModelLoadError` with what cannot be divided among so many ranks."""
     if num_ranks == 1:
         return
-    if not isinstance(config, ModelConfig):
-        raise ModelLoadError(
-            f"{config.architecture} is computed by transformers' modelling code and cannot be divided among ranks"
-        )
+    if isinstance(config, ModellingConfig):
+        raise ModelLoadError(f"{config.architecture}, in transformers' modelling code, cannot be divided among ranks")
     first = Shard(0, num_ranks)
     if config.qk_norm == "whole":
         raise ModelLoadError(f"{config.architecture} norms all heads together and cannot be divided among ranks")

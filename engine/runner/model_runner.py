@@ -21,7 +21,7 @@ from device.base import Device, HostCopy
 from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
 from engine.models.base import RunnableDecoder
 from engine.runner.base import RunningStep
-from engine.runner.forward import DecodedStream, DueRows, EagerSteps, Forward, ForwardPass
+from engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
 from engine.runner.graphs import DecodeGraphs, ReportProgress
 from engine.runner.inputs import StepInputs, read_inputs
 from engine.runner.limits import RunnerLimits, staging_bytes
@@ -31,6 +31,8 @@ from engine.runner.sampling_plan import SamplingPlan
 from engine.scheduler.request import PromptScores, SampledToken, ScheduledRequest, Step
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
+
+_NO_ENDS = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,9 @@ class ModelRunner:
         self._limits = limits
         self._staging = device.staging(staging_bytes(limits))
         self._sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
-        self._eager = EagerSteps(decoder, run or self._run, attention, self._staging, self._sampled)
+        self._eager = EagerSteps(
+            decoder, run or decoded_pass(decoder, attention), attention, self._staging, self._sampled
+        )
         self._graphs: DecodeGraphs | None = None
         self._sampled_rows: dict[RequestKey, int] = {}
 
@@ -169,15 +173,11 @@ class ModelRunner:
         """
         self._staging.begin()
         max_num_rows = self._limits.max_num_seqs
-        ends = np.array([end for end, _ in due], dtype=np.int64)
-        index = self._staging.put(ends, max_num_rows)
+        ends = [end for end, _ in due]
+        are_all = len(due) == num_tokens and ends == list(range(num_tokens))
+        index = self._staging.put(_NO_ENDS if are_all else np.array(ends, dtype=np.int64), max_num_rows)
         plan = self._sampler.plan([request for _, request in due], self._staging, max_num_rows)
-        are_all = np.array_equal(ends, np.arange(num_tokens))
         return DueRows(len(due), None if are_all else index), plan
-
-    def _run(self, token_ids: torch.Tensor, positions: torch.Tensor) -> DecodedStream:
-        """See `ForwardPass`."""
-        return DecodedStream(self._decoder, self._decoder.forward(token_ids, positions, self._attention))
 
     def _copy_blocks(self, step: Step) -> None:
         """Make the copies that forks begin with, in stream order: before anything of this step is written."""

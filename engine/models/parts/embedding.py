@@ -36,6 +36,7 @@ class Embedding:
         self._parameter = Parameter("embedding", self.table, (source,), copies=copies)
         divided = None if setup.collectives is None else DividedTable(self.rows, setup, setup.collectives)
         self._ops = divided or setup.ops
+        self.is_divided = divided is not None
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """[T, E] of token ids and positions, each [T] int64. The caller may change it."""
@@ -43,8 +44,8 @@ class Embedding:
 
     @property
     def lookup_table(self) -> Tensor | None:
-        """The table, where its rows are all that there is to it, and all of them are here."""
-        return self.table if type(self) is Embedding and not isinstance(self._ops, DividedTable) else None
+        """The table, where its rows are all that there is to it."""
+        return self.table if type(self) is Embedding and not self.is_divided else None
 
     def parameters(self) -> Iterator[Parameter]:
         """See `Part.parameters`."""

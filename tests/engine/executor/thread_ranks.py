@@ -25,6 +25,7 @@ from engine.model_share import attention_of, kernels_for, load_share, recorded_p
 from engine.models.config import ModelConfig
 from engine.models.identity import find_checkpoint
 from engine.models.shard import Shard
+from engine.runner.forward import decoded_pass
 from engine.runner.kv_memory import KvMemory, allocate_shared, mapped_kv
 from engine.runner.limits import RunnerLimits
 from engine.settings import EngineSettings
@@ -97,7 +98,7 @@ class ThreadExecutor:
             model.layout, model.own, shard, memory.num_blocks * memory.layout.block_bytes, memory.descriptor
         )
         attention = choice.build(paged)
-        run = recorded_pass(settings, model, attention, limits)
+        run = recorded_pass(settings, model, attention, limits) or decoded_pass(model.decoder, attention)
         return Follower(model.decoder, attention, device, limits, run)
 
     def tell(self, order: Order) -> None:
