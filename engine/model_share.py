@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from device.base import Device
 from device.host_memory import GIB, SMALLER, read_host_memory
 from engine.attention.base import AttentionBackend
@@ -74,32 +72,11 @@ def load_share(
     if isinstance(config, ModellingConfig):
         return _load_modelling(settings, folder, config, device, kernels, on_weights)
     dtype = choose_dtype(settings.dtype, config)
-    ops = choose_ops(device.torch_device, kernels)
-    if isinstance(config, ModellingConfig):
-        decoder, num_bytes = _load_modelling(settings, folder, config, TORCH_DTYPES[dtype], device, on_weights)
-        layout = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
-        return ModelShare(decoder, layout, layout, ops, num_bytes, kernels)
-    config = config.for_context(settings.max_model_len)
-    return _load_own(settings, folder, config, device, ops, kernels, shard, collectives, on_weights)
-
-
-def _load_own(
-    settings: EngineSettings,
-    folder: Path,
-    config: ModelConfig,
-    device: Device,
-    ops: DecoderOps,
-    kernels: Kernels | None,
-    shard: Shard,
-    collectives: Collectives | None,
-    on_weights: OnProgress | None,
-) -> ModelShare:
-    """A model of Baton's own parts."""
-    dtype = choose_dtype(settings.dtype, config)
     if collectives is not None and kernels is not None:
         collectives = NotedCollectives(collectives, kernels)
     shapes = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps(), shard, collectives)
     weights_bytes = _checked_weights(settings, folder, shapes, device, shard)
+    ops = choose_ops(device.torch_device, kernels)
     decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops, shard, collectives)
     if settings.load_format == DUMMY:
         fill_with_noise(decoder)
@@ -113,7 +90,9 @@ def _load_own(
     return ModelShare(decoder, layout, own, ops, weights_bytes, kernels)
 
 
-def attention_of(settings: EngineSettings, model: ModelShare, limits: RunnerLimits, device: Device) -> AttentionChoice:
+def attention_of(
+    settings: EngineSettings, model: ModelShare, limits: RunnerLimits, device: Device, shard: Shard
+) -> AttentionChoice:
     """The attention of this rank's heads. Raises `InvalidSetting`."""
     shape = AttentionShape(
         num_heads=len(shard.share_of(model.decoder.num_heads, "attention heads")),
@@ -130,8 +109,7 @@ def recorded_pass(
     settings: EngineSettings, model: ModelShare, attention: AttentionBackend, limits: RunnerLimits
 ) -> ForwardPass | None:
     """The forward pass as recorded calls of kernels, where that is possible. Computes in block 0."""
-    decoder, kernels = model.decoder, model.kernels
-    if kernels is None or not isinstance(attention, NativeAttention) or settings.enforce_eager:
+    if model.kernels is None or not isinstance(attention, NativeAttention) or settings.enforce_eager:
         return None
     if not isinstance(model.decoder, Decoder):
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from device.base import Device
 from engine.executor.base import Executor
 from engine.executor.uni import UniExecutor
+from engine.models.config import ModelConfig
 from engine.models.division import require_divisible
 from engine.models.modelling.config import ModellingConfig
 from engine.settings import EngineSettings

@@ -20,7 +20,7 @@ from engine.runner.prompt_scoring import score_pieces
 
 
 class Follower:
-    """Computes orders over the KV of `attention`. `run`: computes what `decoder` does, as for `ModelRunner`."""
+    """Computes orders over the KV of `attention`. `run`: the forward pass of `decoder`."""
 
     def __init__(
         self,
@@ -30,15 +30,10 @@ class Follower:
         limits: RunnerLimits,
         run: ForwardPass,
     ) -> None:
-        """`run` None: the decoder itself."""
         self._decoder = decoder
         self._attention = attention
         self._staging = device.staging(staging_bytes(limits))
-        self._run = run or self._decoded
-
-    def _decoded(self, token_ids: Tensor, positions: Tensor) -> DecodedStream:
-        """See `ForwardPass`."""
-        return DecodedStream(self._decoder, self._decoder.forward(token_ids, positions, self._attention))
+        self._run = run
 
     @torch.inference_mode()
     def compute(self, order: Compute) -> None:
@@ -57,7 +52,7 @@ class Follower:
         self._staging.upload()
         stream = self._run(placed[0], placed[1])
         if order.scored:
-            scored, hidden = _row_numbers(order.scored), stream.rows()
+            scored = _row_numbers(order.scored)
             for piece in score_pieces(len(scored), self._decoder.config.vocab_size):
                 self._decoder.logits(stream.rows().index_select(0, scored[piece]))
         if order.due:

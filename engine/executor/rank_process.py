@@ -33,7 +33,7 @@ from engine.executor.messages import (
 )
 from engine.executor.world import RanksLost, World
 from engine.model_share import DUMMY, attention_of, kernels_for, load_share, recorded_pass
-from engine.models.facts import load_facts
+from engine.models.config import load_config
 from engine.models.identity import find_checkpoint
 from engine.models.shard import Shard
 from engine.runner.forward import decoded_pass
@@ -98,12 +98,12 @@ def _prepared(channel: Channel, begin: Begin, shard: Shard, world: World) -> Fol
     torch.set_num_threads(begin.num_threads)
     kernels = kernels_for(settings, device, begin.num_threads)
     folder = find_checkpoint(settings.model, weights=settings.load_format != DUMMY)
-    config = load_facts(folder, settings.model_impl, remote_code=settings.trust_remote_code)
+    config = load_config(folder).for_context(settings.max_model_len)
     capacity = find_capacity(settings, config, is_gpu=False)
     limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
     model = load_share(settings, folder, config, device, kernels, shard, world, None)
     channel.send(Loaded(), _SAY_S)
-    choice = attention_of(settings, model, limits, device)
+    choice = attention_of(settings, model, limits, device, shard)
     use = channel.receive(_PREPARE_S)
     if not isinstance(use, UsePool):
         raise ChannelBroken(f"the driver says {type(use).__name__} out of turn")

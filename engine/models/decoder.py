@@ -54,8 +54,6 @@ class Decoder:
         `shard` compute its share of heads and rows, and `collectives` put the shares of all ranks together; without,
         nothing does. Every rank then makes the same calls, and the first has the logits."""
         self.config = config
-        self._shard = shard
-        self._is_divided = collectives is not None
         self.dtype = dtype
         self.device = torch.device(device)
         setup = PartSetup(dtype, self.device, choose_ops(self.device) if ops is None else ops, shard, collectives)
@@ -120,13 +118,8 @@ class Decoder:
 
     @property
     def num_heads(self) -> int:
-        """Query heads of a layer that this rank has."""
-        return len(self._shard.share_of(self.config.num_heads, "attention heads"))
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether other ranks have a part of the vocabulary, so that logits are more than calls of kernels."""
-        return self._is_divided
+        """Query heads of a layer."""
+        return self.config.num_heads
 
     @property
     def layer_kvs(self) -> tuple[LayerKv, ...]:

@@ -91,7 +91,7 @@ class ThreadExecutor:
         collectives = ThreadCollectives(shard.rank, self.calls)
         folder = find_checkpoint(settings.model)
         model = load_share(settings, folder, config, device, kernels, shard, collectives, None)
-        choice = attention_of(settings, model, limits, device)
+        choice = attention_of(settings, model, limits, device, shard)
         memory = self.memory.result(_WAIT_S)
         assert memory.descriptor is not None
         paged = mapped_kv(
