@@ -34,4 +34,5 @@ class Backoff:
         self.num_failures = 1 if is_first else self.num_failures + 1
         if self.num_failures == 1:
             return 0.0
-        return min(self.first_delay_s * 2 ** min(self.num_failures - 2, _MAX_DOUBLINGS), MAX_RESTART_DELAY_S)
+        num_doublings = min(self.num_failures - 2, _MAX_DOUBLINGS)
+        return min(self.first_delay_s * (1 << num_doublings), MAX_RESTART_DELAY_S)

@@ -45,7 +45,11 @@ _NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
 
 def main(arguments: Sequence[str]) -> int:
     """Run a router and its nodes until a signal; returns the exit status. Raises `BatonError` when one cannot start."""
-    deployment = resolve_serve(arguments, os.environ)
+    return run(resolve_serve(arguments, os.environ), os.environ)
+
+
+def run(deployment: Deployment, environment: Mapping[str, str]) -> int:
+    """As `main`. `environment`: of all programs, beside their settings."""
     _check_model(deployment)
     with (
         tempfile.TemporaryDirectory(prefix="baton-") as folder,
@@ -58,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
                 http,
                 control,
                 placements(deployment),
-                os.environ,
+                environment,
                 reloads_keys=deployment.router.cluster_key not in ("", NO_KEY),
             ),
             Console(sys.stderr),

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Member:
     """A program that should run, or, with `leave_by_s`, that goes away until then. `restart_s`: when it is started
-    anew; None while it runs."""
+    anew; None while it runs. `last_end`: why it ended last."""
 
     name: str
     role: str
@@ -56,6 +56,7 @@ class _Member:
     backoff: Backoff = field(default_factory=Backoff)
     restart_s: float | None = None
     leave_by_s: float | None = None
+    last_end: str = ""
 
     @property
     def is_ready(self) -> bool:
@@ -156,7 +157,7 @@ class Controller:
         elif report.phase in _OVER and not self._is_stopping:
             if member.restart_s is None:
                 delay_s = member.backoff.fail(now_s)
-                member.restart_s = now_s + delay_s
+                member.restart_s, member.last_end = now_s + delay_s, report.reason
                 what = "was lost" if report.phase == Phase.LOST else "stopped"
                 when = f"in {delay_s:g} s" if delay_s else "now"
                 self._note(f"{member.name} {what}: {report.reason}; starting it again {when}")
@@ -305,8 +306,8 @@ def _member_status(member: _Member) -> MemberStatus:
         address=report.address,
         pid=report.pid,
         is_leaving=member.is_leaving,
-        num_failures=member.backoff.num_failures if not member.is_ready else 0,
-        reason=report.reason,
+        num_failures=0 if member.is_ready else member.backoff.num_failures,
+        reason=report.reason or ("" if member.is_ready else member.last_end),
     )
 
 

@@ -45,7 +45,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -63,7 +63,8 @@ from router.settings import RouterSettings
 from wire.errors import InvalidSetting
 from wire.messages import DECODE, PREFILL
 
-RAY, LOCAL = "ray", "local"
+RAY: Final = "ray"
+LOCAL: Final = "local"
 MAX_NODES = 4096
 _ELSEWHERE = frozenset({"model", "cluster_key", "goal_ttft_ms", "goal_tpot_ms"})
 """Settings that the file has at another place, and the key, which is made."""
@@ -177,7 +178,6 @@ def parse_cluster_file(text: str, origin: str) -> ClusterFile:
         raise InvalidSetting(f"{origin}: {error}") from None
     if not _NAME.fullmatch(file.name):
         raise InvalidSetting(f"{origin}: name {file.name!r:.100}: use 1 to 64 letters, digits, - and _")
-    goals = {"goal_ttft_ms": file.goals.ttft_ms, "goal_tpot_ms": file.goals.tpot_ms}
     router_chosen = (ROUTER_SETTINGS_CHOSEN | _ELSEWHERE) - {"control_port"}
     router = settings_from_table(RouterSettings, router_chosen, file.router.flags, f"{origin}: [router] flags")
     return ClusterFile(
@@ -189,7 +189,9 @@ def parse_cluster_file(text: str, origin: str) -> ClusterFile:
         ttft_goal_s=file.goals.ttft_ms / 1000,
         tpot_goal_s=file.goals.tpot_ms / 1000,
         scaling=file.scaling,
-        router=dataclasses.replace(router, model=file.model, **goals),
+        router=dataclasses.replace(
+            router, model=file.model, goal_ttft_ms=file.goals.ttft_ms, goal_tpot_ms=file.goals.tpot_ms
+        ),
         router_resources=_resources(file.router.resources, f"{origin}: [router]"),
         prefill=_group(PREFILL, file, file.prefill, PrefillNodeSettings, file.goals.ttft_ms > 0, origin),
         decode=_group(DECODE, file, file.decode, DecodeNodeSettings, file.goals.tpot_ms > 0, origin),
