@@ -84,7 +84,7 @@ class KeeperActor:
 
 
 class ControllerActor:
-    """The controller of the deployment that `text` describes. When it died, Ray makes a new one of the same arguments."""
+    """The controller of the deployment that `text` describes. When it has died, Ray makes another of the same."""
 
     def __init__(self, text: str, origin: str, known: Secrets) -> None:
         configure_logging("info")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ray.cluster_utils import Cluster
@@ -16,12 +16,22 @@ NUM_CPUS = 4
 OBJECT_STORE_BYTES = 80_000_000
 
 
+FRONT, BACK = "front", "back"
+"""What the machine with Ray's own head has, and what the others have: so that a file can tell them apart."""
+_LIMITS = {
+    "num_cpus": NUM_CPUS,
+    "num_gpus": 0,
+    "object_store_memory": OBJECT_STORE_BYTES,
+    "include_dashboard": False,
+}
+
+
 @dataclass
 class Machines:
-    """A running cluster: machine 0 has Ray's own head."""
+    """A running cluster."""
 
     cluster: Any
-    nodes: list[Any]
+    nodes: list[Any] = field(default_factory=list)
 
     @property
     def address(self) -> str:
@@ -34,25 +44,20 @@ class Machines:
         self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
 
-    @property
-    def head(self) -> str:
-        """The machine whose loss would be the loss of Ray."""
-        return str(self.cluster.head_node.node_id)
+    def add(self) -> None:
+        """One more machine."""
+        self.nodes.append(self.cluster.add_node(resources={BACK: 100}, **_LIMITS))
 
 
 @contextlib.contextmanager
 def machines(num_machines: int = 3) -> Iterator[Machines]:
     """A cluster of so many machines of `NUM_CPUS` logical CPUs each."""
-    limits = {
-        "num_cpus": NUM_CPUS,
-        "num_gpus": 0,
-        "object_store_memory": OBJECT_STORE_BYTES,
-        "include_dashboard": False,
-    }
-    cluster = Cluster(initialize_head=True, head_node_args=limits)
+    cluster = Cluster(initialize_head=True, head_node_args={"resources": {FRONT: 100}, **_LIMITS})
+    running = Machines(cluster)
     try:
-        nodes = [cluster.add_node(**limits) for _ in range(num_machines - 1)]
+        for _ in range(num_machines - 1):
+            running.add()
         cluster.wait_for_nodes()
-        yield Machines(cluster, nodes)
+        yield running
     finally:
         cluster.shutdown()
