@@ -25,12 +25,15 @@ from engine.cache.block_pool import BlockPool
 from engine.capacity import Capacity, find_capacity
 from engine.core import EngineCore
 from engine.first_costs import measure_first_costs
+from engine.models.base import RunnableDecoder
 from engine.models.checkpoint import choose_dtype
-from engine.models.config import ModelConfig, load_config
+from engine.models.config import ModelConfig
 from engine.models.decoder import TORCH_DTYPES, Decoder
-from engine.models.dummy import dummy_fingerprint, fill_with_noise
-from engine.models.identity import find_checkpoint, model_fingerprint
+from engine.models.dummy import fill_with_noise
+from engine.models.facts import ModelFacts, load_facts
+from engine.models.identity import dummy_fingerprint, find_checkpoint, model_fingerprint
 from engine.models.loading import check_weights, load_weights
+from engine.models.modelling.config import ModellingConfig
 from engine.models.ops.base import DecoderOps
 from engine.models.ops.choose import choose_ops
 from engine.models.ops.native_ops import NativeOps
@@ -71,7 +74,7 @@ class Engine:
     core: EngineCore
     runner: ModelRunner
     memory: KvMemory
-    config: ModelConfig
+    config: ModelFacts
     fingerprint: str
     num_blocks: int
     max_request_tokens: int
@@ -90,7 +93,7 @@ class _Model:
     """A loaded model on its device, and what it needs of a KV pool. `before`: the GPU's memory without it;
     `weights_bytes`: of all parameters."""
 
-    decoder: Decoder
+    decoder: RunnableDecoder
     sampler: Sampler
     layout: KvLayout
     fingerprint: str
@@ -116,7 +119,7 @@ def build_engine(
     kernels = open_kernels(settings.cpu_kernels, num_threads) if _runs_kernels(device) else None
     with enough_memory():
         folder = find_checkpoint(settings.model, weights=settings.load_format != _DUMMY)
-        config = load_config(folder).for_context(settings.max_model_len)
+        config = load_facts(folder, settings.model_impl, remote_code=settings.trust_remote_code)
         grammars = _grammars(folder, config)
         capacity = find_capacity(settings, config, is_gpu=_is_gpu(device))
         limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
@@ -144,7 +147,7 @@ def build_engine(
     )
 
 
-def _grammars(folder: Path, config: ModelConfig) -> Grammars:
+def _grammars(folder: Path, config: ModelFacts) -> Grammars:
     """Makes matchers. A large vocabulary is loaded while the weights are."""
     grammars = Grammars(partial(Vocabulary.from_folder, folder, config.eos_token_ids))
     if is_large(folder):
@@ -180,21 +183,28 @@ def _require_batch_invariance(model: _Model, attention: AttentionChoice) -> None
 def _load(
     settings: EngineSettings,
     folder: Path,
-    config: ModelConfig,
+    config: ModelConfig | ModellingConfig,
     device: Device,
     kernels: Kernels | None,
     on_weights: OnProgress | None,
 ) -> _Model:
     dtype = choose_dtype(settings.dtype, config)
     before = read_memory(device.torch_device) if _is_gpu(device) else None
-    weights_bytes = _checked_weights(settings, folder, config, TORCH_DTYPES[dtype], device)
     ops = choose_ops(device.torch_device, kernels)
-    decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops)
+    decoder: RunnableDecoder
+    if isinstance(config, ModellingConfig):
+        decoder, weights_bytes = _load_modelling(settings, folder, config, TORCH_DTYPES[dtype], device, on_weights)
+    else:
+        config = config.for_context(settings.max_model_len)
+        weights_bytes = _checked_weights(settings, folder, config, TORCH_DTYPES[dtype], device)
+        decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops)
+        if settings.load_format == _DUMMY:
+            fill_with_noise(decoder)
+        else:
+            load_weights(folder, decoder, on_weights)
     if settings.load_format == _DUMMY:
-        fill_with_noise(decoder)
         fingerprint = dummy_fingerprint(config, device.torch_device.type)
     else:
-        load_weights(folder, decoder, on_weights)
         fingerprint = model_fingerprint(folder, config)
     sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size)
     layout = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
@@ -210,20 +220,47 @@ def _checked_weights(
     if settings.load_format != _DUMMY:
         check_weights(folder, shapes)
     num_bytes = sum(parameter.num_bytes for parameter in shapes.parameters())
+    _require_room_for_weights(num_bytes, device)
+    return num_bytes
+
+
+def _load_modelling(
+    settings: EngineSettings,
+    folder: Path,
+    config: ModellingConfig,
+    dtype: torch.dtype,
+    device: Device,
+    on_weights: OnProgress | None,
+) -> tuple[RunnableDecoder, int]:
+    """The model in transformers' modelling code, and the bytes of its weights. Raises `ModelLoadError` and
+    `InvalidSetting`."""
+    # imported late: models of Baton's own need none of it, and it takes seconds
+    from engine.models.modelling import loading
+
+    remote_code = settings.trust_remote_code
+    num_bytes = loading.count_weights(folder, config, dtype, remote_code=remote_code)
+    _require_room_for_weights(num_bytes, device)
+    if settings.load_format == _DUMMY:
+        decoder = loading.random_modelling_decoder(folder, config, dtype, device, remote_code=remote_code)
+    else:
+        decoder = loading.load_modelling_decoder(folder, config, dtype, device, on_weights, remote_code=remote_code)
+    return decoder, num_bytes
+
+
+def _require_room_for_weights(num_bytes: int, device: Device) -> None:
     memory = read_host_memory()
     if not device.has_own_memory and num_bytes > memory.free:
         raise InvalidSetting(
             f"the weights need {num_bytes / GIB:.2f} GiB, and {memory} on this machine; what helps is {SMALLER}, or a "
             "smaller model"
         )
-    return num_bytes
 
 
 def _choose_attention(
     settings: EngineSettings, model: _Model, limits: RunnerLimits, device: Device, kernels: Kernels | None
 ) -> AttentionChoice:
     shape = AttentionShape(
-        num_heads=model.decoder.config.num_heads,
+        num_heads=model.decoder.num_heads,
         dtype=model.decoder.dtype,
         layout=model.layout,
         max_blocks=limits.max_blocks_per_request,
@@ -273,11 +310,13 @@ def _runner(
     attention = choice.build(memory.paged)
     with_spare = replace(limits, spare_block=memory.spare_block)
     recorded = None
-    if kernels is not None and isinstance(attention, NativeAttention) and not settings.enforce_eager:
-        recorded = record_layers(model.decoder, attention, kernels, limits.max_num_batched_tokens)
+    # transformers' modelling code may look at values, so nothing of it is recorded
+    own = model.decoder if isinstance(model.decoder, Decoder) and not settings.enforce_eager else None
+    if own is not None and kernels is not None and isinstance(attention, NativeAttention):
+        recorded = record_layers(own, attention, kernels, limits.max_num_batched_tokens)
     run = None if recorded is None else recorded.forward
     runner = ModelRunner(model.decoder, attention, memory.paged.blocks, model.sampler, device, with_spare, run)
-    if not settings.enforce_eager:
+    if own is not None:
         runner.record_graphs(on_graphs)
     runner.warm_up()
     return runner

@@ -99,6 +99,11 @@ class Decoder:
         return _is_plain(self.config)
 
     @property
+    def num_heads(self) -> int:
+        """Query heads of a layer."""
+        return self.config.num_heads
+
+    @property
     def layer_kvs(self) -> tuple[LayerKv, ...]:
         """The KV that each layer stores for a token; a KV pool for this model must have room for it."""
         return tuple(layer.kv for layer in self._layers)

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from device.base import Staging
 from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
-from engine.models.decoder import Decoder
+from engine.models.base import RunnableDecoder
 from engine.runner.inputs import StepInputs, fill_pending
 from engine.runner.prompt_scoring import PromptScoring
 
 ForwardPass: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""The residual stream [T, E] of token ids and positions, [T] each, as `Decoder.forward` returns it for the step that
-was planned last."""
+"""The rows [T, E] of token ids and positions, [T] each, as `RunnableDecoder.forward` returns them for the step that was
+planned last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class EagerForward:
     """See `Forward`. token_ids, positions: [T] int64; sources as well, None when no token is pending. `scoring`: what
     the step shall find out about prompts."""
 
-    decoder: Decoder
+    decoder: RunnableDecoder
     run: ForwardPass
     token_ids: Tensor
     positions: Tensor
@@ -71,7 +71,7 @@ class EagerForward:
 class EagerSteps:
     """Plans and stages any step, which `run` computes. `sampled`: see `EagerForward`."""
 
-    decoder: Decoder
+    decoder: RunnableDecoder
     run: ForwardPass
     attention: AttentionBackend
     staging: Staging

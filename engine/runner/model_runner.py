@@ -20,7 +20,7 @@ import torch
 
 from device.base import Device, HostCopy
 from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
-from engine.models.decoder import Decoder
+from engine.models.base import RunnableDecoder
 from engine.runner.base import RunningStep
 from engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass
 from engine.runner.graphs import DecodeGraphs, ReportProgress
@@ -65,7 +65,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: RunnableDecoder,
         attention: AttentionBackend,
         blocks: torch.Tensor,
         sampler: Sampler,
