@@ -7,7 +7,7 @@ for it on a machine. `tests/launch/cluster/conformance.py` says what every backe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -27,16 +27,14 @@ class Phase(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Program:
     """What a member runs: `python -m module *arguments` beside the variables that its machine has. Each of
-    `host_flags` is given the address at which it has to listen there. `bundles`: what each of its ranks needs of a
-    machine, all of one or, with `is_spread`, each of another."""
+    `host_flags` is given the address at which it has to listen there. `resources`: what it needs of one machine."""
 
     name: str
     module: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     host_flags: tuple[str, ...] = ()
-    bundles: tuple[Mapping[str, float], ...] = ({"CPU": 1.0},)
-    is_spread: bool = False
+    resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,8 @@ Owns the format, TOML, and its checks. Does not know who starts the programs: th
     min = 1                       # from `min` to `max` nodes, at first `count`
     max = 4
     count = 1
-    ranks = 1                     # processes of a node, each with `resources`
-    placement = "pack"            # all ranks of a node on one machine; or "spread": each on another
-    resources = { CPU = 4, GPU = 1 }
-    flags = { "max-num-seqs" = 64 }
+    resources = { CPU = 4, GPU = 1 }    # of each rank of a node; all ranks of one are on one machine
+    flags = { max-num-seqs = 64 }
 
 Invariant: a value that cannot be used is an `InvalidSetting` that names its place in the file.
 """
@@ -68,6 +66,8 @@ LOCAL: Final = "local"
 MAX_NODES = 4096
 _ELSEWHERE = frozenset({"model", "cluster_key", "goal_ttft_ms", "goal_tpot_ms"})
 """Settings that the file has at another place, and the key, which is made."""
+_RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
+"""Settings of a node whose product is the number of its ranks."""
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)]
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 _Goal: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=3_600_000)]
@@ -98,8 +98,6 @@ class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min: _Count | None = None
     max: _Count | None = None
     count: _Count | None = None
-    ranks: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    placement: Literal["pack", "spread"] = "pack"
     resources: dict[str, float] = msgspec.field(default_factory=lambda: {"CPU": 1.0})
     flags: dict[str, Any] = {}
 
@@ -121,14 +119,13 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @dataclass(frozen=True, slots=True)
 class Group(Generic[_SettingsT]):
     """Nodes of one role: from `minimum` to `maximum`, at first `count`. Each of the `ranks` of a node needs `resources`
-    of a machine, and `is_spread` says that each needs another machine."""
+    of the node's machine."""
 
     role: str
     minimum: int
     maximum: int
     count: int
     ranks: int
-    is_spread: bool
     resources: Mapping[str, float]
     settings: _SettingsT
 
@@ -209,15 +206,12 @@ def _group(
     if minimum < maximum and not has_goal:
         goal = "goals.ttft_ms" if role == PREFILL else "goals.tpot_ms"
         raise InvalidSetting(f"{place}: min {minimum} and max {maximum} differ, and {goal} does not say what to reach")
-    if table.placement == "spread" and table.ranks == 1:
-        raise InvalidSetting(f'{place}: placement "spread" is about the ranks of a node, and it has one')
     return Group(
         role,
         minimum,
         maximum,
         count,
-        table.ranks,
-        table.placement == "spread",
+        math.prod(getattr(settings, name, 1) for name in _RANKS),
         _resources(table.resources, place),
         dataclasses.replace(settings, model=file.model, goal_tpot_ms=file.goals.tpot_ms),
     )

@@ -27,7 +27,8 @@ _KV_SHARE = 0.9
 _ROOM = 0.6
 """The pressure that a group may have after it lost a node."""
 _BUSY_SHARE = 0.5
-"""The part of the time for which the nodes of a prefill group that lost one may have something to do."""
+"""The part of the time for which the nodes of a prefill group that lost one may have something to do, and the part of
+the requests that fit its steps which a decode group may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +90,16 @@ def prefill_pressure(reading: Reading, ttft_goal_s: float) -> Pressure:
     return Pressure()
 
 
-def decode_pressure(reading: Reading, tpot_goal_s: float) -> Pressure:
-    """Of the decode group."""
+def decode_pressure(reading: Reading, tpot_goal_s: float, count: int, share: float = 1.0) -> Pressure:
+    """Of a decode group of `count` nodes, each with `share` times of what was measured."""
     if not tpot_goal_s:
         return Pressure()
-    kv_share = reading.decode.kv_share
+    kv_share = share * reading.decode.kv_share
     found = [Pressure(kv_share / _KV_SHARE, f"{kv_share:.0%} of the KV is held, of {_KV_SHARE:.0%} that may be")]
-    if reading.tpot_s is not None:
-        found.append(
-            Pressure(reading.tpot_s / tpot_goal_s, f"TPOT is {_ms(reading.tpot_s)}, the goal {_ms(tpot_goal_s)}")
-        )
+    # a request that is alone on its node gets its tokens no faster when there are more nodes
+    if reading.tpot_s is not None and reading.decode.num_requests > count:
+        tpot_s = share * reading.tpot_s
+        found.append(Pressure(tpot_s / tpot_goal_s, f"TPOT is {_ms(tpot_s)}, the goal {_ms(tpot_goal_s)}"))
     if reading.num_held_back:
         found.append(Pressure(2.0, f"{reading.num_held_back:.0f} requests wait for room"))
     return max(found, key=lambda pressure: pressure.value)
@@ -119,7 +120,7 @@ class Policy:
         """What to change, None: nothing now. `counts`: nodes of each role."""
         self.pressures = {
             PREFILL: prefill_pressure(reading, self.file.ttft_goal_s),
-            DECODE: decode_pressure(reading, self.file.tpot_goal_s),
+            DECODE: decode_pressure(reading, self.file.tpot_goal_s, counts[DECODE]),
         }
         if now_s < self._settled_s:
             self._since_s.clear()
@@ -151,11 +152,12 @@ class Policy:
     def _can_spare(self, role: str, reading: Reading, count: int) -> bool:
         """Whether the same load on one node less would leave room. What takes a step is about linear in what is in
         it, so this expects rather too much."""
-        load = reading.prefill if role == PREFILL else reading.decode
         share = count / (count - 1)
-        if self.pressures[role].value * share > _ROOM:
-            return False
-        return (load.busy_share if role == PREFILL else load.seqs_share) * share <= _BUSY_SHARE
+        if role == PREFILL:
+            is_calm = share * self.pressures[PREFILL].value <= _ROOM
+            return is_calm and share * reading.prefill.busy_share <= _BUSY_SHARE
+        expected = decode_pressure(reading, self.file.tpot_goal_s, count - 1, share)
+        return expected.value <= _ROOM and share * reading.decode.seqs_share <= _BUSY_SHARE
 
 
 def _patience_s(scaling: Scaling, direction: int) -> float:

@@ -43,7 +43,7 @@ def router_program(file: ClusterFile, ports: Ports) -> Program:
         tuple(as_flags(settings)),
         file.environment,
         host_flags,
-        (dict(file.router_resources),),
+        file.router_resources,
     )
 
 
@@ -56,8 +56,7 @@ def node_program(file: ClusterFile, group: Group[NodeSettings], name: str, route
         tuple(as_flags(settings)),
         file.environment,
         ("--host",) if file.listens_on_machine else (),
-        _bundles(group),
-        group.is_spread,
+        {resource: amount * group.ranks for resource, amount in group.resources.items()},
     )
 
 
@@ -71,10 +70,3 @@ def _placed(settings: _SettingsT, name: str, router_address: str, resources: Map
         num_threads=settings.num_threads or max(1, int(resources.get(CPU, 1))),
         gpu_memory_utilization=round(settings.gpu_memory_utilization * gpu_share, 4),
     )
-
-
-def _bundles(group: Group[NodeSettings]) -> tuple[Mapping[str, float], ...]:
-    """One place for all ranks, which is one machine however it is looked for, or a place for each of them."""
-    if group.is_spread:
-        return tuple(dict(group.resources) for _ in range(group.ranks))
-    return ({name: amount * group.ranks for name, amount in group.resources.items()},)

@@ -189,20 +189,18 @@ class RayBackend:
         ]
 
     def _place(self, program: Program) -> _Seat:
-        """A place with an actor in it, as soon as Ray has one. Of ranks that are spread the first has the actor."""
+        """A place with an actor in it, as soon as Ray has one."""
         name = f"{program.name}.{secrets.token_hex(4)}"
-        strategy = "STRICT_SPREAD" if program.is_spread else "STRICT_PACK"
         try:
-            group = placement_group(
-                [dict(bundle) for bundle in program.bundles], strategy=strategy, name=name, lifetime="detached"
-            )
-            options = {_STANDARD[key]: amount for key, amount in program.bundles[0].items() if key in _STANDARD}
+            # one bundle for all ranks, which share the memory of their machine
+            group = placement_group([dict(program.resources)], name=name, lifetime="detached")
+            options = {_STANDARD[key]: amount for key, amount in program.resources.items() if key in _STANDARD}
             actor = ray.remote(KeeperActor).options(
                 name=name,
                 namespace=namespace(self._file.name),
                 lifetime="detached",
                 max_restarts=0,
-                resources={key: amount for key, amount in program.bundles[0].items() if key not in _STANDARD},
+                resources={key: amount for key, amount in program.resources.items() if key not in _STANDARD},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
                 **{"num_cpus": 0, **options},
             )
@@ -354,9 +352,8 @@ def _waits_for(seat: _Seat) -> str:
         return ""
     if placement_group_table(seat.group).get("state") == "CREATED":
         return "its machine starts what watches over it"
-    needs = " and ".join(f"{amount:g} {name}" for name, amount in seat.program.bundles[0].items())
-    many = f"{len(seat.program.bundles)} machines, each with" if seat.program.is_spread else "a machine with"
-    return f"waits for {many} {needs}"
+    needs = " and ".join(f"{amount:g} {name}" for name, amount in seat.program.resources.items())
+    return f"waits for a machine with {needs}"
 
 
 def _why(error: RayActorError) -> str:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import psutil
 import ray
 
-from launch.cluster.backend import Backend, Phase, Program
+from launch.cluster.backend import Backend
 from launch.cluster.file import parse_cluster_file
 from launch.cluster.keeper import Secrets
 from launch.cluster.ray_backend import RayBackend, connect, disconnect, sweep
 from tests.cluster.machines import NUM_CPUS, Machines
-from tests.launch.cluster.conformance import CASES, MODULE, wait_for
+from tests.launch.cluster.conformance import CASES
 
 NAME = "conformance"
 FILE = f'name = "{NAME}"\nlisten = "machine"\n'
@@ -54,23 +54,13 @@ class RayRig:
         return self.backend.reports()[name].pid
 
 
-def ranks_are_placed_on_machines_of_their_own(rig: RayRig) -> None:
-    """Of Ray alone: the fake has one machine."""
-    bundles = ({"CPU": 1.0}, {"CPU": 1.0})
-    rig.backend.start(Program("decode-0", MODULE, ("steady",), {}, bundles=bundles, is_spread=True))
-    wait_for(rig, "decode-0", Phase.READY)
-    groups = ray.util.placement_group_table().values()
-    (placed,) = [group for group in groups if group["name"].startswith("decode-0.") and group["state"] == "CREATED"]
-    assert len(set(placed["bundles_to_node_id"].values())) == 2
-
-
 def run(machines: Machines) -> None:
     """Run all cases. Raises `AssertionError`."""
     connect(NAME, machines.address)
     try:
         rig = RayRig(RayBackend(parse_cluster_file(FILE, NAME), SECRETS), ray.util.get_node_ip_address())
         assert {machine.resources["CPU"] for machine in rig.backend.machines()} == {float(NUM_CPUS)}
-        for case in (*CASES, ranks_are_placed_on_machines_of_their_own):
+        for case in CASES:
             begun_s = time.monotonic()
             case(rig)
             for name in rig.backend.reports():

@@ -34,8 +34,8 @@ from tests.cluster.machines import BACK, FRONT, Machines, machines
 from tests.system.harness import ROOT, own_segments
 
 NAME = "trial"
-NUM_PROMPTS, NUM_TOKENS = 12, 120
-CHANGE_S = 180.0
+NUM_PROMPTS, NUM_TOKENS = 16, 160
+CHANGE_S = 240.0
 """How long the deployment may take for what it is waited for."""
 FILE = """
 name = "trial"
@@ -47,10 +47,10 @@ ttft_ms = {ttft_ms}
 tpot_ms = {tpot_ms}
 
 [scaling]
-window_s = 5
+window_s = 8
 up_after_s = 3
-down_after_s = 8
-settle_s = 6
+down_after_s = 15
+settle_s = 8
 
 [router]
 resources = {{ CPU = 1, {front} = 1 }}
@@ -237,8 +237,8 @@ def main() -> int:
     """Run what was asked for; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.ray_trial", description=__doc__)
     parser.add_argument("--only", choices=("conformance", "deployment", "scaling"), help="one part of it")
-    parser.add_argument("--ttft-ms", type=float, default=250.0, help="goal by which prefill nodes scale")
-    parser.add_argument("--tpot-ms", type=float, default=40.0, help="goal by which decode nodes scale")
+    parser.add_argument("--ttft-ms", type=float, default=60.0, help="goal by which prefill nodes scale")
+    parser.add_argument("--tpot-ms", type=float, default=30.0, help="goal by which decode nodes scale")
     parser.add_argument("--streams", type=int, default=24, help="streams at a time that are too many for one node each")
     parsed = parser.parse_args()
     with machines() as running:

@@ -47,7 +47,7 @@ class Rig(Protocol):
 
 def program(name: str, behaviour: str = "steady", cpus: float = 1.0) -> Program:
     """A member that needs `cpus`."""
-    return Program(name, MODULE, (behaviour,), {}, ("--host",), ({"CPU": cpus},))
+    return Program(name, MODULE, (behaviour,), {}, ("--host",), {"CPU": cpus})
 
 
 def wait_for(rig: Rig, name: str, phase: Phase, backend: Backend | None = None) -> Report:

@@ -84,9 +84,9 @@ class FakeBackend:
         member.report = Report(phase, member.report.machine, reason=reason, arguments=member.program.arguments)
 
     def _place(self, member: Played) -> None:
-        needs = sum(bundle["CPU"] for bundle in member.program.bundles)
+        needs = member.program.resources["CPU"]
         others = [each for each in self.world.members.values() if each is not member and each.report.machine]
-        taken = sum(bundle["CPU"] for each in others for bundle in each.program.bundles)
+        taken = sum(each.program.resources["CPU"] for each in others)
         if needs + taken > self.world.num_cpus:
             member.report = Report(Phase.PLACING, reason=f"waits for {needs:g} CPU of a machine")
         elif member.behaviour == "broken":

@@ -11,7 +11,7 @@ from launch.cluster.file import Scaling, parse_cluster_file, read_cluster_file
 from launch.cluster.programs import Ports, node_program, router_program
 from tests.system.harness import ROOT
 from wire.errors import InvalidSetting
-from wire.messages import DECODE, PREFILL
+from wire.messages import DECODE
 
 EXAMPLE = ROOT / "examples/cluster.toml"
 
@@ -74,8 +74,6 @@ def test_bounds_that_are_left_out_follow_from_the_others(numbers: str, bounds: t
         ("[router]\nresources = { CPU = 0 }", r"\[router\] resources: 'CPU' = 0.0 must be positive"),
         ("[decode]\nresources = { CPU = inf }", "must be positive"),
         ("[decode]\nresources = {}", "name at least one"),
-        ("[decode]\nplacement = 'spread'", "is about the ranks of a node, and it has one"),
-        ("[decode]\nplacement = 'near'", "Invalid enum value 'near'"),
         ("name = '../x'", "use 1 to 64 letters"),
         ("name = 3 4", "it: Expected newline"),
         ("backend = 'slurm'", "Invalid enum value 'slurm'"),
@@ -93,21 +91,21 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_a_node_is_told_its_name_its_router_and_its_share_of_a_machine() -> None:
     file = parse_cluster_file(
-        "environment = { HF_HOME = '/models' }\n[decode]\nresources = { CPU = 3, GPU = 0.5 }\nranks = 2", "it"
+        "environment = { HF_HOME = '/models' }\n[decode]\nresources = { CPU = 3, GPU = 0.5 }", "it"
     )
     program = node_program(file, file.groups[DECODE], "decode-4", "tcp://10.0.0.1:8001")
     assert program.module == "decode_node"
     assert {"--node-id=decode-4", "--router=tcp://10.0.0.1:8001", "--num-threads=3"} <= set(program.arguments)
     assert "--gpu-memory-utilization=0.45" in program.arguments
-    assert program.bundles == ({"CPU": 6.0, "GPU": 1.0},), "all ranks on one machine"
+    assert program.resources == {"CPU": 3.0, "GPU": 0.5}
     assert program.environment == {"HF_HOME": "/models"}
     assert program.host_flags == (), "on loopback unless the file says otherwise"
 
 
-def test_ranks_are_spread_over_places_of_their_own() -> None:
-    file = parse_cluster_file("[prefill]\nranks = 3\nplacement = 'spread'\nresources = { GPU = 1 }", "it")
-    program = node_program(file, file.groups[PREFILL], "prefill-0", "tcp://10.0.0.1:8001")
-    assert (program.is_spread, program.bundles) == (True, ({"GPU": 1.0},) * 3)
+def test_all_ranks_of_a_node_have_one_place() -> None:
+    file = parse_cluster_file("[decode]\nresources = { CPU = 3, GPU = 1 }", "it")
+    group = dataclasses.replace(file.groups[DECODE], ranks=2)
+    assert node_program(file, group, "decode-0", "tcp://h:1").resources == {"CPU": 6.0, "GPU": 2.0}
 
 
 def test_a_router_listens_where_the_file_says() -> None:

@@ -91,13 +91,19 @@ def test_what_is_missed_comes_before_what_could_be_saved() -> None:
 @pytest.mark.parametrize(
     "reading",
     [
-        pytest.param(replace(CALM, tpot_s=0.03), id="on one node less TPOT would come near its goal"),
+        pytest.param(replace(CALM, tpot_s=0.03, decode=Load(2)), id="on one node less TPOT would come near its goal"),
         pytest.param(replace(CALM, decode=Load(seqs_share=0.4)), id="one node less would have too many requests"),
         pytest.param(replace(CALM, decode=Load(kv_share=0.5)), id="one node less would have too much KV"),
     ],
 )
 def test_a_decode_node_that_is_needed_stays(reading: Reading) -> None:
     assert [change for _, change in changes([(reading, 300)], decode=2, prefill=0) if change.role == DECODE] == []
+
+
+def test_what_a_request_alone_on_its_node_misses_is_no_reason_for_more_nodes() -> None:
+    alone = replace(CALM, tpot_s=0.2, decode=Load(1))
+    assert changes([(alone, 100)], prefill=0) == []
+    assert [change.count for _, change in changes([(alone, 100)], prefill=0, decode=2)] == [1], "one is idle"
 
 
 def test_a_prefill_node_that_is_busy_stays() -> None:
@@ -121,7 +127,7 @@ def test_prompts_that_wait_while_none_is_answered_are_a_reason() -> None:
 
 
 def test_requests_that_wait_for_room_or_kv_that_is_held_are_reasons_too() -> None:
-    assert decode_pressure(replace(CALM, num_held_back=3.0), 0.05).reason == "3 requests wait for room"
-    full = decode_pressure(replace(CALM, decode=Load(kv_share=0.99)), 0.05)
+    assert decode_pressure(replace(CALM, num_held_back=3.0), 0.05, 1).reason == "3 requests wait for room"
+    full = decode_pressure(replace(CALM, decode=Load(kv_share=0.99)), 0.05, 1)
     assert full.value > 1
     assert full.reason == "99% of the KV is held, of 90% that may be"

@@ -57,7 +57,7 @@ def test_there_is_no_reading_before_the_window_is_full() -> None:
 
 
 def test_looks_that_are_too_old_leave_the_window() -> None:
-    seen = view(*(look(float(second)) for second in range(0, 100, 2)))
+    seen = view(*(look(float(second)) for second in range(0, 100, 5)))
     reading = seen.reading()
     assert reading is not None
     assert reading.window_s == 10.0
