@@ -115,7 +115,7 @@ async def ask(
                 found += [token for choice in event["choices"] for token in choice.get("token_ids", ())]
                 first_s = first_s or (time.monotonic() if found else 0.0)
     except (aiohttp.ClientError, TimeoutError) as error:
-        tally.failures.append(f"after {len(found)} tokens: {error or type(error).__name__}")
+        tally.failures.append(f"after {len(found)} tokens: {type(error).__name__}: {error}")
         return
     if found != expected:
         wrong = next((at for at, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), -1)
