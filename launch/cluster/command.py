@@ -11,11 +11,12 @@ Owns what is said, and how long each command waits. Does not know Ray, which is 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -73,42 +74,29 @@ def _up(parsed: argparse.Namespace) -> int:
     file, text = read_cluster_file(parsed.file)
     if parsed.local or file.backend == LOCAL:
         return _serve(file)
-    ray_backend = _load_ray()
-    ray_backend.connect(file.name, parsed.address)
-    try:
+    with _joined(file.name, parsed.address) as ray_backend:
         deployed = ray_backend.Deployed.begin(file, text, str(parsed.file), _new_secrets(file))
         try:
             status = _wait_ready(deployed.status, file.start_timeout_s)
         except BatonError:
             ray_backend.sweep(file.name)
             raise
-    finally:
-        ray_backend.disconnect()
     print(f"Baton ready at {status.address}")
     print(f"baton cluster status --name {file.name}\nbaton cluster down --name {file.name}", flush=True)
     return 0
 
 
 def _status(parsed: argparse.Namespace) -> int:
-    ray_backend = _load_ray()
-    ray_backend.connect(parsed.name, parsed.address)
-    try:
+    with _joined(parsed.name, parsed.address) as ray_backend:
         status: Status = ray_backend.Deployed(parsed.name).status()
-    finally:
-        ray_backend.disconnect()
     print(status.as_json() if parsed.json else status.as_text())
     return 0
 
 
 def _down(parsed: argparse.Namespace) -> int:
-    ray_backend = _load_ray()
-    ray_backend.connect(parsed.name, parsed.address)
-    try:
-        deployed = ray_backend.Deployed(parsed.name)
-        is_over = _wait_over(deployed, parsed.timeout_s)
+    with _joined(parsed.name, parsed.address) as ray_backend:
+        is_over = _wait_over(ray_backend.Deployed(parsed.name), parsed.timeout_s)
         num_left = ray_backend.sweep(parsed.name)
-    finally:
-        ray_backend.disconnect()
     if not is_over:
         print(f"not finished after {parsed.timeout_s:g} s, {num_left} programs ended", file=sys.stderr)
     print(f"{parsed.name} is down")
@@ -121,6 +109,19 @@ def _serve(file: ClusterFile) -> int:
         if group.minimum != group.maximum:
             print(f"{role}: {group.count} nodes; on one machine their number stays as it is", file=sys.stderr)
     return serve.run(file.on_one_machine(), {**os.environ, **file.environment})
+
+
+@contextlib.contextmanager
+def _joined(name: str, address: str) -> Iterator[ModuleType]:
+    """The module that knows Ray, as a part of its cluster. Within, what is printed goes to stderr: Ray tells on stdout
+    what it knows of machines and workers, whenever that is."""
+    ray_backend = _load_ray()
+    with contextlib.redirect_stdout(sys.stderr):
+        ray_backend.connect(name, address)
+        try:
+            yield ray_backend
+        finally:
+            ray_backend.disconnect()
 
 
 def _load_ray() -> ModuleType:

@@ -51,7 +51,7 @@ CONTROLLER = "controller"
 REPORT_S = 2.0
 """How long a round waits for reports of members; who is later is as it was."""
 CLOSE_S = 5.0
-CALL_S = 30.0
+CALL_S = 120.0
 LOOK_S = 3.0
 _LIST_S = 10.0
 _NAME_LENGTH = 12
@@ -338,6 +338,9 @@ def _answer(seat: _Seat) -> Report:
     """What an actor has answered, or what has become of it."""
     try:
         report: Report = ray.get(seat.question, timeout=REPORT_S)
+        if seat.program is None and report.phase == Phase.PLACING:
+            # an earlier controller has made it, and died before it said what to run
+            return replace(report, phase=Phase.EXITED, reason="it was not started")
         return report
     except (ActorUnavailableError, GetTimeoutError):
         return seat.report  # Ray finds out whether it is dead

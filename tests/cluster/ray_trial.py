@@ -92,7 +92,9 @@ class Command:
 
     def status(self) -> dict[str, Any]:
         """What `status --json` says."""
-        status: dict[str, Any] = json.loads(self.run("status", "--name", NAME, "--json"))
+        told = self.run("status", "--name", NAME, "--json")
+        assert told.startswith("{"), told
+        status: dict[str, Any] = json.loads(told)
         return status
 
     def member(self, name: str) -> dict[str, Any]:
