@@ -84,8 +84,10 @@ def test_one_change_at_a_time_and_the_worse_first() -> None:
 
 
 def test_what_is_missed_comes_before_what_could_be_saved() -> None:
-    mixed = replace(SLOW, queue_s=0.0, prefill=Load())
-    assert changes([(mixed, 300)], prefill=2)[0][1].role == DECODE
+    idle = replace(BUSY, queue_s=0.0, prefill=Load())
+    slow = replace(idle, tpot_s=0.1)
+    # at second 60 a prefill node could be spared for a minute, and a decode node was missed for ten seconds
+    assert [change.role for _, change in changes([(idle, 50), (slow, 11)], prefill=2)] == [DECODE]
 
 
 @pytest.mark.parametrize(
