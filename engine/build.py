@@ -50,7 +50,7 @@ from engine.pool_size import (
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory
 from engine.runner.limits import RunnerLimits
 from engine.runner.model_runner import ModelRunner
-from engine.runner.recorded_layers import record_layers
+from engine.runner.recorded_layers import StepSizes, record_layers
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.scheduler.step_costs import StepBound, StepCosts
@@ -206,7 +206,7 @@ def _load(
         fingerprint = dummy_fingerprint(config, device.torch_device.type)
     else:
         fingerprint = model_fingerprint(folder, config)
-    sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size)
+    sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, kernels)
     layout = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
     return _Model(decoder, sampler, layout, fingerprint, before, ops, weights_bytes)
 
@@ -313,9 +313,10 @@ def _runner(
     # transformers' modelling code may look at values, so nothing of it is recorded
     own = model.decoder if isinstance(model.decoder, Decoder) and not settings.enforce_eager else None
     if own is not None and kernels is not None and isinstance(attention, NativeAttention):
-        recorded = record_layers(own, attention, kernels, limits.max_num_batched_tokens)
-    run = None if recorded is None else recorded.forward
-    runner = ModelRunner(model.decoder, attention, memory.paged.blocks, model.sampler, device, with_spare, run)
+        max_positions = limits.max_blocks_per_request * settings.block_size
+        sizes = StepSizes(limits.max_num_batched_tokens, limits.max_num_seqs, max_positions)
+        recorded = record_layers(own, attention, kernels, sizes)
+    runner = ModelRunner(model.decoder, attention, memory.paged.blocks, model.sampler, device, with_spare, recorded)
     if own is not None:
         runner.record_graphs(on_graphs)
     runner.warm_up()

@@ -26,7 +26,7 @@ from engine.native.arguments import DTYPES, BatonCall, BatonStep
 from wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
-_INTERFACE = 3
+_INTERFACE = 4
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
 _MADV_HUGEPAGE = 14
@@ -64,6 +64,8 @@ class Kernels:
         self.add_norm = self._call("add_norm", arguments.BatonAddNorm)
         self.norm_rotate = self._call("norm_rotate", arguments.BatonNormRotate)
         self.gate = self._call("gate", arguments.BatonGate)
+        self.gather = self._call("gather", arguments.BatonGather)
+        self.argmax = self._call("argmax", arguments.BatonArgmax)
 
     def packed_bytes(self, dtype: torch.dtype, num_out: int, num_in: int) -> int:
         """The bytes of a packed weight [num_out, num_in]; 0 where there is no product for `dtype`."""

@@ -20,10 +20,6 @@ from engine.models.base import RunnableDecoder
 from engine.runner.inputs import StepInputs, fill_pending
 from engine.runner.prompt_scoring import PromptScoring
 
-ForwardPass: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""The rows [T, E] of token ids and positions, [T] each, as `RunnableDecoder.forward` returns them for the step that was
-planned last."""
-
 
 @dataclass(frozen=True, slots=True)
 class DueRows:
@@ -33,11 +29,43 @@ class DueRows:
     index: Tensor | None
 
 
+class Stream(Protocol):
+    """The residual stream of a step behind all layers; valid until the next step is computed."""
+
+    def rows(self) -> Tensor:
+        """[T, E], as `RunnableDecoder.forward` returns it."""
+        ...
+
+    def logits(self, due: DueRows) -> Tensor:
+        """[N, V] float32, or of a dtype that the sampler takes, which the caller may change."""
+        ...
+
+
+ForwardPass: TypeAlias = Callable[[Tensor, Tensor], Stream]
+"""The residual stream of token ids and positions, [T] each, for the step that was planned last."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedStream:
+    """See `Stream`. hidden: [T, E]."""
+
+    decoder: RunnableDecoder
+    hidden: Tensor
+
+    def rows(self) -> Tensor:
+        """See `Stream.rows`."""
+        return self.hidden
+
+    def logits(self, due: DueRows) -> Tensor:
+        """See `Stream.logits`."""
+        return self.decoder.logits(self.hidden if due.index is None else self.hidden.index_select(0, due.index))
+
+
 class Forward(Protocol):
     """One step, staged and ready."""
 
     def compute(self, due: DueRows) -> Tensor | None:
-        """Issue the step, after the upload. Logits [N, V] float32 that the caller may change; None when N is 0."""
+        """Issue the step, after the upload. See `Stream.logits`; None when N is 0."""
         ...
 
 
@@ -59,12 +87,10 @@ class EagerForward:
         token_ids = self.token_ids
         if self.sources is not None:
             token_ids = fill_pending(token_ids, self.sources, self.sampled)
-        hidden = self.run(token_ids, self.positions)
+        stream = self.run(token_ids, self.positions)
         if self.scoring is not None:
-            self.scoring.score(self.decoder, hidden)
-        if due.count == 0:
-            return None
-        return self.decoder.logits(hidden if due.index is None else hidden.index_select(0, due.index))
+            self.scoring.score(self.decoder, stream.rows())
+        return stream.logits(due) if due.count else None
 
 
 @dataclass(frozen=True, slots=True)
