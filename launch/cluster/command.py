@@ -95,10 +95,17 @@ def _status(parsed: argparse.Namespace) -> int:
 
 def _down(parsed: argparse.Namespace) -> int:
     with _joined(parsed.name, parsed.address) as ray_backend:
-        is_over = _wait_over(ray_backend.Deployed(parsed.name), parsed.timeout_s)
-        num_left = ray_backend.sweep(parsed.name)
+        try:
+            is_over = _wait_over(ray_backend.Deployed(parsed.name), parsed.timeout_s)
+        except InvalidSetting:  # no controller, but perhaps what it has left
+            num_left = ray_backend.sweep(parsed.name)
+            if not num_left:
+                raise
+            is_over = False
+        else:
+            num_left = ray_backend.sweep(parsed.name)
     if not is_over:
-        print(f"not finished after {parsed.timeout_s:g} s, {num_left} programs ended", file=sys.stderr)
+        print(f"not everything has finished: {num_left} programs were ended", file=sys.stderr)
     print(f"{parsed.name} is down")
     return 0 if is_over else 1
 
@@ -178,26 +185,26 @@ class Stoppable(Protocol):
 
 def _wait_over(deployed: Stoppable, timeout_s: float) -> bool:
     """Take it down; whether everything has ended within `timeout_s`."""
-    deadline_s, said = time.monotonic() + timeout_s, Said()
-    while time.monotonic() < deadline_s:
-        try:
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        said = Said(deployed.status().changes)
+        while time.monotonic() < deadline_s:
             deployed.stop()  # again and again: a later life of the controller has not heard it
             status = deployed.status()
-        except ChildFailed as error:
-            print(f"{error}", file=sys.stderr)
-            return False
-        said.show(status.changes)
-        if status.is_over:
-            return True
-        time.sleep(_POLL_S)
+            said.show(status.changes)
+            if status.is_over:
+                return True
+            time.sleep(_POLL_S)
+    except ChildFailed as error:
+        print(f"{error}", file=sys.stderr)
     return False
 
 
 class Said:
-    """Shows each change once, on stderr."""
+    """Shows each change once, on stderr, but for those that are `known`."""
 
-    def __init__(self) -> None:
-        self._known: set[Note] = set()
+    def __init__(self, known: Sequence[Note] = ()) -> None:
+        self._known = set(known)
 
     def show(self, changes: Sequence[Note]) -> None:
         """Show those of `changes` that are new."""

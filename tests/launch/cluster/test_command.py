@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import types
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+import launch.cluster.command
 import launch.serve
 from launch.cli import main
+from launch.cluster.controller import Controller
+from launch.cluster.file import ClusterFile
+from launch.cluster.keeper import Secrets
+from launch.cluster.loop import ControllerLoop
 from launch.settings import Deployment
+from tests.launch.cluster.fake_backend import FakeBackend, World
+from tests.launch.cluster.test_controller import PlayedView
+from wire.errors import InvalidSetting
 
 FILE = """
 environment = { HF_HOME = "/models" }
@@ -46,6 +56,103 @@ def test_with_local_this_machine_serves_each_group_at_its_count(
     assert (deployment.serve.prefill, deployment.serve.decode, deployment.router.goal_tpot_ms) == (1, 2, 30.0)
     assert environment["HF_HOME"] == "/models"
     assert "decode: 2 nodes; on one machine their number stays as it is" in capsys.readouterr().err
+
+
+class PlayedRay(types.ModuleType):
+    """In the place of `ray_backend`: a controller in this process over a played backend."""
+
+    def __init__(self) -> None:
+        super().__init__("played")
+        self.world = World()
+        self.loop: ControllerLoop | None = None
+        self.secrets: list[Secrets] = []
+        self.Deployed = type("Deployed", (), {"__new__": lambda _, __: self._find(), "begin": self._begin})
+
+    def connect(self, deployment: str, address: str) -> None:
+        sys.stdout.write("(raylet) a machine has joined\n")
+
+    def disconnect(self) -> None:
+        sys.stdout.write("(raylet) goodbye\n")
+
+    def sweep(self, deployment: str) -> int:
+        if self.loop is not None:
+            self.loop.stop()
+            assert self.loop.join(60.0)
+        num_left = len(self.world.members)
+        self.world.members.clear()
+        self.loop = None
+        return num_left
+
+    def _begin(self, file: ClusterFile, text: str, origin: str, known: Secrets) -> ControllerLoop:
+        self.secrets.append(known)
+        controller = Controller(file, FakeBackend(self.world), lambda _address: PlayedView())
+        self.loop = ControllerLoop(controller, tick_s=0.01)
+        return self.loop
+
+    def _find(self) -> ControllerLoop:
+        if self.loop is None:
+            raise InvalidSetting("no deployment called baton is up")
+        return self.loop
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> PlayedRay:
+    """What the command takes for Ray."""
+    played = PlayedRay()
+    monkeypatch.setattr(launch.cluster.command, "_load_ray", lambda: played)
+    monkeypatch.setattr(launch.cluster.command, "_POLL_S", 0.01)
+    return played
+
+
+def test_up_status_and_down(ray: PlayedRay, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster", "up", str(file)]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("Baton ready at http://10.0.0.1:8000\n"), "and nothing of what Ray says"
+    assert "decode-1 is ready" in told.err
+    assert main(["cluster", "status", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["members"]) == 4
+    assert main(["cluster", "down"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "baton is down\n"
+    assert "decode-1 drains" in told.err
+    assert "is ready" not in told.err, "that is known"
+    assert ray.world.members == {}
+    assert len(ray.secrets[0].cluster_key.strip()) == 40
+    assert ray.secrets[0].api_key == ""
+
+
+def test_up_ends_with_the_error_of_a_program_that_cannot_start(
+    ray: PlayedRay, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.world.behaviours["decode-1"] = "broken"
+    assert main(["cluster", "up", str(file)]) == 1
+    assert capsys.readouterr().err.endswith("error: decode-1: no such model: llama-17\n")
+    assert ray.world.members == {}
+
+
+def test_up_ends_when_not_everything_is_ready_in_time(
+    ray: PlayedRay, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.world.behaviours["decode-1"] = "mute"
+    file.write_text("start_timeout_s = 0.2\n" + FILE)
+    assert main(["cluster", "up", str(file)]) == 1
+    assert "error: not ready after 0.2 s: " in capsys.readouterr().err
+
+
+def test_down_ends_what_has_no_controller(ray: PlayedRay, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster", "up", str(file)]) == 0
+    ray.loop = None
+    assert main(["cluster", "down"]) == 1
+    assert "not everything has finished: 4 programs were ended" in capsys.readouterr().err
+    assert main(["cluster", "down"]) == 1
+    assert capsys.readouterr().err.endswith("error: no deployment called baton is up\n")
+
+
+def test_a_router_with_api_keys_gets_one_for_its_controller(ray: PlayedRay, file: Path) -> None:
+    file.write_text(FILE + "[router.flags]\napi-key-file = '/keys.toml'\n")
+    assert main(["cluster", "up", str(file)]) == 0
+    assert len(ray.secrets[0].api_key) > 30
+    assert main(["cluster", "down"]) == 0
 
 
 @pytest.mark.parametrize("arguments", [["up", "{file}"], ["status"], ["down"]])
