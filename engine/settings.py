@@ -59,6 +59,14 @@ class EngineSettings:
         "avx512_bf16, avx512, avx2, baseline",
         metavar="{auto,torch,LEVEL}",
     )
+    tensor_parallel_size: int = setting(
+        1, "ranks that divide the model among them: its heads, the rows of its MLPs, its vocabulary"
+    )
+    distributed_executor_backend: str = setting(
+        "auto",
+        "where the ranks run; auto: this process for one, and for more of them processes of this machine (mp)",
+        choices=("auto", "uni", "mp"),
+    )
     batch_invariant: bool = setting(
         False, "do not start unless tokens cannot depend on what else is in a batch: Baton's own kernels on a CPU"
     )

@@ -295,6 +295,7 @@ class ControlLink:
                 self._send_frames(control_identity(node.epoch), frames)
             return
         session.acknowledge(message.received)
+        node.num_other_legs, node.num_other_prompt_tokens = message.num_other_legs, message.num_other_prompt_tokens
         if session.lacks(message.sent):
             self._ask(node)
         else:
@@ -319,7 +320,7 @@ class ControlLink:
         self._registry.register(hello, self._clock())
         node = self._registry.get(hello.epoch)
         if node is not None:
-            self._send(identity, Welcome(node.session.number))
+            self._send(identity, Welcome(node.session.number, self._registry.epoch))
             handler.on_node_joined(node)
 
     def _refuse(self, nodes: Sequence[Node], hello: Hello, handler: ControlHandler) -> None:
@@ -365,7 +366,7 @@ class ControlLink:
     def _lose(self, nodes: Sequence[Node], reason: str, handler: ControlHandler) -> None:
         lost = [node for node in nodes if self._registry.remove(node.epoch) is not None]
         for node in lost:
-            if node.is_leaving and not node.load:
+            if node.is_leaving and not node.num_legs:
                 _log.debug("%s node %s has left", node.role, node.node_id)
             else:
                 _log.warning("%s node %s is lost: %s", node.role, node.node_id, reason)

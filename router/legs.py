@@ -119,9 +119,9 @@ class Legs:
         self._prefill_load = prefill_load
         self._computes = route.prefill or route.decode
         self._prompt = prompt
-        route.decode.load += 1
+        route.decode.num_legs += 1
         if route.prefill is not None:
-            route.prefill.load += prefill_load
+            route.prefill.num_legs += prefill_load
             route.decode.num_awaiting += 1
 
     @property
@@ -147,7 +147,7 @@ class Legs:
     def leave(self) -> None:
         """The node that generated has ended its leg, and hands its KV over."""
         if self._decode is not None:
-            self._decode.load -= 1
+            self._decode.num_legs -= 1
             self._decode = None
 
     def run_on(self, epoch: int) -> bool:
@@ -189,7 +189,7 @@ class Legs:
 
     def _end_prefill(self) -> None:
         if self._prefill is not None:
-            self._prefill.load -= self._prefill_load
+            self._prefill.num_legs -= self._prefill_load
             self._prefill = None
             if self._decode is not None:
                 self._decode.num_awaiting -= 1

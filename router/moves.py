@@ -88,7 +88,7 @@ class Moves:
 
     def _round(self) -> None:
         self._leaving = {
-            epoch: node for epoch, node in self._leaving.items() if self._registry.get(epoch) is node and node.load
+            epoch: node for epoch, node in self._leaving.items() if self._registry.get(epoch) is node and node.num_legs
         }
         for node in self._leaving.values():
             self._move_some(node)

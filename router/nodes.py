@@ -11,6 +11,7 @@ serve.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -36,17 +37,20 @@ def _new_session() -> Session:
 @dataclass(slots=True)
 class Node:
     """One registration of a node, whose life is named by its epoch. `model` is the served model whose weights it has.
-    `load` counts legs, also those that the node has not received yet; `num_awaiting` of them wait for the KV of a
-    prompt that another node computes. `prompts` are those that it has to compute itself. `num_steps` counts those that
-    have told tokens. `session` is the router's end
-    of it. `rival`: the epoch of another one that wants to join under the same node_id, and when it first asked."""
+    `num_legs` counts those that this router has given it, also those that it has not received yet; `num_awaiting` of
+    them wait for the KV of a prompt that another node computes. `prompts` are those that it has to compute itself.
+    `num_other_legs` and `num_other_prompt_tokens` are of other routers, as of its last `Pong`. `num_steps` counts those
+    that have told tokens. `session` is the router's end of it. `rival`: the epoch of another
+    one that wants to join under the same node_id, and when it first asked."""
 
     hello: Hello
     model: str
     heard_s: float
     status: NodeStatus
-    load: int = 0
+    num_legs: int = 0
     num_awaiting: int = 0
+    num_other_legs: int = 0
+    num_other_prompt_tokens: int = 0
     num_steps: int = 0
     prompts: PromptQueue = field(default_factory=PromptQueue)
     is_leaving: bool = False
@@ -70,6 +74,11 @@ class Node:
         return self.hello.role
 
     @property
+    def load(self) -> int:
+        """Legs of all routers."""
+        return self.num_legs + self.num_other_legs
+
+    @property
     def num_decoding(self) -> int:
         """Its legs whose prompt is computed: about the requests that it has in a step."""
         return max(0, self.load - self.num_awaiting - len(self.prompts))
@@ -84,9 +93,16 @@ class NodeRegistry:
     """Registered nodes by epoch. `fingerprints`: of each served model, by its name, that of the router's own
     checkpoint, or None if it has no weights: then the first node of an unknown fingerprint decides. At most one model
     may have None. `tokenizers`: of each served model the digest of the router's tokenizer; a node that has another one
-    would read grammars differently, one without any cannot serve them."""
+    would read grammars differently, one without any cannot serve them. `epoch` names this life of the router, by
+    default at random: nodes may serve other routers too, and tell them apart by it."""
 
-    def __init__(self, fingerprints: Mapping[str, str | None], tokenizers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        fingerprints: Mapping[str, str | None],
+        tokenizers: Mapping[str, str] | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        self.epoch = secrets.randbits(63) if epoch is None else epoch
         self._fingerprints = dict(fingerprints)
         self._tokenizers = dict(tokenizers or {})
         self._nodes: dict[int, Node] = {}
@@ -193,8 +209,8 @@ class NodeRegistry:
         if node is not None and not node.is_leaving:
             node.is_leaving = True
             # an idle node that leaves is a stop as planned: worth a line only to who looks for it
-            level = logging.INFO if node.load else logging.DEBUG
-            _log.log(level, "%s node %s is leaving: %d requests to finish", node.role, node.node_id, node.load)
+            level = logging.INFO if node.num_legs else logging.DEBUG
+            _log.log(level, "%s node %s is leaving: %d requests to finish", node.role, node.node_id, node.num_legs)
 
     def remove(self, epoch: int) -> Node | None:
         """Forget a node that is gone."""

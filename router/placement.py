@@ -88,7 +88,7 @@ class _Prompt:
     def at_prefill(self, decode: Node, node: Node) -> _Offer:
         """It is computed by a prefill node and handed to `decode`."""
         seconds = self._seconds(node, _ALONE_CHUNK, 0, 0)
-        return _Offer(Route(decode, node, seconds), node.prompts.wait_s(self.now_s) + seconds)
+        return _Offer(Route(decode, node, seconds), self._wait_s(node, _ALONE_CHUNK) + seconds)
 
     def at_decode(self, node: Node, tpot_s: float) -> _Offer:
         """It is computed by a decode node, beside the requests that decode there."""
@@ -98,7 +98,7 @@ class _Prompt:
             left_s = tpot_s - cost.without_prompt_s(num_decodes, context)
             chunk = min(chunk, cost.chunk_within(left_s, self.num_tokens // 2))
         seconds = self._seconds(node, max(chunk, _SMALLEST_CHUNK), num_decodes, context)
-        wait_s = node.prompts.wait_s(self.now_s)
+        wait_s = self._wait_s(node, max(chunk, _SMALLEST_CHUNK))
         return _Offer(Route(node, None, seconds, is_kept=True), wait_s + seconds, chunk >= _SMALLEST_CHUNK)
 
     def _seconds(self, node: Node, chunk: int, num_decodes: int, context: int) -> float:
@@ -106,6 +106,12 @@ class _Prompt:
         num_cached = min(num_cached_blocks(node, self.hashes) * block_size, self.num_tokens - 1)
         cost = self._cost_of(node)
         return cost.prompt_s(self.num_tokens - num_cached, num_cached, chunk, num_decodes, context)
+
+    def _wait_s(self, node: Node, chunk: int) -> float:
+        """How long the prompt waits for those before it, of this router and of others."""
+        cost, num_tokens = self._cost_of(node), node.num_other_prompt_tokens
+        others_s = cost.prompt_s(num_tokens, 0, chunk, 0, 0) if num_tokens else 0.0
+        return node.prompts.wait_s(self.now_s) + others_s
 
     def _cost_of(self, node: Node) -> StepCost:
         own = node.status.cost

@@ -93,11 +93,15 @@ class Relay:
 
     @property
     def capacity(self) -> int:
-        """For how many requests the nodes have use: more would only wait there, in no fair order. Those that wait for
-        their readers are not at any node."""
+        """For how many requests the nodes have use: more would only wait there, in no fair order. What other routers
+        have there leaves less, but no less than half: they hold back too. Those that wait for their readers are not at
+        any node."""
         nodes = [node for node in self._registry.all() if node.role == DECODE and not node.is_leaving]
         num_served = _ADMITTED_PER_SEQ * sum(node.hello.max_num_seqs for node in nodes)
-        return num_served + self.node_wait.num_paused if num_served else self._max_concurrent_requests
+        if not num_served:
+            return self._max_concurrent_requests
+        num_of_others = sum(node.num_other_legs for node in nodes)
+        return max(num_served - num_of_others, num_served // 2) + self.node_wait.num_paused
 
     def check_size(self, model: str, num_prompt_tokens: int, max_tokens: int | None, param: str) -> int | None:
         """How many of `max_tokens` (None: as many as there is room for) fit behind a prompt on the largest node of

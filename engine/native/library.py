@@ -35,10 +35,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CallNotes:
-    """Calls in their order, each with a copy of its arguments, and the tensors that were made for their results."""
+    """Calls in their order, each with a copy of its arguments, and the tensors that were made for their results.
+
+    `between`: what is done to such a tensor between two calls, and how many calls there were before.
+    """
 
     calls: list[Structure] = field(default_factory=list)
     buffers: list[Tensor] = field(default_factory=list)
+    between: list[tuple[int, Tensor, Callable[[Tensor], object]]] = field(default_factory=list)
 
 
 class Kernels:
@@ -83,6 +87,12 @@ class Kernels:
         for notes in self._noting:
             notes.buffers.append(tensor)
         return tensor
+
+    def do_between(self, act: Callable[[Tensor], object], tensor: Tensor) -> None:
+        """Call `act`, which changes `tensor` in place and is no kernel. A recording is cut there, and calls it too."""
+        act(tensor)
+        for notes in self._noting:
+            notes.between.append((len(notes.calls), tensor, act))
 
     @contextmanager
     def noting(self) -> Iterator[CallNotes]:

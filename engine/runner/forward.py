@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 from torch import Tensor
 
 from device.base import Staging
-from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
+from engine.attention.base import Attention, AttentionBackend, LayerStored, SequenceShare
 from engine.models.base import RunnableDecoder
 from engine.runner.inputs import StepInputs, fill_pending
 from engine.runner.prompt_scoring import PromptScoring
@@ -59,6 +59,11 @@ class DecodedStream:
     def logits(self, due: DueRows) -> Tensor:
         """See `Stream.logits`."""
         return self.decoder.logits(self.hidden if due.index is None else self.hidden.index_select(0, due.index))
+
+
+def decoded_pass(decoder: RunnableDecoder, attention: Attention) -> ForwardPass:
+    """The pass of `decoder` itself, operation by operation."""
+    return lambda token_ids, positions: DecodedStream(decoder, decoder.forward(token_ids, positions, attention))
 
 
 class Forward(Protocol):

@@ -21,7 +21,7 @@ from device.base import Device, HostCopy
 from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
 from engine.models.base import RunnableDecoder
 from engine.runner.base import RunningStep
-from engine.runner.forward import DecodedStream, DueRows, EagerSteps, Forward, ForwardPass
+from engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
 from engine.runner.graphs import DecodeGraphs, ReportProgress
 from engine.runner.inputs import StepInputs, read_inputs
 from engine.runner.limits import RunnerLimits, staging_bytes
@@ -82,7 +82,9 @@ class ModelRunner:
         self._limits = limits
         self._staging = device.staging(staging_bytes(limits))
         self._sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
-        self._eager = EagerSteps(decoder, run or self._run, attention, self._staging, self._sampled)
+        self._eager = EagerSteps(
+            decoder, run or decoded_pass(decoder, attention), attention, self._staging, self._sampled
+        )
         self._graphs: DecodeGraphs | None = None
         self._sampled_rows: dict[RequestKey, int] = {}
 
@@ -144,7 +146,7 @@ class ModelRunner:
                 raise
 
     def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
-        due = _due(step, inputs)
+        due = due_requests(step, inputs)
         rows, plan = self._begin(due, len(inputs.token_ids))
         scoring = PromptScoring(step, inputs.last_tokens, self._staging) if step.spans else None
         forward = self._stage(step, inputs, layer_stored, scoring)
@@ -175,10 +177,6 @@ class ModelRunner:
         are_all = np.array_equal(ends, np.arange(num_tokens))
         return DueRows(len(due), None if are_all else index), plan
 
-    def _run(self, token_ids: torch.Tensor, positions: torch.Tensor) -> DecodedStream:
-        """See `ForwardPass`."""
-        return DecodedStream(self._decoder, self._decoder.forward(token_ids, positions, self._attention))
-
     def _copy_blocks(self, step: Step) -> None:
         """Make the copies that forks begin with, in stream order: before anything of this step is written."""
         for share in step.requests:
@@ -205,7 +203,7 @@ class ModelRunner:
             self._sampled_rows = {request.key: row for row, request in enumerate(requests)}
 
 
-def _due(step: Step, inputs: StepInputs) -> list[tuple[int, ScheduledRequest]]:
+def due_requests(step: Step, inputs: StepInputs) -> list[tuple[int, ScheduledRequest]]:
     """What samples in this step, with the places of its last token: requests, and each of their forks as a request."""
     due: list[tuple[int, ScheduledRequest]] = []
     for end, request in zip(inputs.last_tokens, step.requests, strict=True):

@@ -66,8 +66,6 @@ LOCAL: Final = "local"
 MAX_NODES = 4096
 _ELSEWHERE = frozenset({"model", "cluster_key", "goal_ttft_ms", "goal_tpot_ms"})
 """Settings that the file has at another place, and the key, which is made."""
-_RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
-"""Settings of a node whose product is the number of its ranks."""
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)]
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 _Goal: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=3_600_000)]
@@ -211,7 +209,7 @@ def _group(
         minimum,
         maximum,
         count,
-        math.prod(getattr(settings, name, 1) for name in _RANKS),
+        settings.tensor_parallel_size,
         _resources(table.resources, place),
         dataclasses.replace(settings, model=file.model, goal_tpot_ms=file.goals.tpot_ms),
     )

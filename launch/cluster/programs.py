@@ -7,8 +7,7 @@ and the cluster key, are completed there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from launch.cluster.backend import Program
 from launch.cluster.file import ClusterFile, Group
@@ -20,7 +19,6 @@ from wire.messages import PREFILL
 
 CPU, GPU = "CPU", "GPU"
 _MODULES = {ROUTER: "router", PREFILL: "prefill_node", "decode": "decode_node"}
-_SettingsT = TypeVar("_SettingsT", bound=NodeSettings)
 
 
 class Ports(NamedTuple):
@@ -49,7 +47,16 @@ def router_program(file: ClusterFile, ports: Ports) -> Program:
 
 def node_program(file: ClusterFile, group: Group[NodeSettings], name: str, router_address: str) -> Program:
     """A node of a group that joins the router at `router_address`."""
-    settings = _placed(group.settings, name, router_address, group.resources)
+    settings = dataclasses.replace(
+        group.settings,
+        node_id=name,
+        router=router_address,
+        num_threads=group.settings.num_threads or max(1, int(group.ranks * group.resources.get(CPU, 1))),
+        # it may have a part of a GPU
+        gpu_memory_utilization=round(
+            group.settings.gpu_memory_utilization * min(1.0, group.resources.get(GPU, 1.0)), 4
+        ),
+    )
     return Program(
         name,
         _MODULES[group.role],
@@ -57,16 +64,4 @@ def node_program(file: ClusterFile, group: Group[NodeSettings], name: str, route
         file.environment,
         ("--host",) if file.listens_on_machine else (),
         {resource: amount * group.ranks for resource, amount in group.resources.items()},
-    )
-
-
-def _placed(settings: _SettingsT, name: str, router_address: str, resources: Mapping[str, float]) -> _SettingsT:
-    """Settings for a share of a machine: it has CPUs of its own, and may have a part of a GPU."""
-    gpu_share = min(1.0, resources.get(GPU, 1.0))
-    return dataclasses.replace(
-        settings,
-        node_id=name,
-        router=router_address,
-        num_threads=settings.num_threads or max(1, int(resources.get(CPU, 1))),
-        gpu_memory_utilization=round(settings.gpu_memory_utilization * gpu_share, 4),
     )

@@ -17,6 +17,7 @@ import pytest
 
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
+from engine.executor.uni import UniExecutor
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from node import process
 from node.loop import Leg
@@ -47,7 +48,7 @@ class Idle:
             metrics=list,
             poll=lambda now_s: None,
             cancel=lambda key, now_s: None,
-            cancel_all=lambda now_s: None,
+            cancel_all=lambda now_s, owner: None,
             live_keys=list,
             close=lambda: self.closed.append("leg"),
         )
@@ -77,6 +78,7 @@ def role(monkeypatch: pytest.MonkeyPatch) -> Idle:
         num_blocks=16,
         max_request_tokens=64,
         tokenizer_digest="",
+        executor=UniExecutor(),
     )
     monkeypatch.setattr(process, "build_engine", lambda *arguments: engine)
     for name in ("configure_logging", "keep_freed_memory", "freeze_startup_objects"):  # they change the whole process
@@ -188,3 +190,15 @@ def test_a_node_that_cannot_start_closes_what_it_has_opened(role: Idle, router: 
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InvalidSetting, match="--http-port"):
         serve(router, role, http_port=taken.getsockname()[1])
     assert role.closed == ["leg", "device", "role"]
+
+
+@pytest.mark.parametrize(("given", "problem"), [
+    ("127.0.0.1:1,", "not an address"), ("h:1, tcp://h:1", "twice"), (",".join(f"h:{i}" for i in range(1, 18)), "17 "),
+])  # fmt: skip
+def test_routers_that_cannot_be_meant_are_refused(given: str, problem: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"--router.*{problem}"):
+        _ = NodeSettings(router=given).router_addresses
+
+
+def test_a_node_may_be_given_several_routers() -> None:
+    assert NodeSettings(router="h:1, tcp://g:2").router_addresses == ("tcp://h:1", "tcp://g:2")

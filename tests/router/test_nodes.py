@@ -121,7 +121,7 @@ def test_the_same_life_may_say_hello_again(registry: NodeRegistry) -> None:
     hello = _join(registry, now_s=0.0)
     node = registry.get(hello.epoch)
     assert node is not None
-    node.load = 3
+    node.num_legs = 3
     assert registry.register(hello, 5.0) is None
     assert registry.get(hello.epoch) is node
     assert (node.load, node.heard_s) == (3, 5.0)

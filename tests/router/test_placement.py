@@ -53,6 +53,11 @@ def test_the_decode_node_keeps_a_prompt_that_would_wait_too_long() -> None:
     assert choose(GOALS, [prefill], [decode]) == Route(decode, None, ALONE_S, is_kept=True)
 
 
+def test_prompts_of_other_routers_are_waited_for_as_well() -> None:
+    prefill, decode = node(PREFILL, num_other_prompt_tokens=2 * NUM_TOKENS), node(DECODE)
+    assert choose(GOALS, [prefill], [decode]) == Route(decode, None, ALONE_S, is_kept=True)
+
+
 def test_of_several_prefill_nodes_the_one_that_is_done_first_is_taken() -> None:
     busy, slow, free = queued(node(PREFILL), ALONE_S), node(PREFILL, SLOWER), node(PREFILL)
     assert choose(GOALS, [busy, slow, free], [node(DECODE)]).prefill is free
@@ -72,13 +77,13 @@ def test_the_progress_of_the_first_prompt_counts() -> None:
 
 
 def test_a_decode_node_with_streams_takes_longer_for_a_prompt() -> None:
-    prefill, decode = queued(node(PREFILL), 1.2 * ALONE_S), node(DECODE, load=60)
+    prefill, decode = queued(node(PREFILL), 1.2 * ALONE_S), node(DECODE, num_legs=60)
     assert not choose(replace(GOALS, tpot_s=0.012), [prefill], [decode]).is_kept
     assert choose(replace(GOALS, tpot_s=0.5), [prefill], [decode]).is_kept
 
 
 def test_a_decode_node_whose_streams_miss_their_goal_keeps_nothing() -> None:
-    prefill, decode = queued(node(PREFILL), 100.0), node(DECODE, load=100)
+    prefill, decode = queued(node(PREFILL), 100.0), node(DECODE, num_legs=100)
     assert not choose(replace(GOALS, tpot_s=0.005), [prefill], [decode]).is_kept
     assert choose(replace(GOALS, tpot_s=0.0), [prefill], [decode]).is_kept
 

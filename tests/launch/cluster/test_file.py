@@ -103,9 +103,11 @@ def test_a_node_is_told_its_name_its_router_and_its_share_of_a_machine() -> None
 
 
 def test_all_ranks_of_a_node_have_one_place() -> None:
-    file = parse_cluster_file("[decode]\nresources = { CPU = 3, GPU = 1 }", "it")
-    group = dataclasses.replace(file.groups[DECODE], ranks=2)
-    assert node_program(file, group, "decode-0", "tcp://h:1").resources == {"CPU": 6.0, "GPU": 2.0}
+    text = "[decode]\nresources = { CPU = 3, GPU = 1 }\nflags = { tensor-parallel-size = 2 }"
+    file = parse_cluster_file(text, "it")
+    program = node_program(file, file.groups[DECODE], "decode-0", "tcp://h:1")
+    assert program.resources == {"CPU": 6.0, "GPU": 2.0}
+    assert {"--tensor-parallel-size=2", "--num-threads=6"} <= set(program.arguments)
 
 
 def test_a_router_listens_where_the_file_says() -> None:
