@@ -146,7 +146,7 @@ class DecodeLeg:
     def hand_over(self, order: HandOver, now_s: float) -> int:
         """See `Leg`."""
         num_tokens = self._source.hand_over(order, now_s)
-        if num_tokens:
+        if num_tokens and not order.goes_on:
             self._first_steps.forget(RequestKey(order.handoff_id, order.attempt))
         return num_tokens
 

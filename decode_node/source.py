@@ -44,17 +44,17 @@ class Source:
         return [self._end.notices.wakeup]
 
     def hand_over(self, order: HandOver, now_s: float) -> int:
-        """End a request and begin to hand it over. How many of its tokens have their KV in the handoff; 0: nothing has
-        changed, see `EngineCore.hand_over`."""
+        """End a request, unless it goes on, and begin to hand it over. How many of its tokens have their KV in the
+        handoff; 0: nothing has changed, see `EngineCore.hand_over`."""
         key = RequestKey(order.handoff_id, order.next_attempt)
-        handed = self._core.hand_over(RequestKey(order.handoff_id, order.attempt), key)
+        handed = self._core.hand_over(RequestKey(order.handoff_id, order.attempt), key, goes_on=order.goes_on)
         if handed is None:
             return 0
         num_tokens = len(handed.token_ids)
         self._handoffs.add(key)
         digest = prompt_digest(handed.token_ids)
         self._end.thread.post(BeginHandoff(key, order.decode_node_id, order.decode_epoch, num_tokens, digest))
-        index = num_tokens - handed.num_prompt_tokens
+        index = max(0, num_tokens - handed.num_prompt_tokens)
         first = TokenEvent(*key, index, (handed.next_token_id,), (), "", 0)
         self._awaiting_step.append(FinishHandoff(key, tuple(handed.block_table), (first,), now_s))
         if not self._core.has_step_in_flight:

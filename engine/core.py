@@ -246,9 +246,10 @@ class EngineCore:
             fork.num_cached_tokens = 0
             self._scheduler.add_fork(fork, leader, len(token_ids))
 
-    def hand_over(self, key: RequestKey, held_key: RequestKey) -> HandedOver | None:
+    def hand_over(self, key: RequestKey, held_key: RequestKey, *, goes_on: bool = False) -> HandedOver | None:
         """End a request that generates, and hold the blocks with its KV under `held_key`, so that another node can go
-        on with it. The step in flight may still write behind its tokens, into the last of these blocks.
+        on with it. The step in flight may still write behind its tokens, into the last of these blocks. A request that
+        `goes_on` does not end, and only full blocks are held: nothing writes into them any more.
 
         None, and nothing has changed, when there is no such request, when the KV of its tokens is not here, because it
         has just begun or was preempted, or when `held_key` is in use.
@@ -261,12 +262,17 @@ class EngineCore:
         num_tokens = request.num_known_tokens - 1
         if num_tokens < request.num_prompt_tokens or self._in_flight.num_stored_tokens(request) < num_tokens:
             return None
-        block_table = request.block_table[: -(-num_tokens // self._scheduler.limits.block_size)]
+        block_size = self._scheduler.limits.block_size
+        num_tokens -= num_tokens % block_size if goes_on else 0
+        if not num_tokens:
+            return None
+        block_table = request.block_table[: -(-num_tokens // block_size)]
         self._pool.share(block_table)
         self._held[held_key] = block_table
         token_ids = tuple(request.token_ids[: num_tokens + 1])
         handed = HandedOver(token_ids[:-1], token_ids[-1], request.num_prompt_tokens, block_table)
-        self.abort(key)
+        if not goes_on:
+            self.abort(key)
         return handed
 
     def block_table(self, key: RequestKey) -> Sequence[int]:

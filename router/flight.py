@@ -6,8 +6,8 @@ tokens, and tokens of earlier attempts are recognised by their attempt number an
 is not tried a third time: the decode node computes the prompt itself. A request that nodes may have died of is
 not given to others (`router/suspicion.py`).
 
-When its decode node leaves, a flight is moved (`router/moves.py`): another node gets its KV and goes on, as the next
-attempt. If that fails, the one after it computes everything again.
+When its decode node leaves, a flight is moved (`router/moves.py`, `router/moving.py`): another node gets its KV and
+goes on, as the next attempt. If that fails, the one after it computes everything again.
 
 A flight whose reader does not keep up is paused: its legs are cancelled, so that others get its place in the batch, and
 the next attempt begins when the reader has taken everything. Its blocks are in the node's prefix cache meanwhile.
@@ -34,7 +34,7 @@ from router.flight_context import FlightContext, FlightFigures
 from router.inbox import Inbox
 from router.journal import Delivery, Journal
 from router.legs import Attempt, Legs, RelayRequest, send_legs
-from router.moves import ASK_AGAIN_S, Move
+from router.moving import Moving
 from router.nodes import Node
 from router.request_trace import begin_flight
 from router.retries import Retries
@@ -43,7 +43,7 @@ from router.scored_prompt import ScoredPrompt
 from router.suspicion import Suspicion
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, NoNode, Overloaded, RequestFailed, TransferFailed, remote_error
-from wire.messages import Cancel, Failed, HandedOver, PromptLogprobs, TokenEvent
+from wire.messages import Failed, HandedOver, PromptLogprobs, TokenEvent
 from wire.request_key import new_handoff_id, owner_of_epoch
 
 _RETRYABLE = (RequestFailed, Overloaded)
@@ -73,8 +73,7 @@ class Flight:
         self._has_failed = False
         self._is_paused = False
         self._retries = Retries(context.max_attempts)
-        self._move: Move | None = None
-        self._may_move_s = 0.0
+        self._moving = Moving(self.handoff_id, request, self._journal, context)
         self._suspicion = Suspicion()
         self._retry: asyncio.TimerHandle | None = None
         self._node_deadline: asyncio.TimerHandle | None = None
@@ -120,6 +119,7 @@ class Flight:
         """Take tokens that the node of that epoch has sent. A node that was given no leg of this attempt has no say."""
         journal, legs = self._journal, self._legs
         if legs is None or event.attempt != journal.attempt or not legs.were_given_to(epoch):
+            self._moving.heard(event.attempt)
             return
         is_of_decode = epoch == legs.decode_epoch
         if not is_of_decode:
@@ -157,6 +157,7 @@ class Flight:
 
     def on_failed(self, failed: Failed, epoch: int) -> None:
         """The node of that epoch reports that an attempt failed."""
+        self._moving.heard(failed.attempt)
         if failed.attempt != self._journal.attempt or not self._needs(epoch):
             return  # an earlier attempt, or a leg that is over: the other leg goes on without it
         if failed.code == TransferFailed.code:
@@ -168,31 +169,22 @@ class Flight:
     @property
     def is_moving(self) -> bool:
         """See `Movable`."""
-        return self._move is not None or (self._legs is not None and self._legs.is_moving)
+        return self._moving.is_under_way or (self._legs is not None and self._legs.is_moving)
 
     def move_from(self, source: Node) -> bool:
         """See `Movable`."""
-        legs, journal, context = self._legs, self._journal, self._context
-        if self.is_moving or legs is None or not legs.generates_on(source.epoch) or not journal.can_move:
+        if self.is_moving or self._legs is None or not self._legs.generates_on(source.epoch):
             return False
-        request, num_output = self._request, len(journal.token_ids)
-        num_tokens, max_tokens = len(request.prompt_ids) + num_output, request.max_tokens_behind(num_output)
-        target = context.routing.another_decode(request.model, num_tokens, self._avoided, max_tokens)
-        if target is None or asyncio.get_running_loop().time() < self._may_move_s:
-            return False
-        self._move = Move(context.sender, self.handoff_id, source, target, journal.reserve_attempt())
-        self._move.ask(journal.attempt)
-        return True
+        return self._moving.begin(source, self._avoided)
 
     def on_handed_over(self, handed: HandedOver, source: Node) -> None:
         """`source` has handed this request over, so that another node can go on; or it cannot now."""
-        move, journal, context = self._move, self._journal, self._context
-        if move is None or self._legs is None or handed.attempt != move.number:
-            context.sender.send(source.epoch, Cancel(self.handoff_id, handed.attempt))  # it is elsewhere by now
+        journal, context = self._journal, self._context
+        if self._legs is None:
+            self._moving.refuse(handed, source)
             return
-        self._move = None
-        if not handed.num_tokens:
-            self._may_move_s = asyncio.get_running_loop().time() + ASK_AGAIN_S
+        move = self._moving.answered(handed, source)
+        if move is None:
             return
         self._legs.leave()
         journal.begin_attempt(move.number)
@@ -233,6 +225,7 @@ class Flight:
 
     def on_node_lost(self, node: Node, reason: str) -> None:
         """A node is lost; the attempt fails if one of its legs runs there."""
+        self._moving.lost(node)
         legs = self._legs
         if legs is not None and self._needs(node.epoch):
             self._suspicion.lost(node, is_suspicious=not legs.has_computed(node.epoch))
@@ -376,7 +369,7 @@ class Flight:
         counters.num_kept_prompts += route.is_kept
 
     def _cancel_legs(self) -> None:
-        self._move = None
+        self._moving.end()
         self._context.routing.probation.end(self.handoff_id)
         if self._legs is not None:
             self._legs.cancel(asyncio.get_running_loop().time())

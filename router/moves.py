@@ -3,7 +3,7 @@
 Owns which requests are moved when. A few at a time are: the others go on where they are meanwhile, so the pause of each
 is that of its own KV and not of everybody's. A node that finds no room for a request elsewhere finishes it. The first
 move waits a moment, because nodes that are stopped together say so one after the other. How a single request is moved
-is in `router/flight.py`, and what may happen to it meanwhile in docs/protocol.md. Lives on one event loop.
+is in `router/moving.py`, and what may happen to it meanwhile in docs/protocol.md. Lives on one event loop.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Move:
     target: Node
     number: int
 
-    def ask(self, attempt: int) -> None:
-        """Ask the node that generates `attempt`."""
+    def ask(self, attempt: int, *, goes_on: bool = False) -> None:
+        """Ask the node that generates `attempt`, which ends or `goes_on` there."""
         target = self.target
-        order = HandOver(self.handoff_id, attempt, self.number, target.node_id, target.epoch)
+        order = HandOver(self.handoff_id, attempt, self.number, target.node_id, target.epoch, goes_on)
         self.sender.send(self.source.epoch, order)
 
     def carry_out(self, attempt: Attempt, handed: HandedOver, registry: NodeRegistry) -> Legs | None:
@@ -64,7 +64,7 @@ class Movable(Protocol):
 
 
 class Moves:
-    """See the module. `flights` are all requests in flight, by any key."""
+    """See the module. `flights` are all requests in flight, by handoff id."""
 
     def __init__(self, registry: NodeRegistry, flights: Mapping[bytes, Movable]) -> None:
         self._registry = registry
@@ -96,8 +96,12 @@ class Moves:
         self._timer = loop.call_later(ROUND_S, self._round) if self._leaving else None
 
     def _move_some(self, source: Node) -> None:
-        room = MAX_AT_ONCE - sum(flight.is_moving for flight in self._flights.values())
-        for flight in self._flights.values():
+        room = MAX_AT_ONCE - sum(flight.is_moving for node in self._leaving.values() for flight in self._on(node))
+        for flight in self._on(source):
             if room <= 0:
                 return
             room -= flight.move_from(source)
+
+    def _on(self, node: Node) -> list[Movable]:
+        """The requests that generate there, or whose KV has yet to leave."""
+        return [self._flights[handoff_id] for handoff_id in node.live_keys if handoff_id in self._flights]

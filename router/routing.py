@@ -74,16 +74,23 @@ class Routing:
         return self.placement.choose(route, prefills, decodes, len(token_ids), hashes, now_s)
 
     def another_decode(
-        self, model: str, num_tokens: int, avoided: AbstractSet[int], max_tokens: int | None
+        self,
+        model: str,
+        num_tokens: int,
+        avoided: AbstractSet[int],
+        max_tokens: int | None,
+        preferred: Node | None = None,
     ) -> Node | None:
         """The decode node with the least load that can go on at once with a request of so many tokens, and has room for
-        what it may become; None: there is none now."""
+        what it may become, or the `preferred` one if it can; None: there is none now."""
         decodes = self._with_room(DECODE, model, avoided, num_tokens + (max_tokens or 1))
         able = [node for node in decodes if node.load < node.hello.max_num_seqs and _has_blocks(node, num_tokens + 1)]
-        return min(able, key=lambda node: node.load, default=None)
+        return min(able, key=lambda node: (node is not preferred, node.load), default=None)
 
     def _with_room(self, role: str, model: str, avoided: AbstractSet[int], num_tokens: int) -> list[Node]:
         able = self.registry.available(role, model, avoided)
+        if num_tokens <= self.registry.fewest_request_tokens(model):
+            return able
         fit = [node for node in able if node.hello.max_request_tokens >= num_tokens]
         if fit or not avoided:
             return fit

@@ -208,13 +208,15 @@ class Cancel:
 @dataclass(frozen=True, slots=True)
 class HandOver:
     """Router -> decode node that generates `attempt` of a request: end it, and hand its KV to that decode node under
-    the name of `next_attempt`. The answer is `HandedOver`."""
+    the name of `next_attempt`. With `goes_on` the attempt does not end, and its full blocks are handed over, as a copy.
+    The answer is `HandedOver`."""
 
     handoff_id: Id128
     attempt: _Attempt
     next_attempt: _Attempt
     decode_node_id: _Name
     decode_epoch: U64
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from kvtransfer.transports.base import Move
 from tests.kvtransfer.legs import Node, open_decode, params, undisturbed
 from tests.kvtransfer.loopback import Fault, LoopbackNetwork
 from tests.kvtransfer.pair import empty_blocks, receiving_facts
-from tests.kvtransfer.pools import LEASE_S
+from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S
 from wire.errors import TransferFailed
 from wire.messages import Decode, HandOver, PrefillPeer
 from wire.request_key import RequestKey
@@ -36,7 +36,7 @@ class Decodes:
 
     def begin(self, key: RequestKey = FIRST, prompt: list[int] = PROMPT, num_prompt: int | None = None) -> None:
         """Let the node that is left later compute a prompt and generate. `num_prompt`: what follows is output."""
-        self.left.leg.begin(self._decode(key, prompt, num_prompt or len(prompt), None), self.now_s)
+        self.left.leg.begin(self.decode(key, prompt, num_prompt or len(prompt), None), self.now_s)
 
     def hand_over(self, key: RequestKey = FIRST) -> int:
         facts = receiving_facts()
@@ -50,10 +50,10 @@ class Decodes:
         output = self.left.stream(key)
         assert num_tokens == len(prompt) + len(output) - 1
         known, following = [*prompt, *output[:-1]], RequestKey(key.handoff_id, key.attempt + 1)
-        self.other.leg.begin(self._decode(following, known, len(prompt), self.left_peer), self.now_s)
+        self.other.leg.begin(self.decode(following, known, len(prompt), self.left_peer), self.now_s)
         return output
 
-    def _decode(self, key: RequestKey, token_ids: list[int], num_prompt: int, peer: PrefillPeer | None) -> Decode:
+    def decode(self, key: RequestKey, token_ids: list[int], num_prompt: int, peer: PrefillPeer | None) -> Decode:
         return Decode(*key, tuple(token_ids), num_prompt, params(NUM_TOKENS), b"", peer)
 
     def round(self) -> None:
@@ -124,6 +124,28 @@ def test_the_other_node_goes_on_exactly_and_nothing_is_computed_again(decodes: D
     assert output + moved[1:] == undisturbed(PROMPT, max_tokens=NUM_TOKENS)
     assert decodes.other.runner.num_slots_written == NUM_TOKENS - len(output), "every token was computed once"
     assert decodes.left.stream(FIRST) == output, "the node that is left says nothing more"
+    assert decodes.left.failures == decodes.other.failures == []
+
+
+def test_what_was_copied_ahead_is_not_moved_again_and_the_stream_goes_on_meanwhile(decodes: Decodes) -> None:
+    decodes.begin()
+    decodes.generates(7)
+    facts, key = receiving_facts(), RequestKey(ID, 7)
+    order = HandOver(ID, FIRST.attempt, key.attempt, "E", facts.epoch + 1, goes_on=True)
+    num_copied = decodes.left.leg.hand_over(order, decodes.now_s)
+    assert num_copied % BLOCK_SIZE == 0
+    assert len(PROMPT) < num_copied < len(PROMPT) + 7
+    known = [*PROMPT, *decodes.left.stream(FIRST)][:num_copied]
+    decodes.other.leg.begin(decodes.decode(key, known, len(PROMPT), decodes.left_peer), decodes.now_s)
+    decodes.until(lambda: bool(decodes.other.stream(key)))
+    decodes.other.leg.cancel(key, decodes.now_s)
+    assert len(decodes.left.stream(FIRST)) >= 7, "it has not ended"
+    num_pushed = decodes.num_pushed
+    output = decodes.move()
+    decodes.until(lambda: SECOND in decodes.other.finished and decodes.is_empty)
+    assert output + decodes.other.stream(SECOND)[1:] == undisturbed(PROMPT, max_tokens=NUM_TOKENS)
+    num_rest = -(-(len(PROMPT) + len(output) - 1) // BLOCK_SIZE) - num_copied // BLOCK_SIZE
+    assert decodes.num_pushed - num_pushed == num_rest
     assert decodes.left.failures == decodes.other.failures == []
 
 

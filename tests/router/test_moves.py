@@ -137,7 +137,7 @@ async def test_what_the_node_said_before_it_was_asked_is_not_lost_with_late_even
 
 
 async def test_a_node_that_cannot_hand_over_now_goes_on_and_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.flight.ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr("router.moving.ASK_AGAIN_S", 0.01)
     async with generating() as stage:
         order = await stage.ordered()
         hand_over(stage.left, order, 0)
@@ -364,3 +364,84 @@ async def _first_leg(nodes: list[FakeNode]) -> tuple[Decode, FakeNode]:
                 if node.has(Decode):
                     return await node.expect(Decode), node
             await asyncio.sleep(0.005)
+
+
+@dataclass(slots=True)
+class Copying:
+    """A request whose KV is copied ahead: the orders for the copy, and its leg at the other node."""
+
+    order: HandOver
+    leg: Decode
+
+
+async def copying(stage: Stage) -> Copying:
+    """The node leaves, and is asked for a copy of the full blocks first."""
+    order = await stage.ordered()
+    assert order.goes_on
+    stage.left.live.add(live_key(order.handoff_id, order.next_attempt))
+    stage.left.send(HandedOver(stage.left.hello.epoch, order.handoff_id, order.next_attempt, len(PROMPT)))
+    leg = await stage.other.expect(Decode)
+    assert (leg.attempt, leg.token_ids) == (order.next_attempt, PROMPT)
+    assert leg.prefill_peer is not None
+    return Copying(order, leg)
+
+
+@pytest.fixture
+def _copies_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.moving.AHEAD_TOKENS", 8)
+
+
+@pytest.mark.usefixtures("_copies_ahead")
+@pytest.mark.parametrize("end", ["it has arrived", "it has failed"])
+async def test_a_long_context_is_copied_ahead_while_the_stream_goes_on_and_then_moved(end: str) -> None:
+    async with generating() as stage:
+        copy = await copying(stage)
+        stage.left.emit(stage.leg, [4], 3)
+        await stage.call.has_tokens(4)
+        if end == "it has arrived":
+            stage.other.emit(copy.leg, [1], 0)
+            cancel = await stage.other.expect(Cancel)
+            assert (cancel.handoff_id, cancel.attempt) == (copy.leg.handoff_id, copy.leg.attempt)
+        else:
+            stage.other.fail(copy.leg, TransferFailed.code)
+        order = await stage.left.expect(HandOver)
+        assert (order.goes_on, order.decode_epoch) == (False, stage.other.hello.epoch)
+        assert order.next_attempt > copy.leg.attempt
+        hand_over(stage.left, order, len(PROMPT) + 3)
+        leg = await stage.other.expect(Decode)
+        assert leg.token_ids == (*PROMPT, 1, 2, 3)
+        await stage.ends_well(stage.other, leg)
+        assert stage.rig.relay.counters.num_retries == 0
+
+
+@pytest.mark.usefixtures("_copies_ahead")
+async def test_a_copy_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.moving.MAX_AHEAD_S", 0.05)
+    async with generating() as stage:
+        copy = await copying(stage)
+        order = await stage.left.expect(HandOver)
+        assert not order.goes_on
+        assert (await stage.left.expect(Cancel)).attempt == copy.leg.attempt
+        hand_over(stage.left, order, len(PROMPT) + 2)
+        await stage.ends_well(stage.other, await stage.other.expect(Decode))
+
+
+@pytest.mark.usefixtures("_copies_ahead")
+async def test_a_client_that_leaves_ends_the_copy_at_both_nodes() -> None:
+    async with generating() as stage:
+        copy = await copying(stage)
+        await stage.call.cancel()
+        assert (await stage.other.expect(Cancel)).attempt == copy.leg.attempt
+        cancelled = {(await stage.left.expect(Cancel)).attempt for _ in range(2)}
+        assert cancelled == {stage.leg.attempt, copy.leg.attempt}
+        await stage.rig.settle()
+
+
+@pytest.mark.usefixtures("_copies_ahead")
+async def test_when_the_other_node_is_lost_with_a_copy_the_stream_goes_on_where_it_is() -> None:
+    async with generating() as stage:
+        copy = await copying(stage)
+        stage.other.die()
+        assert (await stage.left.expect(Cancel)).attempt == copy.leg.attempt
+        await stage.ends_well(stage.left, replace(stage.leg, token_ids=(*PROMPT, 1, 2, 3)))
+        assert stage.rig.relay.counters.num_retries == 0

@@ -24,6 +24,7 @@ import kvtransfer.pusher
 import kvtransfer.receiving
 from kvtransfer.messages import ProcessIdentity
 from router import inbox as inboxes
+from router import moving
 from router.inbox import Inbox
 from router.legs import RelayRequest
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, without_faults
@@ -42,6 +43,7 @@ waited for 4 s, and attempts wait for each other."""
 QUIET_BOUND_S = 25.0
 _LOOK_S = 0.2
 _INBOX_BOUND = 12
+_AHEAD_TOKENS = 12
 _NEVER_S = 1e9
 
 
@@ -359,7 +361,10 @@ class World:
         relay, registry = router.relay, router.registry
         counts = relay.counters
         assert counts.num_requests == counts.num_finished + counts.num_failed + counts.num_cancelled, counts
-        counted = {node.node_id: (node.num_legs, node.num_awaiting, len(node.prompts)) for node in registry.all()}
+        counted = {
+            node.node_id: (node.num_legs, node.num_awaiting, len(node.prompts), len(node.live_keys))
+            for node in registry.all()
+        }
         assert not any(any(counts) for counts in counted.values()), counted
         assert relay.node_wait.num_waiting == relay.node_wait.num_paused == 0
         assert router.loop.num_timers <= 2, "a timer of a request is left"  # Ping, and a look at suspects
@@ -381,6 +386,7 @@ class World:
             (kvtransfer.receiving, "_SLICE_S", _NEVER_S),
             (kvtransfer.pusher, "_SLICE_S", _NEVER_S),
             (inboxes, "MAX_DUE", _INBOX_BOUND),
+            (moving, "AHEAD_TOKENS", _AHEAD_TOKENS),
             (secrets, "token_bytes", self.chance.randbytes),
             (secrets, "randbelow", self.chance.randrange),
         ]
