@@ -25,9 +25,10 @@ END_OF_STREAM = b"[DONE]"
 
 
 class ApiClient:
-    """Talks to the endpoint at `url` ("http://host:port", with or without "/v1"). Raises `InvalidSetting` otherwise."""
+    """Talks to the endpoint at `url` ("http://host:port", with or without "/v1"), and waits for its next bytes for
+    `silence_s`. Raises `InvalidSetting` for another URL."""
 
-    def __init__(self, url: str, api_key: str = "") -> None:
+    def __init__(self, url: str, api_key: str = "", silence_s: float = SILENCE_TIMEOUT_S) -> None:
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -36,6 +37,7 @@ class ApiClient:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidSetting(f"--url {url!r:.100} is not of the form http://HOST:PORT")
         self._url = url
+        self._silence_s = silence_s
         self._is_encrypted = parts.scheme == "https"
         self._host, self._port = parts.hostname, port
         self._root = parts.path.rstrip("/").removesuffix("/v1")
@@ -62,6 +64,11 @@ class ApiClient:
                 return nodes
             case _:
                 raise RequestFailed(f"{self._url} does not list its nodes")
+
+    def metrics(self) -> str:
+        """The text of `/metrics`. Raises `RequestFailed`."""
+        with self._request("GET", "/metrics", root="") as response:
+            return response.read(MAX_BODY_BYTES).decode(errors="replace")
 
     def drain(self, node: str, *, restart: bool) -> int:
         """Drain a node; how many requests it had. Raises `RequestFailed`."""
@@ -90,10 +97,10 @@ class ApiClient:
         self, method: str, path: str, body: bytes | None = None, root: str = "/v1"
     ) -> Iterator[http.client.HTTPResponse]:
         connection_class = http.client.HTTPSConnection if self._is_encrypted else http.client.HTTPConnection
-        connection = connection_class(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
+        connection = connection_class(self._host, self._port, timeout=min(CONNECT_TIMEOUT_S, self._silence_s))
         try:
             connection.connect()
-            connection.sock.settimeout(SILENCE_TIMEOUT_S)
+            connection.sock.settimeout(self._silence_s)
             connection.request(method, self._root + root + path, body, self._headers)
             response = connection.getresponse()
             if response.status != http.client.OK:

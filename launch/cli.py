@@ -32,6 +32,7 @@ class Command:
 
 COMMANDS = {
     "serve": Command("launch.serve", "start a router, prefill nodes and decode nodes on this machine"),
+    "cluster": Command("launch.cluster.command", "start, show and end a deployment that a file describes, on Ray"),
     "router": Command("router.__main__", "start one router"),
     "prefill": Command("prefill_node.__main__", "start one prefill node"),
     "decode": Command("decode_node.__main__", "start one decode node"),

@@ -61,7 +61,11 @@ class Doors(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """Run a router and its nodes until a signal; returns the exit status. Raises `BatonError` when one cannot start."""
-    deployment = resolve_serve(arguments, os.environ)
+    return run(resolve_serve(arguments, os.environ), os.environ)
+
+
+def run(deployment: Deployment, environment: Mapping[str, str]) -> int:
+    """As `main`. `environment`: of all programs, beside their settings."""
     _check_model(deployment)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-"))
@@ -71,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
                 with_journal(with_cluster_key(deployment, Path(folder)), Path(folder)),
                 doors,
                 placements(deployment),
-                os.environ,
+                environment,
                 reloads_keys=deployment.router.cluster_key not in ("", NO_KEY),
             ),
             Console(sys.stderr),

@@ -8,6 +8,7 @@ Invariant: a setting that the launcher chooses is unknown to `baton serve`, so i
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 from decode_node.settings import DecodeNodeSettings
 from node.settings import MAX_ROUTERS, NodeSettings
 from prefill_node.settings import PrefillNodeSettings
-from program.command_line import CommandParser
+from program.command_line import CommandParser, closest
 from program.settings import ENVIRONMENT_PREFIX, add_flags, check_file_keys, resolve, setting
 from router.settings import RouterSettings
 from wire.errors import InvalidSetting
@@ -75,6 +76,23 @@ def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> D
         with_ranks(prefill, serve.prefill_tensor_parallel_size),
         with_ranks(decode, serve.decode_tensor_parallel_size),
     )
+
+
+def settings_from_table(
+    settings_class: type[_SettingsT], chosen: frozenset[str], table: Mapping[str, Any], origin: str
+) -> _SettingsT:
+    """Settings of a table of a file, keys spelled as the flags; those in `chosen` are no keys. `origin` says where the
+    table is. Raises `InvalidSetting`."""
+    part = _without(settings_class, chosen)
+    known = {field.name.replace("_", "-") for field in dataclasses.fields(part)}
+    for key in table:
+        if key.replace("_", "-") not in known:
+            raise InvalidSetting(f"{origin}: unknown flag {key!r:.100}{closest(key, known)}")
+    values = {key.replace("-", "_"): value for key, value in table.items()}
+    try:
+        return _complete(settings_class, resolve(part, argparse.Namespace(config=None, **values), {}))
+    except InvalidSetting as error:
+        raise InvalidSetting(f"{origin}: {error}") from None
 
 
 def with_ranks(settings: _NodeSettingsT, num_ranks: int) -> _NodeSettingsT:

@@ -87,6 +87,11 @@ class SupervisedChild:
         ]
         self._start_thread(self._wait)
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
     def terminate(self) -> None:
         """Ask the child to drain and exit."""
         self._child.terminate()

@@ -29,17 +29,14 @@ from dataclasses import dataclass
 from types import FrameType
 
 from device.host_memory import GIB, SMALLER, read_host_memory
+from launch.backoff import FIRST_RESTART_DELAY_S, Backoff
 from launch.console import Console
 from launch.supervised import ChildReport, ChildSpec, Exited, Reported, SupervisedChild
 from program.events import WEIGHTS, Drained, Loading, Ready
 from wire.errors import BatonError
 
-FIRST_RESTART_DELAY_S = 0.5
-MAX_RESTART_DELAY_S = 10.0
 MAX_FAILURES = 15
 """Ends in a row after which a child is given up: two minutes of delays."""
-STABLE_AFTER_S = 30.0
-"""The end of a child that lived this long is the first in a row."""
 FAILED_START_PATIENCE_S = 1.0
 """The time between SIGTERM and SIGKILL for the others when one child could not start: they have no requests to
 finish."""
@@ -68,20 +65,18 @@ Event = ChildReport | Signalled | ReloadAsked
 @dataclass(slots=True)
 class _ChildState:
     """One child over its restarts. `process` is None between an exit and the next start, due at `restart_at`, and for
-    good when it `is_given_up`. `num_failures`: its ends in a row. `must_reload`: it was asked to and has not been told
-    yet. `is_drained`: it stays away.
+    good when it `is_given_up`. `must_reload`: it was asked to and has not been told yet. `is_drained`: it stays away.
     """
 
     spec: ChildSpec
+    backoff: Backoff
     process: SupervisedChild | None = None
     is_ready: bool = False
     must_reload: bool = False
     is_drained: bool = False
     address: str = ""
     weights_bytes: int = 0
-    started_at: float = 0.0
     restart_at: float | None = None
-    num_failures: int = 0
     is_given_up: bool = False
 
 
@@ -102,8 +97,7 @@ class Supervisor:
         restart_delay_s: float = FIRST_RESTART_DELAY_S,
         max_failures: int = MAX_FAILURES,
     ) -> None:
-        self._children = {spec.name: _ChildState(spec) for spec in specs}
-        self._restart_delay_s = restart_delay_s
+        self._children = {spec.name: _ChildState(spec, Backoff(restart_delay_s)) for spec in specs}
         self._max_failures = max_failures
         self._console = console
         self._start_timeout_s = start_timeout_s
@@ -192,18 +186,14 @@ class Supervisor:
 
     def _start(self, child: _ChildState) -> None:
         child.restart_at = None
-        child.started_at = time.monotonic()
+        child.backoff.start(time.monotonic())
         child.process = SupervisedChild(child.spec, self._events.put, self._console)
 
     def _schedule_restart(self, child: _ChildState, reason: str) -> None:
-        is_first = time.monotonic() - child.started_at >= STABLE_AFTER_S
-        child.num_failures = 1 if is_first else child.num_failures + 1
-        if child.num_failures >= self._max_failures:
+        delay_s = child.backoff.fail(time.monotonic())
+        if child.backoff.num_failures >= self._max_failures:
             self._give_up(child, reason)
             return
-        delay_s = 0.0
-        if child.num_failures > 1:
-            delay_s = min(self._restart_delay_s * 2 ** (child.num_failures - 2), MAX_RESTART_DELAY_S)
         when = f"in {delay_s:g} s" if delay_s else "now"
         self._console.log(OWN_NAME, f"{child.spec.name} stopped: {reason}; starting it again {when}")
         child.restart_at = time.monotonic() + delay_s
@@ -211,7 +201,7 @@ class Supervisor:
     def _give_up(self, child: _ChildState, reason: str) -> None:
         """Start it no more. Raises `BatonError` when no other child of its group is left."""
         child.is_given_up = True
-        verdict = f"{child.spec.name} stopped {child.num_failures} times in a row and is given up: {reason}"
+        verdict = f"{child.spec.name} stopped {child.backoff.num_failures} times in a row and is given up: {reason}"
         group = [each for each in self._children.values() if each.spec.group == child.spec.group]
         if child.spec.group and all(each.is_given_up for each in group):
             raise BatonError(verdict)

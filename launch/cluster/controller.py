@@ -1,0 +1,320 @@
+"""Keeps a deployment as it should be: starts what is missing, starts again what dies, drains what is too much, and
+changes how much is wanted when the policy says so.
+
+Owns the desired state and every decision about members. Does not know what runs them (`launch.cluster.backend`), nor
+what loads mean (`launch.cluster.policy`). It is one function, `tick`, called about once a second, which waits for
+answers only, and for those not longer than seconds.
+
+The router comes first, because nodes have to know where it is. It keeps the ports of its first life, so nodes find it
+again by themselves when it starts anew on the same machine; on another one its address changes, and the nodes, whose
+requests are gone with it, are started anew with that.
+
+A member goes away in two steps: it is asked to finish, hands over what it generates, and exits; what has not done so
+in time is ended. A member that is not ready has nothing to finish.
+
+Invariants: what the first tick finds running was started by an earlier life of this controller, and is adopted; no more
+than one scaling change is under way; every change has a note that says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from launch.backoff import Backoff
+from launch.cluster.backend import Backend, Machine, Phase, Program, Report
+from launch.cluster.file import ClusterFile
+from launch.cluster.policy import Policy, Pressure
+from launch.cluster.programs import Ports, node_program, router_program
+from launch.cluster.readings import RouterView
+from launch.cluster.status import GroupStatus, MemberStatus, Note, Status
+from wire.errors import ChildFailed, RequestFailed
+from wire.keys import ROUTER
+from wire.messages import DECODE, PREFILL
+
+LEAVE_MARGIN_S = 5.0
+"""A program that is asked to stop finishes for its `shutdown_timeout_s`, and needs a little more to exit."""
+MAX_NOTES = 100
+_MAX_PORT_FAILURES = 2
+"""Ends in a row after which a router no longer asks for the ports of its first life."""
+_OVER = (Phase.EXITED, Phase.LOST)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Member:
+    """A program that should run, or, with `leave_by_s`, that goes away until then. `restart_s`: when it is started
+    anew; None while it runs. `last_end`: why it ended last."""
+
+    name: str
+    role: str
+    report: Report
+    backoff: Backoff = field(default_factory=Backoff)
+    restart_s: float | None = None
+    leave_by_s: float | None = None
+    last_end: str = ""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.report.phase == Phase.READY
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.leave_by_s is not None
+
+
+class Controller:
+    """Of one deployment. `make_view`: a view of the router at an address."""
+
+    def __init__(
+        self,
+        file: ClusterFile,
+        backend: Backend,
+        make_view: Callable[[str], RouterView],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._file = file
+        self._backend = backend
+        self._make_view = make_view
+        self._clock = clock
+        self._policy = Policy(file)
+        self._desired = {role: group.count for role, group in file.groups.items()}
+        self._members: dict[str, _Member] = {}
+        self._has_adopted = False
+        self._is_stopping = False
+        self._ports = Ports(file.router.port, file.router.control_port)
+        self._router_address = ""
+        self._view: RouterView | None = None
+        self._viewed = ""
+        self._problem = ""
+        self._machines: Sequence[Machine] = ()
+        self._notes: deque[Note] = deque(maxlen=MAX_NOTES)
+
+    # --- what is asked of it
+
+    def stop(self) -> None:
+        """Drain everything from now on, the router last. `status` says when it is over."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._note("the deployment is taken down")
+
+    def tick(self) -> None:
+        """Look at everything once, and do what is due. Raises `ChildFailed` when the backend does not answer."""
+        now_s = self._clock()
+        reports = self._backend.reports()
+        self._machines = self._backend.machines()
+        if not self._has_adopted:
+            self._adopt(reports, now_s)
+        for member in list(self._members.values()):
+            self._follow(member, reports.get(member.name, Report(Phase.LOST, reason="it is not there")), now_s)
+        if self._is_stopping:
+            self._stop_members(now_s)
+            return
+        self._keep_router(now_s)
+        if self._router_address:
+            for role in (PREFILL, DECODE):
+                self._keep_group(role, now_s)
+        self._scale(now_s)
+
+    def status(self) -> Status:
+        """The deployment as of the last tick."""
+        return Status(
+            name=self._file.name,
+            address=self._members[ROUTER].report.address if ROUTER in self._members else "",
+            is_stopping=self._is_stopping,
+            is_over=self._is_stopping and not self._members,
+            groups={role: self._group_status(role) for role in (PREFILL, DECODE)},
+            members=[_member_status(member) for member in self._members.values()],
+            machines=self._machines,
+            changes=tuple(self._notes),
+            problem=self._problem,
+        )
+
+    # --- members
+
+    def _adopt(self, reports: Mapping[str, Report], now_s: float) -> None:
+        """Take over what an earlier life of this controller started, and want as much of it."""
+        self._has_adopted = True
+        for name, report in reports.items():
+            self._members[name] = member = _Member(name, name.partition("-")[0], report)
+            if report.phase == Phase.STOPPING:
+                member.leave_by_s = now_s + self._shutdown_s(member.role)
+            self._note(f"{name} was found running")
+        for role, group in self._file.groups.items() if reports else ():
+            self._desired[role] = min(max(len(self._staying(role)), group.minimum), group.maximum)
+
+    def _follow(self, member: _Member, report: Report, now_s: float) -> None:
+        """Act on what has become of a member."""
+        before, member.report = member.report, report
+        if report.phase == Phase.READY and before.phase != Phase.READY:
+            self._note(f"{member.name} is ready at {report.address} on {report.machine}")
+        if member.is_leaving:
+            self._follow_leaving(member, now_s)
+        elif report.phase in _OVER and not self._is_stopping:
+            if member.restart_s is None:
+                delay_s = member.backoff.fail(now_s)
+                member.restart_s, member.last_end = now_s + delay_s, report.reason
+                what = "was lost" if report.phase == Phase.LOST else "stopped"
+                when = f"in {delay_s:g} s" if delay_s else "now"
+                self._note(f"{member.name} {what}: {report.reason}; starting it again {when}")
+            if now_s >= member.restart_s:
+                self._start(member, now_s)
+        elif member.role != ROUTER and report.arguments and self._router_address:
+            wanted = self._program(member)
+            if report.arguments != wanted.arguments:
+                self._note(f"{member.name} is started anew: the router is at {self._router_address} now")
+                self._backend.remove(member.name)
+                self._start(member, now_s)
+
+    def _follow_leaving(self, member: _Member, now_s: float) -> None:
+        is_overdue = member.leave_by_s is not None and now_s >= member.leave_by_s
+        if member.report.phase in _OVER or is_overdue:
+            self._backend.remove(member.name)
+            del self._members[member.name]
+            late = ", ended because it did not finish in time" if member.report.phase not in _OVER else ""
+            self._note(f"{member.name} has left{late}")
+
+    def _start(self, member: _Member, now_s: float) -> None:
+        member.restart_s = None
+        member.backoff.start(now_s)
+        member.report = Report(Phase.PLACING)
+        try:
+            self._backend.start(self._program(member))
+        except ChildFailed as error:
+            member.report = Report(Phase.LOST, reason=str(error))
+            member.restart_s = now_s + member.backoff.fail(now_s)
+            self._note(f"{member.name} cannot be started: {error}")
+
+    def _program(self, member: _Member) -> Program:
+        if member.role != ROUTER:
+            return node_program(self._file, self._file.groups[member.role], member.name, self._router_address)
+        if member.backoff.num_failures > _MAX_PORT_FAILURES:
+            self._ports = Ports(self._file.router.port, self._file.router.control_port)
+        return router_program(self._file, self._ports)
+
+    def _leave(self, member: _Member, now_s: float) -> None:
+        """Begin to take a member away."""
+        if member.is_leaving:
+            return
+        if not member.is_ready:
+            self._backend.remove(member.name)
+            del self._members[member.name]
+            self._note(f"{member.name} has left before it was ready")
+            return
+        member.leave_by_s = now_s + self._shutdown_s(member.role)
+        self._note(f"{member.name} drains")
+        self._backend.terminate(member.name)
+
+    def _stop_members(self, now_s: float) -> None:
+        nodes = [member for member in self._members.values() if member.role != ROUTER]
+        for member in nodes or list(self._members.values()):
+            self._leave(member, now_s)
+
+    # --- the router and the groups
+
+    def _keep_router(self, now_s: float) -> None:
+        member = self._members.get(ROUTER)
+        if member is None:
+            member = self._members[ROUTER] = _Member(ROUTER, ROUTER, Report(Phase.PLACING))
+            self._start(member, now_s)
+        elif member.is_ready:
+            self._router_address = member.report.control_address
+            self._ports = Ports(_port(member.report.address), _port(member.report.control_address))
+
+    def _keep_group(self, role: str, now_s: float) -> None:
+        staying = self._staying(role)
+        for _ in range(len(staying), self._desired[role]):
+            name = next(
+                name for index in range(len(self._members) + 1) if (name := f"{role}-{index}") not in self._members
+            )
+            member = self._members[name] = _Member(name, role, Report(Phase.PLACING))
+            self._note(f"{name} is placed: {self._desired[role]} {role} nodes are wanted")
+            self._start(member, now_s)
+        if len(staying) > self._desired[role]:
+            loads = {node.get("id"): node.get("load", 0) for node in self._view.nodes} if self._view else {}
+            # first what has nothing to finish, then what has least
+            self._leave(
+                min(staying, key=lambda each: (each.is_ready, loads.get(each.name, 0), -_index(each.name))), now_s
+            )
+
+    def _scale(self, now_s: float) -> None:
+        router = self._members.get(ROUTER)
+        if router is None or not router.is_ready:
+            self._problem = "the router is not ready"
+            return
+        try:
+            view = self._look(router.report.address, now_s)
+        except RequestFailed as error:
+            self._problem = str(error)
+            return
+        self._problem = ""
+        is_as_wanted = all(member.is_ready and not member.is_leaving for member in self._members.values())
+        if not is_as_wanted or any(len(self._staying(role)) != count for role, count in self._desired.items()):
+            self._policy.settle(now_s)
+            return
+        reading = view.reading()
+        change = None if reading is None else self._policy.decide(reading, self._desired, now_s)
+        if change is not None:
+            before = self._desired[change.role]
+            self._note(f"{change.role} nodes: {change.count} instead of {before}, because {change.reason}")
+            self._desired[change.role] = change.count
+
+    def _look(self, address: str, now_s: float) -> RouterView:
+        if self._view is None or self._viewed != address:
+            self._view, self._viewed = self._make_view(address), address
+        self._view.look(now_s)
+        return self._view
+
+    # --- small questions
+
+    def _staying(self, role: str) -> list[_Member]:
+        return [member for member in self._members.values() if member.role == role and not member.is_leaving]
+
+    def _shutdown_s(self, role: str) -> float:
+        settings = self._file.router if role == ROUTER else self._file.groups[role].settings
+        return settings.shutdown_timeout_s + LEAVE_MARGIN_S
+
+    def _group_status(self, role: str) -> GroupStatus:
+        group, staying = self._file.groups[role], self._staying(role)
+        pressure = self._policy.pressures.get(role, Pressure())
+        return GroupStatus(
+            desired=self._desired[role],
+            minimum=group.minimum,
+            maximum=group.maximum,
+            running=len(staying),
+            ready=sum(member.is_ready for member in staying),
+            pressure=round(pressure.value, 3),
+            reason=pressure.reason,
+        )
+
+    def _note(self, text: str) -> None:
+        _log.info("%s", text)
+        self._notes.append(Note(time.time(), text))
+
+
+def _member_status(member: _Member) -> MemberStatus:
+    report = member.report
+    return MemberStatus(
+        name=member.name,
+        role=member.role,
+        phase=str(report.phase),
+        machine=report.machine,
+        address=report.address,
+        pid=report.pid,
+        is_leaving=member.is_leaving,
+        num_failures=0 if member.is_ready else member.backoff.num_failures,
+        reason=report.reason or ("" if member.is_ready else member.last_end),
+    )
+
+
+def _port(address: str) -> int:
+    """0 when the address has none."""
+    return urlsplit(address).port or 0
+
+
+def _index(name: str) -> int:
+    return int(name.rpartition("-")[2])

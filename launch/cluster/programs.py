@@ -1,0 +1,67 @@
+"""The programs of a deployment as its file describes them: the router, and a node of a role under a name.
+
+Owns their arguments and what they need of a machine. Does not know where they run: the address at which one listens,
+and the cluster key, are completed there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from launch.cluster.backend import Program
+from launch.cluster.file import ClusterFile, Group
+from launch.settings import LOOPBACK
+from node.settings import NodeSettings
+from program.settings import as_flags
+from wire.keys import ROUTER
+from wire.messages import PREFILL
+
+CPU, GPU = "CPU", "GPU"
+_MODULES = {ROUTER: "router", PREFILL: "prefill_node", "decode": "decode_node"}
+
+
+class Ports(NamedTuple):
+    """Where a router listens for clients and for nodes; 0: the system chooses."""
+
+    http: int
+    control: int
+
+
+def router_program(file: ClusterFile, ports: Ports) -> Program:
+    """The router, with other ports than the file's."""
+    settings = dataclasses.replace(file.router, port=ports.http, control_port=ports.control)
+    host_flags: tuple[str, ...] = ()
+    if file.listens_on_machine:
+        # an address that the file names for clients stays: 0.0.0.0, or one network of several
+        host_flags = ("--control-host", *(("--host",) if file.router.host == LOOPBACK else ()))
+    return Program(
+        ROUTER,
+        _MODULES[ROUTER],
+        tuple(as_flags(settings)),
+        file.environment,
+        host_flags,
+        file.router_resources,
+    )
+
+
+def node_program(file: ClusterFile, group: Group[NodeSettings], name: str, router_address: str) -> Program:
+    """A node of a group that joins the router at `router_address`."""
+    settings = dataclasses.replace(
+        group.settings,
+        node_id=name,
+        router=router_address,
+        num_threads=group.settings.num_threads or max(1, int(group.ranks * group.resources.get(CPU, 1))),
+        # it may have a part of a GPU
+        gpu_memory_utilization=round(
+            group.settings.gpu_memory_utilization * min(1.0, group.resources.get(GPU, 1.0)), 4
+        ),
+    )
+    return Program(
+        name,
+        _MODULES[group.role],
+        tuple(as_flags(settings)),
+        file.environment,
+        ("--host",) if file.listens_on_machine else (),
+        {resource: amount * group.ranks for resource, amount in group.resources.items()},
+    )

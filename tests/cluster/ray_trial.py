@@ -1,0 +1,257 @@
+"""A trial of `baton cluster` on Ray: `python -m tests.cluster.ray_trial`, with an interpreter that has Ray.
+
+On a Ray cluster of three simulated machines, all of them on this one, it runs the conformance suite of backends, and
+then the command as an operator does: brings a router, a prefill node and a decode node up; compares greedy answers with
+those of transformers; kills workers of Ray and a whole machine under load; has the load grow until there are two
+prefill and three decode nodes, and shrink until there is one of each; and takes everything down. It fails when a
+request fails or has a wrong token, when something is not as it should be in time, or when a process, a placement group
+or a segment is left. It ends by itself within a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from demo.location import checkpoint_path
+from launch.cluster.ray_backend import connect, disconnect
+from tests.cluster import ray_conformance
+from tests.cluster.load import Load, Prompt, Tally, known_answers
+from tests.cluster.machines import BACK, FRONT, Machines, machines
+from tests.system.harness import ROOT, own_segments
+
+NAME = "trial"
+NUM_PROMPTS, NUM_TOKENS = 16, 160
+CHANGE_S = 240.0
+"""How long the deployment may take for what it is waited for."""
+FILE = """
+name = "trial"
+start_timeout_s = 180
+environment = {{ HF_HUB_OFFLINE = "1" }}
+
+[goals]
+ttft_ms = {ttft_ms}
+tpot_ms = {tpot_ms}
+
+[scaling]
+window_s = 8
+up_after_s = 3
+down_after_s = 15
+settle_s = 8
+
+[router]
+resources = {{ CPU = 1, {front} = 1 }}
+flags = {{ port = 0, control-port = 0, node-wait-s = 120, served-model-name = "demo" }}
+
+[prefill]
+min = 1
+max = 2
+resources = {{ CPU = 1, {back} = 1 }}
+flags = {{ dtype = "float32", max-num-batched-tokens = 128 }}
+
+[decode]
+min = 1
+max = 3
+resources = {{ CPU = 1, {back} = 1 }}
+flags = {{ dtype = "float32", max-num-batched-tokens = 128 }}
+"""
+Answers = Mapping[Prompt, Sequence[int]]
+
+
+def say(text: str) -> None:
+    """One line, with the time."""
+    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+    sys.stdout.flush()
+
+
+@dataclass
+class Command:
+    """`baton cluster` at one Ray cluster."""
+
+    address: str
+
+    def run(self, *arguments: str, timeout_s: float = 300.0) -> str:
+        """What it wrote to stdout; fails unless its status is 0."""
+        command = [sys.executable, "-m", "baton", "cluster", *arguments, f"--address={self.address}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT)
+        assert done.returncode == 0, f"{' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def status(self) -> dict[str, Any]:
+        """What `status --json` says."""
+        told = self.run("status", "--name", NAME, "--json")
+        assert told.startswith("{"), told
+        status: dict[str, Any] = json.loads(told)
+        return status
+
+    def member(self, name: str) -> dict[str, Any]:
+        """A program in the status."""
+        return next(member for member in self.status()["members"] if member["name"] == name)
+
+    def wait(self, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        """The status once a condition holds."""
+        begun_s = time.monotonic()
+        while True:
+            status = self.status()
+            if condition(status):
+                say(f"  {what}: after {time.monotonic() - begun_s:.1f} s")
+                return status
+            if time.monotonic() - begun_s > CHANGE_S:
+                shown = self.run("status", "--name", NAME)
+                raise AssertionError(f"after {CHANGE_S:g} s still not: {what}\n{shown}")
+            time.sleep(0.5)
+
+    def wait_again_ready(self, before: Mapping[str, Any]) -> None:
+        """Wait until a program lives in another process, and all are ready."""
+        name, pid = before["name"], before["pid"]
+        self.wait(
+            lambda status: (
+                status["is_ready"]
+                and any(member["name"] == name and member["pid"] != pid for member in status["members"])
+            ),
+            f"{name} is back, and all are ready",
+        )
+
+    def wait_sizes(self, num_prefill: int, num_decode: int) -> None:
+        """Wait for these sizes."""
+        wanted = (num_prefill, num_decode)
+        self.wait(
+            lambda status: (
+                wanted == tuple(status["groups"][role]["ready"] for role in ("prefill", "decode"))
+                and status["is_ready"]
+            ),
+            f"{num_prefill} prefill nodes and {num_decode} decode nodes",
+        )
+
+
+def require_good(what: str, tally: Tally) -> None:
+    """Say what became of a load; fails when a request failed."""
+    say(f"  {what}: {tally}")
+    assert not tally.failures, tally.failures[:5]
+    assert tally.num_right
+
+
+def kill_worker(member: Mapping[str, Any]) -> None:
+    """Kill the worker of Ray that watches over a program."""
+    worker = psutil.Process(member["pid"]).parent()
+    assert worker is not None
+    assert "ray::" in " ".join(worker.cmdline()), worker.cmdline()
+    worker.kill()
+
+
+def kill_controller() -> None:
+    """Kill the worker of Ray in which the controller is."""
+    named = [(each, " ".join(each.info["cmdline"] or ())) for each in psutil.process_iter(["cmdline"])]
+    ours = [each for each, name in named if "ray::ControllerActor" in name]
+    assert len(ours) == 1, ours
+    ours[0].kill()
+
+
+def faults(command: Command, running: Machines, url: str, answers: Answers) -> None:
+    """Workers and a machine are killed under load."""
+    with Load(url, answers, 4) as load:
+        time.sleep(3.0)
+        for name in ("decode-0", "prefill-0"):
+            say(f"kill the worker of {name}")
+            before = command.member(name)
+            kill_worker(before)
+            command.wait_again_ready(before)
+        say("kill the process of decode-0")
+        before = command.member("decode-0")
+        os.kill(before["pid"], signal.SIGKILL)
+        command.wait_again_ready(before)
+        say("kill the controller")
+        pids = {member["pid"] for member in command.status()["members"]}
+        kill_controller()
+        time.sleep(2.0)
+        status = command.wait(lambda status: status["is_ready"], "the controller is back")
+        assert {member["pid"] for member in status["members"]} == pids, "it has disturbed what runs"
+        before = command.member("decode-0")
+        say(f"kill machine {before['machine']}")
+        running.kill(before["machine"])
+        command.wait_again_ready(before)
+        say("a machine joins")
+        running.add()
+        time.sleep(3.0)
+    require_good("under faults", load.tally)
+
+
+def scaling(command: Command, url: str, answers: Answers, num_streams: int) -> None:
+    """The load grows, and shrinks."""
+    say(f"{num_streams} streams at a time")
+    with Load(url, answers, num_streams) as load:
+        command.wait_sizes(2, 3)
+        time.sleep(5.0)
+    require_good("while it grew", load.tally)
+    say("a stream now and then")
+    with Load(url, answers, 1, pause_s=1.0) as load:
+        command.wait_sizes(1, 1)
+    require_good("while it shrank", load.tally)
+
+
+def deployment(running: Machines, parsed: argparse.Namespace) -> None:
+    """The whole life of a deployment."""
+    command = Command(running.address)
+    say("what transformers says")
+    answers = known_answers(checkpoint_path(), NUM_PROMPTS, NUM_TOKENS)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "cluster.toml"
+        file.write_text(FILE.format(ttft_ms=parsed.ttft_ms, tpot_ms=parsed.tpot_ms, front=FRONT, back=BACK))
+        begun_s = time.monotonic()
+        told = command.run("up", str(file))
+        say(f"up after {time.monotonic() - begun_s:.1f} s")
+    url = told.splitlines()[0].removeprefix("Baton ready at ")
+    with Load(url, answers, 1) as load:
+        time.sleep(8.0)
+    require_good("one stream at a time", load.tally)
+    if parsed.only != "scaling":
+        faults(command, running, url, answers)
+    scaling(command, url, answers, parsed.streams)
+    say("\n" + command.run("status", "--name", NAME))
+    members = [psutil.Process(member["pid"]) for member in command.status()["members"]]
+    segments = {segment for member in members for segment in own_segments(member.pid)}
+    begun_s = time.monotonic()
+    command.run("down", "--name", NAME)
+    say(f"down after {time.monotonic() - begun_s:.1f} s")
+    left = [f"process {member.pid}" for member in members if member.is_running()]
+    left += [f"segment {segment}" for segment in segments if (Path("/dev/shm") / segment).exists()]
+    connect(NAME, running.address)
+    left += [group["name"] for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+    left += [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+    disconnect()
+    assert not left, left
+
+
+def main() -> int:
+    """Run what was asked for; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster.ray_trial", description=__doc__)
+    parser.add_argument("--only", choices=("conformance", "deployment", "scaling"), help="one part of it")
+    parser.add_argument("--ttft-ms", type=float, default=60.0, help="goal by which prefill nodes scale")
+    parser.add_argument("--tpot-ms", type=float, default=30.0, help="goal by which decode nodes scale")
+    parser.add_argument("--streams", type=int, default=24, help="streams at a time that are too many for one node each")
+    parsed = parser.parse_args()
+    with machines() as running:
+        if parsed.only in (None, "conformance"):
+            say("conformance of the backend")
+            ray_conformance.run(running)
+        if parsed.only != "conformance":
+            deployment(running, parsed)
+    say("nothing is left")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
