@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from engine.native import arguments
-from engine.native.arguments import DTYPES, BatonCall, BatonStep
+from engine.native.arguments import DTYPES, BatonCall, BatonQuantizedPack, BatonStep
 from wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
-_INTERFACE = 3
+_INTERFACE = 4
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
 _MADV_HUGEPAGE = 14
@@ -64,12 +64,18 @@ class Kernels:
         self.add_norm = self._call("add_norm", arguments.BatonAddNorm)
         self.norm_rotate = self._call("norm_rotate", arguments.BatonNormRotate)
         self.gate = self._call("gate", arguments.BatonGate)
+        self.quantized_pack = self._call("quantized_pack", BatonQuantizedPack)
+        self.quantized_linear = self._call("quantized_linear", arguments.BatonQuantizedLinear)
 
     def packed_bytes(self, dtype: torch.dtype, num_out: int, num_in: int) -> int:
         """The bytes of a packed weight [num_out, num_in]; 0 where there is no product for `dtype`."""
         if dtype not in DTYPES:
             return 0
         return int(self._library.baton_packed_bytes(self._pool, DTYPES[dtype], num_out, num_in))
+
+    def quantized_bytes(self, given: BatonQuantizedPack) -> int:
+        """The bytes that `given` packs into, whose pointers need not be set but for NULL or not of the offsets."""
+        return int(self._library.baton_quantized_bytes(self._pool, byref(given)))
 
     def attention_scratch(self, max_sequences: int, head_dim: int) -> int:
         """The bytes of scratch that attention over a step of so many sequences needs at most."""
@@ -124,6 +130,8 @@ def load_library(path: Path | None = None) -> CDLL:
     library.baton_pool_close.argtypes, library.baton_pool_close.restype = (c_void_p,), None
     library.baton_packed_bytes.argtypes = (c_void_p, c_int32, c_int64, c_int64)
     library.baton_packed_bytes.restype = c_int64
+    library.baton_quantized_bytes.argtypes = (c_void_p, POINTER(BatonQuantizedPack))
+    library.baton_quantized_bytes.restype = c_int64
     library.baton_attention_scratch.argtypes = (c_void_p, c_int64, c_int32)
     library.baton_attention_scratch.restype = c_int64
     library.baton_replay.argtypes = (c_void_p, c_void_p, c_int64, POINTER(BatonStep), c_int64)

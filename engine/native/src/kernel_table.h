@@ -17,6 +17,9 @@ struct KernelTable {
     void (*add_norm)(Pool&, const BatonAddNorm&);
     void (*norm_rotate)(Pool&, const BatonNormRotate&);
     void (*gate)(Pool&, const BatonGate&);
+    int64_t (*quantized_bytes)(const BatonQuantizedPack&);
+    void (*quantized_pack)(Pool&, const BatonQuantizedPack&);
+    void (*quantized_linear)(Pool&, const BatonQuantizedLinear&);
 };
 
 #if defined(__x86_64__)

@@ -8,6 +8,7 @@ namespace {
 #include "elementwise.inl"
 namespace products {
 #include "linear.inl"
+#include "quantized.inl"
 }
 namespace paged {
 #include "attention.inl"
@@ -26,6 +27,9 @@ namespace paged {
                                          BATON_LEVEL::paged::attention, \
                                          BATON_LEVEL::add_norm, \
                                          BATON_LEVEL::norm_rotate, \
-                                         BATON_LEVEL::gate}
+                                         BATON_LEVEL::gate, \
+                                         BATON_LEVEL::products::quantized_bytes, \
+                                         BATON_LEVEL::products::quantized_pack, \
+                                         BATON_LEVEL::products::quantized_linear}
 
 }  // namespace baton
