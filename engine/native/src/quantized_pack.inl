@@ -6,36 +6,52 @@
 // some.
 //
 // Codes are decoded to the dtype T of x, which holds each of them exactly: a product with them is exact in float32, and
-// only sums are rounded. Codes of 4 bits lie in words of 16: word w of a step has in its p-th 4 bits the w-th of the
-// kLanes * inputs of part p of the panel. Then a vector of words is a vector of codes after a shift, for each part.
+// only sums are rounded. Codes of 8 bits lie as plain weights do. Those of 4 bits lie in words of 16: word w of a step
+// has in its p-th 4 bits the w-th weight of part p of the panel.
 
-typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-typedef uint8_t PlainBytes __attribute__((vector_size(kLanes)));
-
-// What T holds exactly.
-BATON_INLINE void store_exact(float* to, Floats values) { store(to, values); }
-BATON_INLINE void store_exact(Float16* to, Floats values) { store(to, values); }
-BATON_INLINE void store_exact(Bfloat16* to, Floats values) {
-    write_vector(to, __builtin_convertvector(reinterpret_cast<Words>(values) >> 16, Halves));
+// kLanes bytes as words.
+BATON_INLINE Words widen_bytes(const uint8_t* from) {
+#if BATON_VECTOR_BYTES == 64
+    return reinterpret_cast<Words>(_mm512_maskz_cvtepu8_epi32(0xffff, read_vector<__m128i>(from)));
+#elif BATON_VECTOR_BYTES == 32
+    return reinterpret_cast<Words>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(read_vector<int64_t>(from))));
+#else
+    return Words{from[0], from[1], from[2], from[3]};
+#endif
 }
 
+// The signed number in the lowest byte of each word.
+BATON_INLINE Floats signed_byte(Words words) {
+    return __builtin_convertvector(reinterpret_cast<Ints>(words << 24) >> 24, Floats);
+}
+
+// Each kind of codes decodes those of one step, a vector at a time: `floats` gives those of kLanes outputs of a part and
+// one of the step's kInputs inputs, `pairs` both inputs of them side by side as the dot product of bfloat16 takes them.
+//
+// `place`: where the code of an element of a step lies, as plain weights count them.
 struct Int8Codes {
     static constexpr int64_t kBits = 8;
     static constexpr uint8_t kZero = 0;
 
-    template <class T>
-    BATON_INLINE void decode(T* to, const uint8_t* from) {
-        for (int64_t first = 0; first < kStepElements<T>; first += kLanes)
-            store_exact(to + first, __builtin_convertvector(read_vector<Bytes>(from + first), Floats));
+    template <int kInputs>
+    BATON_INLINE Floats floats(const uint8_t* from, int part, int input) {
+        return signed_byte(widen_bytes(from + (part * kInputs + input) * kLanes));
+    }
+    // of each part first inputs, then second ones
+    template <int64_t kInputs>
+    static constexpr int64_t place(int64_t element) {
+        const int64_t part = element / (kLanes * kInputs), within = element % (kLanes * kInputs);
+        return part * kLanes * kInputs + within % kInputs * kLanes + within / kInputs;
     }
 #if BATON_BF16_DOT
-    BATON_INLINE void decode(Bfloat16* to, const uint8_t* from) {
-        for (int64_t first = 0; first < kStepElements<Bfloat16>; first += 2 * kLanes) {
-            const Floats low = __builtin_convertvector(read_vector<Bytes>(from + first), Floats);
-            const Floats high = __builtin_convertvector(read_vector<Bytes>(from + first + kLanes), Floats);
-            write_vector(to + first,
-                         _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(low)));
-        }
+    BATON_INLINE Floats signed_bytes(const uint8_t* from) {
+        return __builtin_convertvector(
+            reinterpret_cast<Ints>(_mm512_maskz_cvtepi8_epi32(0xffff, read_vector<__m128i>(from))), Floats);
+    }
+    BATON_INLINE __m512i pairs(const uint8_t* from, int part) {
+        const Words low = reinterpret_cast<Words>(signed_bytes(from + part * 2 * kLanes));
+        const Words high = reinterpret_cast<Words>(signed_bytes(from + part * 2 * kLanes + kLanes));
+        return (__m512i)(high | (low >> 16));
     }
 #endif
 };
@@ -45,26 +61,26 @@ struct Int4Codes {
     static constexpr int64_t kBits = 4;
     static constexpr uint8_t kZero = 8;
 
-    template <class T>
-    BATON_INLINE void decode(T* to, const uint8_t* from) {
-        constexpr int64_t kPartElements = kLanes * Packing<T>::kInputs;
-        for (int64_t first = 0; first < kPartElements; first += kLanes) {
-            const Ints words = __builtin_convertvector(read_vector<Halves>(from + first * 2), Ints);
-            for (int part = 0; part < kPanelVectors; ++part)
-                store_exact(to + part * kPartElements + first,
-                            __builtin_convertvector(((words >> (4 * part)) & 15) - kZero, Floats));
+    template <int kInputs>
+    BATON_INLINE Floats floats(const uint8_t* from, int part, int input) {
+        Words words;
+        if constexpr (kInputs == 1) {
+            words = __builtin_convertvector(read_vector<Halves>(from), Words);
+        } else {
+            words = read_vector<Words>(from);
         }
+        const Words codes = (words >> (16 * input + 4 * part)) & 15;
+        return __builtin_convertvector(reinterpret_cast<Ints>(codes) - kZero, Floats);
     }
 #if BATON_BF16_DOT
-    BATON_INLINE void decode(Bfloat16* to, const uint8_t* from) {
-        // the upper half of the floats -8.0 .. 7.0, twice: of an index only five bits count
+    BATON_INLINE __m512i pairs(const uint8_t* from, int part) {
+        // the upper half of the floats -8.0 .. 7.0, twice: of an index five bits count
         alignas(64) static const uint16_t values[32] = {
             0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0,      0x3f80, 0x4000,
             0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
             0xc000, 0xbf80, 0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-        const __m512i table = read_vector<__m512i>(values), words = read_vector<__m512i>(from);
-        for (int part = 0; part < kPanelVectors; ++part)
-            write_vector(to + part * 2 * kLanes, _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * part), table));
+        const __m512i words = _mm512_srli_epi16(read_vector<__m512i>(from), 4 * part);
+        return _mm512_permutexvar_epi16(words, read_vector<__m512i>(values));
     }
 #endif
 };
@@ -74,16 +90,54 @@ struct E4m3Codes {
     static constexpr int64_t kBits = 8;
     static constexpr uint8_t kZero = 0;
 
-    template <class T>
-    BATON_INLINE void decode(T* to, const uint8_t* from) {
-        for (int64_t first = 0; first < kStepElements<T>; first += kLanes) {
-            const Words bits = __builtin_convertvector(read_vector<PlainBytes>(from + first), Words);
-            // the exponent moves by 120; numbers below the normal ones come out right as well
-            const Floats moved = reinterpret_cast<Floats>(((bits & 0x80) << 24) | ((bits & 0x7f) << 20));
-            store_exact(to + first, moved * from_bits(0x7b800000));
+    template <int kInputs>
+    BATON_INLINE Floats floats(const uint8_t* from, int part, int input) {
+        Words bits;
+        if constexpr (kInputs == 1) {
+            bits = widen_bytes(from + part * kLanes);
+        } else {
+            bits = __builtin_convertvector(read_vector<Halves>(from + part * 2 * kLanes), Words) >> (8 * input);
         }
+        // the exponent moves by 120; numbers below the normal ones come out right as well
+        return reinterpret_cast<Floats>(((bits & 0x80) << 24) | ((bits & 0x7f) << 20)) * from_bits(0x7b800000);
     }
+    template <int64_t kInputs>
+    static constexpr int64_t place(int64_t element) {
+        return element;
+    }
+#if BATON_BF16_DOT
+    BATON_INLINE __m512i pairs(const uint8_t* from, int part) {
+        const __m512i codes = _mm512_maskz_cvtepu8_epi16(0xffffffff, read_vector<__m256i>(from + part * 32));
+        const __m512i magnitude = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
+        const __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
+        // the eight below the normal ones, as often as five bits of an index count
+        alignas(64) static const uint16_t small[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+        const __mmask32 is_small = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
+        const __m512i value =
+            _mm512_mask_permutexvar_epi16(normal, is_small, magnitude, read_vector<__m512i>(small));
+        return _mm512_or_si512(value, _mm512_slli_epi16(_mm512_sub_epi16(codes, magnitude), 8));
+    }
+#endif
 };
+
+// The codes of a step as plain weights. T holds each of them exactly.
+template <class Codes, class T>
+BATON_INLINE void decode(T* to, const uint8_t* from) {
+    for (int part = 0; part < kPanelVectors; ++part)
+        store(to + part * kLanes, Codes::template floats<1>(from, part, 0));
+}
+template <class Codes>
+BATON_INLINE void decode(Bfloat16* to, const uint8_t* from) {
+    for (int part = 0; part < kPanelVectors; ++part) {
+#if BATON_BF16_DOT
+        write_vector(to + part * 2 * kLanes, Codes::pairs(from, part));
+#else
+        const Words low = reinterpret_cast<Words>(Codes::template floats<2>(from, part, 0));
+        const Words high = reinterpret_cast<Words>(Codes::template floats<2>(from, part, 1));
+        write_vector(to + part * 2 * kLanes, high | (low >> 16));
+#endif
+    }
+}
 
 // Where the groups of a panel lie. Sizes in bytes.
 struct Grouping {
@@ -149,7 +203,7 @@ BATON_INLINE void pack_group_codes(uint8_t* to, const BatonQuantizedPack& a, int
             const int64_t output = panel * kPanelOutputs + element / kInputs;
             const uint8_t code = code_at<Codes>(a, output, first_input + step * kInputs + element % kInputs);
             if constexpr (Codes::kBits == 8) {
-                to[element] = code;
+                to[Codes::template place<kInputs>(element)] = code;
             } else {
                 const int64_t part = element / kPartElements, word = element % kPartElements;
                 to[word * 2 + part / 2] |= static_cast<uint8_t>(code << (4 * (part % 2)));
