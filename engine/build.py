@@ -35,6 +35,8 @@ from engine.models.ops.base import DecoderOps
 from engine.models.ops.choose import choose_ops
 from engine.models.ops.native_ops import NativeOps
 from engine.models.ops.torch_ops import TorchOps
+from engine.models.quantization.base import Quantization
+from engine.models.quantization.while_loading import quantization_while_loading
 from engine.native.library import Kernels, open_kernels
 from engine.pool_size import (
     chosen_num_blocks,
@@ -56,6 +58,7 @@ from engine.structured.matcher import Grammars
 from engine.structured.vocabulary import Vocabulary, is_large
 from engine.text.tokenizer_digest import tokenizer_digest
 from wire.errors import InvalidSetting
+from wire.fingerprint import with_quantization
 from wire.layout import KvLayout
 
 _DUMMY = "dummy"
@@ -187,26 +190,33 @@ def _load(
 ) -> _Model:
     dtype = choose_dtype(settings.dtype, config)
     before = read_memory(device.torch_device) if _is_gpu(device) else None
-    weights_bytes = _checked_weights(settings, folder, config, TORCH_DTYPES[dtype], device)
+    quantization = quantization_while_loading(settings.quantization)
+    weights_bytes = _checked_weights(settings, folder, config, TORCH_DTYPES[dtype], device, quantization)
     ops = choose_ops(device.torch_device, kernels)
-    decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops)
+    decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops, quantization=quantization)
     if settings.load_format == _DUMMY:
         fill_with_noise(decoder)
         fingerprint = dummy_fingerprint(config, device.torch_device.type)
     else:
         load_weights(folder, decoder, on_weights)
         fingerprint = model_fingerprint(folder, config)
+    fingerprint = with_quantization(fingerprint, quantization.name)
     sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size)
     layout = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
     return _Model(decoder, sampler, layout, fingerprint, before, ops, weights_bytes)
 
 
 def _checked_weights(
-    settings: EngineSettings, folder: Path, config: ModelConfig, dtype: torch.dtype, device: Device
+    settings: EngineSettings,
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: Device,
+    quantization: Quantization,
 ) -> int:
     """The bytes of all parameters, once it is known that the files have them and that the host has room: nothing has
     been allocated. Raises `ModelLoadError` and `InvalidSetting`."""
-    shapes = Decoder(config, dtype, "meta", TorchOps())
+    shapes = Decoder(config, dtype, "meta", TorchOps(), quantization=quantization)
     if settings.load_format != _DUMMY:
         check_weights(folder, shapes)
     num_bytes = sum(parameter.num_bytes for parameter in shapes.parameters())

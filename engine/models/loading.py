@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.parameters import Parameter, Source, slices
+from engine.models.parts.base import Part
 from engine.models.weight_files import TensorEntry, listed, read_header, weight_files
 from wire.errors import ModelLoadError
 
@@ -64,27 +65,16 @@ class _Uses:
 
 
 def load_weights(folder: Path, decoder: Decoder, progress: Callable[[int, int], None] | None = None) -> None:
-    """Fill every parameter of `decoder` from the checkpoint in `folder`, converting to its dtype, then pack it.
+    """Fill every parameter of `decoder` from the checkpoint in `folder`, converting to its dtype, and pack each part as
+    soon as it is filled: a model that is quantized while it is loaded takes little more than it takes afterwards.
 
     `progress(bytes_done, bytes_total)` counts the tensor bytes of the files, those that a shard leaves out included:
     first call (0, total), last (total, total). Raises `ModelLoadError`.
     """
-    _fill(folder, decoder, progress)
-    # nothing references the plain weights any more: each is freed when it is packed
-    decoder.pack()
-
-
-def check_weights(folder: Path, decoder: Decoder) -> None:
-    """Compare the headers of the files with what `decoder` needs, which may be on the device "meta": before anything is
-    allocated. Raises `ModelLoadError`."""
-    headers = {path: read_header(path) for path in weight_files(folder)}
-    _check_complete(headers, _Uses(decoder.parameters()), decoder.config)
-
-
-def _fill(folder: Path, decoder: Decoder, progress: Callable[[int, int], None] | None) -> None:
     headers = {path: read_header(path) for path in weight_files(folder)}
     uses = _Uses(decoder.parameters())
     _check_complete(headers, uses, decoder.config)
+    waiting = _Waiting(decoder)
     bytes_total = sum(entry.num_bytes for header in headers.values() for entry in header.values())
     bytes_done = 0
     if progress is not None:
@@ -92,13 +82,53 @@ def _fill(folder: Path, decoder: Decoder, progress: Callable[[int, int], None] |
     for path, header in headers.items():
         with _opened(path) as file:
             for name, entry in header.items():
-                for use in uses.by_name.get(name, ()):
+                # forgotten: nothing may keep a plain weight that is packed
+                for use in uses.by_name.pop(name, ()):
                     _write(file, use)
+                waiting.written(name)
                 bytes_done += entry.num_bytes
                 if progress is not None:
                     progress(bytes_done, bytes_total)
     _check_copies(headers, uses.copies)
-    _check_numbers(decoder.parameters())
+    waiting.finish()
+
+
+class _Waiting:
+    """Parts of a decoder that still lack tensors, and are packed when they have them all."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._parts: dict[int, tuple[Part, set[str]]] = {}
+        self._of_name: dict[str, list[int]] = {}
+        for number, part in enumerate(decoder.parts()):
+            names = {source.name for parameter in part.parameters() for source in parameter.sources}
+            self._parts[number] = (part, names)
+            for name in names:
+                self._of_name.setdefault(name, []).append(number)
+
+    def written(self, name: str) -> None:
+        """A tensor has gone where it belongs."""
+        for number in self._of_name.pop(name, ()):
+            names = self._parts[number][1]
+            names.remove(name)
+            if not names:
+                self._finish(number)
+
+    def finish(self) -> None:
+        """Pack parts that have nothing of their own to load."""
+        for number in tuple(self._parts):
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        part, _ = self._parts.pop(number)
+        _check_numbers(part.parameters())
+        part.pack()
+
+
+def check_weights(folder: Path, decoder: Decoder) -> None:
+    """Compare the headers of the files with what `decoder` needs, which may be on the device "meta": before anything is
+    allocated. Raises `ModelLoadError`."""
+    headers = {path: read_header(path) for path in weight_files(folder)}
+    _check_complete(headers, _Uses(decoder.parameters()), decoder.config)
 
 
 def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, config: ModelConfig) -> None:

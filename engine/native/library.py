@@ -29,6 +29,7 @@ AUTO, TORCH = "auto", "torch"
 _INTERFACE = 4
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
+_SHARED_BYTES = 1 << 24
 _MADV_HUGEPAGE = 14
 _log = logging.getLogger(__name__)
 
@@ -181,6 +182,23 @@ def huge_pages(num_bytes: int) -> Tensor:
     except AttributeError:
         pass  # another system
     return whole[gap : gap + num_bytes]
+
+
+class WeightMemory:
+    """Memory on huge pages for many weights: small ones share them."""
+
+    def __init__(self) -> None:
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> Tensor:
+        """As `huge_pages`. What is shared is freed with the last weight in it."""
+        if num_bytes >= _SHARED_BYTES // 2:
+            return huge_pages(num_bytes)
+        rounded = -(-num_bytes // 64) * 64
+        if rounded > len(self._rest):
+            self._rest = huge_pages(_SHARED_BYTES)
+        taken, self._rest = self._rest[:num_bytes], self._rest[rounded:]
+        return taken
 
 
 def _installed() -> Path:

@@ -15,17 +15,20 @@ from torch import Tensor
 
 from engine.models.ops.base import DecoderOps
 from engine.models.parameters import Parameter
+from engine.models.quantization.base import UNQUANTIZED, Quantization
 from engine.models.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
 class PartSetup:
-    """The values that all parts of one model on one device share. `shard`: this rank's share of the divided weights."""
+    """The values that all parts of one model on one device share. `shard`: this rank's share of the divided weights;
+    `quantization`: of the weights of products."""
 
     dtype: torch.dtype
     device: torch.device
     ops: DecoderOps
     shard: Shard
+    quantization: Quantization = UNQUANTIZED
 
     def empty(self, *shape: int) -> Tensor:
         """Memory for a parameter that is still to be loaded."""

@@ -115,7 +115,7 @@ def make_head(embedding: Embedding, config: ModelConfig, setup: PartSetup) -> He
     """The product that gives logits [N, V]. A head tied to the embedding has no parameters; packed, it is a copy of the
     table, since it is the largest product of a decode step."""
     if config.tie_word_embeddings:
-        head = Linear(PlainWeight(embedding.table), None, setup.ops)
+        head = Linear([PlainWeight(embedding.table)], None, setup)
     else:
         rows = Matrix(config.names.head, config.vocab_size, range(config.vocab_size))
         head = Linear.column_parallel("head", [rows], config.hidden_size, False, setup)

@@ -60,7 +60,7 @@ def _packed(expert: ExpertMatrices, setup: PartSetup) -> tuple[Linear, Linear]:
 
 def _linear(matrix: Tensor, bias: Tensor | None, setup: PartSetup) -> Linear:
     added = None if bias is None else Parameter("bias", bias.contiguous(), ())
-    linear = Linear(PlainWeight(matrix.contiguous()), added, setup.ops)
+    linear = Linear([PlainWeight(matrix.contiguous())], added, setup)
     linear.pack()
     return linear
 

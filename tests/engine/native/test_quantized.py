@@ -97,9 +97,7 @@ class Quantized:
         return float(((out.double() - exact).abs() - rounding - magnitude * 2.0**-23).max())
 
 
-def random_codes(
-    kind: str, shape: tuple[int, int], generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
+def random_codes(kind: str, shape: tuple[int, int], generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Bytes as the kernels take them, and the numbers [out, in] that they stand for."""
     if kind == "int8":
         codes = torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
