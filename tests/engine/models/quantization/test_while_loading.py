@@ -36,9 +36,7 @@ def test_answers_are_those_of_the_rounded_weights(tmp_path: Path, setting: str, 
         return rounded(matrix, group, 7 if setting == "int4" else 127)
 
     folder = make_checkpoint(tmp_path / "plain", "qwen3", changes={"hidden_size": 96})
-    reference = republished(
-        folder, tmp_path / "rounded", lambda name, matrix: {f"{name}.weight": expected(matrix)}
-    )
+    reference = republished(folder, tmp_path / "rounded", lambda name, matrix: {f"{name}.weight": expected(matrix)})
     tensors = load_file(reference / SINGLE_FILE)
     write_weights(reference, {**tensors, "lm_head.weight": expected(tensors["lm_head.weight"])})
     assert_same_answer(folder, reference, 2e-4, quantization=setting, cpu_kernels=kernels)
@@ -62,11 +60,6 @@ def test_a_plain_weight_is_freed_before_the_next_part_is_packed(tmp_path: Path) 
         fill(decoder)
         kinds = {parameter.name.split(".")[-1] for parameter in decoder.parameters()}
         assert kinds == {"embedding", "input_norm", "mlp_norm", "norm"}
-            "embedding",
-            "input_norm",
-            "mlp_norm",
-            "norm",
-        }
 
 
 def test_an_unknown_setting_is_refused() -> None:
