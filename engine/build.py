@@ -36,7 +36,7 @@ from engine.models.ops.choose import choose_ops
 from engine.models.ops.native_ops import NativeOps
 from engine.models.ops.torch_ops import TorchOps
 from engine.models.quantization.base import Quantization
-from engine.models.quantization.while_loading import quantization_while_loading
+from engine.models.quantization.choose import choose_quantization
 from engine.native.library import Kernels, open_kernels
 from engine.pool_size import (
     chosen_num_blocks,
@@ -190,7 +190,7 @@ def _load(
 ) -> _Model:
     dtype = choose_dtype(settings.dtype, config)
     before = read_memory(device.torch_device) if _is_gpu(device) else None
-    quantization = quantization_while_loading(settings.quantization)
+    quantization = choose_quantization(settings.quantization, config, folder)
     weights_bytes = _checked_weights(settings, folder, config, TORCH_DTYPES[dtype], device, quantization)
     ops = choose_ops(device.torch_device, kernels)
     decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops, quantization=quantization)

@@ -14,22 +14,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.gguf.weights import opened_gguf
 from engine.models.parameters import Parameter, Source, slices
 from engine.models.parts.base import Part
-from engine.models.weight_files import TensorEntry, listed, read_header, weight_files
+from engine.models.weight_files import GGUF_FILE, TensorEntry, listed, read_header, weight_files
 from wire.errors import ModelLoadError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 _FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
-_BYTE_DTYPES = ("U8",)
+_DTYPES = {
+    "torch.uint8": ("U8",),
+    "torch.int8": ("I8",),
+    "torch.int32": ("I32",),
+    "torch.int64": ("I64",),
+    "torch.float8_e4m3fn": ("F8_E4M3",),
+}
+"""Of files, by that of the parameter, where it is not converted."""
 _DERIVED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 """Tables that old checkpoints carry; they follow from the config."""
 
@@ -161,7 +168,7 @@ def _check_entry(entry: TensorEntry, use: _Use) -> None:
     source = use.source
     if entry.shape != source.shape:
         raise ModelLoadError(f"{source.name} has shape {list(entry.shape)}, config.json makes it {list(source.shape)}")
-    supported = _FLOAT_DTYPES if use.parameter.tensor.is_floating_point() else _BYTE_DTYPES
+    supported = _DTYPES.get(str(use.parameter.tensor.dtype), _FLOAT_DTYPES)
     if entry.dtype not in supported:
         raise ModelLoadError(
             f"{source.name} has dtype {entry.dtype}, which is not supported; supported: {', '.join(supported)}"
@@ -171,6 +178,10 @@ def _check_entry(entry: TensorEntry, use: _Use) -> None:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """The file, mapped; whatever cannot be read of it is a `ModelLoadError`."""
+    if path.name == GGUF_FILE:
+        with opened_gguf(path) as gguf:
+            yield gguf
+        return
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             yield file
@@ -191,11 +202,16 @@ def _write(file: Any, use: _Use) -> None:
 def _check_numbers(parameters: Iterable[Parameter]) -> None:
     """A NaN or an infinity in a weight fails every request; finding it costs one pass over memory."""
     for parameter in parameters:
-        tensor = parameter.tensor
-        if tensor.numel() > 0 and not all(bound.isfinite() for bound in tensor.aminmax()):
+        if not _is_finite(parameter.tensor):
             names = listed([source.name for source in parameter.sources])
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = str(parameter.tensor.dtype).removeprefix("torch.")
             raise ModelLoadError(f"there are NaN or infinite numbers in {dtype} in what is loaded from {names}")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if tensor.dtype == torch.float8_e4m3fn:
+        return bool((tensor.view(torch.uint8) & 0x7F != 0x7F).all())
+    return tensor.numel() == 0 or all(bool(bound.isfinite()) for bound in tensor.aminmax())
 
 
 def _check_copies(headers: Mapping[Path, Mapping[str, TensorEntry]], copies: Mapping[str, Parameter]) -> None:

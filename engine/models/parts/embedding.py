@@ -16,6 +16,7 @@ from engine.models.linear_weights import PlainWeight
 from engine.models.parameters import Parameter, Source, whole
 from engine.models.parts.base import Part, PartSetup
 from engine.models.parts.linear import Linear, Matrix
+from engine.models.quantization.base import Piece
 
 
 class Embedding:
@@ -111,11 +112,18 @@ class ScaledHead:
         self._head.pack()
 
 
+def _tied_head(embedding: Embedding, config: ModelConfig, setup: PartSetup) -> Linear:
+    shape = (config.vocab_size, config.hidden_size)
+    piece = Piece("head", config.names.embedding, shape, *whole(shape), setup.dtype, setup.device)
+    quantized = setup.quantization.unread(piece)
+    return Linear([quantized or PlainWeight(embedding.table)], None, setup)
+
+
 def make_head(embedding: Embedding, config: ModelConfig, setup: PartSetup) -> Head:
     """The product that gives logits [N, V]. A head tied to the embedding has no parameters; packed, it is a copy of the
     table, since it is the largest product of a decode step."""
     if config.tie_word_embeddings:
-        head = Linear([PlainWeight(embedding.table)], None, setup)
+        head = _tied_head(embedding, config, setup)
     else:
         rows = Matrix(config.names.head, config.vocab_size, range(config.vocab_size))
         head = Linear.column_parallel("head", [rows], config.hidden_size, False, setup)

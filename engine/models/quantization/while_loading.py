@@ -13,7 +13,7 @@ from engine.models.linear_weights import LoadedWeight, PlainWeight, QuantizedWei
 from engine.models.quantization.base import Piece, Unquantized, Unread
 from wire.errors import InvalidSetting
 
-INT8, INT4 = "int8", "int4"
+AUTO, INT8, INT4 = "auto", "int8", "int4"
 _INT8_LARGEST, _INT4_LARGEST = 127, 7
 _INT4_GROUPS = (64, 32)
 _ROWS_AT_ONCE = 4096
@@ -71,7 +71,7 @@ def quantization_while_loading(setting: str) -> Unquantized | Int8:
     return WHILE_LOADING[setting]()
 
 
-WHILE_LOADING: dict[str, type[Unquantized | Int8]] = {"auto": Unquantized, INT8: Int8, INT4: Int4}
+WHILE_LOADING: dict[str, type[Unquantized | Int8]] = {AUTO: Unquantized, INT8: Int8, INT4: Int4}
 """By the values of the setting."""
 
 
