@@ -25,18 +25,22 @@ from engine.cache.block_pool import BlockPool
 from engine.capacity import Capacity, find_capacity
 from engine.core import EngineCore
 from engine.first_costs import measure_first_costs
+from engine.models.base import RunnableDecoder
 from engine.models.checkpoint import choose_dtype
-from engine.models.config import ModelConfig, load_config
+from engine.models.config import ModelConfig
 from engine.models.decoder import TORCH_DTYPES, Decoder
-from engine.models.dummy import dummy_fingerprint, fill_with_noise
-from engine.models.identity import find_checkpoint, model_fingerprint
+from engine.models.dummy import fill_with_noise
+from engine.models.facts import ModelFacts, load_facts
+from engine.models.identity import dummy_fingerprint, find_checkpoint, model_fingerprint
 from engine.models.loading import check_weights, load_weights
+from engine.models.modelling.config import ModellingConfig
 from engine.models.ops.base import DecoderOps
 from engine.models.ops.choose import choose_ops
 from engine.models.ops.native_ops import NativeOps
 from engine.models.ops.torch_ops import TorchOps
-from engine.models.quantization.base import Quantization
+from engine.models.quantization.base import UNQUANTIZED, Quantization
 from engine.models.quantization.choose import choose_quantization
+from engine.models.quantization.while_loading import AUTO
 from engine.native.library import Kernels, open_kernels
 from engine.pool_size import (
     chosen_num_blocks,
@@ -49,7 +53,7 @@ from engine.pool_size import (
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory
 from engine.runner.limits import RunnerLimits
 from engine.runner.model_runner import ModelRunner
-from engine.runner.recorded_layers import record_layers
+from engine.runner.recorded_layers import StepSizes, record_layers
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.scheduler.step_costs import StepBound, StepCosts
@@ -74,7 +78,7 @@ class Engine:
     core: EngineCore
     runner: ModelRunner
     memory: KvMemory
-    config: ModelConfig
+    config: ModelFacts
     fingerprint: str
     num_blocks: int
     max_request_tokens: int
@@ -93,7 +97,7 @@ class _Model:
     """A loaded model on its device, and what it needs of a KV pool. `before`: the GPU's memory without it;
     `weights_bytes`: of all parameters."""
 
-    decoder: Decoder
+    decoder: RunnableDecoder
     sampler: Sampler
     layout: KvLayout
     fingerprint: str
@@ -119,7 +123,7 @@ def build_engine(
     kernels = open_kernels(settings.cpu_kernels, num_threads) if _runs_kernels(device) else None
     with enough_memory():
         folder = find_checkpoint(settings.model, weights=settings.load_format != _DUMMY)
-        config = load_config(folder).for_context(settings.max_model_len)
+        config = load_facts(folder, settings.model_impl, remote_code=settings.trust_remote_code)
         grammars = _grammars(folder, config)
         capacity = find_capacity(settings, config, is_gpu=_is_gpu(device))
         limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
@@ -147,7 +151,7 @@ def build_engine(
     )
 
 
-def _grammars(folder: Path, config: ModelConfig) -> Grammars:
+def _grammars(folder: Path, config: ModelFacts) -> Grammars:
     """Makes matchers. A large vocabulary is loaded while the weights are."""
     grammars = Grammars(partial(Vocabulary.from_folder, folder, config.eos_token_ids))
     if is_large(folder):
@@ -183,25 +187,35 @@ def _require_batch_invariance(model: _Model, attention: AttentionChoice) -> None
 def _load(
     settings: EngineSettings,
     folder: Path,
-    config: ModelConfig,
+    config: ModelConfig | ModellingConfig,
     device: Device,
     kernels: Kernels | None,
     on_weights: OnProgress | None,
 ) -> _Model:
     dtype = choose_dtype(settings.dtype, config)
     before = read_memory(device.torch_device) if _is_gpu(device) else None
-    quantization = choose_quantization(settings.quantization, config, folder)
-    weights_bytes = _checked_weights(settings, folder, config, TORCH_DTYPES[dtype], device, quantization)
     ops = choose_ops(device.torch_device, kernels)
-    decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops, quantization=quantization)
+    decoder: RunnableDecoder
+    quantization: Quantization = UNQUANTIZED
+    if isinstance(config, ModellingConfig):
+        if settings.quantization != AUTO:
+            raise InvalidSetting("--quantization: what transformers' modelling code computes is not quantized")
+        decoder, weights_bytes = _load_modelling(settings, folder, config, TORCH_DTYPES[dtype], device, on_weights)
+    else:
+        config = config.for_context(settings.max_model_len)
+        quantization = choose_quantization(settings.quantization, config, folder)
+        weights_bytes = _checked_weights(settings, folder, config, TORCH_DTYPES[dtype], device, quantization)
+        decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops, quantization=quantization)
+        if settings.load_format == _DUMMY:
+            fill_with_noise(decoder)
+        else:
+            load_weights(folder, decoder, on_weights)
     if settings.load_format == _DUMMY:
-        fill_with_noise(decoder)
         fingerprint = dummy_fingerprint(config, device.torch_device.type)
     else:
-        load_weights(folder, decoder, on_weights)
         fingerprint = model_fingerprint(folder, config)
     fingerprint = with_quantization(fingerprint, quantization.name)
-    sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size)
+    sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, kernels)
     layout = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
     return _Model(decoder, sampler, layout, fingerprint, before, ops, weights_bytes)
 
@@ -220,20 +234,47 @@ def _checked_weights(
     if settings.load_format != _DUMMY:
         check_weights(folder, shapes)
     num_bytes = sum(parameter.num_bytes for parameter in shapes.parameters())
+    _require_room_for_weights(num_bytes, device)
+    return num_bytes
+
+
+def _load_modelling(
+    settings: EngineSettings,
+    folder: Path,
+    config: ModellingConfig,
+    dtype: torch.dtype,
+    device: Device,
+    on_weights: OnProgress | None,
+) -> tuple[RunnableDecoder, int]:
+    """The model in transformers' modelling code, and the bytes of its weights. Raises `ModelLoadError` and
+    `InvalidSetting`."""
+    # imported late: models of Baton's own need none of it, and it takes seconds
+    from engine.models.modelling import loading
+
+    remote_code = settings.trust_remote_code
+    num_bytes = loading.count_weights(folder, config, dtype, remote_code=remote_code)
+    _require_room_for_weights(num_bytes, device)
+    if settings.load_format == _DUMMY:
+        decoder = loading.random_modelling_decoder(folder, config, dtype, device, remote_code=remote_code)
+    else:
+        decoder = loading.load_modelling_decoder(folder, config, dtype, device, on_weights, remote_code=remote_code)
+    return decoder, num_bytes
+
+
+def _require_room_for_weights(num_bytes: int, device: Device) -> None:
     memory = read_host_memory()
     if not device.has_own_memory and num_bytes > memory.free:
         raise InvalidSetting(
             f"the weights need {num_bytes / GIB:.2f} GiB, and {memory} on this machine; what helps is {SMALLER}, or a "
             "smaller model"
         )
-    return num_bytes
 
 
 def _choose_attention(
     settings: EngineSettings, model: _Model, limits: RunnerLimits, device: Device, kernels: Kernels | None
 ) -> AttentionChoice:
     shape = AttentionShape(
-        num_heads=model.decoder.config.num_heads,
+        num_heads=model.decoder.num_heads,
         dtype=model.decoder.dtype,
         layout=model.layout,
         max_blocks=limits.max_blocks_per_request,
@@ -283,11 +324,14 @@ def _runner(
     attention = choice.build(memory.paged)
     with_spare = replace(limits, spare_block=memory.spare_block)
     recorded = None
-    if kernels is not None and isinstance(attention, NativeAttention) and not settings.enforce_eager:
-        recorded = record_layers(model.decoder, attention, kernels, limits.max_num_batched_tokens)
-    run = None if recorded is None else recorded.forward
-    runner = ModelRunner(model.decoder, attention, memory.paged.blocks, model.sampler, device, with_spare, run)
-    if not settings.enforce_eager:
+    # transformers' modelling code may look at values, so nothing of it is recorded
+    own = model.decoder if isinstance(model.decoder, Decoder) and not settings.enforce_eager else None
+    if own is not None and kernels is not None and isinstance(attention, NativeAttention):
+        max_positions = limits.max_blocks_per_request * settings.block_size
+        sizes = StepSizes(limits.max_num_batched_tokens, limits.max_num_seqs, max_positions)
+        recorded = record_layers(own, attention, kernels, sizes)
+    runner = ModelRunner(model.decoder, attention, memory.paged.blocks, model.sampler, device, with_spare, recorded)
+    if own is not None:
         runner.record_graphs(on_graphs)
     runner.warm_up()
     return runner

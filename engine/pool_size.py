@@ -25,7 +25,7 @@ from device.base import Device
 from device.host_memory import HostMemory
 from device.memory import MemoryReading, read_memory, reset_peak
 from engine.capacity import Capacity
-from engine.models.decoder import Decoder
+from engine.models.base import RunnableDecoder
 from engine.runner.limits import RunnerLimits, graph_sizes
 from engine.runner.profiling import profile
 from engine.runner.sampler import Sampler
@@ -152,7 +152,7 @@ class GpuNeeds:
 def measure_needs(
     settings: EngineSettings,
     before: MemoryReading,
-    decoder: Decoder,
+    decoder: RunnableDecoder,
     sampler: Sampler,
     device: Device,
     limits: RunnerLimits,

@@ -15,6 +15,14 @@ class EngineSettings:
     device: str = setting(
         "auto", "where the model runs; auto: a GPU where torch sees one", metavar="{auto,cpu,cuda,cuda:N}"
     )
+    model_impl: str = setting(
+        "auto",
+        "code that computes the model; auto: Baton's own where it has the architecture, else transformers', slower",
+        choices=("auto", "baton", "transformers"),
+    )
+    trust_remote_code: bool = setting(
+        False, "run code that comes with the checkpoint, where transformers computes the model"
+    )
     dtype: str = setting("auto", "type of weights and KV", choices=("auto", "bfloat16", "float16", "float32"))
     quantization: str = setting(
         "auto",

@@ -94,13 +94,28 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32 of rows [N, E] that `forward` returned."""
-        return self._head(self._norm(hidden, None)).to(torch.float32)
+        return self.head(hidden, None).to(torch.float32)
+
+    def head(self, residual: Tensor, delta: Tensor | None) -> Tensor:
+        """[N, V] in the model's dtype of rows [N, E] of the residual stream. What was not added to them yet, `delta`
+        [N, E], is added in place."""
+        return self._head(self._norm(residual, delta))
+
+    @property
+    def lookup_table(self) -> Tensor | None:
+        """The table [V, E] whose rows `embed` returns as they are; None where it returns something else."""
+        return self._embedding.lookup_table
 
     @property
     def is_recordable(self) -> bool:
         """Whether every layer is made of operations alone, one after another: what they compute with may then be noted
         once and computed again for any number of tokens."""
         return _is_plain(self.config)
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of a layer."""
+        return self.config.num_heads
 
     @property
     def layer_kvs(self) -> tuple[LayerKv, ...]:

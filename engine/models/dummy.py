@@ -7,13 +7,9 @@ of device.
 
 from __future__ import annotations
 
-import json
-from hashlib import blake2b
-
 import torch
 from torch import Tensor
 
-from engine.models.config import ModelConfig, architecture_facts
 from engine.models.decoder import Decoder
 
 _SEED = 0
@@ -37,9 +33,3 @@ def _fill(tensor: Tensor, center: float, generator: torch.Generator) -> None:
     else:
         # small powers of two as scales, and any numbers they scale
         tensor.random_(_SCALES.start, _SCALES.stop, generator=generator)
-
-
-def dummy_fingerprint(config: ModelConfig, device_type: str) -> str:
-    """Stands for the fingerprint of a checkpoint: equal where these weights are."""
-    facts = json.dumps(architecture_facts(config), sort_keys=True)
-    return blake2b(f"{facts}|random weights {_SEED} of {device_type}".encode(), digest_size=16).hexdigest()

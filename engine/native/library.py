@@ -26,7 +26,7 @@ from engine.native.arguments import DTYPES, BatonCall, BatonQuantizedPack, Baton
 from wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
-_INTERFACE = 4
+_INTERFACE = 5
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
 _SHARED_BYTES = 1 << 24
@@ -65,6 +65,8 @@ class Kernels:
         self.add_norm = self._call("add_norm", arguments.BatonAddNorm)
         self.norm_rotate = self._call("norm_rotate", arguments.BatonNormRotate)
         self.gate = self._call("gate", arguments.BatonGate)
+        self.gather = self._call("gather", arguments.BatonGather)
+        self.argmax = self._call("argmax", arguments.BatonArgmax)
         self.quantized_pack = self._call("quantized_pack", BatonQuantizedPack)
         self.quantized_linear = self._call("quantized_linear", arguments.BatonQuantizedLinear)
 

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 
 from device.base import Device, HostCopy
 from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
-from engine.models.decoder import Decoder
+from engine.models.base import RunnableDecoder
 from engine.runner.base import RunningStep
-from engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass
+from engine.runner.forward import DecodedStream, DueRows, EagerSteps, Forward, ForwardPass
 from engine.runner.graphs import DecodeGraphs, ReportProgress
 from engine.runner.inputs import StepInputs, read_inputs
 from engine.runner.limits import RunnerLimits, staging_bytes
@@ -65,7 +64,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: RunnableDecoder,
         attention: AttentionBackend,
         blocks: torch.Tensor,
         sampler: Sampler,
@@ -73,7 +72,7 @@ class ModelRunner:
         limits: RunnerLimits,
         run: ForwardPass | None = None,
     ) -> None:
-        """`run`: computes what `decoder.forward` does for the step that `attention` has planned; None: that itself."""
+        """`run`: computes what `decoder` does for the step that `attention` has planned; None: the decoder itself."""
         self.is_asynchronous = device.is_asynchronous
         self._decoder = decoder
         self._attention = attention
@@ -83,8 +82,7 @@ class ModelRunner:
         self._limits = limits
         self._staging = device.staging(staging_bytes(limits))
         self._sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
-        run = run or partial(decoder.forward, attention=attention)
-        self._eager = EagerSteps(decoder, run, attention, self._staging, self._sampled)
+        self._eager = EagerSteps(decoder, run or self._run, attention, self._staging, self._sampled)
         self._graphs: DecodeGraphs | None = None
         self._sampled_rows: dict[RequestKey, int] = {}
 
@@ -176,6 +174,10 @@ class ModelRunner:
         plan = self._sampler.plan([request for _, request in due], self._staging, max_num_rows)
         are_all = np.array_equal(ends, np.arange(num_tokens))
         return DueRows(len(due), None if are_all else index), plan
+
+    def _run(self, token_ids: torch.Tensor, positions: torch.Tensor) -> DecodedStream:
+        """See `ForwardPass`."""
+        return DecodedStream(self._decoder, self._decoder.forward(token_ids, positions, self._attention))
 
     def _copy_blocks(self, step: Step) -> None:
         """Make the copies that forks begin with, in stream order: before anything of this step is written."""

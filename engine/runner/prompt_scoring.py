@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from device.base import Array, Staging
-from engine.models.decoder import Decoder
+from engine.models.base import RunnableDecoder
 from engine.scheduler.request import PromptScores, PromptSpan, ScheduledRequest, Step
 from wire.prompt_logprobs import row_words
 from wire.request_key import RequestKey
@@ -39,8 +39,8 @@ class PromptScoring:
         self._rows = staging.put(np.concatenate([_places(*each) for each in placed]))
         self._targets = staging.put(np.concatenate([_targets(span, share) for span, share, _ in placed]))
 
-    def score(self, decoder: Decoder, hidden: Tensor) -> None:
-        """Issue the operations; hidden: [T, E] as `Decoder.forward` returns it."""
+    def score(self, decoder: RunnableDecoder, hidden: Tensor) -> None:
+        """Issue the operations; hidden: [T, E] as `RunnableDecoder.forward` returns it."""
         with_top = any(span.num_top for span in self._spans)
         rows_per_piece = max(1, PIECE_ELEMENTS // decoder.config.vocab_size)
         pieces = []

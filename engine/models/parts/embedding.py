@@ -34,6 +34,11 @@ class Embedding:
         """[T, E] of token ids and positions, each [T] int64. The caller may change it."""
         return self._ops.embed(token_ids, self.table)
 
+    @property
+    def lookup_table(self) -> Tensor | None:
+        """The table, where its rows are all that there is to it."""
+        return self.table if type(self) is Embedding else None
+
     def parameters(self) -> Iterator[Parameter]:
         """See `Part.parameters`."""
         yield self._parameter

@@ -22,13 +22,13 @@ _log = logging.getLogger(__name__)
 
 def choose_quantization(setting: str, config: ModelConfig, folder: Path) -> Quantization:
     """Raises `InvalidSetting` for a setting that does not fit the checkpoint, and `ModelLoadError`."""
+    method = _published_method(config)
+    if method and setting != AUTO:
+        raise InvalidSetting(
+            f"--quantization {setting}: the checkpoint is quantized already ({method}); leave the flag out"
+        )
     if config.quantization is None:
         return quantization_while_loading(setting)
-    if setting != AUTO:
-        raise InvalidSetting(
-            f"--quantization {setting}: the checkpoint is quantized already ({config.quantization.method}); "
-            "leave the flag out"
-        )
     _require_dense(config)
     entries = {name: entry for file in weight_files(folder) for name, entry in read_header(file).items()}
     if config.quantization.method == GGUF:
@@ -39,6 +39,13 @@ def choose_quantization(setting: str, config: ModelConfig, folder: Path) -> Quan
             config.quantization.method,
         )
     return Published(config.quantization, entries)
+
+
+def _published_method(config: ModelConfig) -> str:
+    """How the checkpoint is quantized, "" for not at all."""
+    if config.experts is not None and config.experts.is_mxfp4:
+        return "mxfp4"
+    return "" if config.quantization is None else config.quantization.method
 
 
 def _require_dense(config: ModelConfig) -> None:

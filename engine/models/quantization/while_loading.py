@@ -1,6 +1,7 @@
 """Quantizing a plain checkpoint while it is loaded: `--quantization int8` and `int4`.
 
-Owns the rounding: symmetric, to the nearest code, with the scale of the largest number of a group. All products are
+Owns the rounding: to the nearest code, with the scale of a group's number furthest from zero. In 4 bits that number is
+the code -8, whatever its sign. All products are
 quantized, the head's too, since it is the largest of a decode step; embeddings, norms, biases and routing stay.
 """
 
@@ -14,8 +15,9 @@ from engine.models.quantization.base import Piece, Unquantized, Unread
 from wire.errors import InvalidSetting
 
 AUTO, INT8, INT4 = "auto", "int8", "int4"
-_INT8_LARGEST, _INT4_LARGEST = 127, 7
-_INT4_GROUPS = (64, 32)
+_INT8_LARGEST, _INT4_LARGEST = 127, 8
+_INT4_GROUPS = (32,)
+_LARGEST_CODES = {_INT8_LARGEST: 127, _INT4_LARGEST: 7}
 _ROWS_AT_ONCE = 4096
 """Rows that are rounded together: what they take in float32 is little beside a model."""
 
@@ -42,7 +44,7 @@ class Int8:
 
 
 class Int4(Int8):
-    """Groups of 64 inputs, or 32; what they do not divide gets 8 bits. See `Quantization`."""
+    """Groups of 32 inputs; what they do not divide gets 8 bits. See `Quantization`."""
 
     name = INT4
 
@@ -87,10 +89,12 @@ def _rounded(matrix: Tensor, group_size: int, largest: int) -> tuple[Tensor, Ten
         rows = slice(first, first + _ROWS_AT_ONCE)
         grouped = matrix[rows].to(torch.float32).view(-1, scales.shape[1], group_size)
         scale = grouped.abs().amax(2) / largest
-        if group_size < matrix.shape[1]:
-            scale = scale.to(torch.float16).to(torch.float32)
+        if largest == _INT4_LARGEST:
+            furthest = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))[:, :, 0]
+            scale = (furthest / -largest).to(torch.float16).to(torch.float32)
         scales[rows] = scale
         # a group of zeros has the scale 0, and codes of 0
-        inverse = torch.where(scale > 0, 1 / scale, 0)
-        codes[rows] = (grouped * inverse[:, :, None]).round_().clamp_(-largest, largest).flatten(1).to(torch.int8)
+        inverse = torch.where(scale != 0, 1 / scale, 0)
+        rounded = (grouped * inverse[:, :, None]).round_()
+        codes[rows] = rounded.clamp_(-largest, _LARGEST_CODES[largest]).flatten(1).to(torch.int8)
     return codes, scales

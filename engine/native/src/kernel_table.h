@@ -17,6 +17,8 @@ struct KernelTable {
     void (*add_norm)(Pool&, const BatonAddNorm&);
     void (*norm_rotate)(Pool&, const BatonNormRotate&);
     void (*gate)(Pool&, const BatonGate&);
+    void (*gather)(Pool&, const BatonGather&);
+    void (*argmax)(Pool&, const BatonArgmax&);
     int64_t (*quantized_bytes)(const BatonQuantizedPack&);
     void (*quantized_pack)(Pool&, const BatonQuantizedPack&);
     void (*quantized_linear)(Pool&, const BatonQuantizedLinear&);

@@ -6,6 +6,7 @@ namespace {
 
 #include "simd.h"
 #include "elementwise.inl"
+#include "argmax.inl"
 namespace products {
 #include "linear.inl"
 #include "quantized.inl"
@@ -28,6 +29,8 @@ namespace paged {
                                          BATON_LEVEL::add_norm, \
                                          BATON_LEVEL::norm_rotate, \
                                          BATON_LEVEL::gate, \
+                                         BATON_LEVEL::gather, \
+                                         BATON_LEVEL::argmax, \
                                          BATON_LEVEL::products::quantized_bytes, \
                                          BATON_LEVEL::products::quantized_pack, \
                                          BATON_LEVEL::products::quantized_linear}

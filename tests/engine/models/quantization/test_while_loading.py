@@ -19,21 +19,23 @@ from tests.engine.models.quantization.answers import assert_same_answer, republi
 from wire.errors import InvalidSetting
 
 
-def rounded(matrix: Tensor, group: int, largest: int) -> Tensor:
-    """To whole multiples of a scale for each group, which is that of its largest number."""
-    grouped = matrix.double().reshape(len(matrix), -1, group)
-    scale = grouped.abs().amax(2, keepdim=True).float().double() / largest
-    scale = scale.half().double() if group < matrix.shape[1] else scale.float().double()
-    return (torch.round(grouped / scale).clamp(-largest, largest) * scale).reshape(matrix.shape).float()
+def rounded(matrix: Tensor, setting: str) -> Tensor:
+    """To whole multiples of a scale: of the largest number of an output, or of 32 inputs."""
+    num_in = matrix.shape[1]
+    if setting == "int4" and num_in % 32 == 0:
+        grouped = matrix.double().reshape(len(matrix), -1, 32)
+        low, high = grouped.amin(2, keepdim=True), grouped.amax(2, keepdim=True)
+        scale = (torch.where(-low >= high, low, high).float() / -8).half().double()
+        return (torch.round(grouped / scale).clamp(-8, 7) * scale).reshape(matrix.shape).float()
+    scale = matrix.float().abs().amax(1, keepdim=True) / 127
+    return (torch.round(matrix.double() / scale.double()).clamp(-127, 127) * scale.double()).float()
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("setting", ["int8", "int4"])
 def test_answers_are_those_of_the_rounded_weights(tmp_path: Path, setting: str, kernels: str) -> None:
     def expected(matrix: Tensor) -> Tensor:
-        num_in = matrix.shape[1]
-        group = next(size for size in (64, 32, num_in) if num_in % size == 0) if setting == "int4" else num_in
-        return rounded(matrix, group, 7 if setting == "int4" else 127)
+        return rounded(matrix, setting)
 
     folder = make_checkpoint(tmp_path / "plain", "qwen3", changes={"hidden_size": 96})
     reference = republished(folder, tmp_path / "rounded", lambda name, matrix: {f"{name}.weight": expected(matrix)})
@@ -49,8 +51,10 @@ def test_numbers_are_off_by_half_a_step_at_most(method: Int8) -> None:
     weight = method.quantized(PlainWeight(matrix))
     assert isinstance(weight, QuantizedWeight)
     steps = weight.scales.repeat_interleave(weight.group_size, 1)
-    assert ((weight.plain(torch.float32) - matrix.float()).abs() <= steps * 0.51).all()
-    assert method.held_bytes(70, 128) <= 70 * 128 * (1.05 if method.name == "int8" else 0.54)
+    # numbers opposite to the furthest may lie beyond the last code
+    bound = 0.51 if method.name == "int8" else 1.02
+    assert ((weight.plain(torch.float32) - matrix.float()).abs() <= steps.abs() * bound).all()
+    assert method.held_bytes(70, 128) <= 70 * 128 * (1.05 if method.name == "int8" else 0.57)
 
 
 def test_a_plain_weight_is_freed_before_the_next_part_is_packed(tmp_path: Path) -> None:
