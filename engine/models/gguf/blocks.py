@@ -44,7 +44,7 @@ def _halves(blocks: Bytes, first: int) -> Floats:
 def _pairs(codes: Bytes) -> Bytes:
     """Two codes in a byte, the first in its lower half: [rows, in / 2] of [rows, ...]."""
     flat = codes.reshape(len(codes), -1)
-    return flat[:, ::2] | flat[:, 1::2] << 4
+    return (flat[:, ::2] | flat[:, 1::2] << 4).astype(np.uint8)
 
 
 def _nibbles(packed: Bytes) -> Bytes:

@@ -119,7 +119,8 @@ class ScaledHead:
 
 def _tied_head(embedding: Embedding, config: ModelConfig, setup: PartSetup) -> Linear:
     shape = (config.vocab_size, config.hidden_size)
-    piece = Piece("head", config.names.embedding, shape, *whole(shape), setup.dtype, setup.device)
+    rows, columns = whole(shape)
+    piece = Piece("head", config.names.embedding, shape, rows, columns, setup.dtype, setup.device)
     quantized = setup.quantization.unread(piece)
     return Linear([quantized or PlainWeight(embedding.table)], None, setup)
 

@@ -225,7 +225,8 @@ def unpacked(words: Tensor, bits: int, dim: int) -> Tensor:
 def _in_order(numbers: Tensor) -> Tensor:
     """The outputs of AWQ's words in their own order."""
     eights = numbers.view(len(numbers), -1, 8)
-    return eights[:, :, list(_AWQ_ORDER)].flatten(1)
+    in_order: Tensor = eights[:, :, list(_AWQ_ORDER)].flatten(1)
+    return in_order
 
 
 def quantized(

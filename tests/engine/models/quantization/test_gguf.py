@@ -61,7 +61,11 @@ def test_quantized_codes_of_every_kind_are_read_as_the_format_says() -> None:
 
 def spelled_out(name: str, block: bytes) -> list[float]:
     """The numbers of a block, one by one."""
-    half = lambda first: struct.unpack("<e", block[first : first + 2])[0]  # noqa: E731
+
+    def half(first: int) -> float:
+        value: float = struct.unpack("<e", block[first : first + 2])[0]
+        return value
+
     if name == "Q8_0":
         return [half(0) * code for code in struct.unpack("<32b", block[2:])]
     if name in ("Q4_0", "Q4_1"):
@@ -70,7 +74,7 @@ def spelled_out(name: str, block: bytes) -> list[float]:
         return [half(0) * (code - 8) if name == "Q4_0" else half(0) * code + half(2) for code in codes]
     if name == "Q4_K":
         found = []
-        scales, codes = block[4:16], block[16:]
+        scales, packed = block[4:16], block[16:]
         for group in range(8):
             if group < 4:
                 scale, low = scales[group] & 63, scales[group + 4] & 63
@@ -78,7 +82,7 @@ def spelled_out(name: str, block: bytes) -> list[float]:
                 scale = scales[group + 4] & 15 | scales[group - 4] >> 6 << 4
                 low = scales[group + 4] >> 4 | scales[group] >> 6 << 4
             for place in range(32):
-                byte = codes[group // 2 * 32 + place]
+                byte = packed[group // 2 * 32 + place]
                 found.append(half(0) * scale * (byte >> 4 if group % 2 else byte & 15) - half(2) * low)
         return found
     found = [0.0] * 256
