@@ -219,7 +219,8 @@ def unpacked(words: Tensor, bits: int, dim: int) -> Tensor:
     shape = [1] * (words.dim() + 1)
     shape[dim + 1] = len(shifts)
     numbers = (words.unsqueeze(dim + 1) >> shifts.view(shape)) & (2**bits - 1)
-    return numbers.to(torch.uint8).flatten(dim, dim + 1)
+    flat: Tensor = numbers.to(torch.uint8).flatten(dim, dim + 1)
+    return flat
 
 
 def _in_order(numbers: Tensor) -> Tensor:
