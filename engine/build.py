@@ -56,6 +56,7 @@ from engine.structured.matcher import Grammars
 from engine.structured.vocabulary import Vocabulary, is_large
 from engine.text.tokenizer_digest import tokenizer_digest
 from wire.errors import InvalidSetting
+from wire.fingerprint import with_quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def build_engine(
         executor.share_memory(memory)
         runner = _runner(settings, model, sampler, limits, attention, memory, device, executor, on_graphs)
         executor.ready()
-        fingerprint = _fingerprint(settings, folder, config, device)
+        fingerprint = with_quantization(_fingerprint(settings, folder, config, device), model.quantization)
         core = _core(settings, capacity, config, fingerprint, num_blocks, runner, grammars, device)
         grammars.finish_loading()
         opened.pop_all()

@@ -26,6 +26,8 @@ from engine.models.modelling.config import ModellingConfig
 from engine.models.ops.base import DecoderOps
 from engine.models.ops.choose import choose_ops
 from engine.models.ops.torch_ops import TorchOps
+from engine.models.quantization.choose import choose_quantization
+from engine.models.quantization.while_loading import AUTO
 from engine.models.shard import Shard
 from engine.native.library import Kernels, open_kernels
 from engine.runner.forward import ForwardPass
@@ -41,7 +43,7 @@ DUMMY = "dummy"
 @dataclass(frozen=True, slots=True)
 class ModelShare:
     """A loaded share of a model on its device. `layout`: of a block of all ranks; `own`: what this rank has in one.
-    `weights_bytes`: of this rank's parameters."""
+    `weights_bytes`: of this rank's parameters; `quantization`: by what name they are quantized, "" for none."""
 
     decoder: RunnableDecoder
     layout: KvLayout
@@ -49,6 +51,7 @@ class ModelShare:
     ops: DecoderOps
     weights_bytes: int
     kernels: Kernels | None
+    quantization: str = ""
 
 
 def kernels_for(settings: EngineSettings, device: Device, num_threads: int) -> Kernels | None:
@@ -72,12 +75,13 @@ def load_share(
     if isinstance(config, ModellingConfig):
         return _load_modelling(settings, folder, config, device, kernels, on_weights)
     dtype = choose_dtype(settings.dtype, config)
+    quantization = choose_quantization(settings.quantization, config, folder)
     if collectives is not None and kernels is not None:
         collectives = NotedCollectives(collectives, kernels)
-    shapes = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps(), shard, collectives)
+    shapes = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps(), shard, collectives, quantization)
     weights_bytes = _checked_weights(settings, folder, shapes, device, shard)
     ops = choose_ops(device.torch_device, kernels)
-    decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops, shard, collectives)
+    decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops, shard, collectives, quantization)
     if settings.load_format == DUMMY:
         fill_with_noise(decoder)
     else:
@@ -87,7 +91,7 @@ def load_share(
     if shard.size > 1:
         whole = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps())
         layout = KvLayout.of_layers(dtype, settings.block_size, whole.layer_kvs)
-    return ModelShare(decoder, layout, own, ops, weights_bytes, kernels)
+    return ModelShare(decoder, layout, own, ops, weights_bytes, kernels, quantization.name)
 
 
 def attention_of(
@@ -130,6 +134,8 @@ def _load_modelling(
     # imported late: models of Baton's own need none of it, and it takes seconds
     from engine.models.modelling import loading
 
+    if settings.quantization != AUTO:
+        raise InvalidSetting("--quantization: what transformers' modelling code computes is not quantized")
     name, remote_code = choose_dtype(settings.dtype, config), settings.trust_remote_code
     dtype = TORCH_DTYPES[name]
     num_bytes = loading.count_weights(folder, config, dtype, remote_code=remote_code)

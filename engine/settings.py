@@ -24,6 +24,11 @@ class EngineSettings:
         False, "run code that comes with the checkpoint, where transformers computes the model"
     )
     dtype: str = setting("auto", "type of weights and KV", choices=("auto", "bfloat16", "float16", "float32"))
+    quantization: str = setting(
+        "auto",
+        "weights of products; auto: as the checkpoint has them; int8, int4: plain ones are quantized while loading",
+        choices=("auto", "int8", "int4"),
+    )
     block_size: int = setting(16, "tokens per KV block")
     max_model_len: int = setting(0, "longest prompt plus output in tokens; 0: the model's own limit")
     kv_cache_memory_bytes: int = setting(

@@ -24,6 +24,7 @@ from kvtransfer.pusher import Pusher
 from kvtransfer.transports.base import Sender
 from wire import links
 from wire.errors import Refused
+from wire.fingerprint import difference
 
 _MAX_REASON = 1000
 _log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class SenderConnections:
             # our own epoch is not told: whoever dials here may be a stranger
             raise Refused(f"{facts.node_id} has restarted since epoch {hello.sender_epoch}")
         if hello.fingerprint != facts.fingerprint:
-            raise Refused(f"model differs: {facts.fingerprint} here, {hello.fingerprint} at {hello.node_id}")
+            raise Refused(difference(facts.fingerprint, hello.fingerprint, hello.node_id))
         facts.layout.require_same(hello.layout, hello.node_id)
         if hello.checksum != facts.checksum:
             raise Refused(

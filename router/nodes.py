@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from engine.cache.hashing import HASH_BYTES
 from router.prompt_queue import PromptQueue
 from wire.errors import Refused
+from wire.fingerprint import checkpoint_of, difference
 from wire.messages import DECODE, PREFILL, ROUTER_TO_NODE, CacheEvents, Heartbeat, Hello, NodeStatus
 from wire.session import Session, new_session_number
 
@@ -283,12 +284,15 @@ class NodeRegistry:
             raise Refused(f"role {hello.role!r} is not known here")
         others = [node for node in self._nodes.values() if node.node_id != hello.node_id]
         expected = {model: self._fingerprint_of(model, others) for model in self._fingerprints}
-        model = next((model for model, known in expected.items() if known == hello.fingerprint), None)
+        model = next((model for model, known in expected.items() if _is_same(known, hello.fingerprint)), None)
         if model is None:
             model = next((model for model, known in expected.items() if known is None), None)
         if model is None:
             known = ", ".join(f"{known} ({model})" for model, known in expected.items())
             raise Refused(f"model differs: fingerprint {known} here, {hello.fingerprint} at {hello.node_id}")
+        for other in others:
+            if other.model == model and other.hello.fingerprint != hello.fingerprint:
+                raise Refused(difference(other.hello.fingerprint, hello.fingerprint, hello.node_id))
         tokenizer = self._tokenizers.get(model, "")
         if tokenizer and hello.tokenizer and tokenizer != hello.tokenizer:
             raise Refused(f"tokenizer differs: {tokenizer} here, {hello.tokenizer} at {hello.node_id}")
@@ -301,6 +305,11 @@ class NodeRegistry:
         """None: not known before the model's first node joins."""
         of_nodes = (node.hello.fingerprint for node in nodes if node.model == model)
         return self._fingerprints[model] or next(of_nodes, None)
+
+
+def _is_same(known: str | None, fingerprint: str) -> bool:
+    """Whether both are of one checkpoint: how it is quantized is for its nodes to agree on."""
+    return known is not None and checkpoint_of(known) == checkpoint_of(fingerprint)
 
 
 def _split(hashes: bytes) -> list[bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.models.facts import ModelFacts
+from engine.models.gguf.folder import checkpoint_folder
 from wire.errors import InvalidSetting, ModelLoadError
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -30,14 +31,16 @@ _WEIGHT_FILES = ("model*.safetensors", "model.safetensors.index.json")
 
 
 def resolve_checkpoint(model: str, weights: bool = True) -> Path:
-    """The folder of `model`: itself when it is a folder, otherwise the snapshot of that hub id, downloaded as far as
-    the local cache lacks it. Without `weights` only config and tokenizer files are fetched. Offline, the cache must
-    have it. Raises `ModelLoadError`."""
+    """The folder of `model`: itself when it is a folder, one that is made of it when it is a GGUF file, otherwise the
+    snapshot of that hub id, downloaded as far as the local cache lacks it. Without `weights` only config and tokenizer
+    files are fetched. Offline, the cache must have it. Raises `ModelLoadError`."""
     folder = Path(model).expanduser()
     if model and folder.is_dir():
         return folder
     if folder.is_file():
-        raise ModelLoadError(f"model {model!r} is a file, expected a checkpoint folder or a hub id")
+        if folder.suffix != ".gguf":
+            raise ModelLoadError(f"model {model!r} is a file, expected a checkpoint folder, a .gguf file or a hub id")
+        return checkpoint_folder(folder)
     return _hub_snapshot(model, [*_TEXT_FILES, *(_WEIGHT_FILES if weights else ())])
 
 

@@ -18,6 +18,7 @@ from engine.models.config_fields import MAX_TOKENS, Fields, read_json_object
 from engine.models.expert_settings import ExpertSettings, read_experts
 from engine.models.latent_settings import LatentSettings, latent_scale, read_latent
 from engine.models.names import LLAMA, Names
+from engine.models.quantization_settings import METHODS, PublishedQuantization, read_quantization
 from engine.models.registry import Block, Family, MlpKind, NormKind, QkNorm, family_of
 from engine.models.rope_settings import RopeSettings, partial_rotary_factor, read_local_rope, read_rope
 from wire.errors import ModelLoadError
@@ -91,6 +92,8 @@ class ModelConfig:
     """One entry a layer."""
     experts: ExpertSettings | None = None
     latent: LatentSettings | None = None
+    quantization: PublishedQuantization | None = None
+    """How the checkpoint's weights of products are quantized; experts in MXFP4 are no matter of this."""
     num_draft_layers: int = 0
     """Layers behind the others in the files, which predict further tokens and are not used."""
     multipliers: Multipliers = field(default_factory=Multipliers)
@@ -172,6 +175,7 @@ def parse_config(content: dict[str, Any], generation: dict[str, Any] | None = No
         latent=latent,
         num_draft_layers=fields.index("num_nextn_predict_layers", 0) if fields.has("num_nextn_predict_layers") else 0,
         multipliers=_multipliers(fields, family, hidden_size, latent),
+        quantization=read_quantization(fields, family.quantization),
     )
 
 
@@ -182,7 +186,7 @@ def architecture_facts(config: ModelConfig) -> dict[str, int | float | str | boo
     depends on them), the names of tensors, and `has_short_context`, which is a node's own choice too and part of the
     layout of its KV."""
     shape = asdict(config)
-    for not_computed in ("dtype", "bos_token_id", "eos_token_ids", "names", "has_short_context"):
+    for not_computed in ("dtype", "bos_token_id", "eos_token_ids", "names", "has_short_context", "quantization"):
         del shape[not_computed]
     windows = shape.pop("windows")
     facts = dict(_flat(shape))
@@ -220,8 +224,12 @@ def _refuse_unsupported(fields: Fields, family: Family) -> None:
     quantization = fields.raw("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        if not family.quantization or method != family.quantization:
-            raise ModelLoadError(f"config.json: quantization_config (quant_method {method!r}) is not supported")
+        is_own = family.quantization and method == family.quantization
+        if not is_own and not (isinstance(quantization, dict) and method in METHODS):
+            raise ModelLoadError(
+                f"config.json: quantization_config (quant_method {method!r}) is not supported; supported: "
+                f"{', '.join(METHODS)}"
+            )
     for name, only in family.refused.items():
         if fields.has(name) and fields.raw(name) != only:
             raise fields.error(name, f"{only!r}: {family.architecture} is supported with that only")

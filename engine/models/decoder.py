@@ -30,6 +30,7 @@ from engine.models.parts.base import Part, PartSetup
 from engine.models.parts.embedding import make_embedding, make_head
 from engine.models.parts.layers import make_layer
 from engine.models.parts.norm import make_norm
+from engine.models.quantization.base import UNQUANTIZED, Quantization
 from engine.models.rope import ModelRotations, Rotations
 from engine.models.shard import WHOLE, Shard
 from wire.layout import LayerKv
@@ -49,14 +50,17 @@ class Decoder:
         ops: DecoderOps | None = None,
         shard: Shard = WHOLE,
         collectives: Collectives | None = None,
+        quantization: Quantization = UNQUANTIZED,
     ) -> None:
         """Allocates all parameters without setting them. `ops`: `None` for what is fastest on `device`. The layers of a
         `shard` compute its share of heads and rows, and `collectives` put the shares of all ranks together; without,
-        nothing does. Every rank then makes the same calls, and the first has the logits."""
+        nothing does. Every rank then makes the same calls, and the first has the logits. Raises `ModelLoadError` for a
+        checkpoint's quantization that does not fit the model."""
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
-        setup = PartSetup(dtype, self.device, choose_ops(self.device) if ops is None else ops, shard, collectives)
+        chosen = choose_ops(self.device) if ops is None else ops
+        setup = PartSetup(dtype, self.device, chosen, shard, collectives, quantization)
         self._rotations = ModelRotations(config, self.device)
         self._embedding = make_embedding(config, setup)
         ropes = self._rotations.of_layer
@@ -133,16 +137,17 @@ class Decoder:
 
     def parameters(self) -> Iterator[Parameter]:
         """All parameters, which loading fills. Only before `pack`."""
-        for part in self._parts():
+        for part in self.parts():
             yield from part.parameters()
 
     def pack(self) -> None:
         """Bring the weights into the formats that this device computes with fastest. Call once, after loading;
         parameters cannot be written afterwards."""
-        for part in self._parts():
+        for part in self.parts():
             part.pack()
 
-    def _parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[Part]:
+        """All parts, each of which may be packed when its parameters are loaded."""
         yield self._embedding
         for layer in self._layers:
             yield from layer.parts()

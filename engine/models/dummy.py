@@ -8,6 +8,7 @@ of device.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from engine.models.decoder import Decoder
 
@@ -19,10 +20,16 @@ _SCALES = range(117, 121)
 def fill_with_noise(decoder: Decoder) -> None:
     """Set every parameter of `decoder`, then pack it."""
     generator = torch.Generator(decoder.device).manual_seed(_SEED)
-    for parameter in decoder.parameters():
-        if parameter.tensor.is_floating_point():
-            parameter.tensor.normal_(parameter.center, _DEVIATION, generator=generator)
-        else:
-            # small powers of two as scales, and any numbers they scale
-            parameter.tensor.random_(_SCALES.start, _SCALES.stop, generator=generator)
-    decoder.pack()
+    for part in decoder.parts():
+        for parameter in part.parameters():
+            _fill(parameter.tensor, parameter.center, generator)
+        # at once, so that a quantized weight takes the memory of the plain one
+        part.pack()
+
+
+def _fill(tensor: Tensor, center: float, generator: torch.Generator) -> None:
+    if tensor.is_floating_point():
+        tensor.normal_(center, _DEVIATION, generator=generator)
+    else:
+        # small powers of two as scales, and any numbers they scale
+        tensor.random_(_SCALES.start, _SCALES.stop, generator=generator)

@@ -14,24 +14,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.gguf.weights import opened_gguf
 from engine.models.parameters import Parameter, Source, slices
-from engine.models.weight_files import TensorEntry, listed, read_header, weight_files
+from engine.models.parts.base import Part
+from engine.models.weight_files import GGUF_FILE, TensorEntry, listed, read_header, weight_files
 from wire.errors import ModelLoadError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 """Called with (done, total)."""
-
 _FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
-_BYTE_DTYPES = ("U8",)
+_DTYPES = {
+    "torch.uint8": ("U8",),
+    "torch.int8": ("I8",),
+    "torch.int32": ("I32",),
+    "torch.int64": ("I64",),
+    "torch.float8_e4m3fn": ("F8_E4M3",),
+}
+"""Of files, by that of the parameter, where it is not converted."""
 _DERIVED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 """Tables that old checkpoints carry; they follow from the config."""
 
@@ -67,27 +74,16 @@ class _Uses:
 
 
 def load_weights(folder: Path, decoder: Decoder, progress: OnProgress | None = None) -> None:
-    """Fill every parameter of `decoder` from the checkpoint in `folder`, converting to its dtype, then pack it.
+    """Fill every parameter of `decoder` from the checkpoint in `folder`, converting to its dtype, and pack each part as
+    soon as it is filled: a model that is quantized while it is loaded takes little more than it takes afterwards.
 
     `progress(bytes_done, bytes_total)` counts the tensor bytes of the files, those that a shard leaves out included:
     first call (0, total), last (total, total). Raises `ModelLoadError`.
     """
-    _fill(folder, decoder, progress)
-    # nothing references the plain weights any more: each is freed when it is packed
-    decoder.pack()
-
-
-def check_weights(folder: Path, decoder: Decoder) -> None:
-    """Compare the headers of the files with what `decoder` needs, which may be on the device "meta": before anything is
-    allocated. Raises `ModelLoadError`."""
-    headers = {path: read_header(path) for path in weight_files(folder)}
-    _check_complete(headers, _Uses(decoder.parameters()), decoder.config)
-
-
-def _fill(folder: Path, decoder: Decoder, progress: OnProgress | None) -> None:
     headers = {path: read_header(path) for path in weight_files(folder)}
     uses = _Uses(decoder.parameters())
     _check_complete(headers, uses, decoder.config)
+    waiting = _Waiting(decoder)
     bytes_total = sum(entry.num_bytes for header in headers.values() for entry in header.values())
     bytes_done = 0
     if progress is not None:
@@ -95,13 +91,53 @@ def _fill(folder: Path, decoder: Decoder, progress: OnProgress | None) -> None:
     for path, header in headers.items():
         with _opened(path) as file:
             for name, entry in header.items():
-                for use in uses.by_name.get(name, ()):
+                # forgotten: nothing may keep a plain weight that is packed
+                for use in uses.by_name.pop(name, ()):
                     _write(file, use)
+                waiting.written(name)
                 bytes_done += entry.num_bytes
                 if progress is not None:
                     progress(bytes_done, bytes_total)
     _check_copies(headers, uses.copies)
-    _check_numbers(decoder.parameters())
+    waiting.finish()
+
+
+class _Waiting:
+    """Parts of a decoder that still lack tensors, and are packed when they have them all."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._parts: dict[int, tuple[Part, set[str]]] = {}
+        self._of_name: dict[str, list[int]] = {}
+        for number, part in enumerate(decoder.parts()):
+            names = {source.name for parameter in part.parameters() for source in parameter.sources}
+            self._parts[number] = (part, names)
+            for name in names:
+                self._of_name.setdefault(name, []).append(number)
+
+    def written(self, name: str) -> None:
+        """A tensor has gone where it belongs."""
+        for number in self._of_name.pop(name, ()):
+            names = self._parts[number][1]
+            names.remove(name)
+            if not names:
+                self._finish(number)
+
+    def finish(self) -> None:
+        """Pack parts that have nothing of their own to load."""
+        for number in tuple(self._parts):
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        part, _ = self._parts.pop(number)
+        _check_numbers(part.parameters())
+        part.pack()
+
+
+def check_weights(folder: Path, decoder: Decoder) -> None:
+    """Compare the headers of the files with what `decoder` needs, which may be on the device "meta": before anything is
+    allocated. Raises `ModelLoadError`."""
+    headers = {path: read_header(path) for path in weight_files(folder)}
+    _check_complete(headers, _Uses(decoder.parameters()), decoder.config)
 
 
 def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, config: ModelConfig) -> None:
@@ -134,7 +170,7 @@ def _check_entry(entry: TensorEntry, use: _Use) -> None:
     source = use.source
     if entry.shape != source.shape:
         raise ModelLoadError(f"{source.name} has shape {list(entry.shape)}, config.json makes it {list(source.shape)}")
-    supported = _FLOAT_DTYPES if use.parameter.tensor.is_floating_point() else _BYTE_DTYPES
+    supported = _DTYPES.get(str(use.parameter.tensor.dtype), _FLOAT_DTYPES)
     if entry.dtype not in supported:
         raise ModelLoadError(
             f"{source.name} has dtype {entry.dtype}, which is not supported; supported: {', '.join(supported)}"
@@ -144,6 +180,10 @@ def _check_entry(entry: TensorEntry, use: _Use) -> None:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """The file, mapped; whatever cannot be read of it is a `ModelLoadError`."""
+    if path.name == GGUF_FILE:
+        with opened_gguf(path) as gguf:
+            yield gguf
+        return
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             yield file
@@ -164,11 +204,16 @@ def _write(file: Any, use: _Use) -> None:
 def _check_numbers(parameters: Iterable[Parameter]) -> None:
     """A NaN or an infinity in a weight fails every request; finding it costs one pass over memory."""
     for parameter in parameters:
-        tensor = parameter.tensor
-        if tensor.numel() > 0 and not all(bound.isfinite() for bound in tensor.aminmax()):
+        if not _is_finite(parameter.tensor):
             names = listed([source.name for source in parameter.sources])
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = str(parameter.tensor.dtype).removeprefix("torch.")
             raise ModelLoadError(f"there are NaN or infinite numbers in {dtype} in what is loaded from {names}")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if tensor.dtype == torch.float8_e4m3fn:
+        return bool((tensor.view(torch.uint8) & 0x7F != 0x7F).all())
+    return tensor.numel() == 0 or all(bool(bound.isfinite()) for bound in tensor.aminmax())
 
 
 def _check_copies(headers: Mapping[Path, Mapping[str, TensorEntry]], copies: Mapping[str, Parameter]) -> None:

@@ -17,15 +17,19 @@ from typing import Any
 
 import xxhash
 
+from engine.models.gguf.file import read_gguf
+from engine.models.gguf.weights import View, views
 from wire.errors import ModelLoadError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+GGUF_FILE = "model.gguf"
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 4096
 _MAX_NAMES_IN_ERROR = 8
+_GGUF_DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1}
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -34,6 +38,8 @@ def weight_files(folder: Path) -> list[Path]:
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if single.is_file():
         return [single]
+    if not index.is_file() and (folder / GGUF_FILE).is_file():
+        return [folder / GGUF_FILE]
     if not index.is_file():
         raise ModelLoadError(f"{folder}: no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
     names = _shard_names(index)
@@ -59,7 +65,10 @@ class TensorEntry:
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors of a safetensors file, in file order, by name. Raises `ModelLoadError` when the header cannot be
-    right or does not describe exactly the bytes of the file (a truncated download)."""
+    right or does not describe exactly the bytes of the file (a truncated download). Of a GGUF file: see
+    `engine.models.gguf.weights`."""
+    if path.name == GGUF_FILE:
+        return {name: _view_entry(view) for name, view in views(read_gguf(path)).items()}
     try:
         content, data_bytes = _raw_header(path)
         decoded = json.loads(content)
@@ -108,8 +117,16 @@ def _shard_names(index: Path) -> list[str]:
     return names
 
 
+def _view_entry(view: View) -> TensorEntry:
+    return TensorEntry(view.dtype, view.shape, math.prod(view.shape) * _GGUF_DTYPE_BYTES[view.dtype])
+
+
 def _raw_header(path: Path) -> tuple[bytes, int]:
-    """The JSON bytes of a safetensors header and the number of bytes after them."""
+    """The bytes of a header and the number of bytes after them."""
+    if path.name == GGUF_FILE:
+        num_bytes = read_gguf(path).header_bytes
+        with path.open("rb") as opened:
+            return opened.read(num_bytes), path.stat().st_size - num_bytes
     try:
         with path.open("rb") as file:
             prefix = file.read(8)

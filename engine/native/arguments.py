@@ -44,6 +44,46 @@ class BatonLinear(Structure):
     ]
 
 
+class BatonQuantizedPack(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("packed", c_void_p),
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("offsets", c_void_p),
+        ("num_out", c_int64),
+        ("num_in", c_int64),
+        ("group_size", c_int64),
+        ("codes_stride", c_int64),
+        ("dtype", c_int32),
+        ("codes_kind", c_int32),
+        ("scale_dtype", c_int32),
+    ]
+
+
+class BatonQuantizedLinear(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("out", c_void_p),
+        ("x", c_void_p),
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("num_tokens", c_int64),
+        ("num_out", c_int64),
+        ("num_in", c_int64),
+        ("out_stride", c_int64),
+        ("x_stride", c_int64),
+        ("group_size", c_int64),
+        ("dtype", c_int32),
+        ("out_is_float32", c_int32),
+        ("codes_kind", c_int32),
+        ("scale_dtype", c_int32),
+        ("has_offsets", c_int32),
+    ]
+
+
 class BatonPagedKv(Structure):
     """See kernels.h."""
 
@@ -236,6 +276,7 @@ KINDS: dict[type[Structure], int] = {
     BatonNormRotate: 4,
     BatonGate: 5,
     BatonGather: 6,
+    BatonQuantizedLinear: 7,
 }
 """`BatonKind`, by the arguments of its function."""
 TOKEN_IDS, POSITIONS, DUE = 0, 1, 2

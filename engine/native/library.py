@@ -22,13 +22,14 @@ import torch
 from torch import Tensor
 
 from engine.native import arguments
-from engine.native.arguments import DTYPES, BatonCall, BatonPlan, BatonStep
+from engine.native.arguments import DTYPES, BatonCall, BatonPlan, BatonQuantizedPack, BatonStep
 from wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
-_INTERFACE = 4
+_INTERFACE = 5
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
+_SHARED_BYTES = 1 << 24
 _MADV_HUGEPAGE = 14
 _log = logging.getLogger(__name__)
 
@@ -70,12 +71,18 @@ class Kernels:
         self.gate = self._call("gate", arguments.BatonGate)
         self.gather = self._call("gather", arguments.BatonGather)
         self.argmax = self._call("argmax", arguments.BatonArgmax)
+        self.quantized_pack = self._call("quantized_pack", BatonQuantizedPack)
+        self.quantized_linear = self._call("quantized_linear", arguments.BatonQuantizedLinear)
 
     def packed_bytes(self, dtype: torch.dtype, num_out: int, num_in: int) -> int:
         """The bytes of a packed weight [num_out, num_in]; 0 where there is no product for `dtype`."""
         if dtype not in DTYPES:
             return 0
         return int(self._library.baton_packed_bytes(self._pool, DTYPES[dtype], num_out, num_in))
+
+    def quantized_bytes(self, given: BatonQuantizedPack) -> int:
+        """The bytes that `given` packs into, whose pointers need not be set but for NULL or not of the offsets."""
+        return int(self._library.baton_quantized_bytes(self._pool, byref(given)))
 
     def attention_scratch(self, max_sequences: int, head_dim: int) -> int:
         """The bytes of scratch that attention over a step of so many sequences needs at most."""
@@ -141,6 +148,8 @@ def load_library(path: Path | None = None) -> CDLL:
     library.baton_pool_close.argtypes, library.baton_pool_close.restype = (c_void_p,), None
     library.baton_packed_bytes.argtypes = (c_void_p, c_int32, c_int64, c_int64)
     library.baton_packed_bytes.restype = c_int64
+    library.baton_quantized_bytes.argtypes = (c_void_p, POINTER(BatonQuantizedPack))
+    library.baton_quantized_bytes.restype = c_int64
     library.baton_attention_scratch.argtypes = (c_void_p, c_int64, c_int32)
     library.baton_attention_scratch.restype = c_int64
     library.baton_plan.argtypes, library.baton_plan.restype = (POINTER(BatonPlan),), c_int32
@@ -191,6 +200,23 @@ def huge_pages(num_bytes: int) -> Tensor:
     except AttributeError:
         pass  # another system
     return whole[gap : gap + num_bytes]
+
+
+class WeightMemory:
+    """Memory on huge pages for many weights: small ones share them."""
+
+    def __init__(self) -> None:
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> Tensor:
+        """As `huge_pages`. What is shared is freed with the last weight in it."""
+        if num_bytes >= _SHARED_BYTES // 2:
+            return huge_pages(num_bytes)
+        rounded = -(-num_bytes // 64) * 64
+        if rounded > len(self._rest):
+            self._rest = huge_pages(_SHARED_BYTES)
+        taken, self._rest = self._rest[:num_bytes], self._rest[rounded:]
+        return taken
 
 
 def _installed() -> Path:

@@ -63,7 +63,9 @@ def choose_stand_in(setting: str, device: Device, shape: AttentionShape, kernels
 @contextmanager
 def engine(folder: Path, device: str, **settings: Any) -> Iterator[Engine]:
     chosen = {"block_size": 16, "num_blocks": 24, "num_threads": 1, "max_model_len": 160, **settings}
-    with mock.patch("engine.build.choose_attention", choose_stand_in) if device == "emulated" else mock.MagicMock():
+    with (
+        mock.patch("engine.model_share.choose_attention", choose_stand_in) if device == "emulated" else mock.MagicMock()
+    ):
         built = build_engine(
             EngineSettings(model=str(folder), device=device, max_num_seqs=MAX_NUM_SEQS, **chosen), allocate_private
         )

@@ -217,3 +217,12 @@ def test_known_hashes_are_bounded(registry: NodeRegistry, monkeypatch: pytest.Mo
     for number in range(100):
         registry.cache_events(CacheEvents(hello.epoch, False, number.to_bytes(16, "big"), b""))
         assert len(_cached(registry, hello)) <= 2
+
+
+def test_nodes_of_one_model_agree_on_its_quantization() -> None:
+    registry = NodeRegistry({"m": "abcd"})
+    _join(registry, fingerprint="abcd+int8")
+    with pytest.raises(Refused, match="quantization differs: int8 here, none at plain"):
+        registry.register(make_hello(PREFILL, node_id="plain", fingerprint="abcd"), 0.0)
+    with pytest.raises(Refused, match="quantization differs: int8 here, int4 at other"):
+        registry.register(make_hello(PREFILL, node_id="other", fingerprint="abcd+int4"), 0.0)

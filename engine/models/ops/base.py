@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.models.linear_weights import LinearWeight, PlainWeight
+from engine.models.linear_weights import LinearWeight, LoadedWeight
 from engine.models.rope import Rotation
 
 
@@ -24,16 +24,20 @@ class DecoderOps(Protocol):
     contiguous tensors. Nothing is read back by the host, so all of it can be recorded in a graph.
     """
 
-    def pack(self, weight: PlainWeight) -> LinearWeight:
+    def pack(self, weight: LoadedWeight) -> LinearWeight:
         """A loaded weight in the format that `linear` multiplies by fastest; the weight itself if there is no other.
+        One that is quantized stays as small as it is.
 
         It is called once for each weight, and takes no memory where the format is the same.
         """
         ...
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
-        """x W^T + b: [T, out] of x [T, in]. `weight`: plain, or as `pack` has returned it. Raises `TypeError` for a
-        format that these operations do not multiply by."""
+        """x W^T + b: [T, out] of x [T, in]. `weight`: plain, as `pack` has returned it, or a stack of such. Raises
+        `TypeError` for a format that these operations do not multiply by.
+
+        A quantized weight either keeps its scales in float32 here, or is rounded to the dtype of x before it
+        multiplies: `TorchOps` does that."""
         ...
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:

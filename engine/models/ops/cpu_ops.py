@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.models.linear_weights import LinearWeight, PackedWeight, PlainWeight
+from engine.models.linear_weights import LinearWeight, LoadedWeight, PackedWeight, PlainWeight
 from engine.models.ops.torch_ops import TorchOps
 
 _PACK_MIN_ELEMENTS = 1 << 17
@@ -24,8 +24,10 @@ class CpuOps(TorchOps):
     def __init__(self, pack_min_elements: int = _PACK_MIN_ELEMENTS) -> None:
         self._pack_min_elements = pack_min_elements
 
-    def pack(self, weight: PlainWeight) -> LinearWeight:
+    def pack(self, weight: LoadedWeight) -> LinearWeight:
         """See `DecoderOps.pack`. A packed weight is a copy; the plain one is freed with its last owner."""
+        if not isinstance(weight, PlainWeight):
+            return super().pack(weight)
         if weight.matrix.numel() < self._pack_min_elements or not _is_packable(weight.matrix.dtype):
             return weight
         return PackedWeight(torch.ops.mkldnn._reorder_linear_weight(weight.matrix, _PACK_ROWS))

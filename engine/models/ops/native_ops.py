@@ -10,12 +10,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.models.linear_weights import LinearWeight, PlainWeight
+from engine.models.linear_weights import LinearWeight, LoadedWeight, QuantizedWeight, StackedWeight
 from engine.models.ops.cpu_ops import CpuOps
+from engine.models.ops.native_quantized import pack_quantized
 from engine.models.parameters import Parameter
 from engine.models.rope import Rotation
-from engine.native.arguments import DTYPES, BatonAddNorm, BatonGate, BatonLinear, BatonNormRotate, BatonPack
-from engine.native.library import Kernels, huge_pages
+from engine.native.arguments import (
+    DTYPES,
+    BatonAddNorm,
+    BatonGate,
+    BatonLinear,
+    BatonNormRotate,
+    BatonPack,
+    BatonQuantizedLinear,
+)
+from engine.native.library import Kernels, WeightMemory, huge_pages
 
 _MAX_HEAD_DIM = 512
 
@@ -23,15 +32,22 @@ _MAX_HEAD_DIM = 512
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeWeight:
     """`packed`: [num_out, num_in] in the layout of the kernels. `product`: the arguments of a product with it, of which
-    a call changes those that belong to its tokens."""
+    a call changes those that belong to its tokens. `input_order`: see `QuantizedWeight`."""
 
     packed: Tensor
     num_out: int
-    product: BatonLinear
+    product: BatonLinear | BatonQuantizedLinear
+    input_order: Tensor | None = None
 
     def parameters(self) -> tuple[Parameter, ...]:
         """See `LinearWeight.parameters`."""
         return ()
+
+
+def _native(stack: StackedWeight) -> list[NativeWeight] | None:
+    """The pieces, if the kernels multiply by all of them."""
+    pieces = [piece for piece in stack.pieces if isinstance(piece, NativeWeight)]
+    return pieces if len(pieces) == len(stack.pieces) else None
 
 
 class NativeOps(CpuOps):
@@ -44,9 +60,13 @@ class NativeOps(CpuOps):
         super().__init__()
         self.has_packed_all = True
         self._kernels = kernels
+        self._memory = WeightMemory()
 
-    def pack(self, weight: PlainWeight) -> LinearWeight:
-        """See `DecoderOps.pack`. A packed weight is a copy; the plain one is freed with its last owner."""
+    def pack(self, weight: LoadedWeight) -> LinearWeight:
+        """See `DecoderOps.pack`. A packed weight is a copy; the loaded one is freed with its last owner."""
+        if isinstance(weight, QuantizedWeight):
+            packed, quantized_product = pack_quantized(self._kernels, self._memory, weight)
+            return NativeWeight(packed, weight.num_rows, quantized_product, weight.input_order)
         matrix = weight.matrix
         num_out, num_in = matrix.shape
         num_bytes = self._kernels.packed_bytes(matrix.dtype, num_out, num_in)
@@ -62,15 +82,31 @@ class NativeOps(CpuOps):
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
         """See `DecoderOps.linear`."""
+        if isinstance(weight, StackedWeight) and (pieces := _native(weight)) is not None:
+            out = self._kernels.empty((x.shape[0], sum(piece.num_out for piece in pieces)), x.dtype)
+            first = 0
+            for piece in pieces:
+                end = first + piece.num_out
+                self._multiply(out[:, first:end], x, piece, None if bias is None else bias[first:end])
+                first = end
+            return out
         if not isinstance(weight, NativeWeight):
             return super().linear(x, weight, bias)
         out = self._kernels.empty((x.shape[0], weight.num_out), x.dtype)
+        self._multiply(out, x, weight, bias)
+        return out
+
+    def _multiply(self, out: Tensor, x: Tensor, weight: NativeWeight, bias: Tensor | None) -> None:
+        if weight.input_order is not None:
+            x = x[:, weight.input_order]
         product = weight.product
         product.out, product.x = out.data_ptr(), x.data_ptr()
-        product.num_tokens, product.x_stride = x.shape[0], x.stride(0)
+        product.num_tokens, product.x_stride, product.out_stride = x.shape[0], x.stride(0), out.stride(0)
         product.bias = None if bias is None else bias.data_ptr()
-        self._kernels.linear(product)
-        return out
+        if isinstance(product, BatonLinear):
+            self._kernels.linear(product)
+        else:
+            self._kernels.quantized_linear(product)
 
     def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """See `DecoderOps.add_norm`."""

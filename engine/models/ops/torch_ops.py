@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.models.linear_weights import LinearWeight, PlainWeight
+from engine.models.linear_weights import LinearWeight, LoadedWeight, PlainWeight, QuantizedWeight, StackedWeight
 from engine.models.rope import Rotation, rotate
 
 
 class TorchOps:
     """See `DecoderOps`."""
 
-    def pack(self, weight: PlainWeight) -> LinearWeight:
-        """See `DecoderOps.pack`: torch multiplies by plain weights."""
+    def pack(self, weight: LoadedWeight) -> LinearWeight:
+        """See `DecoderOps.pack`: torch multiplies by plain weights, of which it makes a quantized one for each
+        product."""
         return weight
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
         """See `DecoderOps.linear`."""
+        if isinstance(weight, StackedWeight):
+            stacked = torch.cat([self.linear(x, piece, None) for piece in weight.pieces], dim=1)
+            return stacked if bias is None else stacked.add_(bias)
+        if isinstance(weight, QuantizedWeight):
+            return F.linear(x, weight.plain(x.dtype), bias)
         if not isinstance(weight, PlainWeight):
             raise TypeError(f"{type(self).__name__} does not multiply by a {type(weight).__name__}")
         return F.linear(x, weight.matrix, bias)

@@ -16,12 +16,14 @@ from torch import Tensor
 from engine.models.collectives import Collectives
 from engine.models.ops.base import DecoderOps
 from engine.models.parameters import Parameter
+from engine.models.quantization.base import UNQUANTIZED, Quantization
 from engine.models.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
 class PartSetup:
-    """The values that all parts of one model on one device share. `shard`: this rank's share of the divided weights.
+    """The values that all parts of one model on one device share. `shard`: this rank's share of the divided weights;
+    `quantization`: of the weights of products.
 
     `collectives`: by which parts put the shares of all ranks together; None: a part's result is this rank's share of
     it, and the vocabulary is not divided.
@@ -32,6 +34,7 @@ class PartSetup:
     ops: DecoderOps
     shard: Shard
     collectives: Collectives | None = None
+    quantization: Quantization = UNQUANTIZED
 
     def empty(self, *shape: int) -> Tensor:
         """Memory for a parameter that is still to be loaded."""

@@ -8,7 +8,7 @@ Letters: T tokens of the step, N rows that need logits, V vocabulary, E hidden s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch.nn.functional as F
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from engine.models.collectives import Collectives
 from engine.models.config import ModelConfig, Multipliers
-from engine.models.linear_weights import LinearWeight, PlainWeight
+from engine.models.linear_weights import PlainWeight
 from engine.models.parameters import Parameter, Source, whole
 from engine.models.parts.base import Part, PartSetup
-from engine.models.parts.linear import Linear, Matrix, plain_weight
+from engine.models.parts.linear import Linear, Matrix, unread_weight
+from engine.models.quantization.base import Piece, Unread
 from engine.models.shard import Shard
 
 
@@ -119,8 +120,10 @@ class Head(Part, Protocol):
 class DividedHead(Linear):
     """A product of whose outputs each rank computes some: those of its rows of the vocabulary. See `Head`."""
 
-    def __init__(self, weight: LinearWeight, config: ModelConfig, setup: PartSetup, collectives: Collectives) -> None:
-        super().__init__(weight, None, setup.ops)
+    def __init__(
+        self, unread: Sequence[Unread], config: ModelConfig, setup: PartSetup, collectives: Collectives
+    ) -> None:
+        super().__init__(unread, None, setup)
         self._collectives = collectives
         self._vocab_size = config.vocab_size
         self._width = len(Shard(0, setup.shard.size).part_of(config.vocab_size))
@@ -156,17 +159,24 @@ class ScaledHead:
         self._head.pack()
 
 
+def _tied(embedding: Embedding, config: ModelConfig, setup: PartSetup) -> Unread:
+    shape = (config.vocab_size, config.hidden_size)
+    columns = range(config.hidden_size)
+    piece = Piece("head", config.names.embedding, shape, embedding.rows, columns, setup.dtype, setup.device)
+    return setup.quantization.unread(piece) or PlainWeight(embedding.table)
+
+
 def make_head(embedding: Embedding, config: ModelConfig, setup: PartSetup) -> Head:
     """The product that gives logits [N, V]. A head tied to the embedding has no parameters; packed, it is a copy of the
     table, since it is the largest product of a decode step."""
     if config.tie_word_embeddings:
-        weight: LinearWeight = PlainWeight(embedding.table)
+        unread: Sequence[Unread] = [_tied(embedding, config, setup)]
     else:
         rows = Matrix(config.names.head, config.vocab_size, _rows(config, setup))
-        weight = plain_weight("head", [rows], config.hidden_size, range(config.hidden_size), setup)
-    head = Linear(weight, None, setup.ops)
+        unread = unread_weight("head", [rows], config.hidden_size, range(config.hidden_size), setup)
+    head = Linear(unread, None, setup)
     if setup.collectives is not None:
-        head = DividedHead(weight, config, setup, setup.collectives)
+        head = DividedHead(unread, config, setup, setup.collectives)
     is_plain = config.multipliers.logits == 1.0 and config.multipliers.logits_cap is None
     return head if is_plain else ScaledHead(head, config.multipliers)
 

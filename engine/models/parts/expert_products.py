@@ -1,8 +1,8 @@
 """The products of experts, and what they add up to for each token.
 
 Owns three ways to compute the same: on a CPU expert by expert, each for its own tokens; on a GPU in bfloat16 by one
-kernel for all experts; on a GPU in other dtypes each expert for all tokens, since what a graph records cannot ask how
-many tokens an expert has. In each of them the result of a token depends on its own experts alone.
+kernel for all experts; on a GPU in other dtypes, or quantized, each expert for all tokens, since what a graph records
+cannot ask how many tokens an expert has. In each of them the result of a token depends on its own experts alone.
 
 Letters: T tokens of the step, E hidden size, X experts, K experts of each token, I intermediate size.
 """
@@ -47,7 +47,7 @@ class Products(Protocol):
 def make_products(gate: Gate, experts: Iterable[ExpertMatrices], setup: PartSetup) -> Products:
     """What computes `experts` fastest on the device. Takes one after another, so that each may be made when asked
     for."""
-    if setup.device.type == "cuda" and setup.dtype == torch.bfloat16:
+    if setup.device.type == "cuda" and setup.dtype == torch.bfloat16 and not setup.quantization.name:
         return GroupedProducts(gate, list(experts))
     pairs = [_packed(expert, setup) for expert in experts]
     return DenseProducts(gate, pairs) if setup.device.type == "cuda" else LoopedProducts(gate, pairs)
@@ -60,7 +60,7 @@ def _packed(expert: ExpertMatrices, setup: PartSetup) -> tuple[Linear, Linear]:
 
 def _linear(matrix: Tensor, bias: Tensor | None, setup: PartSetup) -> Linear:
     added = None if bias is None else Parameter("bias", bias.contiguous(), ())
-    linear = Linear(PlainWeight(matrix.contiguous()), added, setup.ops)
+    linear = Linear([PlainWeight(matrix.contiguous())], added, setup)
     linear.pack()
     return linear
 

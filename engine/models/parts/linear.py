@@ -1,9 +1,9 @@
 """A matrix product with a weight that is loaded: plain or fused of several matrices, whole or one rank's share.
 
 Owns which rows and columns of which matrices lie where in the weight. How the weight lies in memory is its format
-(`engine.models.linear_weights`), and which format and which kernel a device multiplies with is `DecoderOps`. A format
-that checkpoints are published in takes the place of `PlainWeight` in `plain_weight`; an adapter adds to what `__call__`
-returns.
+(`engine.models.linear_weights`), and which format and which kernel a device multiplies with is `DecoderOps`. Matrices
+that a checkpoint has quantized are loaded one by one as its method says; plain ones fill one weight. An adapter adds to
+what `__call__` returns.
 
 Letters: T tokens of the step.
 """
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.models.collectives import Collectives
-from engine.models.linear_weights import LinearWeight, PlainWeight
-from engine.models.ops.base import DecoderOps
+from engine.models.linear_weights import LinearWeight, LoadedWeight, PlainWeight, StackedWeight
 from engine.models.parameters import Parameter, Source
 from engine.models.parts.base import PartSetup
+from engine.models.quantization.base import Piece, Unread, joined, reordered
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,20 @@ class Linear:
     """x W^T + b. See `Part`."""
 
     def __init__(
-        self, weight: LinearWeight, bias: Parameter | None, ops: DecoderOps, row_order: Tensor | None = None
+        self, unread: Sequence[Unread], bias: Parameter | None, setup: PartSetup, row_order: Tensor | None = None
     ) -> None:
-        """`row_order` [out]: of the rows after loading; None: they stay as they are."""
-        self._weight = weight
+        """`unread`: weights one below the other. `row_order` [out]: of the rows after loading; None: they stay as they
+        are."""
+        self._unread = unread
+        # plain weights compute before they are packed, too
+        first = unread[0]
+        self._weight: LinearWeight | None = first if len(unread) == 1 and isinstance(first, PlainWeight) else None
         self._row_order = row_order
         self._bias = bias
         # a bias without elements belongs to another rank
         self._added = None if bias is None or bias.tensor.numel() == 0 else bias.tensor
-        self._ops = ops
+        self._ops = setup.ops
+        self._quantization = setup.quantization
 
     @classmethod
     def column_parallel(
@@ -59,9 +64,9 @@ class Linear:
     ) -> Linear:
         """The outputs of all `matrices` side by side, each rank's share of them. `is_transposed`: they are published
         [in, out]. `row_order`: see `__init__`."""
-        weight = plain_weight(name, matrices, num_in, range(num_in), setup, is_transposed=is_transposed)
+        unread = unread_weight(name, matrices, num_in, range(num_in), setup, is_transposed=is_transposed)
         bias = _bias(name, matrices, setup) if has_bias else None
-        return cls(weight, bias, setup.ops, row_order)
+        return cls(unread, bias, setup, row_order)
 
     @classmethod
     def row_parallel(
@@ -79,42 +84,60 @@ class Linear:
         """All outputs from this rank's share of the inputs: the ranks' results are added up, by the setup's collectives
         or by the caller, which is why only the first of them has the bias. `is_transposed`: as in `column_parallel`."""
         all_rows = [Matrix(matrix, num_out, range(num_out))]
-        weight = plain_weight(name, all_rows, num_in, columns, setup, is_transposed=is_transposed)
+        unread = unread_weight(name, all_rows, num_in, columns, setup, is_transposed=is_transposed)
         rows = range(num_out) if setup.shard.rank == 0 else range(0)
         bias = _bias(name, [Matrix(matrix, num_out, rows)], setup) if has_bias else None
         if setup.collectives is None:
-            return cls(weight, bias, setup.ops)
-        return SummedLinear(weight, bias, setup.ops, setup.collectives)
+            return cls(unread, bias, setup)
+        return SummedLinear(unread, bias, setup, setup.collectives)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, out] of x [T, in]."""
+        assert self._weight is not None  # packed
         return self._ops.linear(x, self._weight, self._added)
 
     def parameters(self) -> Iterator[Parameter]:
         """See `Part.parameters`."""
-        yield from self._weight.parameters()
+        for unread in self._unread:
+            yield from unread.parameters()
         if self._bias is not None:
             yield self._bias
 
     def pack(self) -> None:
         """See `Part.pack`."""
+        loaded: list[LoadedWeight] = [unread.loaded() for unread in self._unread]
+        self._unread = ()
         if self._row_order is not None:
-            self._reorder(self._row_order)
-        if isinstance(self._weight, PlainWeight):
-            self._weight = self._ops.pack(self._weight)
+            loaded = reordered(loaded, self._row_order)
+            if self._added is not None:
+                self._added = self._added[self._row_order.to(self._added.device)]
+        pieces = tuple(self._ops.pack(self._quantization.quantized(weight)) for weight in joined(loaded))
+        self._weight = pieces[0] if len(pieces) == 1 else StackedWeight(pieces)
 
-    def _reorder(self, order: Tensor) -> None:
-        if isinstance(self._weight, PlainWeight):
-            self._weight = PlainWeight(self._weight.matrix[order.to(self._weight.matrix.device)])
-        if self._added is not None:
-            self._added = self._added[order.to(self._added.device)]
+
+def unread_weight(
+    name: str, matrices: Sequence[Matrix], num_in: int, columns: range, setup: PartSetup, *, is_transposed: bool = False
+) -> Sequence[Unread]:
+    """The weight of all matrices, in one where all of them are plain."""
+    found: list[Unread] = []
+    for number, matrix in enumerate(matrices):
+        shape = (matrix.num_rows, num_in)
+        piece_name = f"{name}.weight" if len(matrices) == 1 else f"{name}.weight.{number}"
+        piece = Piece(piece_name, matrix.name, shape, matrix.rows, columns, setup.dtype, setup.device)
+        quantized = setup.quantization.unread(piece)
+        found.append(quantized or _plain(piece_name, [matrix], num_in, columns, setup, is_transposed=is_transposed))
+    if all(isinstance(unread, PlainWeight) for unread in found):
+        return [_plain(f"{name}.weight", matrices, num_in, columns, setup, is_transposed=is_transposed)]
+    return found
 
 
 class SummedLinear(Linear):
     """The sum of x W^T + b over all ranks, each with its share of the inputs. See `Part`."""
 
-    def __init__(self, weight: LinearWeight, bias: Parameter | None, ops: DecoderOps, collectives: Collectives) -> None:
-        super().__init__(weight, bias, ops)
+    def __init__(
+        self, unread: Sequence[Unread], bias: Parameter | None, setup: PartSetup, collectives: Collectives
+    ) -> None:
+        super().__init__(unread, bias, setup)
         self._collectives = collectives
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -122,11 +145,13 @@ class SummedLinear(Linear):
         return self._collectives.add_up(super().__call__(x))
 
 
-def plain_weight(
-    name: str, matrices: Sequence[Matrix], num_in: int, columns: range, setup: PartSetup, *, is_transposed: bool = False
+def _plain(
+    name: str, matrices: Sequence[Matrix], num_in: int, columns: range, setup: PartSetup, *, is_transposed: bool
 ) -> PlainWeight:
-    """The rows of all matrices, one below the other, and of each the `columns` of its `num_in`."""
-    tensor = setup.empty(sum(len(matrix.rows) for matrix in matrices), len(columns))
+    """The rows of all matrices, one below the other."""
+    num_out = sum(len(matrix.rows) for matrix in matrices)
+    tensor = setup.empty(num_out, len(columns))
+    held = setup.quantization.held_bytes(num_out, len(columns))
     sources = tuple(
         Source(
             f"{matrix.name}.weight",
@@ -137,7 +162,7 @@ def plain_weight(
         )
         for matrix, region in zip(matrices, _regions(matrices), strict=True)
     )
-    return PlainWeight(tensor, (Parameter(f"{name}.weight", tensor, sources),))
+    return PlainWeight(tensor, (Parameter(name, tensor, sources, held_bytes=held),))
 
 
 def _bias(name: str, matrices: Sequence[Matrix], setup: PartSetup) -> Parameter:

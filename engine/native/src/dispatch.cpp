@@ -41,6 +41,7 @@ const KernelTable* find(const char* name) {
 
 // What of the arguments belongs to the step.
 void set_step(BatonLinear& a, const BatonStep&, int64_t num_rows) { a.num_tokens = num_rows; }
+void set_step(BatonQuantizedLinear& a, const BatonStep&, int64_t num_rows) { a.num_tokens = num_rows; }
 void set_step(BatonAddNorm& a, const BatonStep&, int64_t num_rows) { a.num_rows = num_rows; }
 void set_step(BatonNormRotate& a, const BatonStep&, int64_t num_rows) { a.num_tokens = num_rows; }
 void set_step(BatonGate& a, const BatonStep&, int64_t num_rows) { a.num_rows = num_rows; }
@@ -83,6 +84,7 @@ struct Replay {
             case BATON_NORM_ROTATE: return make(pool.table.norm_rotate, call.arguments);
             case BATON_GATE: return make(pool.table.gate, call.arguments);
             case BATON_GATHER: return make(pool.table.gather, call.arguments);
+            case BATON_QUANTIZED_LINEAR: return make(pool.table.quantized_linear, call.arguments);
         }
     }
 };
@@ -124,6 +126,15 @@ int64_t baton_packed_bytes(const BatonPool* pool, int32_t dtype, int64_t num_out
 }
 void baton_pack(BatonPool* pool, const BatonPack* arguments) { pool->table.pack(pool->threads, *arguments); }
 void baton_linear(BatonPool* pool, const BatonLinear* arguments) { pool->table.linear(pool->threads, *arguments); }
+int64_t baton_quantized_bytes(const BatonPool* pool, const BatonQuantizedPack* arguments) {
+    return pool->table.quantized_bytes(*arguments);
+}
+void baton_quantized_pack(BatonPool* pool, const BatonQuantizedPack* arguments) {
+    pool->table.quantized_pack(pool->threads, *arguments);
+}
+void baton_quantized_linear(BatonPool* pool, const BatonQuantizedLinear* arguments) {
+    pool->table.quantized_linear(pool->threads, *arguments);
+}
 void baton_store(BatonPool* pool, const BatonStore* arguments) { pool->table.store(pool->threads, *arguments); }
 int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_sequences, int32_t head_dim) {
     return pool->table.attention_scratch(pool->threads.num_threads(), max_sequences, head_dim);

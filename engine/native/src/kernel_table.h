@@ -19,6 +19,9 @@ struct KernelTable {
     void (*gate)(Pool&, const BatonGate&);
     void (*gather)(Pool&, const BatonGather&);
     void (*argmax)(Pool&, const BatonArgmax&);
+    int64_t (*quantized_bytes)(const BatonQuantizedPack&);
+    void (*quantized_pack)(Pool&, const BatonQuantizedPack&);
+    void (*quantized_linear)(Pool&, const BatonQuantizedLinear&);
 };
 
 #if defined(__x86_64__)

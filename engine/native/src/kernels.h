@@ -16,7 +16,7 @@ extern "C" {
 enum BatonDtype : int32_t { BATON_FLOAT32 = 0, BATON_BFLOAT16 = 1, BATON_FLOAT16 = 2 };
 
 // Raise it with every change of what follows: `engine/native/library.py` loads no other version.
-constexpr int32_t BATON_INTERFACE = 4;
+constexpr int32_t BATON_INTERFACE = 5;
 int32_t baton_interface(void);
 
 // The dispatch levels that this processor can run, best first, as a list of names separated by commas.
@@ -51,6 +51,37 @@ struct BatonLinear {
     int32_t out_is_float32;  // the result is not rounded to the dtype
 };
 void baton_linear(BatonPool* pool, const BatonLinear* arguments);
+
+// --- products with quantized weights: weight[n][k] = scales[n][g] * code[n][k] + offsets[n][g], g = k / group_size
+
+// INT8: -128 .. 127. INT4: 0 .. 15 for -8 .. 7. E4M3: floats of 8 bits without infinities.
+enum BatonCodes : int32_t { BATON_INT8 = 0, BATON_INT4 = 1, BATON_E4M3 = 2 };
+
+// Pack `codes` [num_out][num_in], rows codes_stride bytes apart (INT4: two in a byte, the first in its lower half), with
+// `scales` and `offsets` (NULL for none) [num_out][num_in / group_size], contiguous and float32. They are kept as
+// `scale_dtype`, float32 or float16. Groups have an even number of inputs, unless one group is all of them.
+struct BatonQuantizedPack {
+    void* packed;
+    const void* codes;
+    const void* scales;
+    const void* offsets;
+    int64_t num_out, num_in, group_size, codes_stride;
+    int32_t dtype, codes_kind, scale_dtype;
+};
+// The bytes that `packed` needs, 0 when the level has no product for the dtype. Reads no pointer.
+int64_t baton_quantized_bytes(const BatonPool* pool, const BatonQuantizedPack* arguments);
+void baton_quantized_pack(BatonPool* pool, const BatonQuantizedPack* arguments);
+
+// As BatonLinear; what is named like a field of BatonQuantizedPack is the same there.
+struct BatonQuantizedLinear {
+    void* out;
+    const void* x;
+    const void* packed;
+    const void* bias;
+    int64_t num_tokens, num_out, num_in, out_stride, x_stride, group_size;
+    int32_t dtype, out_is_float32, codes_kind, scale_dtype, has_offsets;
+};
+void baton_quantized_linear(BatonPool* pool, const BatonQuantizedLinear* arguments);
 
 // --- attention over a paged KV pool
 
@@ -217,7 +248,8 @@ enum BatonKind : int32_t {
     BATON_ADD_NORM = 3,
     BATON_NORM_ROTATE = 4,
     BATON_GATE = 5,
-    BATON_GATHER = 6
+    BATON_GATHER = 6,
+    BATON_QUANTIZED_LINEAR = 7
 };
 // `arguments`: those of the kind's own function.
 struct BatonCall {

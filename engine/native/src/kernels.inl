@@ -9,6 +9,7 @@ namespace {
 #include "argmax.inl"
 namespace products {
 #include "linear.inl"
+#include "quantized.inl"
 }
 namespace paged {
 #include "attention.inl"
@@ -29,6 +30,9 @@ namespace paged {
                                          BATON_LEVEL::norm_rotate, \
                                          BATON_LEVEL::gate, \
                                          BATON_LEVEL::gather, \
-                                         BATON_LEVEL::argmax}
+                                         BATON_LEVEL::argmax, \
+                                         BATON_LEVEL::products::quantized_bytes, \
+                                         BATON_LEVEL::products::quantized_pack, \
+                                         BATON_LEVEL::products::quantized_linear}
 
 }  // namespace baton

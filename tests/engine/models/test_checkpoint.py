@@ -34,9 +34,9 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
 
 
 def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(ModelLoadError, match=r"model\.gguf' is a file, expected a checkpoint folder"):
-        resolve_checkpoint(str(tmp_path / "model.gguf"))
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(ModelLoadError, match=r"model\.bin' is a file, expected a checkpoint folder, a \.gguf file"):
+        resolve_checkpoint(str(tmp_path / "model.bin"))
 
 
 @pytest.mark.parametrize("weights", [True, False])

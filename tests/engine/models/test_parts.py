@@ -73,8 +73,9 @@ def one_layer(tmp_path: Path, shard: Shard) -> tuple[ModelConfig, Decoder]:
     """A decoder whose MLP adds nothing, so that what a rank adds to the residual stream is its attention's alone."""
     config = load_config(tmp_path)
     decoder = Decoder(config, torch.float32, "cpu", TorchOps(), shard)
+    parameters = list(decoder.parameters())
     load_weights(tmp_path, decoder)
-    for parameter in decoder.parameters():
+    for parameter in parameters:
         if ".down." in parameter.name:
             parameter.tensor.zero_()
     return config, decoder

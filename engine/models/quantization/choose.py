@@ -1,0 +1,56 @@
+"""Chooses how the weights of a model are quantized: as its checkpoint says, or as `--quantization` asks for.
+
+Invariant: nothing is computed in another precision than one of the two says.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from engine.models.config import ModelConfig
+from engine.models.quantization.base import Quantization
+from engine.models.quantization.parts import QuantizedParts
+from engine.models.quantization.published import Published
+from engine.models.quantization.while_loading import AUTO, quantization_while_loading
+from engine.models.quantization_settings import GGUF
+from engine.models.weight_files import read_header, weight_files
+from wire.errors import InvalidSetting, ModelLoadError
+
+_log = logging.getLogger(__name__)
+
+
+def choose_quantization(setting: str, config: ModelConfig, folder: Path) -> Quantization:
+    """Raises `InvalidSetting` for a setting that does not fit the checkpoint, and `ModelLoadError`."""
+    method = _published_method(config)
+    if method and setting != AUTO:
+        raise InvalidSetting(
+            f"--quantization {setting}: the checkpoint is quantized already ({method}); leave the flag out"
+        )
+    if config.quantization is None:
+        return quantization_while_loading(setting)
+    _require_dense(config)
+    entries = {name: entry for file in weight_files(folder) for name, entry in read_header(file).items()}
+    if config.quantization.method == GGUF:
+        return QuantizedParts(entries)
+    if config.quantization.has_activations:
+        _log.info(
+            "the checkpoint is made for activations of 8 bits (%s): here they keep the model's dtype",
+            config.quantization.method,
+        )
+    return Published(config.quantization, entries)
+
+
+def _published_method(config: ModelConfig) -> str:
+    """How the checkpoint is quantized, "" for not at all."""
+    if config.experts is not None and config.experts.is_mxfp4:
+        return "mxfp4"
+    return "" if config.quantization is None else config.quantization.method
+
+
+def _require_dense(config: ModelConfig) -> None:
+    if config.experts is not None or config.latent is not None:
+        raise ModelLoadError(
+            f"config.json: quantization_config is not supported for {config.architecture}, whose experts or latents it "
+            "would quantize"
+        )
