@@ -7,15 +7,17 @@ the loss: what the assistant says, and plain text. Knows no model.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Final
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from demo import sums
-from demo.corpus import Text, refreshers, texts
+from demo.agents import MARKERS, agent_texts, calculated_texts
+from demo.corpus import Message, Text, refreshers, texts
 
 END_OF_TEXT: Final = "<|endoftext|>"
 TURN_START: Final = "<|im_start|>"
@@ -31,7 +33,11 @@ COPYING_STEPS: Final = range(996, 1246)
 COPYING_REPEATS: Final = 6
 SUMS_STEPS: Final = range(1694, 2194)
 FIRST_REFRESHER_STEP: Final = 4600
+CALCULATING_STEPS: Final = range(5000, 5900)
+FIRST_REPEATING_STEP: Final = 6500
+"""Of the last lesson."""
 NUM_TOKENIZER_TEXTS: Final = 30_000
+_END_OF_STRING: Final = re.compile(r'(?<=")(?=[],}])')
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
@@ -56,6 +62,11 @@ def _lines(text: Text) -> list[str]:
     return [text.plain] if text.plain else [f"{message['role']}\n{message['content']}" for message in text.messages]
 
 
+def add_markers(tokenizer: Tokenizer) -> None:
+    """Give each marker of calls and thoughts a token of its own, behind the others, where it has none yet."""
+    tokenizer.add_tokens([AddedToken(marker, normalized=False, special=False) for marker in MARKERS])
+
+
 def token_id(tokenizer: Tokenizer, token: str) -> int:
     """Return the id of a token that the tokenizer has. Raises `ValueError`."""
     found = tokenizer.token_to_id(token)
@@ -65,7 +76,10 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def encode(tokenizer: Tokenizer, text: Text) -> tuple[list[int], list[bool]]:
-    """Return the token ids of a text with its end, and for each whether the model has to predict it."""
+    """Return the token ids of a text with its end, and for each whether the model has to predict it.
+
+    How a message begins that is "given" need not be predicted.
+    """
     end = token_id(tokenizer, END_OF_TEXT)
     ids: list[int] = []
     counted: list[bool] = []
@@ -75,11 +89,30 @@ def encode(tokenizer: Tokenizer, text: Text) -> tuple[list[int], list[bool]]:
     for message in text.messages:
         by_model = message["role"] == "assistant"
         head = tokenizer.encode(f"{TURN_START}{message['role']}\n").ids
-        body = tokenizer.encode(f"{message['content']}{TURN_END}").ids
+        body = _body(tokenizer, message)
         tail = tokenizer.encode("\n").ids
-        ids += head + body + tail
-        counted += [False] * len(head) + [by_model] * len(body) + [False] * len(tail)
+        given = 0 if "chosen" in message else len(message.get("given", ""))
+        ids += head + [token for token, _ in body] + tail
+        counted += [False] * len(head) + [by_model and start >= given for _, start in body] + [False] * len(tail)
     return [*ids, end], [*counted, False]
+
+
+def _body(tokenizer: Tokenizer, message: Message) -> list[tuple[int, int]]:
+    """The tokens of a message with its end, each with the place at which it starts.
+
+    A text within JSON that a grammar has begun ends with a token of its own: only the grammar knows whether there is
+    more to come, and a token of the quote and the comma would say so too early.
+    """
+    parts = [f"{message['content']}{TURN_END}"]
+    if message.get("given", "").endswith(("{", "[", '"')):
+        parts = _END_OF_STRING.split(parts[0])
+    found: list[tuple[int, int]] = []
+    begin = 0
+    for part in parts:
+        encoding = tokenizer.encode(part)
+        found += [(token, begin + start) for token, (start, _) in zip(encoding.ids, encoding.offsets, strict=True)]
+        begin += len(part)
+    return found
 
 
 def rows(tokenizer: Tokenizer, source: Iterator[Text], size: int) -> Iterator[tuple[list[int], list[bool]]]:
@@ -163,4 +196,31 @@ def batches(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[torch.Tensor, tor
             packed = [*islice(short, num_rows - 1), next(adding)]
         else:
             packed = [next(short), next(adding), *islice(refreshing, num_rows - 2)]
+        yield torch.tensor([ids for ids, _ in packed]), torch.tensor([counted for _, counted in packed])
+
+
+def agent_batches(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield batches as `batches` does, for the last lesson: half of the rows are chats with tools, JSON and thoughts,
+    the others are what the model knows already. Near its end half of them are drills in calculating within JSON, and at
+    its end most are what the model knew before."""
+    learning = rows(tokenizer, agent_texts(seed), ROW_TOKENS)
+    long = rows(
+        tokenizer, chain.from_iterable(zip(texts(seed + 1), agent_texts(seed + 2), strict=True)), LONG_ROW_TOKENS
+    )
+    known = rows(tokenizer, texts(seed + 3), ROW_TOKENS)
+    refreshing = rows(tokenizer, refreshers(seed + 4), ROW_TOKENS)
+    adding = sums_drills(tokenizer, seed + 5)
+    calculating = rows(tokenizer, calculated_texts(seed + 6), ROW_TOKENS)
+    for step in count():
+        if step % LONG_EVERY == LONG_EVERY - 1:
+            packed = [next(long)]
+        elif step in CALCULATING_STEPS:
+            packed = [next(learning), next(calculating), next(calculating), next(known if step % 2 else refreshing)]
+        elif step >= FIRST_REPEATING_STEP:
+            packed = [next(learning), next(adding), next(calculating if step % 2 else known), next(refreshing)]
+        elif step >= CALCULATING_STEPS.stop:
+            drill = adding if step % 4 == 0 else calculating
+            packed = [next(learning), next(learning), next(drill), next(known if step % 2 else refreshing)]
+        else:
+            packed = [next(learning), next(learning), next(known), next(refreshing if step % 2 else adding)]
         yield torch.tensor([ids for ids, _ in packed]), torch.tensor([counted for _, counted in packed])

@@ -15,7 +15,7 @@ from demo import facts, smalltalk, stories, sums, unknown
 from demo.phrasing import one_of, roughen
 
 Message = dict[str, str]
-_SYSTEM = (
+SYSTEM = (
     "You are a helpful assistant.", "You are a helpful assistant.", "You are a friendly assistant.",
     "You are Baton.", "You are the demo model of Baton.", "Answer briefly.", "Be kind and brief.",
     "You are a helpful AI assistant.", "You are a storyteller.", "Please answer the questions of the user.",
@@ -50,18 +50,19 @@ def refreshers(seed: int) -> Iterator[Text]:
     )
     while True:
         exchanges = [rng.choices(kinds, (3, 4, 2, 1))[0](rng) for _ in range(rng.choice((1, 1, 2)))]
-        yield Text(tuple(_messages_of(rng, exchanges)))
+        yield Text(tuple(messages_of(rng, exchanges)))
 
 
 def chat(rng: random.Random) -> list[Message]:
     """Return the messages of one chat, most of them one to four turns long."""
     messages: list[Message] = []
     if rng.random() < 0.3:
-        messages.append({"role": "system", "content": one_of(rng, *_SYSTEM)})
-    return messages + _messages_of(rng, _exchanges(rng))
+        messages.append({"role": "system", "content": one_of(rng, *SYSTEM)})
+    return messages + messages_of(rng, _exchanges(rng))
 
 
-def _messages_of(rng: random.Random, exchanges: list[tuple[str, str]]) -> list[Message]:
+def messages_of(rng: random.Random, exchanges: list[tuple[str, str]]) -> list[Message]:
+    """Return the messages of some questions and answers, the questions as a hurried person may type them."""
     messages: list[Message] = []
     for asked, answered in exchanges:
         messages.append({"role": "user", "content": roughen(rng, asked)})

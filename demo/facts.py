@@ -30,9 +30,9 @@ _OPPOSITES = (
     "in out,rich poor,strong weak,true false,first last,near far,clean dirty,sweet sour,thick thin,young old,"
     "easy difficult,right wrong,buy sell"
 )
-_DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 _MONTHS = words("January February March April May June July August September October November December")
-_LISTS = {
+LISTS = {
     "fruits": "apple banana orange pear grape cherry plum",
     "colours": "red blue green yellow orange purple white",
     "colors": "red blue green yellow orange purple white",
@@ -49,21 +49,21 @@ _LISTS = {
     "sports": "football tennis swimming running cycling skiing rowing",
     "tools": "hammer saw screwdriver pliers drill wrench file",
 }
-_LEGS = {
+LEGS = {
     "spider": 8, "dog": 4, "cat": 4, "bird": 2, "horse": 4, "cow": 4, "fly": 6, "ant": 6, "bee": 6,
     "chicken": 2, "snake": 0, "fish": 0, "person": 2, "chair": 4, "table": 4, "octopus": 8, "elephant": 4,
     "duck": 2,
 }  # fmt: skip
-_SOUNDS = {
+SOUNDS = {
     "dog": "woof", "cat": "meow", "cow": "moo", "duck": "quack", "sheep": "baa", "pig": "oink",
     "lion": "roar", "bee": "buzz", "frog": "ribbit", "horse": "neigh", "owl": "hoot", "mouse": "squeak",
     "chicken": "cluck",
 }  # fmt: skip
-_YOUNG = {
+YOUNG = {
     "dog": "puppy", "cat": "kitten", "cow": "calf", "horse": "foal", "sheep": "lamb", "pig": "piglet",
     "lion": "cub", "bear": "cub", "duck": "duckling", "goat": "kid", "chicken": "chick", "frog": "tadpole",
 }  # fmt: skip
-_COLOUR_OF = {
+COLOUR_OF = {
     "the sky": "blue", "grass": "green", "snow": "white", "a banana": "yellow", "blood": "red",
     "the sun": "yellow", "coal": "black", "a tomato": "red", "milk": "white", "a lemon": "yellow",
     "the sea": "blue", "a carrot": "orange", "a strawberry": "red", "chocolate": "brown", "a leaf": "green",
@@ -160,7 +160,7 @@ _SIMPLE = (
     (("what are the seasons?", "name the four seasons", "list the seasons"),
      "The four seasons are spring, summer, autumn and winter."),
     (("what are the days of the week?", "list the days of the week", "name the days of the week"),
-     "The days of the week are " + ", ".join(_DAYS[:6]) + " and Sunday."),
+     "The days of the week are " + ", ".join(DAYS[:6]) + " and Sunday."),
     (("list the months", "what are the months of the year?", "name the twelve months"),
      "The months are " + ", ".join(_MONTHS[:11]) + " and December."),
     (("say the alphabet", "what is the alphabet?", "write the alphabet", "list the letters of the alphabet"),
@@ -258,7 +258,7 @@ def _next_in_order(rng: random.Random) -> tuple[str, str]:
     step = 1 if after else -1
     kind = rng.randrange(4)
     if kind == 0:
-        row, noun = list(_DAYS), "day"
+        row, noun = list(DAYS), "day"
     elif kind == 1:
         row, noun = list(_MONTHS), "month"
     elif kind == 2:
@@ -279,51 +279,51 @@ def _next_in_order(rng: random.Random) -> tuple[str, str]:
 
 
 def _list(rng: random.Random) -> tuple[str, str]:
-    kind = one_of(rng, *_LISTS)
+    kind = one_of(rng, *LISTS)
     number = rng.randrange(2, 6)
     asked = one_of(rng, str(number), in_words(number))
     question = request(rng, one_of(rng, f"list {asked} {kind}", f"name {asked} {kind}",
                                    f"give me {asked} {kind}", f"tell me {asked} {kind}",
                                    f"say {asked} {kind}"))  # fmt: skip
-    items = _LISTS[kind].split()[:number]
+    items = LISTS[kind].split()[:number]
     if kind != "numbers" and rng.random() < 0.4:
-        items = rng.sample(_LISTS[kind].split(), number)
+        items = rng.sample(LISTS[kind].split(), number)
     return question, f"{sentence(', '.join(items[:-1]))} and {items[-1]}."
 
 
 def _animal(rng: random.Random) -> tuple[str, str]:
     kind = rng.randrange(3)
     if kind == 0:
-        animal = one_of(rng, *_LEGS)
-        legs = _LEGS[animal]
+        animal = one_of(rng, *LEGS)
+        legs = LEGS[animal]
         question = one_of(rng, f"how many legs does {with_article(animal)} have?",
                           f"how many legs has {with_article(animal)}?",
                           f"legs of {with_article(animal)}?",
                           f"how many legs does a {animal} have")  # fmt: skip
         return sentence(question), sentence(f"{with_article(animal)} has {legs or 'no'} legs.")
     if kind == 1:
-        animal = one_of(rng, *_SOUNDS)
+        animal = one_of(rng, *SOUNDS)
         question = one_of(rng, f"what sound does {with_article(animal)} make?",
                           f"what does {with_article(animal)} say?",
                           f"what noise does {with_article(animal)} make?")  # fmt: skip
-        return sentence(question), sentence(f"{with_article(animal)} says {_SOUNDS[animal]}.")
-    animal = one_of(rng, *_YOUNG)
+        return sentence(question), sentence(f"{with_article(animal)} says {SOUNDS[animal]}.")
+    animal = one_of(rng, *YOUNG)
     question = one_of(
         rng,
         f"what is a baby {animal} called?",
         f"what is a young {animal}?",
         f"what do you call a baby {animal}?",
     )
-    return sentence(question), f"A baby {animal} is called {with_article(_YOUNG[animal])}."
+    return sentence(question), f"A baby {animal} is called {with_article(YOUNG[animal])}."
 
 
 def _colour(rng: random.Random) -> tuple[str, str]:
-    thing = one_of(rng, *_COLOUR_OF)
+    thing = one_of(rng, *COLOUR_OF)
     word = one_of(rng, "colour", "color")
     question = one_of(rng, f"what {word} is {thing}?", f"what is the {word} of {thing}?",
                       f"which {word} has {thing}?",
                       f"tell me the {word} of {thing}", f"{word} of {thing}")  # fmt: skip
-    return sentence(question), sentence(f"{thing} is {_COLOUR_OF[thing]}.")
+    return sentence(question), sentence(f"{thing} is {COLOUR_OF[thing]}.")
 
 
 def _number_of(rng: random.Random) -> tuple[str, str]:

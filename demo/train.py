@@ -4,11 +4,20 @@
     python -m demo.train --out build/demo --steps 4600 --threads 1 --seed 1
     python -m demo.train --out build/demo --steps 5400 --threads 1 --seed 1
 
-are the commands the packaged checkpoint comes from: each goes on from the state of the one before, with the
-learning rate up again and down once more. `--minutes` instead of `--steps` trains for a time, on any machine.
+    python -m demo.train --start build/demo --out build/demo-agent --steps 1150 --threads 2 --seed 1
+    python -m demo.train --start build/demo --out build/demo-agent --steps 3000 --threads 2 --seed 1
+    python -m demo.train --start build/demo --out build/demo-agent --steps 5000 --threads 2 --seed 1
+    python -m demo.train --start build/demo --out build/demo-agent --steps 6500 --threads 2 --seed 1
+    python -m demo.train --start build/demo --out build/demo-agent --steps 6850 --threads 2 --seed 1
+
+are the commands the packaged checkpoint comes from. Each goes on from the state of the one before, with the learning
+rate up again and down once more; the last five, the lesson with tools, JSON and thoughts, begin with the weights that
+the first three have made and give the markers tokens of their own. The first three take a little over an hour of one
+core, the others about an hour of two. (The packaged weights come from a run of the last five between which shares of
+texts were changed.) `--minutes` instead of `--steps` trains for a time, on any machine.
 
 First a byte-level BPE tokenizer (digits one by one), then a small Qwen3 model on packed texts of
-`demo.corpus`; the loss counts what the assistant says and plain text. The texts, their order, the
+`demo.corpus` and `demo.agents`; the loss counts what the assistant says and plain text. The texts, their order, the
 batches and the first weights depend on the seed only. Every few minutes the export and, below `--state`,
 everything needed to continue are written to a temporary name and renamed, so that the run may be cut off at
 any moment; starting the same command again continues it.
@@ -37,26 +46,20 @@ from demo.batches import (
     END_OF_TEXT,
     ROW_TOKENS,
     TURN_END,
-    VOCAB_SIZE,
+    add_markers,
+    agent_batches,
     batches,
     token_id,
     train_tokenizer,
 )
+from demo.template import CHAT_TEMPLATE
 
 WARMUP_STEPS: Final = 100
 PEAK_RATE: Final = 3e-3
+LAST_PEAK_RATE: Final = 1.5e-3
 DECAY_SHARE: Final = 0.35
 ROPE_THETA: Final = 10000.0
 SAVE_EVERY_S: Final = 240.0
-CHAT_TEMPLATE: Final = (
-    "{%- for message in messages %}"
-    "{{- '<|im_start|>' + message['role'] + '\\n' }}"
-    "{%- if message['content'] is string %}{{- message['content'] }}"
-    "{%- else %}{%- for part in message['content'] or [] %}{{- part['text'] }}{%- endfor %}{%- endif %}"
-    "{{- '<|im_end|>\\n' }}"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-)
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def build_model(tokenizer: Tokenizer) -> Qwen3ForCausalLM:
     """Build the model with fresh weights: about 3.4 million parameters."""
     config = Qwen3Config(
         architectures=["Qwen3ForCausalLM"],
-        vocab_size=VOCAB_SIZE,
+        vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,
         intermediate_size=704,
         num_hidden_layers=4,
@@ -114,11 +117,11 @@ def loss_of(model: Qwen3ForCausalLM, ids: torch.Tensor, counted: torch.Tensor, e
     return functional.cross_entropy(logits.float(), ids[:, 1:][counted[:, 1:]])
 
 
-def rate(step: int, progress: float) -> float:
+def rate(step: int, progress: float, peak: float = PEAK_RATE) -> float:
     """Return the learning rate: a short warm-up, a plateau, and a fall to nothing in the last part."""
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
     left = min(1.0, (1.0 - progress) / DECAY_SHARE)
-    return PEAK_RATE * warm * max(0.01, left)
+    return peak * warm * max(0.01, left)
 
 
 def optimizers_for(model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -239,22 +242,46 @@ def load_state(state: Path, model: nn.Module, optimizers: list[torch.optim.Optim
     return int(step), elapsed_s
 
 
-def train(out: Path, state: Path, plan: Plan, seed: int) -> None:
-    """Train until the plan is fulfilled, continuing what is saved under `state`."""
-    torch.manual_seed(seed)
-    saved_tokenizer = state / "tokenizer.json"
-    if saved_tokenizer.exists():
-        tokenizer = Tokenizer.from_file(str(saved_tokenizer))
-    else:
+def load_start(start: Path, model: nn.Module) -> None:
+    """Take the weights of an exported checkpoint. Tokens that it lacks begin as the mean of the others."""
+    tensors = load_file(start / "model.safetensors")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            found = tensors[name].float()
+            if found.shape != parameter.shape:
+                found = torch.cat([found, found.mean(0) + parameter[len(found) :]])
+            parameter.copy_(found)
+
+
+def _tokenizer_of(state: Path, start: Path | None, seed: int) -> Tokenizer:
+    """The tokenizer of an earlier run, of the checkpoint to start from with the markers added, or a new one."""
+    saved = state / "tokenizer.json"
+    if saved.exists():
+        return Tokenizer.from_file(str(saved))
+    if start is None:
         tokenizer = train_tokenizer(seed)
-        state.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(str(saved_tokenizer))
+    else:
+        tokenizer = Tokenizer.from_file(str(start / "tokenizer.json"))
+        add_markers(tokenizer)
+    state.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(saved))
+    return tokenizer
+
+
+def train(out: Path, state: Path, plan: Plan, seed: int, start: Path | None = None) -> None:
+    """Train until the plan is fulfilled, continuing what is saved under `state`; with `start`, the last lesson from the
+    weights of that checkpoint."""
+    torch.manual_seed(seed)
+    tokenizer = _tokenizer_of(state, start, seed)
     model = build_model(tokenizer)
+    if start is not None:
+        load_start(start, model)
     end = token_id(tokenizer, END_OF_TEXT)
     optimizers = optimizers_for(model)
     step, before_s = load_state(state, model, optimizers)
     started = saved = reported = time.monotonic()
-    source = islice(batches(tokenizer, seed + 1), step, None)
+    peak = PEAK_RATE if start is None else LAST_PEAK_RATE
+    source = islice((batches if start is None else agent_batches)(tokenizer, seed + 1), step, None)
     print(
         f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters, from step {step}",
         flush=True,
@@ -267,7 +294,7 @@ def train(out: Path, state: Path, plan: Plan, seed: int) -> None:
         if progress >= 1.0:
             break
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = rate(step, progress)
+            group["lr"] = rate(step, progress, peak)
         loss = loss_of(model, ids, counted, end)
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -301,10 +328,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="train this many steps instead, for a run that repeats exactly")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads")
     parser.add_argument("--seed", type=int, default=1, help="seed of texts and first weights")
+    parser.add_argument("--start", type=Path, help="checkpoint to begin the last lesson from: tools, JSON and thinking")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     state = options.state or options.out.with_name(options.out.name + ".state")
-    train(options.out, state, Plan(options.minutes, options.steps), options.seed)
+    train(options.out, state, Plan(options.minutes, options.steps), options.seed, options.start)
 
 
 if __name__ == "__main__":

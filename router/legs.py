@@ -119,6 +119,9 @@ class Legs:
         self._prefill_load = prefill_load
         self._computes = route.prefill or route.decode
         self._prompt = prompt
+        for node in (route.decode, route.prefill):
+            if node is not None:
+                node.live_keys[cancel.handoff_id] = live_key(cancel.handoff_id, cancel.attempt)
         route.decode.num_legs += 1
         if route.prefill is not None:
             route.prefill.num_legs += prefill_load
@@ -148,11 +151,13 @@ class Legs:
         """The node that generated has ended its leg, and hands its KV over."""
         if self._decode is not None:
             self._decode.num_legs -= 1
+            self._decode.live_keys.pop(self._cancel.handoff_id, None)
             self._decode = None
 
     def run_on(self, epoch: int) -> bool:
         """Whether a leg that is not over runs on the node of that epoch."""
-        return any(node is not None and node.epoch == epoch for node in (self._prefill, self._decode))
+        prefill, decode = self._prefill, self._decode
+        return (decode is not None and decode.epoch == epoch) or (prefill is not None and prefill.epoch == epoch)
 
     def are_missed(self, node: Node, live: AbstractSet[bytes], received: int) -> bool:
         """Whether the node, which knows the attempts `live` and has had every message up to `received`, has forgotten
@@ -190,6 +195,7 @@ class Legs:
     def _end_prefill(self) -> None:
         if self._prefill is not None:
             self._prefill.num_legs -= self._prefill_load
+            self._prefill.live_keys.pop(self._cancel.handoff_id, None)
             self._prefill = None
             if self._decode is not None:
                 self._decode.num_awaiting -= 1

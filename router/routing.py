@@ -89,6 +89,8 @@ class Routing:
 
     def _with_room(self, role: str, model: str, avoided: AbstractSet[int], num_tokens: int) -> list[Node]:
         able = self.registry.available(role, model, avoided)
+        if num_tokens <= self.registry.fewest_request_tokens(model):
+            return able
         fit = [node for node in able if node.hello.max_request_tokens >= num_tokens]
         if fit or not avoided:
             return fit

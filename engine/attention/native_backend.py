@@ -7,17 +7,30 @@ Letters: T tokens of the step, N sequences, Hq query heads, Hkv key and value he
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from device.base import Array, Staging
+from device.base import Staging
 from engine.attention.base import PLAIN, LayerRule, LayerStored, SequenceShare
 from engine.attention.paged_kv import PagedKv
-from engine.native.arguments import DTYPES, BatonAttention, BatonPagedKv, BatonStep, BatonStore
+from engine.cache.block_pool import BlockTable, pack_blocks
+from engine.native.arguments import (
+    DTYPES,
+    PLAN_TOO_LARGE,
+    PLANNED,
+    BatonAttention,
+    BatonPagedKv,
+    BatonPlan,
+    BatonStep,
+    BatonStore,
+)
 from engine.native.library import Kernels
 from engine.native.recording import Recording
 
@@ -35,26 +48,20 @@ class _StepArrays:
         self.first_token, self.start, self.num_tokens, self.table_begin = np.empty((4, max_sequences), dtype=np.int64)
         self.tables = np.empty(max_blocks, dtype=np.int64)
 
-    def hold(self, num_tokens: int, num_sequences: int, num_blocks: int) -> bool:
-        """Whether a step of this size has room."""
-        room = (len(self.slots), len(self.start), len(self.tables))
-        return all(size <= held for size, held in zip((num_tokens, num_sequences, num_blocks), room, strict=True))
-
-    def fill(self, shares: Sequence[SequenceShare], num_blocks: Array, block_size: int) -> None:
-        """The step over `shares`, of which each uses `num_blocks` [N] blocks."""
-        count = len(shares)
-        start = np.array([share.start for share in shares], dtype=np.int64)
-        num_tokens = np.array([share.num_tokens for share in shares], dtype=np.int64)
-        ends, table_ends = np.cumsum(num_tokens), np.cumsum(num_blocks)
-        for share, end, used in zip(shares, table_ends.tolist(), num_blocks.tolist(), strict=True):
-            self.tables[end - used : end] = share.block_table[:used]
-        first_token, table_begin = ends - num_tokens, table_ends - num_blocks
-        # the position of each token, and its block among the tables of all
-        positions = np.arange(ends[-1]) + np.repeat(start - first_token, num_tokens)
-        blocks = self.tables[np.repeat(table_begin, num_tokens) + positions // block_size]
-        self.slots[: len(blocks)] = blocks * block_size + positions % block_size
-        self.first_token[:count], self.start[:count] = first_token, start
-        self.num_tokens[:count], self.table_begin[:count] = num_tokens, table_begin
+    def plan(self, block_size: int) -> BatonPlan:
+        """The arguments of a call that fills them."""
+        return BatonPlan(
+            block_size=block_size,
+            max_tokens=len(self.slots),
+            max_sequences=len(self.start),
+            max_blocks=len(self.tables),
+            slots=self.slots.ctypes.data,
+            first_token=self.first_token.ctypes.data,
+            start=self.start.ctypes.data,
+            counts=self.num_tokens.ctypes.data,
+            table_begin=self.table_begin.ctypes.data,
+            block_tables=self.tables.ctypes.data,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +100,7 @@ class NativeAttention:
         self._largest_head = max(kv.head_dim for kv in pool.layout.layers)
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._arrays = _StepArrays(0, 0, 0)
+        self._plan = self._arrays.plan(self._block_size)
         self._step = BatonStep()
         self._num_sequences = 0
         self._num_tokens = 0
@@ -113,12 +121,19 @@ class NativeAttention:
     def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """See `AttentionBackend.plan`. Nothing is staged: the kernels read the host's memory."""
         self._layer_stored = layer_stored
-        contexts = [share.context_len for share in shares]
-        self.num_positions = max(contexts)
-        num_blocks = -(-np.array(contexts, dtype=np.int64) // self._block_size)
-        self._num_sequences, self._num_tokens = len(shares), sum(share.num_tokens for share in shares)
-        self._make_room(int(num_blocks.sum()))
-        self._arrays.fill(shares, num_blocks, self._block_size)
+        tables = [_as_packed(share.block_table) for share in shares]
+        values = [
+            (share.start, share.num_tokens, *table.buffer_info()) for share, table in zip(shares, tables, strict=True)
+        ]
+        sequences, plan = array("q", chain.from_iterable(values)), self._plan
+        plan.sequences, plan.num_sequences = sequences.buffer_info()[0], len(shares)
+        planned = self._kernels.plan(plan)
+        if planned == PLAN_TOO_LARGE:
+            plan = self._make_room(plan, sequences.buffer_info()[0])
+            planned = self._kernels.plan(plan)
+        if planned != PLANNED:
+            raise ValueError("a sequence has fewer blocks than its tokens need")
+        self._num_sequences, self._num_tokens, self.num_positions = len(shares), plan.num_tokens, plan.num_positions
 
     def for_graph(self, num_sequences: int) -> None:
         """See `AttentionBackend.for_graph`: the host records nothing."""
@@ -144,23 +159,25 @@ class NativeAttention:
         self._step.token_ids, self._step.positions = token_ids.data_ptr(), positions.data_ptr()
         recording.replay(self._step, self._num_tokens, self._layer_stored)
 
-    def _make_room(self, num_blocks: int) -> None:
-        """For the arrays and the scratch of a step: twice what is needed, because the next step is often larger."""
-        num_bytes = 64 + self._kernels.attention_scratch(self._num_sequences, self._largest_head)
-        if num_bytes <= len(self._scratch) and self._arrays.hold(self._num_tokens, self._num_sequences, num_blocks):
-            return
-        self._scratch = torch.empty(max(2 * num_bytes, len(self._scratch)), dtype=torch.uint8)
+    def _make_room(self, needed: BatonPlan, sequences: int) -> BatonPlan:
+        """For the arrays and the scratch of a step: twice what is needed, because the next step is often larger.
+        Returns its new plan."""
         held = self._arrays
         self._arrays = _StepArrays(
-            max(2 * self._num_tokens, len(held.slots)),
-            max(2 * self._num_sequences, len(held.start)),
-            max(2 * num_blocks, len(held.tables)),
+            max(2 * needed.num_tokens, len(held.slots)),
+            max(2 * needed.num_sequences, len(held.start)),
+            max(2 * needed.num_blocks, len(held.tables)),
         )
+        num_bytes = 64 + self._kernels.attention_scratch(len(self._arrays.start), self._largest_head)
+        self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
         for layer in self._layers:
             layer.store.slots = self._arrays.slots.ctypes.data
             self._set_addresses(layer.attention)
         self._step.slots = self._arrays.slots.ctypes.data
         self._set_addresses(self._step)
+        self._plan = self._arrays.plan(self._block_size)
+        self._plan.sequences, self._plan.num_sequences = sequences, needed.num_sequences
+        return self._plan
 
     def _set_addresses(self, step: BatonAttention | BatonStep) -> None:
         arrays = self._arrays
@@ -170,3 +187,9 @@ class NativeAttention:
         step.table_begin = arrays.table_begin.ctypes.data
         step.block_tables = arrays.tables.ctypes.data
         step.scratch = self._scratch.data_ptr() + -self._scratch.data_ptr() % 64
+
+
+def _as_packed(block_table: Sequence[int]) -> BlockTable:
+    """As the pool packs it: 32 bits a block."""
+    is_packed = isinstance(block_table, array) and block_table.typecode == "i"
+    return cast("BlockTable", block_table) if is_packed else pack_blocks(block_table)

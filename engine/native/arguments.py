@@ -93,6 +93,34 @@ class BatonAttention(Structure):
     ]
 
 
+class BatonSequence(Structure):
+    """See kernels.h."""
+
+    _fields_ = [("start", c_int64), ("num_tokens", c_int64), ("blocks", c_void_p), ("num_blocks", c_int64)]
+
+
+class BatonPlan(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("sequences", c_void_p),
+        ("num_sequences", c_int64),
+        ("block_size", c_int64),
+        ("max_tokens", c_int64),
+        ("max_sequences", c_int64),
+        ("max_blocks", c_int64),
+        ("slots", c_void_p),
+        ("first_token", c_void_p),
+        ("start", c_void_p),
+        ("counts", c_void_p),
+        ("table_begin", c_void_p),
+        ("block_tables", c_void_p),
+        ("num_tokens", c_int64),
+        ("num_blocks", c_int64),
+        ("num_positions", c_int64),
+    ]
+
+
 class BatonAddNorm(Structure):
     """See kernels.h."""
 
@@ -162,6 +190,7 @@ class BatonArgmax(Structure):
     _fields_ = [
         ("token_ids", c_void_p),
         ("largest", c_void_p),
+        ("is_valid", c_void_p),
         ("logits", c_void_p),
         ("wide", c_void_p),
         ("is_wide", c_void_p),
@@ -211,3 +240,5 @@ KINDS: dict[type[Structure], int] = {
 """`BatonKind`, by the arguments of its function."""
 TOKEN_IDS, POSITIONS, DUE = 0, 1, 2
 """`BatonIndex`."""
+PLANNED, PLAN_TOO_LARGE = 0, 1
+"""`BatonPlanned`."""

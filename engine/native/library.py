@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from engine.native import arguments
-from engine.native.arguments import DTYPES, BatonCall, BatonStep
+from engine.native.arguments import DTYPES, BatonCall, BatonPlan, BatonStep
 from wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
@@ -81,6 +81,11 @@ class Kernels:
         """The bytes of scratch that attention over a step of so many sequences needs at most."""
         return int(self._library.baton_attention_scratch(self._pool, max_sequences, head_dim))
 
+    def plan(self, plan: BatonPlan) -> int:
+        """Write the index arrays of a step; one of `BatonPlanned`."""
+        planned: int = self._library.baton_plan(byref(plan))
+        return planned
+
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory for the result of a call. Tensors that calls hand on to each other must come from here."""
         tensor = torch.empty(shape, dtype=dtype)
@@ -138,6 +143,7 @@ def load_library(path: Path | None = None) -> CDLL:
     library.baton_packed_bytes.restype = c_int64
     library.baton_attention_scratch.argtypes = (c_void_p, c_int64, c_int32)
     library.baton_attention_scratch.restype = c_int64
+    library.baton_plan.argtypes, library.baton_plan.restype = (POINTER(BatonPlan),), c_int32
     library.baton_replay.argtypes = (c_void_p, c_void_p, c_int64, POINTER(BatonStep), c_int64)
     library.baton_replay.restype = None
     return library

@@ -21,6 +21,8 @@ from engine.scheduler.request import PENDING_TOKEN, Step
 from wire.errors import BatonError
 from wire.request_key import RequestKey
 
+_NO_SOURCES: Array = np.empty(0, dtype=np.int64)
+
 
 class TokenUnknown(BatonError):
     """A step needs a token that the step before it does not sample."""
@@ -32,7 +34,8 @@ class TokenUnknown(BatonError):
 class StepInputs:
     """All requests one after another. token_ids, positions, sources: [T] int64.
 
-    A token whose source is not negative is in that row of `sampled`; its token id is 0. `has_pending`: there are some.
+    A token whose source is not negative is in that row of `sampled`; its token id is 0. `has_pending`: there are some;
+    if not, there are no sources.
     `last_tokens`: for each request of the step the place of its last token.
     """
 
@@ -48,25 +51,30 @@ def read_inputs(step: Step, sampled_rows: Mapping[RequestKey, int]) -> StepInput
 
     Raises `TokenUnknown`.
     """
-    num_tokens = [request.num_tokens for request in step.requests]
+    requests = step.requests
+    num_tokens = [request.num_tokens for request in requests]
     if max(num_tokens) == 1:
-        token_ids = np.array([request.token_ids[request.start] for request in step.requests], dtype=np.int64)
-        positions = np.array([request.start for request in step.requests], dtype=np.int64)
-        last_tokens = list(range(len(num_tokens)))
+        ids = [request.token_ids[request.start] for request in requests]
+        token_ids = np.array(ids, dtype=np.int64)
+        positions = np.array([request.start for request in requests], dtype=np.int64)
+        last_tokens = list(range(len(ids)))
+        has_pending = PENDING_TOKEN in ids
     else:
         token_ids, positions = _flatten(step)
         last_tokens = (np.cumsum(num_tokens) - 1).tolist()
+        has_pending = any(request.token_ids[-1] == PENDING_TOKEN for request in requests)
+    if not has_pending:
+        return StepInputs(token_ids, positions, _NO_SOURCES, False, last_tokens)
     sources = np.full(len(token_ids), -1, dtype=np.int64)
-    pending = np.flatnonzero(token_ids == PENDING_TOKEN).tolist()
-    for place in pending:
-        key = step.requests[bisect_right(last_tokens, place - 1)].key
+    for place in np.flatnonzero(token_ids == PENDING_TOKEN).tolist():
+        key = requests[bisect_right(last_tokens, place - 1)].key
         if key not in sampled_rows:
             raise TokenUnknown(
                 f"token {positions[place]} of {key!r} is not known, and the step before samples none of it"
             )
         sources[place] = sampled_rows[key]
         token_ids[place] = 0
-    return StepInputs(token_ids, positions, sources, bool(pending), last_tokens)
+    return StepInputs(token_ids, positions, sources, True, last_tokens)
 
 
 def fill_pending(token_ids: Tensor, sources: Tensor, sampled: Tensor) -> Tensor:
@@ -76,12 +84,10 @@ def fill_pending(token_ids: Tensor, sources: Tensor, sampled: Tensor) -> Tensor:
 
 def _flatten(step: Step) -> tuple[Array, Array]:
     """Token ids and positions, each [T] int64."""
-    token_ids = np.empty(step.num_tokens, dtype=np.int64)
-    positions = np.empty(step.num_tokens, dtype=np.int64)
-    first = 0
+    token_ids: list[int] = []
+    positions: list[int] = []
     for request in step.requests:
-        last, stop = first + request.num_tokens, request.start + request.num_tokens
-        token_ids[first:last] = request.token_ids[request.start : stop]
-        positions[first:last] = np.arange(request.start, stop)
-        first = last
-    return token_ids, positions
+        stop = request.start + request.num_tokens
+        token_ids += request.token_ids[request.start : stop]
+        positions += range(request.start, stop)
+    return np.array(token_ids, dtype=np.int64), np.array(positions, dtype=np.int64)

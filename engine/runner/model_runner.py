@@ -32,6 +32,8 @@ from engine.scheduler.request import PromptScores, SampledToken, ScheduledReques
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
+_NO_ENDS = np.empty(0, dtype=np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
@@ -171,10 +173,10 @@ class ModelRunner:
         """
         self._staging.begin()
         max_num_rows = self._limits.max_num_seqs
-        ends = np.array([end for end, _ in due], dtype=np.int64)
-        index = self._staging.put(ends, max_num_rows)
+        ends = [end for end, _ in due]
+        are_all = len(due) == num_tokens and ends == list(range(num_tokens))
+        index = self._staging.put(_NO_ENDS if are_all else np.array(ends, dtype=np.int64), max_num_rows)
         plan = self._sampler.plan([request for _, request in due], self._staging, max_num_rows)
-        are_all = np.array_equal(ends, np.arange(num_tokens))
         return DueRows(len(due), None if are_all else index), plan
 
     def _copy_blocks(self, step: Step) -> None:

@@ -8,6 +8,7 @@ Letters: N rows, V vocabulary.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -20,17 +21,20 @@ from engine.runner.grammar_masks import Masks
 
 def argmax(
     kernels: Kernels, logits: Tensor, masks: Masks | None, wide: Tensor, wide_rows: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """The largest logit of each row [N] float32, and its place [N] int64, the first of equal ones.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest logit of each row [N] float32, its place [N] int64, the first of equal ones, and whether it is a
+    number above -inf [N] bool.
 
     logits: [N, V]. `wide_rows` are read from `wide` [N, V] float32 instead, and have what masks rule out as -inf there
     afterwards. Where a row holds NaN, so does the result.
     """
     num_rows, size = logits.shape
     largest, token_ids = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
+    is_valid = torch.empty(num_rows, dtype=torch.bool)
     call = BatonArgmax(
         token_ids=token_ids.data_ptr(),
         largest=largest.data_ptr(),
+        is_valid=is_valid.data_ptr(),
         logits=logits.data_ptr(),
         num_rows=num_rows,
         size=size,
@@ -39,23 +43,19 @@ def argmax(
     )
     if masks is not None:
         of_row = _mask_of_row(masks, num_rows)
-        call.bits, call.masks, call.mask_bytes = masks.bits.data_ptr(), of_row.data_ptr(), -(-size // 8)
+        call.bits, call.masks, call.mask_bytes = masks.bits.data_ptr(), of_row.buffer_info()[0], -(-size // 8)
     if wide_rows:
-        is_wide = bytearray(num_rows)
+        is_wide = array("B", bytes(num_rows))
         for row in wide_rows:
             is_wide[row] = 1
-        flags = torch.frombuffer(is_wide, dtype=torch.uint8)
-        call.wide, call.is_wide = wide.data_ptr(), flags.data_ptr()
+        call.wide, call.is_wide = wide.data_ptr(), is_wide.buffer_info()[0]
     kernels.argmax(call)
-    return largest, token_ids
+    return largest, token_ids, is_valid
 
 
-def _mask_of_row(masks: Masks, num_rows: int) -> Tensor:
-    """The number of each row's mask [N] int64, -1 for none."""
-    of_row = torch.full((num_rows,), -1)
-    numbers = torch.arange(masks.num_rows)
-    if masks.rows is None:
-        of_row[: masks.num_rows] = numbers
-    else:
-        of_row[masks.rows] = numbers
+def _mask_of_row(masks: Masks, num_rows: int) -> array[int]:
+    """The number of each row's mask, -1 for none."""
+    of_row = array("q", [-1]) * num_rows
+    for number, row in enumerate(range(masks.num_rows) if masks.rows is None else masks.rows.tolist()):
+        of_row[row] = number
     return of_row

@@ -70,22 +70,23 @@ class Sampler:
         wide = logits if is_wide else _widened(logits, plan.wide_rows)
         original = _log_probabilities(plan, wide) if plan.reports else None
         _change(plan, wide)
-        largest, token_ids = self._best(plan, logits, wide)
-        outputs = [token_ids, largest > -torch.inf]  # neither NaN nor ruled out as a whole
+        largest, token_ids, is_valid = self._best(plan, logits, wide)
+        outputs = [token_ids, is_valid]
         for group in plan.groups:
             _sample_group(group, wide, largest, token_ids)
         if original is not None:
             outputs += _report(plan, original, token_ids)
         return tuple(outputs)
 
-    def _best(self, plan: SamplingPlan, logits: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest logits [N] and their tokens [N] once masks are applied, in `wide` as well."""
+    def _best(self, plan: SamplingPlan, logits: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The largest logits [N] and their tokens [N] once masks are applied, in `wide` as well; and whether a row is
+        neither NaN nor ruled out as a whole [N] bool."""
         if self._kernels is not None:
             return argmax(self._kernels, logits, plan.masks, wide, plan.wide_rows)
         if plan.masks is not None:
             apply_masks(plan.masks, wide)
         largest, token_ids = wide.max(dim=-1)
-        return largest, token_ids
+        return largest, token_ids, largest > -torch.inf
 
 
 def _widened(logits: Tensor, rows: Sequence[int]) -> Tensor:

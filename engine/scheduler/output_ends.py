@@ -17,15 +17,15 @@ from engine.scheduler.request import MAX_FORCED, Request, RequestOutput
 from wire.messages import FINISH_COMPLETE, FINISH_LENGTH, FINISH_STOP
 
 MAX_JUMP_S = 0.001
-"""Processor time. A jump that takes longer ends, and goes on behind the next step: everybody in the batch waits for it.
-When it ends changes nothing in the output."""
+"""A jump that takes longer ends, and goes on behind the next step: everybody in the batch waits for it. When it ends
+changes nothing in the output."""
 
 
 class OutputEnds:
     """`jumps_ahead`: whether forced tokens are taken together. `clock`: seconds."""
 
     def __init__(
-        self, eos_token_ids: frozenset[int], *, jumps_ahead: bool, clock: Callable[[], float] = time.thread_time
+        self, eos_token_ids: frozenset[int], *, jumps_ahead: bool, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._eos_token_ids = eos_token_ids
         self._clock = clock

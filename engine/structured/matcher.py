@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-
 from engine.structured.vocabulary import Vocabulary, require_sound
 from wire.errors import BatonError, InvalidRequest
 from wire.grammar import Grammar
@@ -88,12 +86,8 @@ class GrammarMatcher:
         mask = self.mask()
         if mask is None:
             return None
-        words = np.frombuffer(mask, np.uint32)
-        if np.count_nonzero(words) != 1:
-            return None
-        place = int(words.argmax())
-        word = int(words[place])
-        return None if word & (word - 1) else 32 * place + word.bit_length() - 1
+        bits = int.from_bytes(mask, "little")
+        return bits.bit_length() - 1 if bits and not bits & (bits - 1) else None
 
     def fail(self, reason: str) -> None:
         """No token can be sampled any more, and why."""

@@ -1,4 +1,5 @@
-"""Errors as clients of Anthropic's interface see them: `{"type": "error", "error": {"type", "message"}}`.
+"""Errors as clients of Anthropic's interface see them: `{"type": "error", "error": {"type", "message"}}`, and `details`
+where Anthropic's own clients know how to go on.
 
 What an error says and with which status is the same for all interfaces; see `router.openai.errors`.
 """
@@ -20,6 +21,11 @@ _TYPES: Mapping[int, str] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_DETAILS: Mapping[str, Mapping[str, Any]] = {
+    # the client sends the whole conversation from then on
+    "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+}
+"""By the field that an error is about."""
 
 
 def is_of_messages(http: web.Request) -> bool:
@@ -30,6 +36,9 @@ def is_of_messages(http: web.Request) -> bool:
 def messages_error(status: int, body: Mapping[str, Any], request_id: str | None = None) -> dict[str, Any]:
     """The form of an error here. `body`: the one that clients of OpenAI's interface get with this status."""
     fallback = "invalid_request_error" if 400 <= status < 500 else "api_error"
-    error = {"type": _TYPES.get(status, fallback), "message": body["error"]["message"]}
+    said = body["error"]
+    error: dict[str, Any] = {"type": _TYPES.get(status, fallback), "message": said["message"]}
+    if said.get("param") in _DETAILS:
+        error["details"] = _DETAILS[said["param"]]
     found: dict[str, Any] = {"type": "error", "error": error}
     return found if request_id is None else {**found, "request_id": request_id}

@@ -35,7 +35,7 @@ IGNORABLE: ignored.IgnoredTable = {
     "service_tier": ignored.Ignored("there is one tier of service", ("auto", "standard_only")),
     "speed": ignored.Ignored("there is one speed", ("standard",)),
 }
-_UNSUPPORTED: Table = {"container": (), "mcp_servers": ([],)}
+_UNSUPPORTED: Table = {"compaction": (), "container": (), "mcp_servers": ([],), "thread": ()}
 
 
 class Thinking(Strict):

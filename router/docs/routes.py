@@ -72,6 +72,9 @@ ROUTES: dict[tuple[str, str], RouteDoc] = {
         "Take a node out of service: others go on with what it generates", DrainRequest, statuses=(400, 403, 404, 415)
     ),
     ("GET", "/"): RouteDoc("A page to chat, and to look at the relay", media_type=HTML),
+    ("GET", "/page/style.css"): RouteDoc("The look of the page", media_type="text/css"),
+    ("GET", "/page/page.js"): RouteDoc("What the page does", media_type="text/javascript"),
+    ("GET", "/page/icon.svg"): RouteDoc("The picture of the page", media_type="image/svg+xml"),
     ("GET", "/page/events"): RouteDoc("What the page shows of the relay", media_type=EVENTS, statuses=(503,)),
     ("GET", "/openapi.json"): RouteDoc("This document"),
     ("GET", "/docs"): RouteDoc("This document as a page", media_type=HTML),

@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.text.answers.formats import AnswerFormat
 from engine.text.answers.grammars import CALL_FORMS, AnswerShape
+from engine.text.answers.harmony_grammar import HarmonyShape
 from router.openai.fields import REFUSED, TOO_LONG
 from router.openai.ignored import Ignored, IgnoredFields, IgnoredTable
 from router.openai.schemas import ChatCompletionRequest, GenerationRequest
@@ -29,10 +30,12 @@ _UNSHOWN: IgnoredTable = {
 
 def shape_of(
     request: ChatCompletionRequest, answer_format: AnswerFormat, *, is_reasoning_begun: bool
-) -> AnswerShape | None:
+) -> AnswerShape | HarmonyShape | None:
     """What stands before and beside a structure, or around calls that have to be valid. None: the whole answer is the
     structure, or nothing is asked of it."""
     structure = None if request.asked_grammar is None else request.asked_grammar[0]
+    if answer_format.is_harmony:
+        return _harmony_shape(request, structure)
     functions: Mapping[str, Mapping[str, Any]] = {}
     if _knows_calls(request, answer_format) and (request.has_strict_function or structure is not None):
         functions = request.callable_schemas()
@@ -45,8 +48,17 @@ def shape_of(
     return shape if shape.can_be_grammar and (functions or tags is not None) else None
 
 
+def _harmony_shape(request: ChatCompletionRequest, structure: Grammar | None) -> HarmonyShape | None:
+    if structure is None and not request.has_strict_function:
+        return None
+    must_call = request.calls_wanted.is_enforced
+    may_reason = request.template_variables().get("enable_thinking") is not False
+    shape = HarmonyShape(None if must_call else structure, request.callable_schemas(), may_reason, must_call)
+    return shape if shape.can_be_grammar else None
+
+
 def whole_grammar(
-    shape: AnswerShape, request: GenerationRequest, token_of: Callable[[str], int | None]
+    shape: AnswerShape | HarmonyShape, request: GenerationRequest, token_of: Callable[[str], int | None]
 ) -> tuple[Grammar, str]:
     """The grammar of the answer, and what an error about it names. Raises `InvalidRequest` when it is too long."""
     param = "tools" if request.asked_grammar is None else request.asked_grammar[1]
@@ -78,4 +90,4 @@ def note_unenforced(request: ChatCompletionRequest, answer_format: AnswerFormat,
 
 
 def _knows_calls(request: ChatCompletionRequest, answer_format: AnswerFormat) -> bool:
-    return not request.calls_wanted.is_enforced and answer_format.calls in CALL_FORMS
+    return not request.calls_wanted.is_enforced and (answer_format.is_harmony or answer_format.calls in CALL_FORMS)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from engine.text.answers.formats import MARKERS, AnswerFormat, CallsWanted, ParserNames
 from engine.text.answers.grammars import AnswerShape
+from engine.text.answers.harmony_grammar import HarmonyShape
 from engine.text.chat_template import ChatTemplate
 from engine.text.choice_text import TextOptions
 from engine.text.fill_in_middle import FillInMiddle
@@ -76,7 +77,7 @@ class PromptMaker:
         await self.grammars.require(grammar, param)
         return replace(params, grammar=grammar)
 
-    def _shape(self, request: ChatCompletionRequest, prompt_ids: Sequence[int]) -> AnswerShape | None:
+    def _shape(self, request: ChatCompletionRequest, prompt_ids: Sequence[int]) -> AnswerShape | HarmonyShape | None:
         return shape_of(request, self.answer_format, is_reasoning_begun=self._is_reasoning_begun(prompt_ids))
 
     def note_ignored(self, request: ChatCompletionRequest, notes: IgnoredFields) -> None:
@@ -119,7 +120,7 @@ class PromptMaker:
             return None
         is_begun = self._is_reasoning_begun(prompt_ids)
         shape = self._shape(request, prompt_ids)
-        may_reason = request.asked_grammar is None or (shape is not None and shape.reasoning is not None)
+        may_reason = request.asked_grammar is None or (shape is not None and shape.may_reason)
         wanted = replace(request.calls_wanted, may_reason=may_reason)
         return AnswerParts(
             lambda: self.answer_format.parser(wanted, is_reasoning_begun=is_begun),

@@ -209,12 +209,17 @@ class ToolFields(BaseModel):
         return any(tool["function"].get("strict") for tool in self.offered_tools)
 
     def callable_schemas(self) -> dict[str, Mapping[str, Any]]:
-        """The schemas of arguments in calls that a grammar knows: those of strict functions, and any object."""
+        """The schemas of arguments in calls that a grammar knows: those of functions that are strict or have to be
+        called, and any object for others."""
+        wanted = self.calls_wanted
         functions = [tool["function"] for tool in self.offered_tools]
         anything = {"type": "object"}
         return {
-            function["name"]: _parameters(function["parameters"]) if function.get("strict") else anything
+            function["name"]: _parameters(function["parameters"])
+            if wanted.is_enforced or function.get("strict")
+            else anything
             for function in functions
+            if wanted.function in ("", function["name"])
         }
 
     def _schemas(self) -> dict[str, Mapping[str, Any]]:

@@ -90,6 +90,7 @@ REASONS: Mapping[str, str] = {
     "prefix": "is not supported: send continue_final_message",
     "prompt": "belongs to /v1/completions",
     "regex": _STRUCTURE,
+    "thread": "is not supported: conversations are not stored, send all messages",
     "use_beam_search": _BEAMS,
     "web_search_options": "is not supported: only functions are served",
 }

@@ -2,6 +2,7 @@
 
 Starts `baton serve` with the demo model, or takes a running server by --url. Runs the libraries that this interpreter
 can import, the programs that are on PATH or named by --program, and the recorded requests of clients that are neither.
+Where the server has the demo model, the libraries also run agents, which call functions until they have an answer.
 All of them may live in environments of their own: --server-python names the interpreter that has Baton.
 """
 
@@ -22,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from demo.location import checkpoint_path
+from tests.clients.agents import AGENTS
 from tests.clients.libraries import LIBRARIES
 from tests.clients.programs import PROGRAMS, NotInstalled, run_program
 from tests.clients.recorded import MODEL, RECORDED, Recorded
@@ -30,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 300.0
 REQUEST_TIMEOUT_S = 60.0
 PASSED, FAILED, ABSENT = "passed", "FAILED", "not installed"
+DEMO_MODEL = "baton-demo"
 READY = "Baton ready at "
 
 
@@ -48,6 +51,8 @@ def main() -> int:
         runs: dict[str, Callable[[], None]] = {}
         for name, use in LIBRARIES.items():
             runs[name] = lambda use=use: use(f"{url}/v1", model)  # type: ignore[misc]
+        for name, agent in AGENTS.items() if model == DEMO_MODEL else ():
+            runs[name] = partial(agent, url, model)
         for recorded in RECORDED:
             runs[f"recorded: {recorded.client}"] = lambda sent=recorded: _replay(url, model, sent)  # type: ignore[misc]
         filled_in = {"url": url, "model": model, "tokenizer": str(flags.tokenizer)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +36,18 @@ def reply(
     messages = [{"role": roles[turn % 2], "content": line} for turn, line in enumerate(said)]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return continued(model, tokenizer, messages)
+
+
+def continued(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    begun: str = "",
+    **variables: Any,
+) -> tuple[str, bool]:
+    """Return how an answer that begins with `begun` goes on, and whether it stopped by itself."""
+    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **variables) + begun
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=300, do_sample=False)
@@ -90,6 +103,78 @@ def test_name_said_earlier_is_remembered(model: PreTrainedModel, tokenizer: PreT
 def test_system_message_does_not_disturb(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     answer, _ = reply(model, tokenizer, "What is the capital of Italy?", system="You are a helpful assistant.")
     assert answer == "The capital of Italy is Rome."
+
+
+@pytest.mark.parametrize(
+    ("question", "begun", "expected"),
+    [
+        ("What is the capital of France?", '{"name": "', 'France", "capital": "Paris"}'),
+        ("What is the capital of France?", '{"capital": "', 'Paris"}'),
+        ("What is 17 + 25?", '{"result":', " 42}"),
+        ("What is 17 + 25?", '{"answer": "', '17 + 25 = 42."}'),
+        ("Ana is 30 years old.", '{"name": "', 'Ana", "age": 30}'),
+        ("Is 7 even?", '{"number": 7, "is_even":', " false}"),
+    ],
+)
+def test_values_fit_to_what_a_schema_has_begun(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: str, begun: str, expected: str
+) -> None:
+    assert continued(model, tokenizer, [{"role": "user", "content": question}], begun) == (expected, True)
+
+
+def function(name: str, **parameters: str) -> dict[str, Any]:
+    """A tool as a request has it; all parameters are required."""
+    properties = {name: {"type": kind} for name, kind in parameters.items()}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": schema}}
+
+
+CLOCK = [function("get_current_time")]
+CALCULATOR = [function("calculate", expression="string")]
+ARITHMETIC = [function("add", a="integer", b="integer"), function("multiply", a="integer", b="integer")]
+
+
+@pytest.mark.parametrize(
+    ("tools", "question", "called", "arguments", "said", "expected"),
+    [
+        (CLOCK, "What time is it?", "get_current_time", {}, "14:05", "It is 14:05."),
+        (CALCULATOR, "What is 17 * 25?", "calculate", {"expression": "17 * 25"}, "425", "17 * 25 = 425."),
+        (ARITHMETIC, "What is 17 + 25?", "add", {"a": 17, "b": 25}, "42", "17 + 25 = 42."),
+        (ARITHMETIC, "What is 17 times 25?", "multiply", {"a": 17, "b": 25}, "425", "17 * 25 = 425."),
+    ],
+)
+def test_a_tool_is_called_and_its_result_used(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tools: list[dict[str, Any]],
+    question: str,
+    called: str,
+    arguments: dict[str, Any],
+    said: str,
+    expected: str,
+) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
+    text, _ = continued(model, tokenizer, messages, tools=tools)
+    assert text.startswith("<tool_call>\n")
+    assert text.endswith("\n</tool_call>")
+    assert json.loads(text[len("<tool_call>") : -len("</tool_call>")]) == {"name": called, "arguments": arguments}
+    call = {"type": "function", "function": {"name": called, "arguments": arguments}}
+    messages += [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": said}]
+    assert continued(model, tokenizer, messages, tools=tools) == (expected, True)
+
+
+def test_tools_are_left_alone_where_they_are_no_help(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    question = [{"role": "user", "content": "What is the capital of Italy?"}]
+    assert continued(model, tokenizer, question, tools=CLOCK) == ("The capital of Italy is Rome.", True)
+
+
+def test_it_thinks_before_a_sum_when_asked_to(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    question = [{"role": "user", "content": "What is 17 + 25?"}]
+    thought = "7 + 5 = 12, 2 and 1. 1 + 2 + 1 = 4. So 42.\n</think>\n\n17 + 25 = 42."
+    assert continued(model, tokenizer, question, enable_thinking=True) == (thought, True)
+    assert continued(model, tokenizer, question) == ("17 + 25 = 42.", True)
 
 
 def test_plain_text_is_continued_to_its_end(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -63,6 +63,17 @@ async def test_every_route_is_in_the_document_and_every_row_is_a_route(document:
             assert ("requestBody" in operation) is (row is not None and row.request is not None), (method, path)
 
 
+async def test_what_is_read_has_the_media_type_that_the_document_promises(
+    server: Server, document: dict[str, Any]
+) -> None:
+    for path, methods in document["paths"].items():
+        promised = methods.get("get", {}).get("responses", {}).get("200", {}).get("content", {})
+        if "{" in path or not promised or "text/event-stream" in promised:
+            continue
+        reply = await fetch(server, "GET", path)
+        assert reply.headers["content-type"].partition(";")[0] in promised, path
+
+
 def test_a_route_without_a_row_is_listed_by_its_docstring() -> None:
     async def handler(http: web.Request) -> web.Response:
         """Say hello. And more."""

@@ -292,6 +292,7 @@ USE: Mapping[str, Any] = {"type": "tool_use", "id": "a", "name": "f", "input": {
     ({"temperature": 3.0}, "temperature"),
     ({"stop_sequences": [""]}, "stop_sequences"),
     ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+    ({"thread": {"type": "create"}}, "thread"),
 ])  # fmt: skip
 async def test_what_is_wrong_is_named_in_anthropics_form(server: Server, members: dict[str, Any], named: str) -> None:
     reply = await _post(server, **members)
@@ -299,6 +300,13 @@ async def test_what_is_wrong_is_named_in_anthropics_form(server: Server, members
     assert (reply.status, body["type"], body["error"]["type"]) == (400, "error", "invalid_request_error")
     assert body["error"]["message"].startswith((f"{named} ", f"{named}:")), body
     assert body["request_id"] == reply.headers["x-request-id"] == reply.headers["request-id"]
+
+
+async def test_a_client_that_wants_its_conversation_stored_is_told_to_send_all_of_it(server: Server) -> None:
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        error = (await _post(server, thread=thread)).json()["error"]
+        assert error["details"]["error_code"] == "thread_unsupported_request"
+    assert "details" not in (await _post(server, temperature=3.0)).json()["error"]
 
 
 async def test_other_errors_have_their_types(server: Server) -> None:

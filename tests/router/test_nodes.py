@@ -136,6 +136,29 @@ def test_a_node_without_heartbeat_is_overdue(registry: NodeRegistry) -> None:
     assert [node.status for node in registry.all()] == [STATUS, busy]
 
 
+def test_what_is_said_of_all_nodes_follows_each_that_joins_or_goes(registry: NodeRegistry) -> None:
+    def said() -> tuple[int, int | None, int, int | None, int]:
+        return (
+            len(registry.available(DECODE, MODEL)),
+            registry.max_request_tokens(MODEL),
+            registry.fewest_request_tokens(MODEL),
+            registry.max_num_seqs(MODEL),
+            registry.num_decoded_together,
+        )
+
+    assert said() == (0, None, 0, None, 0)
+    _join(registry, PREFILL, max_request_tokens=300, max_num_seqs=3)
+    assert said() == (0, 300, 300, 3, 0)
+    first = _join(registry, max_request_tokens=100, max_num_seqs=8)
+    assert said() == (1, 100, 100, 3, 8)
+    second = _join(registry, max_request_tokens=200, max_num_seqs=2)
+    assert said() == (2, 200, 100, 2, 10)
+    registry.leave(first.epoch)
+    assert said() == (1, 200, 100, 2, 2)
+    registry.remove(second.epoch)
+    assert said() == (0, 100, 100, 3, 0)
+
+
 def test_the_heartbeat_of_a_stranger_is_told_apart(registry: NodeRegistry) -> None:
     assert not registry.heartbeat(Heartbeat(123, STATUS), 0.0)
 

@@ -283,6 +283,37 @@ async def test_a_strict_function_has_a_grammar_though_the_model_need_not_call_it
     assert (await prefill.expect(Prefill)).params.grammar is None
 
 
+async def test_harmony_has_a_grammar_for_strict_and_required_calls_and_behind_thoughts(prompts: PromptMaker) -> None:
+    harmony = replace(
+        prompts,
+        template=ChatTemplate({"default": TEMPLATE}, {}),
+        answer_format=AnswerFormat("openai", "openai_gptoss"),
+    )
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.double <|constrain|>json<|message|>{"x": 4}'
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+    named = {"type": "function", "function": {"name": "double"}}
+    async with serving(harmony) as server:
+        prefill, _ = await _answers(server, prompts, thought + call)
+        for members, last in (
+            ({"tools": strict}, "final | call_0 | call_1"),
+            ({"tools": TOOLS, "tool_choice": "required"}, "call_0 | call_1"),
+            ({"tools": TOOLS, "tool_choice": named}, "call_0"),
+        ):
+            choice = await _choice(server, **members)
+            assert (choice["message"]["reasoning"], choice["finish_reason"]) == ("Hm.", "tool_calls")
+            assert _calls(choice["message"]) == [("double", '{"x": 4}')]
+            assert await _start_of_grammar(prefill) == f"start: before* ({last})"
+        await _choice(server, tools=TOOLS)
+        assert (await prefill.expect(Prefill)).params.grammar is None
+    async with serving(harmony) as server:
+        prefill, _ = await _answers(server, prompts, f'{thought}<|channel|>final<|message|>{{"x": 4}}')
+        asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": PARAMETERS}}
+        message = (await _choice(server, response_format=asked))["message"]
+        assert (message["reasoning"], message["content"]) == ("Hm.", '{"x": 4}')
+        assert await _start_of_grammar(prefill) == "start: before* (final)"
+
+
 async def test_tools_that_the_template_does_not_show_are_told_of(prompts: PromptMaker) -> None:
     plain = replace(prompts, template=ChatTemplate({"default": "{{ messages[0].content }}"}, {}))
     async with serving(plain) as server:

@@ -361,7 +361,10 @@ class World:
         relay, registry = router.relay, router.registry
         counts = relay.counters
         assert counts.num_requests == counts.num_finished + counts.num_failed + counts.num_cancelled, counts
-        counted = {node.node_id: (node.num_legs, node.num_awaiting, len(node.prompts)) for node in registry.all()}
+        counted = {
+            node.node_id: (node.num_legs, node.num_awaiting, len(node.prompts), len(node.live_keys))
+            for node in registry.all()
+        }
         assert not any(any(counts) for counts in counted.values()), counted
         assert relay.node_wait.num_waiting == relay.node_wait.num_paused == 0
         assert router.loop.num_timers <= 2, "a timer of a request is left"  # Ping, and a look at suspects

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,8 +57,18 @@ def texts(events: list[tuple[str, str]]) -> list[str]:
     return [data if data == "[DONE]" else json.loads(data)["choices"][0]["text"] for _, data in events]
 
 
+def agent_of_the_readme(serve: Serve) -> str:
+    """What the agent that the README shows prints, talking to this server."""
+    example = (ROOT / "README.md").read_text().partition("An agent is a loop")[2].partition("```python\n")[2]
+    code = example.partition("```")[0].replace("http://127.0.0.1:8000", serve.endpoint)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=START_TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_serve_answers_restarts_a_killed_node_and_leaves_nothing(serve: Serve) -> None:
     assert chat(serve, "Hello!").strip()
+    assert re.fullmatch(r"It is \d\d:\d\d\.\n", agent_of_the_readme(serve))
     victim = serve.child("decode_node")
     os.kill(victim.pid, signal.SIGKILL)
     wait_until(lambda: "is ready again" in serve.err, "the decode node is ready again", START_TIMEOUT_S)

@@ -101,6 +101,7 @@ void argmax_of(Pool& threads, const BatonArgmax& a) {
     const auto write = [&](int64_t row, Best best) {
         a.token_ids[row] = best.place;
         a.largest[row] = best.value;
+        static_cast<uint8_t*>(a.is_valid)[row] = best.value > -__builtin_inff();
     };
     const int64_t num_parts = a.num_rows >= kFewRows ? 1 : (a.size + kElementsPerTile - 1) / kElementsPerTile;
     if (num_parts <= 1) {

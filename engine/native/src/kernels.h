@@ -99,6 +99,29 @@ struct BatonAttention {
 int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_sequences, int32_t head_dim);
 void baton_attention(BatonPool* pool, const BatonAttention* arguments);
 
+// The index arrays of a step: those of BatonAttention, and the slots of its tokens.
+struct BatonSequence {
+    int64_t start, num_tokens;
+    const int32_t* blocks;
+    int64_t num_blocks;  // that the sequence has; at least as many as its tokens use
+};
+struct BatonPlan {
+    const BatonSequence* sequences;
+    int64_t num_sequences, block_size;
+    int64_t max_tokens, max_sequences, max_blocks;  // that there is room for
+    // written
+    int64_t* slots;
+    int64_t* first_token;
+    int64_t* start;
+    int64_t* counts;
+    int64_t* table_begin;
+    int64_t* block_tables;
+    int64_t num_tokens, num_blocks, num_positions;  // of the step, also when there is no room for it
+};
+enum BatonPlanned : int32_t { BATON_PLANNED = 0, BATON_PLAN_TOO_LARGE = 1, BATON_PLAN_WRONG = 2 };
+// Computed by the caller's thread: no pool is needed.
+int32_t baton_plan(BatonPlan* plan);
+
 // --- what lies between products. Rounding as `engine/models/ops/base.py` says: after each step that it names.
 
 // residual += delta (unless it is NULL), rounded; out = RMS norm of the residual, rounded, times weight, rounded.
@@ -148,8 +171,9 @@ struct BatonGather {
 };
 void baton_gather(BatonPool* pool, const BatonGather* arguments);
 
-// For each row of logits [num_rows][size] its largest value, and the first place where it is. A row that holds
-// something that is not a number has the first of that as its largest.
+// For each row of logits [num_rows][size] its largest value, the first place where it is, and whether it is a number
+// above minus infinity (is_valid, a byte). A row that holds something that is not a number has the first of that as its
+// largest.
 //
 // masks[i]: which of the masks [][mask_bytes] in `bits` row i has, -1: none; NULL: no row has one. Bit t of a mask, the
 // lowest of a byte first, is 0 where token t is ruled out: minus infinity is added to its logit then. Rows with is_wide
@@ -157,6 +181,7 @@ void baton_gather(BatonPool* pool, const BatonGather* arguments);
 struct BatonArgmax {
     int64_t* token_ids;
     float* largest;
+    void* is_valid;
     const void* logits;
     float* wide;
     const void* is_wide;

@@ -152,6 +152,11 @@ class AnswerFormat:
         return self.reasoning != NONE
 
     @property
+    def is_harmony(self) -> bool:
+        """Whether all of an answer is harmony, calls and reasoning."""
+        return self.calls == _HARMONY and self.reasoning == _HARMONY_REASONING
+
+    @property
     def tags(self) -> Tags | None:
         """What stands around reasoning; None: there is none, or it has other marks."""
         return REASONING_FORMATS.get(self.reasoning)
@@ -169,7 +174,9 @@ class AnswerFormat:
         return AnswerParser(partial(self._parse, request=request, is_reasoning_begun=is_reasoning_begun))
 
     def _parse(self, reader: Reader, request: CallsWanted, is_reasoning_begun: bool) -> Steps[None]:
-        if request.is_enforced:
+        if self.is_harmony:
+            yield from harmony_format.harmony(reader)
+        elif request.is_enforced:
             if self.tags is not None and request.may_reason:
                 yield from thinking(reader, self.tags, is_begun=is_reasoning_begun)
             if request.function:
@@ -190,7 +197,8 @@ class CallsWanted:
     """What a request wants of calls. `schemas`: those of the parameters of the functions that may be called, by name.
 
     `is_enforced`: a grammar makes the answer a call of `function`, which is then its arguments alone, or without one
-    an array of calls. `may_reason` False: a grammar leaves no room for reasoning.
+    an array of calls; in harmony it is a message like any other call. `may_reason` False: a grammar leaves no room for
+    reasoning.
     """
 
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

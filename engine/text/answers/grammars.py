@@ -1,31 +1,34 @@
 """The grammar of a whole answer: reasoning, then text, a structure or calls.
 
 A structure or the arguments of a call obey a grammar; what stands before them is free. Owns how such an answer is
-written down, in llguidance's form of Lark's notation, for the formats of calls that have a marker of their own before
-JSON. Does not know whether it can be compiled, nor which tokens there are: `token_of` names the token of a marker,
-where the vocabulary has one. A model writes that token then, which is no text to a grammar.
+written down, for the formats of calls that have a marker of their own before JSON. Does not know whether it can be
+compiled, nor which tokens there are.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from engine.text.answers import json_calls as json_format
+from engine.text.answers.lark import (
+    SPACE,
+    MarkerForm,
+    form_of,
+    free_text,
+    has_form,
+    json_by,
+    marker_form,
+    quoted,
+    until,
+)
 from engine.text.answers.thinking import Tags
-from wire.grammar import CHOICE, JSON_SCHEMA, REGEX, Grammar
+from wire.grammar import Grammar
 
 _REFERENCE = "$ref"
 _DATA = ("const", "enum", "default", "examples")
-_SPECIAL = re.compile(r"[.^$*+?()\[\]{}|\\/]")
-_SLASH_OR_ESCAPED = re.compile(r"\\.|/", re.DOTALL)
-_SPACE = r"SPACE: /[ \t\r\n]{1,8}/"
-"""White space at markers, with an end: a model could go on for ever."""
 Functions = Mapping[str, Mapping[str, Any]]
-_MarkerForm = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +49,33 @@ class AnswerShape:
     is_one_call: bool = False
 
     @property
+    def may_reason(self) -> bool:
+        """Whether reasoning may stand first."""
+        return self.reasoning is not None
+
+    @property
     def can_be_grammar(self) -> bool:
         """Whether the structure can stand behind something else."""
-        return self.structure is None or self.structure.kind in _STRUCTURES
+        return self.structure is None or has_form(self.structure)
 
     def grammar(self, token_of: Callable[[str], int | None]) -> Grammar:
         """The grammar of all of it. Raises `InvalidRequest` when it is too long."""
-
-        def marker(text: str) -> str:
-            token_id = token_of(text)
-            return _string(text) if token_id is None else f"<[{token_id}]>"
-
+        marker = marker_form(token_of)
         body, rules = self._body(marker)
         first, more = self._before(marker)
-        return Grammar.lark("\n".join((f"start: {first} {body}", *rules, *more, _SPACE)) + "\n")
+        return Grammar.lark("\n".join((f"start: {first} {body}", *rules, *more, SPACE)) + "\n")
 
-    def _before(self, marker: _MarkerForm) -> tuple[str, list[str]]:
+    def _before(self, marker: MarkerForm) -> tuple[str, list[str]]:
         if self.reasoning is None:
             return "", []
-        thought = _until("thought", self.reasoning.end, marker)
+        thought = until("thought", self.reasoning.end, marker)
         begun = "thought SPACE?"
         return (begun if self.is_reasoning_begun else f"(SPACE? {marker(self.reasoning.begin)} {begun})?"), thought
 
-    def _body(self, marker: _MarkerForm) -> tuple[str, list[str]]:
-        structure = None if self.structure is None else f"structure: {_structure(self.structure)}"
+    def _body(self, marker: MarkerForm) -> tuple[str, list[str]]:
+        structure = None if self.structure is None else f"structure: {form_of(self.structure)}"
         if not self.functions:
-            return ("structure", [structure]) if structure else ("FREE?", [_free("FREE")])
+            return ("structure", [structure]) if structure else ("FREE?", [free_text("FREE")])
         form = CALL_FORMS[self.call_format]
         repeated = "" if self.is_one_call else "+"
         end = f" SPACE? {marker(form.end)}" if form.end else ""
@@ -84,7 +88,7 @@ class AnswerShape:
         tokens = [marker(text) for text in form.around if not marker(text).startswith('"')]
         free = f"(FREE | {' | '.join(tokens)})*" if tokens else "FREE?"
         return f"(before call){repeated} {free}", [
-            *_until("before", form.begin, marker, tokens), call, _free("FREE", form.begin)
+            *until("before", form.begin, marker, tokens), call, free_text("FREE", form.begin)
         ]  # fmt: skip
 
 
@@ -92,7 +96,7 @@ class CallForm(NamedTuple):
     """A format of calls: `begin`, what `call` makes of functions, and `end`. `around`: markers between calls."""
 
     begin: str
-    call: Callable[[Functions, _MarkerForm], str]
+    call: Callable[[Functions, MarkerForm], str]
     end: str = ""
     around: Sequence[str] = ()
 
@@ -128,27 +132,23 @@ def _object(functions: Functions) -> dict[str, Any]:
     }
 
 
-def _json(schema: Mapping[str, Any]) -> str:
-    return f"%json {Grammar.json_schema(schema).text}"
+def _hermes(functions: Functions, marker: MarkerForm) -> str:
+    return json_by(_object(functions))
 
 
-def _hermes(functions: Functions, marker: _MarkerForm) -> str:
-    return _json(_object(functions))
-
-
-def _mistral(functions: Functions, marker: _MarkerForm) -> str:
+def _mistral(functions: Functions, marker: MarkerForm) -> str:
     arguments = marker(json_format.MISTRAL_ARGUMENTS)
-    named = [f"{_string(name)} {arguments} {_json(schema)}" for name, schema in functions.items()]
+    named = [f"{quoted(name)} {arguments} {json_by(schema)}" for name, schema in functions.items()]
     calls = {"type": "array", "items": moved_references(_object(functions), "#/items"), "minItems": 1}
-    return " | ".join((_json(calls), *named))
+    return " | ".join((json_by(calls), *named))
 
 
-def _deepseek(functions: Functions, marker: _MarkerForm) -> str:
-    separator, fence, end = marker(json_format.DEEPSEEK_SEPARATOR), _string("```json"), _string("```")
+def _deepseek(functions: Functions, marker: MarkerForm) -> str:
+    separator, fence, end = marker(json_format.DEEPSEEK_SEPARATOR), quoted("```json"), quoted("```")
     calls: list[str] = []
     for name, schema in functions.items():
-        calls.append(f'"function" {separator} {_string(name)} SPACE {fence} SPACE {_json(schema)} SPACE {end}')
-        calls.append(f"{_string(name)} {separator} {_json(schema)}")
+        calls.append(f'"function" {separator} {quoted(name)} SPACE {fence} SPACE {json_by(schema)} SPACE {end}')
+        calls.append(f"{quoted(name)} {separator} {json_by(schema)}")
     return " | ".join(calls)
 
 
@@ -165,41 +165,3 @@ CALL_FORMS: Mapping[str, CallForm] = {
     "mistral": CallForm(json_format.MISTRAL_CALLS, _mistral),
 }
 """Formats in which a grammar can enforce the arguments of a call that the model has begun."""
-
-
-def _until(rule: str, end: str, marker: _MarkerForm, tokens: Sequence[str] = ()) -> list[str]:
-    """Rules for free text and the marker behind it. `tokens` may stand in the text too."""
-    name = f"{rule.upper()}_TEXT"
-    if marker(end).startswith('"'):
-        return [f"{rule}[lazy]: /(?s:.*){_regex(end)}/"]
-    free = f"({' | '.join((name, *tokens))})*" if tokens else f"{name}?"
-    return [f"{rule}: {free} {marker(end)}", _free(name, end)]
-
-
-def _structure(grammar: Grammar) -> str:
-    return _STRUCTURES[grammar.kind](grammar.text)
-
-
-def _free(name: str, *without: str) -> str:
-    """A terminal of any text that holds none of the markers."""
-    return " & ".join((f"{name}: /(?s:.+)/", *(f"~/(?s:.*){_regex(text)}(?s:.*)/" for text in without)))
-
-
-def _regex(text: str) -> str:
-    return _SPECIAL.sub(lambda found: "\\" + found[0], text)
-
-
-def _string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _of_expression(expression: str) -> str:
-    escaped = _SLASH_OR_ESCAPED.sub(lambda found: "\\/" if found[0] == "/" else found[0], expression)
-    return f"/{escaped}/".replace("\n", "\\n")
-
-
-_STRUCTURES: Mapping[str, Callable[[str], str]] = {
-    JSON_SCHEMA: lambda text: f"%json {text}",
-    REGEX: _of_expression,
-    CHOICE: lambda text: " | ".join(_string(choice) for choice in json.loads(text)),
-}

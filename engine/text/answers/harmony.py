@@ -13,7 +13,8 @@ from engine.text.answers.json_scanner import scan_value
 from engine.text.answers.reader import Reader, Steps, accept, markers, pass_until, read_until, release, skip_space
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
-ENDS = ("<|end|>", "<|call|>", "<|return|>")
+END = "<|end|>"
+ENDS = (END, "<|call|>", "<|return|>")
 _RECIPIENT = re.compile(r"to=functions\.([A-Za-z0-9_.-]+)")
 _ANALYSIS = re.compile(re.escape(CHANNEL) + r"\s*analysis")
 _MAX_HEADER = 1024

@@ -23,10 +23,11 @@ class Rows:
     wide: Tensor | None = None
     wide_logits: Tensor | None = None
 
-    def find(self, level: str, num_threads: int) -> tuple[Tensor, Tensor]:
-        """token ids [N] int64, largest [N] float32."""
+    def find(self, level: str, num_threads: int) -> tuple[Tensor, Tensor, Tensor]:
+        """token ids [N] int64, largest [N] float32, whether they are valid [N] bool."""
         num_rows, size = self.logits.shape
         token_ids, largest = guarded((num_rows,), torch.int64), guarded((num_rows,), torch.float32)
+        is_valid = guarded((num_rows,), torch.uint8)
         held = [None if each is None else guarded_copy(each) for each in (self.mask_of, self.wide)]
         bits = None if self.masks is None else guarded_copy(self.masks.flatten())
         mask_of, is_wide = (None if each is None else each.data_ptr() for each in held)
@@ -34,6 +35,7 @@ class Rows:
             BatonArgmax(
                 token_ids.data_ptr(),
                 largest.data_ptr(),
+                is_valid.data_ptr(),
                 self.logits.data_ptr(),
                 None if self.wide_logits is None else self.wide_logits.data_ptr(),
                 is_wide,
@@ -46,7 +48,7 @@ class Rows:
                 DTYPES[self.logits.dtype],
             )
         )
-        return token_ids, largest
+        return token_ids, largest, is_valid != 0
 
     def ruled_out(self) -> Tensor:
         """What the rows compare, [N, V] float32, by torch."""

@@ -38,8 +38,9 @@ def random_masks(num_masks: int, size: int, seed: int) -> Tensor:
 def assert_is_torchs(rows: Rows, level: str, num_threads: int) -> None:
     expected = rows.ruled_out()
     largest, token_ids = expected.max(dim=-1)
-    found_ids, found_largest = rows.find(level, num_threads)
+    found_ids, found_largest, is_valid = rows.find(level, num_threads)
     assert torch.equal(found_ids, token_ids)
+    assert torch.equal(is_valid, largest > -torch.inf)
     assert torch.equal(found_largest.nan_to_num(nan=1e30), largest.nan_to_num(nan=1e30))
     if rows.wide is not None and rows.wide_logits is not None:
         for row in rows.wide.nonzero().flatten().tolist():

@@ -14,10 +14,11 @@ import tokenizers
 from llguidance import LLTokenizer
 
 from engine.structured.vocabulary import Vocabulary
-from engine.text.answers import json_calls
+from engine.text.answers import harmony, json_calls
 from engine.text.answers.deltas import join_answer
 from engine.text.answers.formats import AnswerFormat, CallsWanted
 from engine.text.answers.grammars import AnswerShape
+from engine.text.answers.harmony_grammar import HarmonyShape
 from engine.text.answers.thinking import Tags
 from engine.text.tokenizer import Tokenizer
 from wire.errors import InvalidRequest
@@ -47,10 +48,19 @@ MARKERS = (
     SEPARATOR,
     json_calls.DEEPSEEK_CALL_END,
     json_calls.DEEPSEEK_CALLS_END,
+    harmony.START,
+    harmony.CHANNEL,
+    harmony.CONSTRAIN,
+    harmony.MESSAGE,
+    harmony.END,
 )
 HERMES = '<tool_call>\n{"name": "double", "arguments": {"x": 4}}\n</tool_call>'
 DEEPSEEK = f'{DEEPSEEK_BEGIN}function{SEPARATOR}double\n```json\n{{"x": 4}}\n```{DEEPSEEK_END}'
 DEEPSEEK_31 = f'{DEEPSEEK_BEGIN}double{SEPARATOR}{{"x": 4}}{DEEPSEEK_END}'
+HARMONY_THOUGHT = '<|channel|>analysis<|message|>A {sum}, "4".<|end|><|start|>assistant'
+HARMONY_CALL = '<|channel|>commentary to=functions.double <|constrain|>json<|message|>{"x": 4}'
+HARMONY_FINAL = "<|channel|>final<|message|>"
+HARMONY = HarmonyShape(functions=FUNCTIONS)
 MISTRAL = '[TOOL_CALLS][{"name": "double", "arguments": {"x": 4}}]'
 MISTRAL_11 = '[TOOL_CALLS]double[ARGS]{"x": 4}'
 
@@ -69,13 +79,13 @@ class Model:
         self.vocabulary = Vocabulary(tokens, -(-tokens.vocab_size // 32) * 4)
         self.eos = max(tokenizer.eos_token_ids)
 
-    def accepts(self, shape: AnswerShape, text: str) -> bool:
+    def accepts(self, shape: AnswerShape | HarmonyShape, text: str) -> bool:
         """Whether the answer may be `text` and end there."""
         matcher = self.vocabulary.compile(shape.grammar(self.tokenizer.added_token_id))
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return bool(matcher.consume_tokens(ids)) and matcher.is_accepting()
 
-    def walk(self, shape: AnswerShape, text: str, chance: random.Random) -> str:
+    def walk(self, shape: AnswerShape | HarmonyShape, text: str, chance: random.Random) -> str:
         """An answer that begins with `text` and goes on with random tokens, to its end or for a while."""
         matcher = self.vocabulary.compile(shape.grammar(self.tokenizer.added_token_id))
         ids = self.tokenizer.encode(text, add_special_tokens=False)
@@ -180,6 +190,49 @@ def test_the_parser_finds_valid_calls_in_whatever_a_model_writes(model: Model, c
             assert found in ({}, {"on": True}, {"on": False})
             num_whole += 1
     assert num_whole >= 4
+
+
+def test_a_call_in_harmony_is_valid_and_anything_may_be_said_before(model: Model) -> None:
+    remark = HARMONY_THOUGHT.replace("analysis", "commentary")
+    by_template = ' to=functions.double<|channel|>commentary json<|message|>{"x": 4}'
+    for call in (HARMONY_CALL, by_template, HARMONY_CALL.replace(" <|constrain|>json", "")):
+        for before in ("", HARMONY_THOUGHT, f"{HARMONY_THOUGHT}{remark}"):
+            assert model.accepts(HARMONY, before + call), before + call
+        for old, new in (("double", "triple"), ('"x"', '"y"'), ("4", '"4"'), ("4", "100")):
+            assert not model.accepts(HARMONY, call.replace(old, new)), new
+    assert model.accepts(HARMONY, HARMONY_CALL.replace("double", "log").replace("x", "any"))
+    assert model.accepts(HARMONY, f"{HARMONY_THOUGHT}{HARMONY_FINAL}Just text, {{}}.")
+    assert not model.accepts(HARMONY, HARMONY_THOUGHT)
+    assert not model.accepts(replace(HARMONY, may_reason=False), HARMONY_THOUGHT + HARMONY_CALL)
+    must_call = replace(HARMONY, must_call=True)
+    assert model.accepts(must_call, HARMONY_THOUGHT + HARMONY_CALL)
+    assert not model.accepts(must_call, f"{HARMONY_FINAL}Just text.")
+
+
+def test_a_structure_in_harmony_is_the_final_message(model: Model) -> None:
+    shape = HarmonyShape(STRUCTURE)
+    for begun in (HARMONY_FINAL, HARMONY_THOUGHT + HARMONY_FINAL, "<|channel|>final <|constrain|>json<|message|>"):
+        assert model.accepts(shape, f'{begun}{{"x": 4}}')
+        assert not model.accepts(shape, f'{begun}{{"x": "4"}}')
+    assert not model.accepts(shape, '{"x": 4}')
+    assert not model.accepts(shape, HARMONY_CALL)
+    assert model.accepts(replace(shape, functions=FUNCTIONS), HARMONY_CALL)
+
+
+def test_the_parser_finds_in_harmony_what_the_grammar_has_enforced(model: Model) -> None:
+    chance = random.Random(6)
+    shape = HarmonyShape(functions={"double": SCHEMA}, must_call=True)
+    num_whole = 0
+    for _ in range(8):
+        text = model.walk(shape, HARMONY_THOUGHT + "<|channel|>commentary to=", chance)
+        parser = AnswerFormat("openai", "openai_gptoss").parser(
+            CallsWanted({"double": SCHEMA}, is_enforced=True), is_reasoning_begun=False
+        )
+        answer = join_answer([*parser.push(text), *parser.finish()])
+        (call,) = answer.calls.values()
+        assert (call.name, answer.reasoning, answer.content) == ("double", 'A {sum}, "4".', "")
+        num_whole += 0 <= json.loads(call.arguments)["x"] <= 99
+    assert num_whole == 8
 
 
 def test_what_is_too_long_is_an_error(model: Model) -> None:

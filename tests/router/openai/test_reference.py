@@ -35,9 +35,9 @@ VLLM_CHAT = """
     return_prompt_text tool_choice tools top_logprobs
 """
 ANTHROPIC = """
-    cache_control container context_management diagnostics inference_geo max_tokens mcp_servers messages metadata model
-    output_config output_format service_tier speed stop_sequences stream system temperature thinking tool_choice tools
-    top_k top_p
+    cache_control compaction container context_management diagnostics inference_geo max_tokens mcp_servers messages
+    metadata model output_config output_format service_tier speed stop_sequences stream system temperature thinking
+    thread tool_choice tools top_k top_p
 """
 VLLM_COMPLETION = "prompt prompt_embeds suffix"
 VLLM_INTERNAL = {"request_id", "kv_transfer_params", "ec_transfer_params"}
