@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
 from engine.cache.hashing import extend_hashes, root_hash
 from engine.runner.base import Runner
-from engine.scheduler.request import Fork, Matcher, PromptScores, Request, RequestOutput, Step
+from engine.scheduler.request import Matcher, PromptScores, Request, RequestOutput, Step, choices_of
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_costs import StepCosts
 from engine.steps_in_flight import StepsInFlight, StepWatch
@@ -71,14 +71,6 @@ class HandedOver:
     next_token_id: int
     num_prompt_tokens: int
     block_table: BlockTable
-
-
-def choices_of(keys: Sequence[RequestKey], params: DecodingParams) -> list[Fork]:
-    """The choices of one prompt: the first samples with `params`, and each with the next number of a choice. Only the
-    first reports log probabilities of the prompt."""
-    fork_params = replace(params, prompt_logprobs=None)
-    forks = [Fork(key, replace(fork_params, choice=params.choice + number)) for number, key in enumerate(keys)]
-    return [Fork(keys[0], params), *forks[1:]]
 
 
 def watch_nothing(step: Step) -> None:
@@ -263,8 +255,7 @@ class EngineCore:
         if num_tokens < request.num_prompt_tokens or self._in_flight.num_stored_tokens(request) < num_tokens:
             return None
         block_size = self._scheduler.limits.block_size
-        num_tokens -= num_tokens % block_size if goes_on else 0
-        if not num_tokens:
+        if goes_on and not (num_tokens := num_tokens // block_size * block_size):
             return None
         block_table = request.block_table[: -(-num_tokens // block_size)]
         self._pool.share(block_table)

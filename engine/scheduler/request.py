@@ -6,7 +6,7 @@ Values that a step has once for each request are named tuples: a frozen dataclas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -73,6 +73,14 @@ class Fork(NamedTuple):
 
     key: RequestKey
     params: DecodingParams
+
+
+def choices_of(keys: Sequence[RequestKey], params: DecodingParams) -> list[Fork]:
+    """The choices of one prompt: the first samples with `params`, and each with the next number of a choice. Only the
+    first reports log probabilities of the prompt."""
+    fork_params = replace(params, prompt_logprobs=None)
+    forks = [Fork(key, replace(fork_params, choice=params.choice + number)) for number, key in enumerate(keys)]
+    return [Fork(keys[0], params), *forks[1:]]
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from engine.core import FirstToken, choices_of
+from engine.core import FirstToken
+from engine.scheduler.request import choices_of
 from tests.checkpoints import make_checkpoint
 from tests.engine.scheduler.simulation import Device, Name, Simulation, continuation
 from tests.engine.test_core import BLOCK_SIZE, new_engine, note, num_held, prompt, run

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore, FirstToken, Reservation, choices_of
+from engine.core import EngineCore, FirstToken, Reservation
 from engine.scheduler.request import (
     PENDING_TOKEN,
     BlockCopy,
@@ -29,6 +29,7 @@ from engine.scheduler.request import (
     SampledToken,
     ScheduledRequest,
     Step,
+    choices_of,
 )
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.steps_in_flight import StepFailed
