@@ -37,6 +37,7 @@ from router.admission.admission import Admission, AdmissionSettings
 from router.admission.metrics import AccessMetrics
 from router.app import build_app
 from router.control import ControlLink
+from router.goals import AllowedGoals, Goals
 from router.http.inherited import inherited_sockets
 from router.http.limits import HttpLimits
 from router.http.server import HttpServer
@@ -45,7 +46,6 @@ from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
 from router.openai.request_templates import RequestTemplates
-from router.placement import Goals
 from router.policies import make_policy
 from router.relay import Relay, RelaySettings
 from router.request_log import Observer
@@ -126,6 +126,7 @@ async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None
             metrics=metrics,
             max_model_len=registry.max_request_tokens,
             is_strict=settings.strict,
+            goals=_allowed_goals(settings),
         )
         if settings.metrics_aliases == "vllm":
             metrics.add_vllm_aliases()
@@ -180,6 +181,17 @@ def _goals(settings: RouterSettings) -> Goals | None:
     if not (settings.goal_ttft_ms or settings.goal_tpot_ms):
         return None
     return Goals(settings.goal_ttft_ms / 1000, settings.goal_tpot_ms / 1000)
+
+
+def _allowed_goals(settings: RouterSettings) -> AllowedGoals | None:
+    """What requests may ask for. Raises `InvalidSetting`."""
+    own, least = _goals(settings), {}
+    for kind in ("ttft", "tpot"):
+        goal, smallest = getattr(settings, f"goal_{kind}_ms"), getattr(settings, f"min_goal_{kind}_ms")
+        if not 0 <= smallest <= goal:
+            raise InvalidSetting(f"--min-goal-{kind}-ms must lie between 0 and --goal-{kind}-ms")
+        least[kind] = (smallest or goal) / 1000
+    return None if own is None else AllowedGoals(own, Goals(least["ttft"], least["tpot"]))
 
 
 def _http_limits(settings: RouterSettings) -> HttpLimits:

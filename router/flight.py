@@ -353,6 +353,7 @@ class Flight:
             allows_handoff=self._num_transfer_failures < _MAX_TRANSFER_FAILURES,
             computes_all=journal.awaits_prompt,
             confinement=self._suspicion.confinement,
+            goals=request.goals,
         )
         if self._suspicion.confinement is not None:
             nodes = [node for node in (route.prefill, route.decode) if node is not None]

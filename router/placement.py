@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.goals import Goals
 from router.nodes import Node
 from router.policies import num_cached_blocks
 from router.route import Route
@@ -26,14 +27,6 @@ _ALONE_CHUNK = 512
 _SMALLEST_CHUNK = 16
 _MAX_COMPARED = 16
 """Nodes of a role that are looked at, those with the shortest queues: a decision takes microseconds for each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Goals:
-    """Seconds until the first token and between two tokens; 0: as short as possible, and no limit."""
-
-    ttft_s: float
-    tpot_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +53,17 @@ class Placement:
         num_tokens: int,
         prompt_hashes: Sequence[bytes],
         now_s: float,
+        goals: Goals | None = None,
     ) -> Route:
-        """The route to take instead of `route`, which a policy has chosen among the same nodes."""
+        """The route to take instead of `route`, which a policy has chosen among the same nodes. `goals`: of the
+        request, if it has its own."""
+        ttft_s = (goals or self.goals).ttft_s
         cost = _any_cost((*prefills, *decodes))
         if cost is None:
             return route  # no node has computed a prompt yet
         prompt = _Prompt(num_tokens, prompt_hashes, cost, now_s)
         away = min((prompt.at_prefill(route.decode, node) for node in _shortest(prefills, now_s)), key=_ttft)
-        if away.ttft_s <= self.goals.ttft_s:
+        if away.ttft_s <= ttft_s:
             return away.route
         here = [prompt.at_decode(node, self.goals.tpot_s) for node in _shortest(decodes, now_s)]
         kept = min((offer for offer in here if offer.keeps_tpot), key=_ttft, default=None)

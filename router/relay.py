@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from program.clock import host_clock
 from router.flight import Flight
 from router.flight_context import FlightContext, RelayCounters
+from router.goals import Goals
 from router.inbox import Inbox
 from router.legs import ControlSender, RelayRequest
 from router.moves import Moves
 from router.node_wait import NodeWait
 from router.nodes import Node, NodeRegistry
-from router.placement import Goals, Placement
+from router.placement import Placement
 from router.policies import Policy
 from router.routing import Routing
 from router.suspicion import Probation

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from engine.cache.hashing import extend_hashes, root_hash
+from router.goals import Goals
 from router.nodes import Node, NodeRegistry
 from router.placement import Placement
 from router.policies import Policy, num_cached_blocks
@@ -45,13 +46,14 @@ class Routing:
         allows_handoff: bool,
         computes_all: bool = False,
         confinement: Confinement | None = None,
+        goals: Goals | None = None,
     ) -> Route:
         """A route for prompt and emitted tokens over nodes of `model`; nodes whose epoch is in `avoided` only where
         there is no other. Of each role only nodes that have room for what the request may become: `max_tokens` more
         tokens at most, None: at least one.
 
         `computes_all`: whoever computes the prompt computes all of it, whatever it has cached. `confinement`: the only
-        nodes that may compute anything of it but further tokens.
+        nodes that may compute anything of it but further tokens. `goals`: its own, None for the router's.
 
         Raises `NoNode` without a decode node.
         """
@@ -71,7 +73,7 @@ class Routing:
         route = Route(decode, self.prefill_policy.choose(prefills, hashes))
         if self.placement is None or computes_all or confinement is not None:
             return route
-        return self.placement.choose(route, prefills, decodes, len(token_ids), hashes, now_s)
+        return self.placement.choose(route, prefills, decodes, len(token_ids), hashes, now_s, goals)
 
     def another_decode(
         self, model: str, num_tokens: int, avoided: AbstractSet[int], max_tokens: int | None

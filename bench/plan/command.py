@@ -29,7 +29,7 @@ from bench.workload.passages import bare_vocabulary
 from bench.workload.registry import make_workload
 from program.command_line import CommandParser
 from program.settings import setting
-from router.placement import Goals
+from router.goals import Goals
 from wire.errors import InvalidSetting
 from wire.step_cost import StepCost
 

@@ -16,9 +16,10 @@ from itertools import count
 from bench.client.outcome import Outcome
 from bench.plan.simulated_node import BLOCK_SIZE, FINGERPRINT, NodeShape, SimulatedNode
 from engine.scheduler.request import RequestOutput
+from router.goals import Goals
 from router.legs import Attempt, Legs, RelayRequest, send_legs
 from router.nodes import Node, NodeRegistry
-from router.placement import Goals, Placement
+from router.placement import Placement
 from router.policies import make_policy
 from router.routing import Routing
 from router.suspicion import Probation

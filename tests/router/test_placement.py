@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from router.goals import Goals
 from router.nodes import Node
-from router.placement import Goals, Placement
+from router.placement import Placement
 from router.prompt_queue import PromptQueue, QueuedPrompt
 from router.route import Route
 from tests.router.fake_node import STATUS, make_hello
@@ -51,6 +52,14 @@ def test_a_prefill_node_that_is_in_time_computes_the_prompt() -> None:
 def test_the_decode_node_keeps_a_prompt_that_would_wait_too_long() -> None:
     prefill, decode = queued(node(PREFILL), ALONE_S, ALONE_S), node(DECODE)
     assert choose(GOALS, [prefill], [decode]) == Route(decode, None, ALONE_S, is_kept=True)
+
+
+def test_the_goal_of_a_request_counts_in_place_of_the_routers() -> None:
+    prefill, decode = queued(node(PREFILL), ALONE_S, ALONE_S), node(DECODE)
+    patient = Placement(GOALS).choose(
+        Route(decode, prefill), [prefill], [decode], NUM_TOKENS, (), 0.0, Goals(4 * ALONE_S, 0.05)
+    )
+    assert patient.prefill is prefill
 
 
 def test_of_several_prefill_nodes_the_one_that_is_done_first_is_taken() -> None:

@@ -15,7 +15,7 @@ from bench.plan.command import main, read_cost
 from bench.plan.simulated_node import NodeShape, SimulatedNode
 from bench.plan.simulation import Deployment, PlannedRequest, Simulation
 from engine.scheduler.step_costs import StepCosts
-from router.placement import Goals
+from router.goals import Goals
 from wire.errors import InvalidSetting
 from wire.step_cost import StepCost
 
