@@ -32,6 +32,7 @@ class ServeSettings:
 
     prefill: int = setting(1, "number of prefill nodes; 0: decode nodes compute the prompts too")
     decode: int = setting(1, "number of decode nodes")
+    mixed: bool = setting(False, "nodes that do any leg: --prefill and --decode are then what they prefer")
     pin_cpus: bool = setting(True, "give every node cores of its own if there are enough and --num-threads is unset")
     start_timeout_s: float = setting(1800.0, "seconds until every process must be ready, loading weights included")
 

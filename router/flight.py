@@ -224,6 +224,7 @@ class Flight:
         self._retries.is_back(epoch)
         self._suspicion.is_back(epoch)
         if self._node_deadline is not None:
+            self._context.routing.probation.end(self.handoff_id)  # it may be confined no longer
             self._start_or_wait()
 
     def stop_waiting(self) -> None:

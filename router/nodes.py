@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from engine.cache.hashing import HASH_BYTES
 from router.prompt_queue import PromptQueue
 from wire.errors import Refused
-from wire.messages import DECODE, PREFILL, ROUTER_TO_NODE, CacheEvents, Heartbeat, Hello, NodeStatus
+from wire.messages import BOTH, DECODE, PREFILL, ROUTER_TO_NODE, CacheEvents, Heartbeat, Hello, NodeStatus
 from wire.session import Session, new_session_number
 
 DEAD_AFTER_S = 3.0
@@ -38,8 +38,9 @@ class Node:
     """One registration of a node, whose life is named by its epoch. `model` is the served model whose weights it has.
     `load` counts legs, also those that the node has not received yet; `num_awaiting` of them wait for the KV of a
     prompt that another node computes. `prompts` are those that it has to compute itself. `num_steps` counts those that
-    have told tokens. `session` is the router's end
-    of it. `rival`: the epoch of another one that wants to join under the same node_id, and when it first asked."""
+    have told tokens. `preference`: what the router has made of that in its Hello, "" for nothing. `session` is the
+    router's end of it. `rival`: the epoch of another one that wants to join under the same node_id, and when it first
+    asked."""
 
     hello: Hello
     model: str
@@ -50,6 +51,7 @@ class Node:
     num_steps: int = 0
     prompts: PromptQueue = field(default_factory=PromptQueue)
     is_leaving: bool = False
+    preference: str = ""
     cached_hashes: set[bytes] = field(default_factory=set)
     session: Session = field(default_factory=_new_session)
     rival: tuple[int, float] | None = None
@@ -68,6 +70,14 @@ class Node:
     def role(self) -> str:
         """ "prefill" or "decode"."""
         return self.hello.role
+
+    def does(self, role: str) -> bool:
+        """Whether it can be given legs of that role."""
+        return self.role == role or bool(self.hello.prefers)
+
+    def prefers(self, role: str) -> bool:
+        """Whether it is to be given legs of that role where there is a choice."""
+        return (self.preference or self.hello.prefers or self.role) in (role, BOTH)
 
     @property
     def num_decoding(self) -> int:
@@ -104,9 +114,15 @@ class NodeRegistry:
         return self._nodes.get(epoch)
 
     def available(self, role: str, model: str, without: AbstractSet[int] = frozenset()) -> list[Node]:
-        """Nodes of a model that may be given a leg, in order of registration; nodes in `without` only if there is no
-        other."""
-        able = [node for node in self.of_model(model) if node.role == role and not node.is_leaving]
+        """Nodes of a model that are to be given legs of a role, in order of registration; nodes in `without` only if
+        there is no other. Somebody has to decode: if nobody prefers to, whoever can."""
+        nodes = [node for node in self.of_model(model) if node.prefers(role) and not node.is_leaving]
+        left = [node for node in nodes if node.epoch not in without]
+        return left or (self.able(role, model, without) if role == DECODE else nodes)
+
+    def able(self, role: str, model: str, without: AbstractSet[int] = frozenset()) -> list[Node]:
+        """As `available`, whatever they prefer."""
+        able = [node for node in self.of_model(model) if node.does(role) and not node.is_leaving]
         return [node for node in able if node.epoch not in without] or able
 
     def of_model(self, model: str) -> list[Node]:
@@ -208,6 +224,8 @@ class NodeRegistry:
         """The model that a node serves. Raises `Refused` when it does not fit the other nodes of that model."""
         if hello.role not in (PREFILL, DECODE):
             raise Refused(f"role {hello.role!r} is not known here")
+        if hello.prefers and (hello.role != DECODE or hello.prefers not in (PREFILL, DECODE, BOTH)):
+            raise Refused(f"a {hello.role} node that prefers {hello.prefers!r} is not known here")
         others = [node for node in self._nodes.values() if node.node_id != hello.node_id]
         expected = {model: self._fingerprint_of(model, others) for model in self._fingerprints}
         model = next((model for model, known in expected.items() if known == hello.fingerprint), None)

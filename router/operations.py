@@ -20,7 +20,7 @@ from router.openai.errors import INVALID, envelope
 from router.openai.responses import json_bytes
 from router.settings import RouterSettings
 from wire.codec import PROTOCOL_VERSION
-from wire.messages import DECODE
+from wire.messages import DECODE, PREFILL
 
 DISTRIBUTION = "baton-serve"
 POOLING_PATHS = (
@@ -123,6 +123,7 @@ def node_info(node: Node) -> dict[str, object]:
     return {
         "id": node.node_id,
         "role": node.role,
+        "prefers": [role for role in (PREFILL, DECODE) if node.prefers(role)],
         "model": node.model,
         "is_leaving": node.is_leaving,
         "load": node.load,

@@ -96,7 +96,8 @@ class Relay:
     def capacity(self) -> int:
         """For how many requests the nodes have use: more would only wait there, in no fair order. Those that wait for
         their readers are not at any node."""
-        nodes = [node for node in self._registry.all() if node.role == DECODE and not node.is_leaving]
+        able = [node for node in self._registry.all() if node.does(DECODE) and not node.is_leaving]
+        nodes = [node for node in able if node.prefers(DECODE)] or able
         num_served = _ADMITTED_PER_SEQ * sum(node.hello.max_num_seqs for node in nodes)
         return num_served + self.node_wait.num_paused if num_served else self._max_concurrent_requests
 

@@ -7,7 +7,7 @@ that serves the goals for latency (`router/placement.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -57,8 +57,9 @@ class Routing:
 
         Raises `NoNode` without a decode node.
         """
-        decodes = self._with_room(DECODE, model, avoided, len(token_ids) + (max_tokens or 1))
-        prefills = self._with_room(PREFILL, model, avoided, len(token_ids) + 1) if allows_handoff else []
+        find = self.registry.available if confinement is None else self.registry.able
+        decodes = _with_room(find, DECODE, model, avoided, len(token_ids) + (max_tokens or 1))
+        prefills = _with_room(find, PREFILL, model, avoided, len(token_ids) + 1) if allows_handoff else []
         if confinement is not None:
             decodes, prefills = self._confined(confinement, decodes, prefills)
         if not decodes:
@@ -68,7 +69,10 @@ class Routing:
         extend_hashes(hashes, token_ids, hello.layout.block_size, root_hash(hello.fingerprint, cache_salt))
         decode = self.decode_policy.choose(decodes, hashes)
         num_cached = 0 if computes_all else num_cached_blocks(decode, hashes) * hello.layout.block_size
+        prefills = [node for node in prefills if node is not decode]
         if not prefills or len(token_ids) - num_cached <= self.local_prefill_tokens:
+            return Route(decode, None)
+        if self.placement is None and decode.prefers(PREFILL):
             return Route(decode, None)
         route = Route(decode, self.prefill_policy.choose(prefills, hashes))
         if self.placement is None or computes_all or confinement is not None:
@@ -80,16 +84,9 @@ class Routing:
     ) -> Node | None:
         """The decode node with the least load that can go on at once with a request of so many tokens, and has room for
         what it may become; None: there is none now."""
-        decodes = self._with_room(DECODE, model, avoided, num_tokens + (max_tokens or 1))
+        decodes = _with_room(self.registry.available, DECODE, model, avoided, num_tokens + (max_tokens or 1))
         able = [node for node in decodes if node.load < node.hello.max_num_seqs and _has_blocks(node, num_tokens + 1)]
         return min(able, key=lambda node: node.load, default=None)
-
-    def _with_room(self, role: str, model: str, avoided: AbstractSet[int], num_tokens: int) -> list[Node]:
-        able = self.registry.available(role, model, avoided)
-        fit = [node for node in able if node.hello.max_request_tokens >= num_tokens]
-        if fit or not avoided:
-            return fit
-        return [node for node in self.registry.available(role, model) if node.hello.max_request_tokens >= num_tokens]
 
     def _confined(
         self, confinement: Confinement, decodes: Sequence[Node], prefills: Sequence[Node]
@@ -105,6 +102,19 @@ class Routing:
             else:
                 fit = list(decodes) if again else []
         return fit, again
+
+
+def _with_room(
+    find: Callable[[str, str, AbstractSet[int]], list[Node]],
+    role: str,
+    model: str,
+    avoided: AbstractSet[int],
+    num_tokens: int,
+) -> list[Node]:
+    fit = [node for node in find(role, model, avoided) if node.hello.max_request_tokens >= num_tokens]
+    if fit or not avoided:
+        return fit
+    return [node for node in find(role, model, frozenset()) if node.hello.max_request_tokens >= num_tokens]
 
 
 def _has_blocks(node: Node, num_tokens: int) -> bool:

@@ -16,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from decode_node.settings import DecodeNodeSettings
 from engine.scheduler.step_costs import StepCosts
+from launch.settings import ServeSettings
+from mixed_node.settings import MixedNodeSettings
 from node.metrics import LinkCollector, NodeCollector
 from prefill_node.settings import PrefillNodeSettings
 from program.watchdog import Watchdog
@@ -133,7 +135,7 @@ def test_panels_of_the_dashboard_have_places_of_their_own() -> None:
 
 
 def test_every_flag_that_is_named_exists() -> None:
-    classes = (RouterSettings, PrefillNodeSettings, DecodeNodeSettings)
+    classes = (RouterSettings, PrefillNodeSettings, DecodeNodeSettings, MixedNodeSettings, ServeSettings)
     known = {f"--{field.name.replace('_', '-')}" for each in classes for field in dataclasses.fields(each)}
     for page in PAGES.values():
         assert set(re.findall(r"--[a-z][a-z-]+", page)) <= known | {"--help", "--config", "--url", "--rolling"}

@@ -14,7 +14,7 @@ from router.prompt_queue import PromptQueue, QueuedPrompt
 from router.route import Route
 from tests.router.fake_node import STATUS, make_hello
 from tests.router.rig import DEFAULTS, relaying
-from wire.messages import DECODE, PREFILL, Decode, Prefill
+from wire.messages import BOTH, DECODE, PREFILL, Decode, Prefill
 from wire.step_cost import StepCost
 
 COST = StepCost(1e-3, 2e-4, 5e-8, 1e-4, 2e-8)
@@ -147,4 +147,23 @@ async def test_a_relay_with_goals_gives_a_prompt_to_the_decode_node_while_the_pr
         for call, leg in ((first, first_leg), (second, second_leg), (third, third_leg)):
             decode.emit(leg, [7, 8], 0, finish="length")
             assert await call.result() == [7, 8]
+        await rig.settle()
+
+
+async def test_a_mixed_node_prefills_for_another_one_and_without_goals_keeps_what_it_would_do_both_of() -> None:
+    async with relaying(DEFAULTS) as rig:
+        address = "tcp://127.0.0.1:9"
+        one = await rig.join(DECODE, prefers=PREFILL, peer_address=address)
+        other = await rig.join(DECODE, prefers=DECODE, peer_address=address)
+        handed = rig.call()
+        leg = await other.expect(Decode)
+        assert leg.prefill_peer is not None
+        assert leg.prefill_peer.node_id == one.hello.node_id
+        await one.expect(Prefill)
+        rig.member(other).preference = BOTH
+        rig.member(one).preference = PREFILL
+        kept = rig.call()
+        assert (await other.expect(Decode)).prefill_peer is None
+        for call in (handed, kept):
+            await call.cancel()
         await rig.settle()

@@ -32,7 +32,7 @@ from tests.simulation.network import Host, Network
 from tests.simulation.nodes import NodeProgram
 from tests.simulation.programs import MODEL, NODE_WAIT_S, Program, RouterProgram, Surroundings
 from wire.errors import BatonError
-from wire.messages import DECODE, FINISH_LENGTH, PREFILL
+from wire.messages import BOTH, DECODE, FINISH_LENGTH, PREFILL
 from wire.sampling import DecodingParams
 
 END_BOUND_S = 25.0
@@ -121,6 +121,7 @@ class World:
         peers_write: bool,
         overlaps: bool = False,
         plan: FaultPlan = without_faults,
+        num_mixed: int = 0,
     ) -> None:
         self.chance = random.Random(seed)
         self.clock = VirtualClock()
@@ -144,6 +145,8 @@ class World:
         for role, number in ((PREFILL, num_prefills), (DECODE, num_decodes)):
             for place in range(number):
                 self._start_node(role, f"{role[0].upper()}{place + 1}")
+        for place in range(num_mixed):
+            self._start_node(DECODE, f"M{place + 1}", BOTH)
 
     def note(self, text: str) -> None:
         """Add a line to the timeline."""
@@ -250,8 +253,15 @@ class World:
         for connection in self.network.between(self.nodes[name].host, self.router.host):
             connection.break_off(0.001, 0.001)
 
-    def _start_node(self, role: str, name: str) -> None:
-        node = self.nodes[name] = NodeProgram(self.around, role, name)
+    def prefer(self, node: NodeProgram, preference: str) -> None:
+        """The router gives a mixed node other legs from now on."""
+        member = self.router.registry.get(node.epoch)
+        if member is not None:
+            self.note(f"{node.name} prefers {preference}")
+            member.preference = preference
+
+    def _start_node(self, role: str, name: str, prefers: str = "") -> None:
+        node = self.nodes[name] = NodeProgram(self.around, role, name, prefers)
         self.note(f"{name} starts, epoch {node.epoch % 10**6}")
 
     def _restart(self, node: NodeProgram, after_s: float) -> None:
@@ -260,7 +270,7 @@ class World:
 
         def start() -> None:
             self._restarts_due -= 1
-            self._start_node(node.role, node.name)
+            self._start_node(node.role, node.name, node.prefers)
 
         self.clock.after(after_s, start)
 
