@@ -33,6 +33,7 @@ from router.access.audit import AuditLog
 from router.access.guard import Guard, require_keys_beyond_loopback
 from router.access.keys import KEY_VARIABLE
 from router.access.tls import ServerTls
+from router.adaptation import Adaptation
 from router.admission.admission import Admission, AdmissionSettings
 from router.admission.metrics import AccessMetrics
 from router.app import build_app
@@ -116,6 +117,9 @@ async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None
         relay = _relay(settings, registry, control)
         metrics = RouterMetrics(model.name for model in models)
         metrics.watch(relay, registry, control)
+        adaptation = Adaptation(registry, relay.attainments, adapts=settings.adapt and _goals(settings) is not None)
+        metrics.include(adaptation)
+        stack.callback(adaptation.stop)
         admission = _admission(settings, relay)
         relay.node_wait.listen(admission.fill)
         metrics.include(AccessMetrics(admission, guard))
@@ -150,6 +154,7 @@ async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None
         _on_hangup([part.reload for part in (guard, tls, audit, keys) if part is not None])
         address = await _listen(app, settings, sockets, stack, tls)
         control.start(relay)
+        adaptation.start()
         freeze_startup_objects()
         gc.set_threshold(*_COLLECT_AFTER)
         watchdog = Watchdog()
@@ -170,6 +175,7 @@ def _relay(settings: RouterSettings, registry: NodeRegistry, control: ControlLin
         settings.request_timeout_s,
         settings.node_wait_s,
         _goals(settings),
+        settings.refuse_late,
     )
     return Relay(registry, control, make_policy(settings.prefill_policy), make_policy(settings.decode_policy), limits)
 

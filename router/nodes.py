@@ -38,9 +38,9 @@ class Node:
     """One registration of a node, whose life is named by its epoch. `model` is the served model whose weights it has.
     `load` counts legs, also those that the node has not received yet; `num_awaiting` of them wait for the KV of a
     prompt that another node computes. `prompts` are those that it has to compute itself. `num_steps` counts those that
-    have told tokens. `preference`: what the router has made of that in its Hello, "" for nothing. `session` is the
-    router's end of it. `rival`: the epoch of another one that wants to join under the same node_id, and when it first
-    asked."""
+    have told tokens. `preference`: which legs it is given where there is a choice; "" becomes that of its Hello.
+    `session` is the router's end of it. `rival`: the epoch of another one that wants to join under the same node_id,
+    and when it first asked."""
 
     hello: Hello
     model: str
@@ -55,6 +55,9 @@ class Node:
     cached_hashes: set[bytes] = field(default_factory=set)
     session: Session = field(default_factory=_new_session)
     rival: tuple[int, float] | None = None
+
+    def __post_init__(self) -> None:
+        self.preference = self.preference or self.hello.prefers or self.hello.role
 
     @property
     def epoch(self) -> int:
@@ -77,7 +80,7 @@ class Node:
 
     def prefers(self, role: str) -> bool:
         """Whether it is to be given legs of that role where there is a choice."""
-        return (self.preference or self.hello.prefers or self.role) in (role, BOTH)
+        return self.preference in (role, BOTH)
 
     @property
     def num_decoding(self) -> int:
@@ -105,6 +108,11 @@ class NodeRegistry:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    @property
+    def models(self) -> list[str]:
+        """The served models."""
+        return list(self._fingerprints)
+
     def all(self) -> list[Node]:
         """Every registered node."""
         return list(self._nodes.values())
@@ -116,8 +124,9 @@ class NodeRegistry:
     def available(self, role: str, model: str, without: AbstractSet[int] = frozenset()) -> list[Node]:
         """Nodes of a model that are to be given legs of a role, in order of registration; nodes in `without` only if
         there is no other. Somebody has to decode: if nobody prefers to, whoever can."""
-        nodes = [node for node in self.of_model(model) if node.prefers(role) and not node.is_leaving]
-        left = [node for node in nodes if node.epoch not in without]
+        wanted = (role, BOTH)
+        nodes = [node for node in self.of_model(model) if node.preference in wanted and not node.is_leaving]
+        left = [node for node in nodes if node.epoch not in without] if without else nodes
         return left or (self.able(role, model, without) if role == DECODE else nodes)
 
     def able(self, role: str, model: str, without: AbstractSet[int] = frozenset()) -> list[Node]:

@@ -25,7 +25,7 @@ from wire.messages import DECODE, PREFILL
 @dataclass(frozen=True, slots=True)
 class Routing:
     """Chooses routes by one policy for each role, and then by `placement`. See `RelaySettings` for
-    `local_prefill_tokens`."""
+    `local_prefill_tokens`. `refuse` raises, and counts, for a request of a model whose route would miss its goals."""
 
     registry: NodeRegistry
     prefill_policy: Policy
@@ -33,6 +33,7 @@ class Routing:
     local_prefill_tokens: int
     probation: Probation
     placement: Placement | None = None
+    refuse: Callable[[str, Route], None] | None = None
 
     def choose(
         self,
@@ -47,6 +48,7 @@ class Routing:
         computes_all: bool = False,
         confinement: Confinement | None = None,
         goals: Goals | None = None,
+        may_refuse: bool = False,
     ) -> Route:
         """A route for prompt and emitted tokens over nodes of `model`; nodes whose epoch is in `avoided` only where
         there is no other. Of each role only nodes that have room for what the request may become: `max_tokens` more
@@ -54,8 +56,9 @@ class Routing:
 
         `computes_all`: whoever computes the prompt computes all of it, whatever it has cached. `confinement`: the only
         nodes that may compute anything of it but further tokens. `goals`: its own, None for the router's.
+        `may_refuse`: nothing was done for it yet.
 
-        Raises `NoNode` without a decode node.
+        Raises `NoNode` without a decode node, and `Overloaded` when it is refused because it would miss its goals.
         """
         find = self.registry.available if confinement is None else self.registry.able
         decodes = _with_room(find, DECODE, model, avoided, len(token_ids) + (max_tokens or 1))
@@ -77,7 +80,10 @@ class Routing:
         route = Route(decode, self.prefill_policy.choose(prefills, hashes))
         if self.placement is None or computes_all or confinement is not None:
             return route
-        return self.placement.choose(route, prefills, decodes, len(token_ids), hashes, now_s, goals)
+        route = self.placement.choose(route, prefills, decodes, len(token_ids), hashes, now_s, goals, max_tokens)
+        if route.late_s and may_refuse and self.refuse is not None:
+            self.refuse(model, route)
+        return route
 
     def another_decode(
         self, model: str, num_tokens: int, avoided: AbstractSet[int], max_tokens: int | None

@@ -113,6 +113,54 @@ def test_what_is_cached_costs_nothing() -> None:
     assert route.prompt_s == pytest.approx(COST.prompt_s(NUM_TOKENS - num_cached, num_cached, 512, 0, 0))
 
 
+def mixed(prefers: str, **changes: object) -> Node:
+    made = node(DECODE, COST, **changes)
+    made.hello = replace(made.hello, prefers=prefers)
+    made.preference = prefers
+    return made
+
+
+def test_a_stream_goes_where_it_keeps_its_pace() -> None:
+    pace = replace(GOALS, tpot_s=0.005)  # about 40 streams
+    prefill, full, free = node(PREFILL), node(DECODE, load=60), node(DECODE, load=20)
+    for each in (full, free):
+        each.hello = replace(each.hello, max_num_seqs=100)
+    assert choose(pace, [prefill], [full, free]).decode is free
+    assert choose(replace(GOALS, tpot_s=0.0), [prefill], [full, free]).decode is full
+
+
+def test_a_mixed_node_that_prefers_prompts_generates_when_no_other_keeps_the_pace() -> None:
+    pace = replace(GOALS, tpot_s=0.005)
+    helper, full = mixed(PREFILL), node(DECODE, load=60)
+    route = choose(pace, [helper], [full])
+    assert (route.decode, route.prefill, route.late_s) == (helper, None, 0.0)
+    plain = choose(pace, [node(PREFILL)], [full])
+    assert (plain.decode, plain.is_slow) == (full, True)
+    assert plain.late_s > 0
+
+
+def test_a_short_answer_stays_where_its_prompt_is_computed() -> None:
+    helper, decode = mixed(PREFILL), node(DECODE)
+    placement, route = Placement(GOALS), Route(decode, helper)
+    for max_tokens, expected in ((2, helper), (200, decode), (None, decode)):
+        found = placement.choose(route, [helper], [decode], NUM_TOKENS, (), 0.0, None, max_tokens)
+        assert found.decode is expected
+    plain = placement.choose(Route(decode, node(PREFILL)), [node(PREFILL)], [decode], NUM_TOKENS, (), 0.0, None, 2)
+    assert plain.decode is decode
+
+
+def test_a_route_says_when_it_would_be_in_time() -> None:
+    prefill, decode = queued(node(PREFILL), 5 * ALONE_S), queued(node(DECODE), 3 * ALONE_S)
+    assert choose(GOALS, [prefill], [decode]).late_s == pytest.approx(2 * ALONE_S)
+
+
+def test_a_prompt_that_is_never_in_time_is_late_only_while_others_are_before_it() -> None:
+    never = replace(GOALS, ttft_s=ALONE_S / 2)
+    assert choose(never, [node(PREFILL)], [node(DECODE)]).late_s == 0.0
+    busy = [queued(node(role), ALONE_S / 4) for role in (PREFILL, DECODE)]
+    assert choose(never, busy[:1], busy[1:]).late_s == pytest.approx(ALONE_S / 4)
+
+
 def test_a_queue_forgets_what_was_computed_in_any_order() -> None:
     chance, queue, now_s = random.Random(1), PromptQueue(), 0.0
     waiting: list[QueuedPrompt] = []
