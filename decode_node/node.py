@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from decode_node.leg import DecodeLeg
 from decode_node.source import Source
-from engine.runner.kv_memory import ByteArray, allocate_private
+from engine.runner.kv_memory import ByteArray, SharedRegion, allocate_private
 from kvtransfer.commands import ReceivingNotice, SendingNotice
 from kvtransfer.facts import ReceivingFacts, SendingFacts
 from kvtransfer.integrity import resolve
@@ -78,13 +78,15 @@ class DecodeRole:
         self._transports = TransportSettings(
             settings.kv_transport, context, settings.host, link_settings, this_process(), settings.port
         )
-        self._memory = PoolMemory(self._transports, "receiver", allocate_private)
+        has_ranks = settings.tensor_parallel_size > 1
+        self._memory = PoolMemory(self._transports, "receiver", allocate_private, is_shared=has_ranks)
         self._opened = ExitStack()
         self._opened.callback(self._memory.close)
 
-    def allocate(self, num_bytes: int) -> ByteArray:
+    def allocate(self, num_bytes: int) -> ByteArray | SharedRegion:
         """Memory that peers can reach, if the transport writes into memory."""
-        return self._memory.allocate(num_bytes)
+        array = self._memory.allocate(num_bytes)
+        return array if self._memory.segment is None else SharedRegion(array, self._memory.segment.descriptor)
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
         """See `Role`. Decode nodes that go on with requests of this one dial its address; it has none where nothing but

@@ -1,41 +1,42 @@
-"""Builds an engine: device, checkpoint, KV pool, scheduler, runner.
+"""Builds an engine: device, ranks, checkpoint, KV pool, scheduler, runner.
 
 Owns the order of these: on a GPU the pool gets the memory that is left after the weights were loaded and the largest
-step was computed, and graphs are recorded last. Everything built here is returned; the module has no state.
+step was computed, and graphs are recorded last. Everything built here is returned; the module has no state. What each
+rank of several does alike is `engine.model_share`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 
 from device.base import Device
 from device.choose import open_device
-from device.host_memory import GIB, SMALLER, read_host_memory
+from device.host_memory import read_host_memory
 from device.memory import MemoryReading, enough_memory, read_memory
-from engine.attention.choose import NATIVE, AttentionChoice, AttentionShape, choose_attention
-from engine.attention.native_backend import NativeAttention
+from engine.attention.choose import NATIVE, AttentionChoice
 from engine.cache.block_pool import BlockPool
 from engine.capacity import Capacity, find_capacity
 from engine.core import EngineCore
+from engine.executor.base import Executor
+from engine.executor.choose import open_executor
+from engine.executor.leading import LeadingRunner
 from engine.first_costs import measure_first_costs
-from engine.models.checkpoint import choose_dtype
-from engine.models.config import ModelConfig, load_config
-from engine.models.decoder import TORCH_DTYPES, Decoder
-from engine.models.dummy import dummy_fingerprint, fill_with_noise
-from engine.models.identity import find_checkpoint, model_fingerprint
-from engine.models.loading import check_weights, load_weights
-from engine.models.ops.base import DecoderOps
-from engine.models.ops.choose import choose_ops
+from engine.model_share import DUMMY, ModelShare, attention_of, kernels_for, load_share, recorded_pass
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.division import require_number_of_ranks
+from engine.models.facts import ModelFacts, load_facts
+from engine.models.identity import dummy_fingerprint, find_checkpoint, model_fingerprint
+from engine.models.loading import OnProgress
+from engine.models.modelling.config import ModellingConfig
 from engine.models.ops.native_ops import NativeOps
-from engine.models.ops.torch_ops import TorchOps
-from engine.native.library import Kernels, open_kernels
+from engine.models.shard import Shard
 from engine.pool_size import (
     chosen_num_blocks,
     gpu_num_blocks,
@@ -47,7 +48,6 @@ from engine.pool_size import (
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory
 from engine.runner.limits import RunnerLimits
 from engine.runner.model_runner import ModelRunner
-from engine.runner.recorded_layers import record_layers
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.scheduler.step_costs import StepBound, StepCosts
@@ -56,47 +56,29 @@ from engine.structured.matcher import Grammars
 from engine.structured.vocabulary import Vocabulary, is_large
 from engine.text.tokenizer_digest import tokenizer_digest
 from wire.errors import InvalidSetting
-from wire.layout import KvLayout
-
-_DUMMY = "dummy"
-
-OnProgress: TypeAlias = Callable[[int, int], None]
-"""Called with (done, total)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine ready to step, and facts about it. The caller of `build_engine` closes `device` at the end."""
+    """An engine ready to step, and facts about it. The caller of `build_engine` closes `executor` and `device` at the
+    end."""
 
     core: EngineCore
     runner: ModelRunner
     memory: KvMemory
-    config: ModelConfig
+    config: ModelFacts
     fingerprint: str
     num_blocks: int
     max_request_tokens: int
     device: Device
     attention: AttentionChoice
     tokenizer_digest: str
+    executor: Executor
 
     def learn_costs(self) -> None:
         """Find out what small steps cost. Only before the first request."""
         costs, block_size = self.core.costs, self.memory.layout.block_size
         measure_first_costs(self.runner, costs, block_size, self.num_blocks, self.core.max_step_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """A loaded model on its device, and what it needs of a KV pool. `before`: the GPU's memory without it;
-    `weights_bytes`: of all parameters."""
-
-    decoder: Decoder
-    sampler: Sampler
-    layout: KvLayout
-    fingerprint: str
-    before: MemoryReading | None
-    ops: DecoderOps
-    weights_bytes: int
 
 
 def build_engine(
@@ -108,43 +90,58 @@ def build_engine(
     """Load the checkpoint and build an engine around it.
 
     `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
-    recorded graphs. Sets the number of torch threads of this process. Raises `ModelLoadError` and `InvalidSetting`.
+    recorded graphs. Sets the number of torch threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and
+    `DeviceFailed` when a rank does not come up.
     """
+    require_number_of_ranks(settings.tensor_parallel_size)
     device = open_device(settings.device)
-    num_threads = settings.num_threads or len(os.sched_getaffinity(0))
+    num_threads = max(1, (settings.num_threads or len(os.sched_getaffinity(0))) // settings.tensor_parallel_size)
     torch.set_num_threads(num_threads)
-    kernels = open_kernels(settings.cpu_kernels, num_threads) if _runs_kernels(device) else None
-    with enough_memory():
-        folder = find_checkpoint(settings.model, weights=settings.load_format != _DUMMY)
-        config = load_config(folder).for_context(settings.max_model_len)
+    kernels = kernels_for(settings, device, num_threads)
+    with enough_memory(), ExitStack() as opened:
+        folder = find_checkpoint(settings.model, weights=settings.load_format != DUMMY)
+        config = load_facts(folder, settings.model_impl, remote_code=settings.trust_remote_code)
+        if isinstance(config, ModelConfig):
+            config = config.for_context(settings.max_model_len)
         grammars = _grammars(folder, config)
         capacity = find_capacity(settings, config, is_gpu=_is_gpu(device))
         limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
-        model = _load(settings, folder, config, device, kernels, on_weights)
-        attention = _choose_attention(settings, model, limits, device, kernels)
+        executor = open_executor(settings, config, device, num_threads)
+        opened.callback(executor.close)
+        before = read_memory(device.torch_device) if _is_gpu(device) else None
+        rank = executor.shard
+        model = load_share(settings, folder, config, device, kernels, rank, executor.collectives, on_weights)
+        executor.loaded()
+        sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, kernels)
+        attention = attention_of(settings, model, limits, device, rank)
         if settings.batch_invariant:
             _require_batch_invariance(model, attention)
-        num_blocks = _num_blocks(settings, capacity, model, limits, attention, device)
+        num_blocks = _num_blocks(settings, capacity, model, sampler, limits, attention, device, before, rank.size)
         report_shorter_requests(settings, model.layout, capacity, num_blocks)
-        memory = _kv_memory(model.layout, num_blocks, allocate, device)
-        runner = _runner(settings, model, limits, attention, memory, device, kernels, on_graphs)
-        core = _core(settings, capacity, model, num_blocks, runner, grammars, device)
+        memory = _kv_memory(model, num_blocks, allocate, device, rank)
+        executor.share_memory(memory)
+        runner = _runner(settings, model, sampler, limits, attention, memory, device, executor, on_graphs)
+        executor.ready()
+        fingerprint = _fingerprint(settings, folder, config, device)
+        core = _core(settings, capacity, config, fingerprint, num_blocks, runner, grammars, device)
         grammars.finish_loading()
+        opened.pop_all()
     return Engine(
         core,
         runner,
         memory,
         config,
-        model.fingerprint,
+        fingerprint,
         num_blocks,
         core.max_request_tokens,
         device,
         attention,
         tokenizer_digest(folder),
+        executor,
     )
 
 
-def _grammars(folder: Path, config: ModelConfig) -> Grammars:
+def _grammars(folder: Path, config: ModelFacts) -> Grammars:
     """Makes matchers. A large vocabulary is loaded while the weights are."""
     grammars = Grammars(partial(Vocabulary.from_folder, folder, config.eos_token_ids))
     if is_large(folder):
@@ -156,12 +153,14 @@ def _is_gpu(device: Device) -> bool:
     return device.torch_device.type == "cuda"
 
 
-def _runs_kernels(device: Device) -> bool:
-    """Whether CPU kernels can be called on its tensors: at once, in the order of the program, in host memory."""
-    return device.torch_device.type == "cpu" and not device.is_asynchronous
+def _fingerprint(settings: EngineSettings, folder: Path, config: ModelConfig | ModellingConfig, device: Device) -> str:
+    """Equal where the weights are. How many ranks have them makes no difference."""
+    if settings.load_format == DUMMY:
+        return dummy_fingerprint(config, device.torch_device.type)
+    return model_fingerprint(folder, config)
 
 
-def _require_batch_invariance(model: _Model, attention: AttentionChoice) -> None:
+def _require_batch_invariance(model: ModelShare, attention: AttentionChoice) -> None:
     """Raise `InvalidSetting` when anything computes that may add in another order in another batch."""
     ops = model.ops
     if not isinstance(ops, NativeOps):
@@ -177,107 +176,54 @@ def _require_batch_invariance(model: _Model, attention: AttentionChoice) -> None
     raise InvalidSetting(f"--batch-invariant cannot be promised here: {reason}")
 
 
-def _load(
-    settings: EngineSettings,
-    folder: Path,
-    config: ModelConfig,
-    device: Device,
-    kernels: Kernels | None,
-    on_weights: OnProgress | None,
-) -> _Model:
-    dtype = choose_dtype(settings.dtype, config)
-    before = read_memory(device.torch_device) if _is_gpu(device) else None
-    weights_bytes = _checked_weights(settings, folder, config, TORCH_DTYPES[dtype], device)
-    ops = choose_ops(device.torch_device, kernels)
-    decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops)
-    if settings.load_format == _DUMMY:
-        fill_with_noise(decoder)
-        fingerprint = dummy_fingerprint(config, device.torch_device.type)
-    else:
-        load_weights(folder, decoder, on_weights)
-        fingerprint = model_fingerprint(folder, config)
-    sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size)
-    layout = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
-    return _Model(decoder, sampler, layout, fingerprint, before, ops, weights_bytes)
-
-
-def _checked_weights(
-    settings: EngineSettings, folder: Path, config: ModelConfig, dtype: torch.dtype, device: Device
-) -> int:
-    """The bytes of all parameters, once it is known that the files have them and that the host has room: nothing has
-    been allocated. Raises `ModelLoadError` and `InvalidSetting`."""
-    shapes = Decoder(config, dtype, "meta", TorchOps())
-    if settings.load_format != _DUMMY:
-        check_weights(folder, shapes)
-    num_bytes = sum(parameter.num_bytes for parameter in shapes.parameters())
-    memory = read_host_memory()
-    if not device.has_own_memory and num_bytes > memory.free:
-        raise InvalidSetting(
-            f"the weights need {num_bytes / GIB:.2f} GiB, and {memory} on this machine; what helps is {SMALLER}, or a "
-            "smaller model"
-        )
-    return num_bytes
-
-
-def _choose_attention(
-    settings: EngineSettings, model: _Model, limits: RunnerLimits, device: Device, kernels: Kernels | None
-) -> AttentionChoice:
-    shape = AttentionShape(
-        num_heads=model.decoder.config.num_heads,
-        dtype=model.decoder.dtype,
-        layout=model.layout,
-        max_blocks=limits.max_blocks_per_request,
-        max_graph_sequences=0 if settings.enforce_eager else limits.max_decodes,
-        rules=model.decoder.layer_rules,
-    )
-    return choose_attention(settings.attention_backend, device, shape, kernels)
-
-
 def _num_blocks(
     settings: EngineSettings,
     capacity: Capacity,
-    model: _Model,
+    model: ModelShare,
+    sampler: Sampler,
     limits: RunnerLimits,
     attention: AttentionChoice,
     device: Device,
+    before: MemoryReading | None,
+    num_ranks: int,
 ) -> int:
     """The size of the pool (see `engine.pool_size`). Raises `InvalidSetting`."""
     chosen = chosen_num_blocks(settings, model.layout)
     if chosen is not None:
         return chosen
-    if model.before is None:
-        return host_num_blocks(settings, model.layout, capacity, read_host_memory(), model.weights_bytes)
-    needs = measure_needs(
-        settings, model.before, model.decoder, model.sampler, device, limits, attention.workspace_bytes
-    )
+    if before is None:
+        return host_num_blocks(settings, model.layout, capacity, read_host_memory(), model.weights_bytes, num_ranks)
+    needs = measure_needs(settings, before, model.decoder, sampler, device, limits, attention.workspace_bytes)
     return gpu_num_blocks(settings, model.layout, capacity, needs)
 
 
-def _kv_memory(layout: KvLayout, num_blocks: int, allocate: KvAllocator, device: Device) -> KvMemory:
+def _kv_memory(model: ModelShare, num_blocks: int, allocate: KvAllocator, device: Device, rank: Shard) -> KvMemory:
     if device.has_own_memory:
-        return device_kv_memory(layout, num_blocks, device.torch_device)
-    require_room(layout, num_blocks, read_host_memory())
-    return host_kv_memory(layout, num_blocks, allocate)
+        return device_kv_memory(model.layout, num_blocks, device.torch_device)
+    require_room(model.layout, num_blocks, read_host_memory())
+    return host_kv_memory(model.layout, num_blocks, allocate, own=model.own, shard=rank)
 
 
 def _runner(
     settings: EngineSettings,
-    model: _Model,
+    model: ModelShare,
+    sampler: Sampler,
     limits: RunnerLimits,
     choice: AttentionChoice,
     memory: KvMemory,
     device: Device,
-    kernels: Kernels | None,
+    executor: Executor,
     on_graphs: OnProgress | None,
 ) -> ModelRunner:
     attention = choice.build(memory.paged)
     with_spare = replace(limits, spare_block=memory.spare_block)
-    recorded = None
-    if kernels is not None and isinstance(attention, NativeAttention) and not settings.enforce_eager:
-        recorded = record_layers(model.decoder, attention, kernels, limits.max_num_batched_tokens)
-    run = None if recorded is None else recorded.forward
-    runner = ModelRunner(model.decoder, attention, memory.paged.blocks, model.sampler, device, with_spare, run)
-    if not settings.enforce_eager:
+    run = recorded_pass(settings, model, attention, limits)
+    parts = (model.decoder, attention, memory.paged.blocks, sampler, device, with_spare, run)
+    if executor.leader is not None:
+        return LeadingRunner(executor.leader, settings.block_size, *parts)
+    runner = ModelRunner(*parts)
+    # transformers' modelling code may look at values, so nothing of it is recorded
+    if not settings.enforce_eager and isinstance(model.decoder, Decoder):
         runner.record_graphs(on_graphs)
     runner.warm_up()
     return runner
@@ -286,13 +232,13 @@ def _runner(
 def _core(
     settings: EngineSettings,
     capacity: Capacity,
-    model: _Model,
+    config: ModelFacts,
+    fingerprint: str,
     num_blocks: int,
     runner: ModelRunner,
     grammars: Grammars,
     device: Device,
 ) -> EngineCore:
-    config = model.decoder.config
     pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching)
     limits = SchedulerLimits(
         settings.block_size,
@@ -306,4 +252,4 @@ def _core(
     costs = StepCosts()
     bound = StepBound(costs, settings.goal_tpot_ms / 1000) if settings.goal_tpot_ms > 0 else None
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound)
-    return EngineCore(pool, scheduler, runner, model.fingerprint, grammars, costs)
+    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs)

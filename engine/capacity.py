@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.models.config import ModelConfig
+from engine.models.facts import ModelFacts
 from engine.settings import EngineSettings
 from wire.errors import InvalidSetting
 
@@ -27,7 +27,7 @@ class Capacity:
     num_step_tokens: int
 
 
-def find_capacity(settings: EngineSettings, config: ModelConfig, *, is_gpu: bool) -> Capacity:
+def find_capacity(settings: EngineSettings, config: ModelFacts, *, is_gpu: bool) -> Capacity:
     """Check the settings against the model. Raises `InvalidSetting`."""
     for name in ("block_size", "max_num_seqs"):
         if getattr(settings, name) < 1:

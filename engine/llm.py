@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -21,7 +22,7 @@ from tqdm import tqdm
 from engine.build import build_engine
 from engine.models.generation_defaults import AUTO, load_generation_defaults
 from engine.models.identity import find_checkpoint
-from engine.runner.kv_memory import allocate_private
+from engine.runner.kv_memory import allocate_private, allocate_shared
 from engine.scheduler.request import PromptScores, RequestOutput
 from engine.settings import EngineSettings
 from engine.text.chat_template import ChatTemplate
@@ -60,8 +61,10 @@ class LLM:
     """
 
     def __init__(self, model: str = "", **settings: Any) -> None:
-        engine = build_engine(EngineSettings(model=model, **settings), allocate_private)
+        chosen = EngineSettings(model=model, **settings)
+        engine = build_engine(chosen, allocate_shared if chosen.tensor_parallel_size > 1 else allocate_private)
         self._core = engine.core
+        weakref.finalize(self, engine.executor.close)
         folder = find_checkpoint(model)
         self._tokenizer = Tokenizer.from_folder(folder)
         self._template = ChatTemplate.from_folder(folder)

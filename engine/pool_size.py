@@ -25,7 +25,7 @@ from device.base import Device
 from device.host_memory import HostMemory
 from device.memory import MemoryReading, read_memory, reset_peak
 from engine.capacity import Capacity
-from engine.models.decoder import Decoder
+from engine.models.base import RunnableDecoder
 from engine.runner.limits import RunnerLimits, graph_sizes
 from engine.runner.profiling import profile
 from engine.runner.sampler import Sampler
@@ -76,9 +76,14 @@ def host_budget(settings: EngineSettings, memory: HostMemory, weights_bytes: int
 
 
 def host_num_blocks(
-    settings: EngineSettings, layout: KvLayout, capacity: Capacity, memory: HostMemory, weights_bytes: int
+    settings: EngineSettings,
+    layout: KvLayout,
+    capacity: Capacity,
+    memory: HostMemory,
+    weights_bytes: int,
+    num_ranks: int = 1,
 ) -> int:
-    """The size of a pool in host memory when the settings leave it open.
+    """The size of a pool in host memory when the settings leave it open. `weights_bytes`: of one of `num_ranks`.
 
     A `--max-model-len` that was asked for has to fit. The model's own limit does not: requests are shorter then.
     Raises `InvalidSetting` when it is too small.
@@ -86,6 +91,7 @@ def host_num_blocks(
     usable = capacity.blocks_per_request * settings.max_num_seqs
     affordable = max(_HOST_KV_BYTES // layout.block_bytes, capacity.blocks_per_request)
     wanted = max(_FEWEST_BLOCKS, min(usable, affordable))
+    weights_bytes = num_ranks * weights_bytes + (num_ranks - 1) * _HOST_PROCESS_BYTES
     allowed = host_budget(settings, memory, weights_bytes) // layout.block_bytes
     fewest = capacity.blocks_per_request if settings.max_model_len else _FEWEST_BLOCKS
     if allowed < max(_FEWEST_BLOCKS, fewest):
@@ -152,7 +158,7 @@ class GpuNeeds:
 def measure_needs(
     settings: EngineSettings,
     before: MemoryReading,
-    decoder: Decoder,
+    decoder: RunnableDecoder,
     sampler: Sampler,
     device: Device,
     limits: RunnerLimits,

@@ -15,6 +15,14 @@ class EngineSettings:
     device: str = setting(
         "auto", "where the model runs; auto: a GPU where torch sees one", metavar="{auto,cpu,cuda,cuda:N}"
     )
+    model_impl: str = setting(
+        "auto",
+        "code that computes the model; auto: Baton's own where it has the architecture, else transformers', slower",
+        choices=("auto", "baton", "transformers"),
+    )
+    trust_remote_code: bool = setting(
+        False, "run code that comes with the checkpoint, where transformers computes the model"
+    )
     dtype: str = setting("auto", "type of weights and KV", choices=("auto", "bfloat16", "float16", "float32"))
     block_size: int = setting(16, "tokens per KV block")
     max_model_len: int = setting(0, "longest prompt plus output in tokens; 0: the model's own limit")
@@ -50,6 +58,14 @@ class EngineSettings:
         "kernels on a CPU; auto: Baton's own where they were compiled, for the best this processor can; torch; or "
         "avx512_bf16, avx512, avx2, baseline",
         metavar="{auto,torch,LEVEL}",
+    )
+    tensor_parallel_size: int = setting(
+        1, "ranks that divide the model among them: its heads, the rows of its MLPs, its vocabulary"
+    )
+    distributed_executor_backend: str = setting(
+        "auto",
+        "where the ranks run; auto: this process for one, and for more of them processes of this machine (mp)",
+        choices=("auto", "uni", "mp"),
     )
     batch_invariant: bool = setting(
         False, "do not start unless tokens cannot depend on what else is in a batch: Baton's own kernels on a CPU"

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from device.host_memory import GIB, SMALLER, HostMemory
 from engine.models.checkpoint import choose_dtype
-from engine.models.config import ModelConfig
+from engine.models.facts import ModelFacts
 from engine.models.weight_files import read_header, weight_files
 from wire.errors import InvalidSetting, ModelLoadError
 from wire.layout import DTYPE_BYTES
 
 
 def require_memory_for_weights(
-    folder: Path, config: ModelConfig, dtype_setting: str, num_nodes: int, memory: HostMemory
+    folder: Path, config: ModelFacts, dtype_setting: str, num_nodes: int, memory: HostMemory
 ) -> None:
     """Raise `InvalidSetting` when `num_nodes` copies of the weights do not fit into what is free. Files that are not
     there yet, or are wrong, are the nodes' to report."""

@@ -19,7 +19,8 @@ from typing import TypeVar
 
 from device.host_memory import read_host_memory
 from engine.capacity import find_capacity
-from engine.models.config import load_config
+from engine.models.division import require_divisible, require_number_of_ranks
+from engine.models.facts import load_facts
 from engine.models.identity import find_checkpoint
 from launch.api_client import ApiClient
 from launch.console import Console
@@ -105,8 +106,11 @@ def _check_model(deployment: Deployment) -> None:
     """Refuse a model or a limit that no node can serve before any of them starts, loads libraries and reads weights."""
     settings = deployment.decode
     folder = find_checkpoint(settings.model, weights=False)
-    config = load_config(folder)
+    config = load_facts(folder, settings.model_impl, remote_code=settings.trust_remote_code)
     find_capacity(settings, config, is_gpu=False)
+    for node in (deployment.prefill, deployment.decode):
+        require_number_of_ranks(node.tensor_parallel_size)
+        require_divisible(config, node.tensor_parallel_size)
     if settings.device == "cpu" or (settings.device == "auto" and not find_devices(os.environ)):
         num_nodes = deployment.serve.prefill + deployment.serve.decode
         require_memory_for_weights(folder, config, settings.dtype, num_nodes, read_host_memory())

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from decode_node.settings import DecodeNodeSettings
+from node.settings import NodeSettings
 from prefill_node.settings import PrefillNodeSettings
 from program.command_line import CommandParser
 from program.settings import ENVIRONMENT_PREFIX, add_flags, check_file_keys, resolve, setting
@@ -24,6 +25,7 @@ ROUTER_SETTINGS_CHOSEN = frozenset({"control_host", "control_port", "control_fd"
 NODE_SETTINGS_CHOSEN = frozenset({"router", "host", "port", "http_port", "node_id", "cpu_affinity"})
 LOOPBACK = "127.0.0.1"
 _SettingsT = TypeVar("_SettingsT")
+_NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class ServeSettings:
     prefill: int = setting(1, "number of prefill nodes; 0: decode nodes compute the prompts too")
     decode: int = setting(1, "number of decode nodes")
     mixed: bool = setting(False, "nodes that do any leg: --prefill and --decode are then what they prefer")
+    prefill_tensor_parallel_size: int = setting(0, "ranks of each prefill node; 0: --tensor-parallel-size")
+    decode_tensor_parallel_size: int = setting(0, "ranks of each decode node; 0: --tensor-parallel-size")
     pin_cpus: bool = setting(True, "give every node cores of its own if there are enough and --num-threads is unset")
     start_timeout_s: float = setting(1800.0, "seconds until every process must be ready, loading weights included")
 
@@ -63,12 +67,19 @@ def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> D
         check_file_keys(flags.config, *classes)
     serve = resolve(ServeSettings, flags, environment)
     _check(serve)
+    prefill = _complete(PrefillNodeSettings, resolve(prefill_part, flags, environment))
+    decode = _complete(DecodeNodeSettings, resolve(decode_part, flags, environment))
     return Deployment(
         serve,
         _complete(RouterSettings, resolve(router_part, flags, environment)),
-        _complete(PrefillNodeSettings, resolve(prefill_part, flags, environment)),
-        _complete(DecodeNodeSettings, resolve(decode_part, flags, environment)),
+        with_ranks(prefill, serve.prefill_tensor_parallel_size),
+        with_ranks(decode, serve.decode_tensor_parallel_size),
     )
+
+
+def with_ranks(settings: _NodeSettingsT, num_ranks: int) -> _NodeSettingsT:
+    """The settings of a node with so many ranks; 0: as they are."""
+    return settings if num_ranks == 0 else dataclasses.replace(settings, tensor_parallel_size=num_ranks)
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -83,6 +94,9 @@ def _check(serve: ServeSettings) -> None:
         raise InvalidSetting(f"--prefill {serve.prefill} must not be negative")
     if serve.decode < 1:
         raise InvalidSetting(f"--decode {serve.decode} must be at least 1: decode nodes finish every request")
+    for name in ("prefill_tensor_parallel_size", "decode_tensor_parallel_size"):
+        if getattr(serve, name) < 0:
+            raise InvalidSetting(f"--{name.replace('_', '-')} {getattr(serve, name)} must not be negative")
     if not serve.start_timeout_s > 0:
         raise InvalidSetting(f"--start-timeout-s {serve.start_timeout_s} must be positive")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decode_node.node import DecodeRole
-from engine.runner.kv_memory import ByteArray
+from engine.runner.kv_memory import ByteArray, SharedRegion
 from kvtransfer.sending_end import SendingEnd
 from kvtransfer.transports.registry import NIXL
 from mixed_node.leg import MixedLeg
@@ -33,7 +33,7 @@ class MixedRole:
         self.preference = preference
         self._decode = DecodeRole(settings, context, link_settings)
 
-    def allocate(self, num_bytes: int) -> ByteArray:
+    def allocate(self, num_bytes: int) -> ByteArray | SharedRegion:
         """See `Role`."""
         return self._decode.allocate(num_bytes)
 

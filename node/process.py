@@ -25,7 +25,7 @@ from typing import Protocol
 import zmq
 
 from engine.build import Engine, build_engine
-from engine.runner.kv_memory import ByteArray
+from engine.runner.kv_memory import ByteArray, SharedRegion
 from node.health import HealthServer
 from node.heartbeat import HeartbeatThread
 from node.loop import EngineLoop, Leg
@@ -71,8 +71,8 @@ class Role(Protocol):
     preference: str
     """See `Hello.prefers`."""
 
-    def allocate(self, num_bytes: int) -> ByteArray:
-        """Host memory for a KV pool, where the transports reach it."""
+    def allocate(self, num_bytes: int) -> ByteArray | SharedRegion:
+        """Host memory for a KV pool, where the transports reach it, and the other ranks of the node if it has any."""
         ...
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
@@ -122,6 +122,7 @@ def _serve(
     with ExitStack() as stack:
         engine = build_engine(settings, role.allocate, _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS))
         stack.callback(engine.device.close)
+        stack.callback(engine.executor.close)
         engine.learn_costs()
         watchdog = Watchdog()
         watch = partial(watchdog.beat, limit_s=THREAD_LIMIT_S)
@@ -144,7 +145,8 @@ def _serve(
         watchdog.start()
         stack.callback(watchdog.close)
         beat = watchdog.beat("engine loop", settings.hang_timeout_s)
-        EngineLoop(core, leg, router, heartbeat, stopper).run(_Announcer(hello, router, health, beat))
+        each_round = engine.executor.guarded(_Announcer(hello, router, health, beat))
+        EngineLoop(core, leg, router, heartbeat, stopper).run(each_round)
     if stopper.stays_away:
         emit(Drained(role.name))
 

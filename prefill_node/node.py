@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from engine.runner.kv_memory import ByteArray, allocate_private
+from engine.runner.kv_memory import ByteArray, SharedRegion, allocate_private
 from kvtransfer.facts import SendingFacts
 from kvtransfer.integrity import resolve
 from kvtransfer.process_identity import this_process
@@ -32,13 +32,15 @@ class PrefillRole:
         self._transports = TransportSettings(
             settings.kv_transport, context, settings.host, link_settings, this_process()
         )
-        self._memory = PoolMemory(self._transports, "sender", allocate_private)
+        has_ranks = settings.tensor_parallel_size > 1
+        self._memory = PoolMemory(self._transports, "sender", allocate_private, is_shared=has_ranks)
         self._opened = ExitStack()
         self._opened.callback(self._memory.close)
 
-    def allocate(self, num_bytes: int) -> ByteArray:
+    def allocate(self, num_bytes: int) -> ByteArray | SharedRegion:
         """Memory that the transport can read from."""
-        return self._memory.allocate(num_bytes)
+        array = self._memory.allocate(num_bytes)
+        return array if self._memory.segment is None else SharedRegion(array, self._memory.segment.descriptor)
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
         """See `Role`."""

@@ -80,6 +80,7 @@ def _load(settings: RouterSettings) -> list[ServedModel]:
         templates,
         parsers,
         settings.generation_config,
+        settings.model_impl,
     )
 
 

@@ -4,8 +4,8 @@ Owns the decision for one prompt between the prefill nodes and decode nodes that
 cached, what it was given before, and what its steps cost. Without goals the route stays as it is.
 
 A stream goes to the decode node that the policy has chosen while that keeps the goal between tokens, then to the
-decode node that does, then to a mixed node that prefers prompts. A short answer is generated where its prompt is
-computed: moving its KV would take longer.
+decode node that does, then to a mixed node that prefers prompts. An answer of one token is
+generated where its prompt is computed, and no KV is moved.
 
 A decode node that computes a prompt takes small chunks beside its streams, as long as a step may take by the goal
 (`engine.scheduler.step_costs`): that is slower for the prompt, and no faster than a prefill node's work unless that one
@@ -36,8 +36,9 @@ _MAX_COMPARED = 4
 """Nodes of a role that are looked at, those with the shortest queues: a decision takes microseconds for each."""
 _SLOW_LATE_S = 1.0
 """When streams of all nodes miss their goal: in about so long some of them will have ended."""
-_SHORT_ANSWER = 8
-"""Tokens: at most so many steps of a prefill node have a stream beside their prompts."""
+_SHORT_ANSWER = 1
+"""Tokens that a prefill node keeps: one comes with the prompt. Each further one would bound the chunks of other prompts
+there by the goal between tokens."""
 
 
 class _Offer(NamedTuple):

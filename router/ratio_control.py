@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from wire.messages import DECODE, PREFILL
 
-MISSED, MET = 0.9, 0.97
+MISSED, MET = 0.9, 0.93
 """Below the first share a goal is missed, from the second on it is met with something to spare."""
 MIN_REQUESTS = 10
 """A window with fewer says nothing."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from engine.models.config import load_config
+from engine.models.facts import load_facts
 from engine.models.generation_defaults import AUTO, GenerationDefaults, load_generation_defaults
 from engine.models.identity import find_checkpoint, model_fingerprint, model_name
 from engine.models.weight_files import weight_files
@@ -55,18 +56,28 @@ def load_served_models(
     request_templates: RequestTemplates | None = None,
     parsers: ParserNames = _AUTO,
     generation_config: str = AUTO,
+    model_impl: str = AUTO,
 ) -> list[ServedModel]:
     """The model of the `model` setting and those of `more_models`, each written NAME=CHECKPOINT. `request_templates` is
-    as in `PromptMaker`; `parsers` and `generation_config` are those of all models.
+    as in `PromptMaker`; `parsers`, `generation_config`
+    and `model_impl` are those of all models.
 
     Raises `InvalidSetting`, and `ModelLoadError` for a checkpoint without a usable tokenizer.
     """
-    found = [_load(model_name(model, served_name), model, started, request_templates, parsers, generation_config)]
+    load = partial(
+        _load,
+        started=started,
+        templates=request_templates,
+        parsers=parsers,
+        defaults_of=generation_config,
+        model_impl=model_impl,
+    )
+    found = [load(model_name(model, served_name), model)]
     for item in more_models:
         name, _, checkpoint = item.partition("=")
         if not name or not checkpoint:
             raise InvalidSetting(f"--more-models: {item!r:.200} is not NAME=CHECKPOINT")
-        found.append(_load(name, checkpoint, started, request_templates, parsers, generation_config))
+        found.append(load(name, checkpoint))
     _require_distinct(found)
     return found
 
@@ -74,25 +85,28 @@ def load_served_models(
 def _load(
     name: str,
     checkpoint: str,
+    *,
     started: int,
-    request_templates: RequestTemplates | None,
+    templates: RequestTemplates | None,
     parsers: ParserNames,
-    generation_config: str,
+    defaults_of: str,
+    model_impl: str,
 ) -> ServedModel:
     folder = find_checkpoint(checkpoint, weights=False)
-    defaults = load_generation_defaults(generation_config, folder)
+    defaults = load_generation_defaults(defaults_of, folder)
     if defaults != _NO_DEFAULTS:
         _log.info("requests to %s that do not say otherwise have %s (see --generation-config)", name, defaults)
-    prompts = PromptMaker.from_folder(folder, request_templates, parsers)
-    return ServedModel(name, prompts, _fingerprint(folder), started, tokenizer_digest(folder), defaults)
+    prompts = PromptMaker.from_folder(folder, templates, parsers)
+    return ServedModel(name, prompts, _fingerprint(folder, model_impl), started, tokenizer_digest(folder), defaults)
 
 
-def _fingerprint(folder: Path) -> str | None:
+def _fingerprint(folder: Path, model_impl: str) -> str | None:
     try:
         weight_files(folder)
     except ModelLoadError:
         return None
-    return model_fingerprint(folder, load_config(folder))
+    # whether code of the checkpoint's own may run is the nodes' question
+    return model_fingerprint(folder, load_facts(folder, model_impl, remote_code=True))
 
 
 def _require_distinct(models: Sequence[ServedModel]) -> None:

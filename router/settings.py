@@ -29,6 +29,11 @@ class RouterSettings:
         (), "further models that clients may name; their nodes are started apart", metavar="NAME=CHECKPOINT"
     )
     served_model_name: str = setting("", "name of the model in requests; empty: the model as given")
+    model_impl: str = setting(
+        "auto",
+        "code that computes the model; auto: Baton's own where it has the architecture, else transformers', slower",
+        choices=("auto", "baton", "transformers"),
+    )
     generation_config: str = setting(
         "auto",
         "whose sampling defaults count for requests without them: the checkpoint's generation_config.json, none, or "

@@ -97,6 +97,8 @@ class NativeAttention:
         self._num_sequences = 0
         self._num_tokens = 0
         self._layer_stored: LayerStored | None = None
+        self.num_positions = 0
+        """One more than the highest position of the step that was planned last."""
 
     def _layer(self, pool: PagedKv, number: int) -> _Layer:
         paged, kv = layer_kv(pool, number), pool.layout.layers[number]
@@ -112,6 +114,7 @@ class NativeAttention:
         """See `AttentionBackend.plan`. Nothing is staged: the kernels read the host's memory."""
         self._layer_stored = layer_stored
         contexts = [share.context_len for share in shares]
+        self.num_positions = max(contexts)
         num_blocks = -(-np.array(contexts, dtype=np.int64) // self._block_size)
         self._num_sequences, self._num_tokens = len(shares), sum(share.num_tokens for share in shares)
         self._make_room(int(num_blocks.sum()))
@@ -135,9 +138,10 @@ class NativeAttention:
         self._kernels.attention(attention)
         return out
 
-    def replay(self, recording: Recording) -> None:
-        """Make the calls of `recording` for the step that was planned last."""
+    def replay(self, recording: Recording, token_ids: Tensor, positions: Tensor) -> None:
+        """Make the calls of `recording` for the step that was planned last; token_ids, positions: [T] int64."""
         self._step.num_sequences = self._num_sequences
+        self._step.token_ids, self._step.positions = token_ids.data_ptr(), positions.data_ptr()
         recording.replay(self._step, self._num_tokens, self._layer_stored)
 
     def _make_room(self, num_blocks: int) -> None:

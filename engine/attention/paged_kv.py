@@ -11,21 +11,30 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from engine.models.shard import WHOLE, Shard
 from wire.layout import KvLayout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PagedKv:
-    """`blocks`: [B, elements of a block of `layout`], contiguous, in the dtype that the layout names."""
+    """`blocks`: [B, elements of a block], contiguous, in the dtype that `layout` names.
+
+    `layout` is what this rank stores of each token. With `whole`, the layout of all ranks together, a block is one of
+    that: the ranks share the memory, and each has its heads in it. Without, a block is one of `layout`.
+    """
 
     layout: KvLayout
     blocks: Tensor
+    whole: KvLayout | None = None
+    shard: Shard = WHOLE
 
     def layer(self, number: int) -> Tensor:
-        """A view [B, planes, Hkv, block_size, D] of one layer; with `key_value`, plane 0 are keys and 1 values. What
-        lies within a block is contiguous; blocks are as far apart as all layers together are large."""
-        kv, element_bytes = self.layout.layers[number], self.blocks.element_size()
-        end = self.layout.layer_ends[number] // element_bytes
-        size = self.layout.layer_bytes(kv) // element_bytes
-        shape = (len(self.blocks), kv.num_planes, kv.num_kv_heads, self.layout.block_size, kv.head_dim)
-        return self.blocks.narrow(1, end - size, size).view(shape)
+        """A view [B, planes, Hkv, block_size, D] of one layer; with `key_value`, plane 0 are keys and 1 values. The
+        heads of a plane are contiguous; blocks are as far apart as all layers together are large."""
+        layout = self.whole or self.layout
+        kv, element_bytes = layout.layers[number], self.blocks.element_size()
+        end = layout.layer_ends[number] // element_bytes
+        size = layout.layer_bytes(kv) // element_bytes
+        shape = (len(self.blocks), kv.num_planes, kv.num_kv_heads, layout.block_size, kv.head_dim)
+        heads = self.shard.kv_heads_of(kv.num_kv_heads)
+        return self.blocks.narrow(1, end - size, size).view(shape)[:, :, heads.start : heads.stop]

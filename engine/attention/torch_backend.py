@@ -56,7 +56,7 @@ class _PromptInputs:
 
 @dataclass(frozen=True, slots=True)
 class _StepInputs:
-    """A step as it was staged: nothing here may be read before the upload. begun: see `_begun_blocks`; slots: [T], the
+    """A step as it was staged: nothing here may be read before the upload. begun: see `begun_blocks`; slots: [T], the
     slots of the step's tokens, counted through the pool."""
 
     begun: Tensor | None
@@ -95,6 +95,17 @@ class _GroupPlan:
     store_rows: Tensor
     decodes: _DecodePlan | None
     prompts: Sequence[_PromptPlan]
+
+
+def begun_blocks(shares: Sequence[SequenceShare], block_size: int) -> list[int]:
+    """The blocks that a step begins and does not fill; they are zeroed before it. What lies behind the last token gets
+    the weight zero, but zero times NaN is NaN: whatever a block held before must not reach the request that has it
+    now."""
+    return [
+        share.block_table[share.context_len // block_size]
+        for share in shares
+        if share.context_len % block_size > 0 and share.start <= share.context_len - share.context_len % block_size
+    ]
 
 
 class _Rows:
@@ -185,6 +196,7 @@ class TorchAttention:
         rules = rules or [PLAIN] * pool.layout.num_layers
         self._blocks = pool.blocks
         self._block_size = pool.layout.block_size
+        self._is_shared = pool.whole is not None
         self._groups = [_Rows(pool, group.kv) for group in pool.layout.groups]
         layers = {
             layer: _Layer(number, rows, pool.layer(layer), rules[layer])
@@ -201,7 +213,8 @@ class TorchAttention:
     def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """See `AttentionBackend.plan`."""
         self._layer_stored = layer_stored
-        begun = self._begun_blocks(shares)
+        # in memory that ranks share, this rank could wipe what another has stored: the runner does it before the step
+        begun = () if self._is_shared else begun_blocks(shares, self._block_size)
         decodes: list[tuple[int, SequenceShare]] = []
         prompts: list[_PromptInputs] = []
         slots = staging.put(self._slots_of_new_tokens(shares))
@@ -215,7 +228,7 @@ class TorchAttention:
                 prompts.append(_PromptInputs(first_token, share.start, share.num_tokens, table))
             first_token += share.num_tokens
         self._inputs = _StepInputs(
-            begun=staging.put(begun) if len(begun) else None,
+            begun=staging.put(np.array(begun, dtype=np.int64)) if begun else None,
             slots=slots,
             decodes=self._put_decodes(decodes, staging) if decodes else None,
             prompts=prompts,
@@ -249,18 +262,6 @@ class TorchAttention:
         if inputs.begun is not None:
             self._blocks.index_fill_(0, inputs.begun, 0)
         self._plans = [group.plan(inputs) for group in self._groups]
-
-    def _begun_blocks(self, shares: Sequence[SequenceShare]) -> np.ndarray:
-        """The blocks that this step begins and does not fill; they are zeroed. What lies behind the last token gets the
-        weight zero, but zero times NaN is NaN: whatever a block held before must not reach the request that has it
-        now."""
-        begun = [
-            share.block_table[share.context_len // self._block_size]
-            for share in shares
-            if share.context_len % self._block_size > 0
-            and share.start <= share.context_len - share.context_len % self._block_size
-        ]
-        return np.array(begun, dtype=np.int64)
 
     def _gather(self, rows: Tensor, layer: _Layer) -> tuple[Tensor, Tensor]:
         """Keys and values of `rows` in `layer`, each [len(rows), block_size * D], in the workspace."""
@@ -343,7 +344,7 @@ class TorchAttention:
         for row, (_, share) in enumerate(decodes):
             used = -(-share.context_len // self._block_size)
             tables[row, :used] = share.block_table[:used]
-            tables[row, used:] = share.block_table[0]  # padding: the weight zero, see `_begun_blocks`
+            tables[row, used:] = share.block_table[0]  # padding: the weight zero, see `begun_blocks`
         return _DecodeInputs(
             token_index=staging.put(np.array([first for first, _ in decodes], dtype=np.int64)),
             contexts=staging.put(contexts),

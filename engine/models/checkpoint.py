@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.models.config import ModelConfig
+from engine.models.facts import ModelFacts
 from wire.errors import InvalidSetting, ModelLoadError
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -41,7 +41,7 @@ def resolve_checkpoint(model: str, weights: bool = True) -> Path:
     return _hub_snapshot(model, [*_TEXT_FILES, *(_WEIGHT_FILES if weights else ())])
 
 
-def choose_dtype(setting: str, config: ModelConfig) -> str:
+def choose_dtype(setting: str, config: ModelFacts) -> str:
     """The dtype to compute in, by name. `auto` is the checkpoint's own, float32 when it does not say. Raises
     `InvalidSetting` for an unknown setting, `ModelLoadError` when the checkpoint's own dtype cannot be computed in."""
     if setting in DTYPES:

@@ -112,10 +112,15 @@ class ModelConfig:
 def load_config(folder: Path) -> ModelConfig:
     """Read and validate `config.json` (and the end tokens of `generation_config.json`, where there is one) of a
     checkpoint folder. Raises `ModelLoadError`."""
-    content = read_json_object(folder / "config.json")
+    return parse_config(*read_config_files(folder))
+
+
+def read_config_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`config.json` and `generation_config.json` of a checkpoint folder; the latter may be absent, which is as if it
+    were empty. Raises `ModelLoadError`."""
     generation_file = folder / "generation_config.json"
     generation = read_json_object(generation_file) if generation_file.is_file() else {}
-    return parse_config(content, generation)
+    return read_json_object(folder / "config.json"), generation
 
 
 def parse_config(content: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
@@ -152,7 +157,7 @@ def parse_config(content: dict[str, Any], generation: dict[str, Any] | None = No
         hidden_act=_activation(fields),
         windows=windows,
         rope=read_rope(fields, max_position, rotary_dim, has_local=family.rope_rule == "local"),
-        dtype=_dtype(fields),
+        dtype=fields.dtype(),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=_eos_token_ids(fields, Fields(generation or {}, "generation_config.json")),
         block=_block(fields, family),
@@ -362,16 +367,6 @@ def _layer_types(fields: Fields, num_layers: int) -> list[str] | None:
     ):
         raise fields.error("layer_types", f"a list of {num_layers} of {' and '.join(_LAYER_TYPES)}")
     return layer_types
-
-
-def _dtype(fields: Fields) -> str | None:
-    name = "dtype" if fields.has("dtype") else "torch_dtype"
-    value = fields.raw(name)
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise fields.error(name, "the name of a dtype")
-    return value.removeprefix("torch.")
 
 
 def _eos_token_ids(fields: Fields, generation: Fields) -> tuple[int, ...]:

@@ -80,6 +80,16 @@ class Fields:
             raise self.error(name, "true or false")
         return value
 
+    def dtype(self) -> str | None:
+        """The dtype that the file names, under its new or its old field; `None` when it does not."""
+        name = "dtype" if self.has("dtype") else "torch_dtype"
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise self.error(name, "the name of a dtype")
+        return value.removeprefix("torch.")
+
     def token_ids(self, name: str) -> list[int]:
         """One id or a list of ids; a null is an empty list."""
         value = self._content.get(name)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import Attention, LayerRule
+from engine.models.collectives import Collectives
 from engine.models.config import ModelConfig
 from engine.models.ops.base import DecoderOps
 from engine.models.ops.choose import choose_ops
@@ -47,13 +48,15 @@ class Decoder:
         device: torch.device | str,
         ops: DecoderOps | None = None,
         shard: Shard = WHOLE,
+        collectives: Collectives | None = None,
     ) -> None:
         """Allocates all parameters without setting them. `ops`: `None` for what is fastest on `device`. The layers of a
-        `shard` compute its share of heads and rows; nothing here adds the shares of several ranks up."""
+        `shard` compute its share of heads and rows, and `collectives` put the shares of all ranks together; without,
+        nothing does. Every rank then makes the same calls, and the first has the logits."""
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
-        setup = PartSetup(dtype, self.device, choose_ops(self.device) if ops is None else ops, shard)
+        setup = PartSetup(dtype, self.device, choose_ops(self.device) if ops is None else ops, shard, collectives)
         self._rotations = ModelRotations(config, self.device)
         self._embedding = make_embedding(config, setup)
         ropes = self._rotations.of_layer
@@ -90,13 +93,33 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32 of rows [N, E] that `forward` returned."""
-        return self._head(self._norm(hidden, None)).to(torch.float32)
+        return self.head(hidden, None).to(torch.float32)
+
+    def head(self, residual: Tensor, delta: Tensor | None) -> Tensor:
+        """[N, V] in the model's dtype of rows [N, E] of the residual stream. What was not added to them yet, `delta`
+        [N, E], is added in place."""
+        return self._head(self._norm(residual, delta))
+
+    @property
+    def lookup_table(self) -> Tensor | None:
+        """The table [V, E] whose rows `embed` returns as they are; None where it returns something else."""
+        return self._embedding.lookup_table
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the parts of several ranks are put together, the logits too."""
+        return self._embedding.is_divided
 
     @property
     def is_recordable(self) -> bool:
         """Whether every layer is made of operations alone, one after another: what they compute with may then be noted
         once and computed again for any number of tokens."""
         return _is_plain(self.config)
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of a layer."""
+        return self.config.num_heads
 
     @property
     def layer_kvs(self) -> tuple[LayerKv, ...]:

@@ -7,12 +7,8 @@ of device.
 
 from __future__ import annotations
 
-import json
-from hashlib import blake2b
-
 import torch
 
-from engine.models.config import ModelConfig, architecture_facts
 from engine.models.decoder import Decoder
 
 _SEED = 0
@@ -30,9 +26,3 @@ def fill_with_noise(decoder: Decoder) -> None:
             # small powers of two as scales, and any numbers they scale
             parameter.tensor.random_(_SCALES.start, _SCALES.stop, generator=generator)
     decoder.pack()
-
-
-def dummy_fingerprint(config: ModelConfig, device_type: str) -> str:
-    """Stands for the fingerprint of a checkpoint: equal where these weights are."""
-    facts = json.dumps(architecture_facts(config), sort_keys=True)
-    return blake2b(f"{facts}|random weights {_SEED} of {device_type}".encode(), digest_size=16).hexdigest()

@@ -12,6 +12,7 @@ from pathlib import Path
 from demo.location import DEMO_MODEL_NAME, checkpoint_path
 from engine.models.checkpoint import resolve_checkpoint
 from engine.models.config import ModelConfig, architecture_facts
+from engine.models.modelling.config import ModellingConfig
 from engine.models.weight_files import weights_digest
 
 
@@ -25,7 +26,20 @@ def model_name(model: str, served_model_name: str) -> str:
     return served_model_name or model.rstrip("/") or DEMO_MODEL_NAME
 
 
-def model_fingerprint(folder: Path, config: ModelConfig) -> str:
+def model_fingerprint(folder: Path, config: ModelConfig | ModellingConfig) -> str:
     """128-bit hex identity of architecture and weights: equal on all nodes that may share KV."""
-    facts = json.dumps(architecture_facts(config), sort_keys=True)
-    return blake2b(f"{facts}|{weights_digest(folder)}".encode(), digest_size=16).hexdigest()
+    return _fingerprint(config, weights_digest(folder))
+
+
+def dummy_fingerprint(config: ModelConfig | ModellingConfig, kind: str) -> str:
+    """Stands for the fingerprint of a checkpoint: equal where random weights of the same `kind` are."""
+    return _fingerprint(config, f"random weights {kind}")
+
+
+def _fingerprint(config: ModelConfig | ModellingConfig, weights: str) -> str:
+    if isinstance(config, ModelConfig):
+        facts = json.dumps(architecture_facts(config), sort_keys=True)
+    else:
+        # what they make of a token may differ in the order of elements
+        facts = f"transformers {config.digest}"
+    return blake2b(f"{facts}|{weights}".encode(), digest_size=16).hexdigest()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from safetensors import SafetensorError, safe_open
 
@@ -26,6 +26,9 @@ from wire.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+OnProgress: TypeAlias = Callable[[int, int], None]
+"""Called with (done, total)."""
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
 _BYTE_DTYPES = ("U8",)
@@ -63,7 +66,7 @@ class _Uses:
         return sorted(lacking & begun)
 
 
-def load_weights(folder: Path, decoder: Decoder, progress: Callable[[int, int], None] | None = None) -> None:
+def load_weights(folder: Path, decoder: Decoder, progress: OnProgress | None = None) -> None:
     """Fill every parameter of `decoder` from the checkpoint in `folder`, converting to its dtype, then pack it.
 
     `progress(bytes_done, bytes_total)` counts the tensor bytes of the files, those that a shard leaves out included:
@@ -81,7 +84,7 @@ def check_weights(folder: Path, decoder: Decoder) -> None:
     _check_complete(headers, _Uses(decoder.parameters()), decoder.config)
 
 
-def _fill(folder: Path, decoder: Decoder, progress: Callable[[int, int], None] | None) -> None:
+def _fill(folder: Path, decoder: Decoder, progress: OnProgress | None) -> None:
     headers = {path: read_header(path) for path in weight_files(folder)}
     uses = _Uses(decoder.parameters())
     _check_complete(headers, uses, decoder.config)
@@ -171,8 +174,11 @@ def _check_numbers(parameters: Iterable[Parameter]) -> None:
 def _check_copies(headers: Mapping[Path, Mapping[str, TensorEntry]], copies: Mapping[str, Parameter]) -> None:
     """A head stored beside the embedding it is tied to must be equal to it, else the config contradicts the file."""
     for path, name in ((path, name) for path, header in headers.items() for name in header if name in copies):
+        (source,) = copies[name].sources
         with _opened(path) as file:
-            copy: Tensor = file.get_tensor(name)
+            piece = file.get_slice(name)
+            # all of it as it is: where it is no copy it may have any shape
+            copy: Tensor = file.get_tensor(name) if source.is_whole else piece[slices(source.taken)]
         loaded = copies[name].tensor
         if copy.shape != loaded.shape or not copy.to(loaded).equal(loaded):
             raise ModelLoadError(

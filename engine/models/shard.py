@@ -1,7 +1,7 @@
 """A shard: the share of a model that one of several ranks has (tensor parallelism). Imports no torch.
 
 Owns the division only: what is divided, rows of a weight or columns, is the part's knowledge. Ranks have equal and
-neighbouring shares, and together they have everything.
+neighbouring shares, but for the vocabulary, and together they have everything.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ class Shard:
             raise ModelLoadError(f"{count} {what} cannot be divided among {self.size} ranks")
         share = count // self.size
         return range(self.rank * share, (self.rank + 1) * share)
+
+    def part_of(self, count: int) -> range:
+        """The part of `count` rows, which need not divide: equal parts, the last ones perhaps shorter."""
+        width = -(-count // self.size)
+        return range(min(self.rank * width, count), min((self.rank + 1) * width, count))
 
     def kv_heads_of(self, count: int) -> range:
         """The share of `count` key and value heads. With more ranks than heads, neighbouring ranks have the same one.

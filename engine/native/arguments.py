@@ -142,6 +142,39 @@ class BatonGate(Structure):
     ]
 
 
+class BatonGather(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("out", c_void_p),
+        ("table", c_void_p),
+        ("rows", c_void_p),
+        ("num_rows", c_int64),
+        ("row_bytes", c_int64),
+        ("num_table_rows", c_int64),
+        ("index", c_int32),
+    ]
+
+
+class BatonArgmax(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("token_ids", c_void_p),
+        ("largest", c_void_p),
+        ("logits", c_void_p),
+        ("wide", c_void_p),
+        ("is_wide", c_void_p),
+        ("bits", c_void_p),
+        ("masks", c_void_p),
+        ("num_rows", c_int64),
+        ("size", c_int64),
+        ("stride", c_int64),
+        ("mask_bytes", c_int64),
+        ("dtype", c_int32),
+    ]
+
+
 class BatonStep(Structure):
     """See kernels.h."""
 
@@ -154,6 +187,9 @@ class BatonStep(Structure):
         ("block_tables", c_void_p),
         ("num_sequences", c_int64),
         ("scratch", c_void_p),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("due", c_void_p),
     ]
 
 
@@ -170,5 +206,8 @@ KINDS: dict[type[Structure], int] = {
     BatonAddNorm: 3,
     BatonNormRotate: 4,
     BatonGate: 5,
+    BatonGather: 6,
 }
 """`BatonKind`, by the arguments of its function."""
+TOKEN_IDS, POSITIONS, DUE = 0, 1, 2
+"""`BatonIndex`."""

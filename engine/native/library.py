@@ -26,7 +26,7 @@ from engine.native.arguments import DTYPES, BatonCall, BatonStep
 from wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
-_INTERFACE = 3
+_INTERFACE = 4
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
 _MADV_HUGEPAGE = 14
@@ -35,10 +35,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CallNotes:
-    """Calls in their order, each with a copy of its arguments, and the tensors that were made for their results."""
+    """Calls in their order, each with a copy of its arguments, and the tensors that were made for their results.
+
+    `between`: what is done to such a tensor between two calls, and how many calls there were before.
+    """
 
     calls: list[Structure] = field(default_factory=list)
     buffers: list[Tensor] = field(default_factory=list)
+    between: list[tuple[int, Tensor, Callable[[Tensor], object]]] = field(default_factory=list)
 
 
 class Kernels:
@@ -64,6 +68,8 @@ class Kernels:
         self.add_norm = self._call("add_norm", arguments.BatonAddNorm)
         self.norm_rotate = self._call("norm_rotate", arguments.BatonNormRotate)
         self.gate = self._call("gate", arguments.BatonGate)
+        self.gather = self._call("gather", arguments.BatonGather)
+        self.argmax = self._call("argmax", arguments.BatonArgmax)
 
     def packed_bytes(self, dtype: torch.dtype, num_out: int, num_in: int) -> int:
         """The bytes of a packed weight [num_out, num_in]; 0 where there is no product for `dtype`."""
@@ -81,6 +87,12 @@ class Kernels:
         for notes in self._noting:
             notes.buffers.append(tensor)
         return tensor
+
+    def do_between(self, act: Callable[[Tensor], object], tensor: Tensor) -> None:
+        """Call `act`, which changes `tensor` in place and is no kernel. A recording is cut there, and calls it too."""
+        act(tensor)
+        for notes in self._noting:
+            notes.between.append((len(notes.calls), tensor, act))
 
     @contextmanager
     def noting(self) -> Iterator[CallNotes]:

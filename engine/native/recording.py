@@ -1,11 +1,12 @@
-"""The calls of a forward pass, noted once and made again for steps of any size: no Python runs between them.
+"""The calls of a forward pass, noted once and made again for steps of any size: no Python runs between them, but where
+ranks add up their shares.
 
 Owns the list of calls, and the memory of what they hand on to each other. A pass over a few rows is computed while its
 calls are noted. Each tensor that one of them returned is needed from the first call that names it to the last one;
 those that are not needed at the same time share memory, so that it stays in the caches.
 
-Knows the calls' arguments, but not what they compute. What is not a call of `Kernels` is not noted: the caller compares
-a replay with the pass itself.
+Knows the calls' arguments, but not what they compute. What is neither a call of `Kernels` nor said to it
+(`Kernels.do_between`) is not noted: the caller compares a replay with the pass itself.
 
 Invariant: nothing in the arguments of a call depends on the number of rows or on the step, but what `baton_replay`
 writes into them.
@@ -43,6 +44,15 @@ class _Place:
     free_after: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A place behind the first `num_before` calls where Python runs: `act` on `tensor`, or what is told of layers."""
+
+    num_before: int
+    act: Callable[[Tensor], object] | None = None
+    tensor: Tensor | None = None
+
+
 class Recording:
     """Calls for steps of at most `max_rows` rows. One replay at a time."""
 
@@ -60,22 +70,35 @@ class Recording:
         self._memory = [huge_pages(max_rows * place.row_bytes) for place in places]
         self.num_bytes = sum(map(len, self._memory))
         self._move(buffers)
-        held = self._memory[_buffer_of(buffers, output).place]
-        num_bytes = output.nbytes // num_rows * max_rows
-        self.output = held[:num_bytes].view(output.dtype).view(max_rows, *output.shape[1:])
+        self.output = self._moved(buffers, output, num_rows, max_rows)
         """What the pass has returned: of a replay, its first rows."""
-        ends = [number + 1 for number, call in enumerate(notes.calls) if isinstance(call, BatonStore)]
-        self._parts = [range(*both) for both in zip([0, *ends], [*ends, len(notes.calls)], strict=True)]
+        self._cuts = [_Cut(number + 1) for number, call in enumerate(notes.calls) if isinstance(call, BatonStore)]
+        for num_before, tensor, act in notes.between:
+            self._cuts.append(_Cut(num_before, act, self._moved(buffers, tensor, num_rows, max_rows)))
+        self._cuts.sort(key=lambda cut: cut.num_before)
+        self._has_acts = bool(notes.between)
 
     def replay(self, step: BatonStep, num_rows: int, layer_stored: Callable[[], None] | None = None) -> None:
         """Make all calls for the first `num_rows` rows. `layer_stored` is called after each one that stores KV."""
-        if layer_stored is None:
+        if layer_stored is None and not self._has_acts:
             self._kernels.replay(self._calls, range(len(self._calls)), step, num_rows)
             return
-        for number, part in enumerate(self._parts):
-            if number > 0:
+        num_made = 0
+        for cut in self._cuts:
+            if cut.tensor is None and layer_stored is None:
+                continue
+            self._kernels.replay(self._calls, range(num_made, cut.num_before), step, num_rows)
+            num_made = cut.num_before
+            if cut.tensor is not None and cut.act is not None:
+                cut.act(cut.tensor[:num_rows])
+            elif layer_stored is not None:
                 layer_stored()
-            self._kernels.replay(self._calls, part, step, num_rows)
+        self._kernels.replay(self._calls, range(num_made, len(self._calls)), step, num_rows)
+
+    def _moved(self, buffers: list[_Buffer], tensor: Tensor, num_rows: int, max_rows: int) -> Tensor:
+        """A tensor of the noted pass as it lies in the memory of this recording. Raises `LookupError`."""
+        held = self._memory[_buffer_of(buffers, tensor).place]
+        return held[: tensor.nbytes // num_rows * max_rows].view(tensor.dtype).view(max_rows, *tensor.shape[1:])
 
     def _move(self, buffers: list[_Buffer]) -> None:
         """Let the calls compute in the memory of this recording."""

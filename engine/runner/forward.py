@@ -15,14 +15,10 @@ from typing import Protocol, TypeAlias
 from torch import Tensor
 
 from device.base import Staging
-from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
-from engine.models.decoder import Decoder
+from engine.attention.base import Attention, AttentionBackend, LayerStored, SequenceShare
+from engine.models.base import RunnableDecoder
 from engine.runner.inputs import StepInputs, fill_pending
 from engine.runner.prompt_scoring import PromptScoring
-
-ForwardPass: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""The residual stream [T, E] of token ids and positions, [T] each, as `Decoder.forward` returns it for the step that
-was planned last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +29,48 @@ class DueRows:
     index: Tensor | None
 
 
+class Stream(Protocol):
+    """The residual stream of a step behind all layers; valid until the next step is computed."""
+
+    def rows(self) -> Tensor:
+        """[T, E], as `RunnableDecoder.forward` returns it."""
+        ...
+
+    def logits(self, due: DueRows) -> Tensor:
+        """[N, V] float32, or of a dtype that the sampler takes, which the caller may change."""
+        ...
+
+
+ForwardPass: TypeAlias = Callable[[Tensor, Tensor], Stream]
+"""The residual stream of token ids and positions, [T] each, for the step that was planned last."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedStream:
+    """See `Stream`. hidden: [T, E]."""
+
+    decoder: RunnableDecoder
+    hidden: Tensor
+
+    def rows(self) -> Tensor:
+        """See `Stream.rows`."""
+        return self.hidden
+
+    def logits(self, due: DueRows) -> Tensor:
+        """See `Stream.logits`."""
+        return self.decoder.logits(self.hidden if due.index is None else self.hidden.index_select(0, due.index))
+
+
+def decoded_pass(decoder: RunnableDecoder, attention: Attention) -> ForwardPass:
+    """The pass of `decoder` itself, operation by operation."""
+    return lambda token_ids, positions: DecodedStream(decoder, decoder.forward(token_ids, positions, attention))
+
+
 class Forward(Protocol):
     """One step, staged and ready."""
 
     def compute(self, due: DueRows) -> Tensor | None:
-        """Issue the step, after the upload. Logits [N, V] float32 that the caller may change; None when N is 0."""
+        """Issue the step, after the upload. See `Stream.logits`; None when N is 0."""
         ...
 
 
@@ -46,7 +79,7 @@ class EagerForward:
     """See `Forward`. token_ids, positions: [T] int64; sources as well, None when no token is pending. `scoring`: what
     the step shall find out about prompts."""
 
-    decoder: Decoder
+    decoder: RunnableDecoder
     run: ForwardPass
     token_ids: Tensor
     positions: Tensor
@@ -59,19 +92,17 @@ class EagerForward:
         token_ids = self.token_ids
         if self.sources is not None:
             token_ids = fill_pending(token_ids, self.sources, self.sampled)
-        hidden = self.run(token_ids, self.positions)
+        stream = self.run(token_ids, self.positions)
         if self.scoring is not None:
-            self.scoring.score(self.decoder, hidden)
-        if due.count == 0:
-            return None
-        return self.decoder.logits(hidden if due.index is None else hidden.index_select(0, due.index))
+            self.scoring.score(self.decoder, stream.rows())
+        return stream.logits(due) if due.count else None
 
 
 @dataclass(frozen=True, slots=True)
 class EagerSteps:
     """Plans and stages any step, which `run` computes. `sampled`: see `EagerForward`."""
 
-    decoder: Decoder
+    decoder: RunnableDecoder
     run: ForwardPass
     attention: AttentionBackend
     staging: Staging

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from device.base import Array, Device, Graph, Staging
 from engine.attention.base import AttentionBackend, SequenceShare
-from engine.models.decoder import Decoder
+from engine.models.base import RunnableDecoder
 from engine.runner.forward import DueRows
 from engine.runner.inputs import StepInputs, fill_pending
 from engine.runner.limits import graph_size, graph_sizes
@@ -84,7 +84,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: RunnableDecoder,
         device: Device,
         staging: Staging,
         begin: Callable[[], object],

@@ -9,6 +9,7 @@ Letters: B blocks.
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -19,11 +20,24 @@ import torch
 
 from engine.attention.paged_kv import PagedKv
 from engine.models.decoder import TORCH_DTYPES
+from engine.models.shard import WHOLE, Shard
+from wire.errors import InvalidSetting
 from wire.layout import DTYPE_BYTES, KvLayout
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
-KvAllocator: TypeAlias = Callable[[int], ByteArray]
-"""Gives a writable, page-aligned array of that many bytes: private memory, or a shared segment of a transport."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedRegion:
+    """An array of bytes, and the open file that other processes map the same memory by."""
+
+    array: ByteArray
+    descriptor: int
+
+
+KvAllocator: TypeAlias = Callable[[int], ByteArray | SharedRegion]
+"""Gives a writable, page-aligned array of that many bytes: private memory, or one that other processes can map, as a
+segment of a transport is."""
 
 _PAGE_BYTES = 4096
 
@@ -34,7 +48,8 @@ class KvMemory:
 
     `blocks`: [B, block_bytes] uint8, what transfers read and write: an array of the host, or a tensor of a device.
     `paged`: what attention reads and writes. Same bytes; with a `spare_block` it has that one block more, which belongs
-    to no request and is never transferred: padding rows of recorded steps use it.
+    to no request and is never transferred: padding rows of recorded steps use it. `descriptor`: an open file by which
+    other processes of this node map the same memory; None: it is private.
     """
 
     layout: KvLayout
@@ -42,15 +57,34 @@ class KvMemory:
     blocks: ByteArray | torch.Tensor
     paged: PagedKv
     spare_block: int | None = None
+    descriptor: int | None = None
 
 
-def host_kv_memory(layout: KvLayout, num_blocks: int, allocate: KvAllocator) -> KvMemory:
-    """KV in host memory that `allocate` gives."""
-    memory = allocate(num_blocks * layout.block_bytes)
+def host_kv_memory(
+    layout: KvLayout,
+    num_blocks: int,
+    allocate: KvAllocator,
+    *,
+    own: KvLayout | None = None,
+    shard: Shard = WHOLE,
+) -> KvMemory:
+    """KV in host memory that `allocate` gives. `own`: what a rank of several stores of it, see `PagedKv`."""
+    region = allocate(num_blocks * layout.block_bytes)
+    memory, descriptor = (region.array, region.descriptor) if isinstance(region, SharedRegion) else (region, None)
     # a cold page costs ten times a warm one: pay at start, not inside the first requests
     memory[::_PAGE_BYTES] = 0
     blocks: ByteArray = memory.reshape(num_blocks, layout.block_bytes)
-    return KvMemory(layout, num_blocks, blocks, _paged(torch.from_numpy(memory), layout))
+    paged = _paged(torch.from_numpy(memory), layout)
+    if own is not None and shard.size > 1:
+        paged = PagedKv(own, paged.blocks, layout, shard)
+    return KvMemory(layout, num_blocks, blocks, paged, descriptor=descriptor)
+
+
+def mapped_kv(layout: KvLayout, own: KvLayout, shard: Shard, num_bytes: int, descriptor: int) -> PagedKv:
+    """The blocks that the driver of a rank has allocated, as that rank sees them. Raises `OSError` and `ValueError`
+    when the file does not have that many bytes."""
+    memory: ByteArray = np.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=np.uint8)
+    return PagedKv(own, _paged(torch.from_numpy(memory), layout).blocks, layout, shard)
 
 
 def device_kv_memory(layout: KvLayout, num_blocks: int, device: torch.device) -> KvMemory:
@@ -63,6 +97,16 @@ def device_kv_memory(layout: KvLayout, num_blocks: int, device: torch.device) ->
 def _paged(memory: torch.Tensor, layout: KvLayout) -> PagedKv:
     elements_per_block = layout.block_bytes // DTYPE_BYTES[layout.dtype]
     return PagedKv(layout, memory.view(TORCH_DTYPES[layout.dtype]).view(-1, elements_per_block))
+
+
+def allocate_shared(num_bytes: int) -> SharedRegion:
+    """Memory without a name that processes of this one can map by its descriptor. Raises `InvalidSetting` where the
+    system has none."""
+    if not hasattr(os, "memfd_create"):
+        raise InvalidSetting("--tensor-parallel-size: this system has no memory that processes share without a name")
+    descriptor = os.memfd_create("baton-kv", os.MFD_CLOEXEC)
+    os.truncate(descriptor, num_bytes)
+    return SharedRegion(np.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=np.uint8), descriptor)
 
 
 def allocate_private(num_bytes: int) -> ByteArray:

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 
 from device.base import Device, HostCopy
 from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
-from engine.models.decoder import Decoder
+from engine.models.base import RunnableDecoder
 from engine.runner.base import RunningStep
-from engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass
+from engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
 from engine.runner.graphs import DecodeGraphs, ReportProgress
 from engine.runner.inputs import StepInputs, read_inputs
 from engine.runner.limits import RunnerLimits, staging_bytes
@@ -65,7 +64,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: RunnableDecoder,
         attention: AttentionBackend,
         blocks: torch.Tensor,
         sampler: Sampler,
@@ -73,7 +72,7 @@ class ModelRunner:
         limits: RunnerLimits,
         run: ForwardPass | None = None,
     ) -> None:
-        """`run`: computes what `decoder.forward` does for the step that `attention` has planned; None: that itself."""
+        """`run`: computes what `decoder` does for the step that `attention` has planned; None: the decoder itself."""
         self.is_asynchronous = device.is_asynchronous
         self._decoder = decoder
         self._attention = attention
@@ -83,8 +82,9 @@ class ModelRunner:
         self._limits = limits
         self._staging = device.staging(staging_bytes(limits))
         self._sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
-        run = run or partial(decoder.forward, attention=attention)
-        self._eager = EagerSteps(decoder, run, attention, self._staging, self._sampled)
+        self._eager = EagerSteps(
+            decoder, run or decoded_pass(decoder, attention), attention, self._staging, self._sampled
+        )
         self._graphs: DecodeGraphs | None = None
         self._sampled_rows: dict[RequestKey, int] = {}
 
@@ -146,7 +146,7 @@ class ModelRunner:
                 raise
 
     def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
-        due = _due(step, inputs)
+        due = due_requests(step, inputs)
         rows, plan = self._begin(due, len(inputs.token_ids))
         scoring = PromptScoring(step, inputs.last_tokens, self._staging) if step.spans else None
         forward = self._stage(step, inputs, layer_stored, scoring)
@@ -203,7 +203,7 @@ class ModelRunner:
             self._sampled_rows = {request.key: row for row, request in enumerate(requests)}
 
 
-def _due(step: Step, inputs: StepInputs) -> list[tuple[int, ScheduledRequest]]:
+def due_requests(step: Step, inputs: StepInputs) -> list[tuple[int, ScheduledRequest]]:
     """What samples in this step, with the places of its last token: requests, and each of their forks as a request."""
     due: list[tuple[int, ScheduledRequest]] = []
     for end, request in zip(inputs.last_tokens, step.requests, strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from device.base import Device
 from engine.attention.base import Attention
-from engine.models.decoder import Decoder
+from engine.models.base import RunnableDecoder
 from engine.runner.grammar_masks import MaskSource
 from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.prompt_scoring import PromptScoring
@@ -58,7 +58,7 @@ class StorelessAttention:
 
 @torch.inference_mode()
 def profile(
-    decoder: Decoder,
+    decoder: RunnableDecoder,
     sampler: Sampler,
     device: Device,
     limits: RunnerLimits,

@@ -9,14 +9,14 @@ Letters: T tokens of the step, S rows that are scored, V vocabulary, K alternati
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from device.base import Array, Staging
-from engine.models.decoder import Decoder
+from engine.models.base import RunnableDecoder
 from engine.scheduler.request import PromptScores, PromptSpan, ScheduledRequest, Step
 from wire.prompt_logprobs import row_words
 from wire.request_key import RequestKey
@@ -31,21 +31,19 @@ class PromptScoring:
 
     def __init__(self, step: Step, last_tokens: Sequence[int], staging: Staging) -> None:
         """`last_tokens`: for each request of the step the place of its last token among all tokens."""
-        shares = {share.key: (share, last) for share, last in zip(step.requests, last_tokens, strict=True)}
-        placed = [(span, *shares[span.key]) for span in step.spans]
+        placed = _placed(step, last_tokens)
         self.outputs: tuple[Tensor, ...] = ()
         """Chosen [S] float32, ranks [S] int64 and, where a span wants any, ids [S, K] int64 and values [S, K]."""
         self._spans = step.spans
-        self._rows = staging.put(np.concatenate([_places(*each) for each in placed]))
+        self._rows = staging.put(scored_rows(step, last_tokens))
         self._targets = staging.put(np.concatenate([_targets(span, share) for span, share, _ in placed]))
 
-    def score(self, decoder: Decoder, hidden: Tensor) -> None:
-        """Issue the operations; hidden: [T, E] as `Decoder.forward` returns it."""
+    def score(self, decoder: RunnableDecoder, hidden: Tensor) -> None:
+        """Issue the operations; hidden: [T, E] as `RunnableDecoder.forward` returns it."""
         with_top = any(span.num_top for span in self._spans)
-        rows_per_piece = max(1, PIECE_ELEMENTS // decoder.config.vocab_size)
         pieces = []
-        for first in range(0, len(self._rows), rows_per_piece):
-            rows, targets = (each[first : first + rows_per_piece] for each in (self._rows, self._targets))
+        for piece in score_pieces(len(self._rows), decoder.config.vocab_size):
+            rows, targets = self._rows[piece], self._targets[piece]
             pieces.append(_score(decoder.logits(hidden.index_select(0, rows)), targets, with_top))
         self.outputs = pieces[0] if len(pieces) == 1 else tuple(map(torch.cat, zip(*pieces, strict=True)))
 
@@ -57,6 +55,24 @@ class PromptScoring:
             found[span.key] = _packed(span, [array[begin:end] for array in arrays])
             begin = end
         return found
+
+
+def scored_rows(step: Step, last_tokens: Sequence[int]) -> Array:
+    """The rows of a step that are scored, int64. `last_tokens`: see `PromptScoring`."""
+    return np.concatenate([_places(*each) for each in _placed(step, last_tokens)])
+
+
+def score_pieces(num_rows: int, vocab_size: int) -> Iterator[slice]:
+    """The scored rows in pieces whose logits may exist at once."""
+    rows_per_piece = max(1, PIECE_ELEMENTS // vocab_size)
+    for first in range(0, num_rows, rows_per_piece):
+        yield slice(first, first + rows_per_piece)
+
+
+def _placed(step: Step, last_tokens: Sequence[int]) -> list[tuple[PromptSpan, ScheduledRequest, int]]:
+    """Each span with the share of its request and the place of that one's last token."""
+    shares = {share.key: (share, last) for share, last in zip(step.requests, last_tokens, strict=True)}
+    return [(span, *shares[span.key]) for span in step.spans]
 
 
 def _places(span: PromptSpan, share: ScheduledRequest, last: int) -> Array:

@@ -14,6 +14,9 @@ sampled from are not normalised, and a truncated row is the beginning of its sor
 depends on how many tokens a neighbour looks at. On a GPU the order of a sum may vary with the number of rows: a token
 then differs where its noise lies within a float64 rounding of a border.
 
+On a CPU with kernels, logits come in the model's own dtype. Rows that are greedy, whatever their grammar, are read once
+by a kernel; a row is made float32, for the operations here, where it needs any of them.
+
 Rows are sampled in passes, whose float64 intermediates fit a cache on the host, and a fixed share of memory elsewhere.
 
 Letters: N rows (requests that sample in this step), R rows of one pass, V vocabulary, K leading tokens of a row.
@@ -27,7 +30,9 @@ import torch
 from torch import Tensor
 
 from device.base import Staging
+from engine.native.library import Kernels
 from engine.runner.grammar_masks import apply_masks
+from engine.runner.native_argmax import argmax
 from engine.runner.sampling_plan import NARROW_WIDTH, Changes, SampledRequest, SampleGroup, SamplingPlan, plan_sampling
 from wire.sampling import MAX_TOP_LOGPROBS
 
@@ -40,8 +45,10 @@ _LOW_32_BITS = 2**32 - 1
 class Sampler:
     """Samples one token per row. `eos_token_ids` are withheld until a request's `min_tokens` are reached."""
 
-    def __init__(self, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+    def __init__(self, eos_token_ids: frozenset[int], vocab_size: int, kernels: Kernels | None = None) -> None:
+        """`kernels`: of a CPU whose memory holds the logits."""
         self.vocab_size = vocab_size
+        self._kernels = kernels
         self._eos_token_ids = [token_id for token_id in sorted(eos_token_ids) if token_id < vocab_size]
 
     def plan(self, requests: Sequence[SampledRequest], staging: Staging, max_num_rows: int = 0) -> SamplingPlan:
@@ -52,21 +59,43 @@ class Sampler:
         return plan_sampling(requests, self._eos_token_ids, self.vocab_size, staging, max_num_rows)
 
     def sample(self, plan: SamplingPlan, logits: Tensor) -> tuple[Tensor, ...]:
-        """logits: [N, V] float32, contiguous, changed in place. Returns what `plan.tokens` needs once fetched:
+        """logits: [N, V] float32, contiguous, changed in place; with kernels, of any dtype that they have. Returns what
+        `plan.tokens` needs once fetched:
 
         token ids [N] int64, each below V; whether a row held numbers alone and a token that may be sampled [N] bool;
         with logprobs, those of the chosen tokens of the P rows that report any [P] float32; with top logprobs, ids and
         logprobs [P, 20].
         """
-        original = _log_probabilities(plan, logits) if plan.reports else None
-        _change(plan, logits)
-        largest, token_ids = logits.max(dim=-1)
+        is_wide = logits.dtype == torch.float32 or not plan.wide_rows
+        wide = logits if is_wide else _widened(logits, plan.wide_rows)
+        original = _log_probabilities(plan, wide) if plan.reports else None
+        _change(plan, wide)
+        largest, token_ids = self._best(plan, logits, wide)
         outputs = [token_ids, largest > -torch.inf]  # neither NaN nor ruled out as a whole
         for group in plan.groups:
-            _sample_group(group, logits, largest, token_ids)
+            _sample_group(group, wide, largest, token_ids)
         if original is not None:
             outputs += _report(plan, original, token_ids)
         return tuple(outputs)
+
+    def _best(self, plan: SamplingPlan, logits: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest logits [N] and their tokens [N] once masks are applied, in `wide` as well."""
+        if self._kernels is not None:
+            return argmax(self._kernels, logits, plan.masks, wide, plan.wide_rows)
+        if plan.masks is not None:
+            apply_masks(plan.masks, wide)
+        largest, token_ids = wide.max(dim=-1)
+        return largest, token_ids
+
+
+def _widened(logits: Tensor, rows: Sequence[int]) -> Tensor:
+    """These rows of `logits` [N, V] in float32, at their places of as many rows. The others hold anything."""
+    if len(rows) == len(logits):
+        return logits.to(torch.float32)
+    wide = torch.empty(logits.shape)
+    for row in rows:
+        wide[row].copy_(logits[row])
+    return wide
 
 
 def _log_probabilities(plan: SamplingPlan, logits: Tensor) -> Tensor:
@@ -87,7 +116,7 @@ def _report(plan: SamplingPlan, original: Tensor, token_ids: Tensor) -> list[Ten
 
 
 def _change(plan: SamplingPlan, logits: Tensor) -> None:
-    """Bias, penalties, withheld and allowed tokens, grammars, in place, each kind for all rows at once."""
+    """Bias, penalties, withheld and allowed tokens, in place, each kind for all rows at once."""
     flat = logits.view(-1)
     if plan.bias is not None:
         _add(plan.bias, flat)
@@ -105,8 +134,6 @@ def _change(plan: SamplingPlan, logits: Tensor) -> None:
         flat.index_copy_(0, places, values.masked_fill_(values.isnan().logical_not_(), -_LARGEST_LOGIT))
     if plan.allowed is not None:
         _allow_only(plan.allowed, logits)
-    if plan.masks is not None:
-        apply_masks(plan.masks, logits)
 
 
 def _allow_only(allowed: Changes, logits: Tensor) -> None:

@@ -41,6 +41,7 @@ CHANGE_BYTES = 4 * 2**20
 NARROW_WIDTH = 1024
 """A row that needs at most this number of its best tokens in order is not sorted."""
 
+_NO_INTEGERS, _NO_NUMBERS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
 _NOISE_KEY = struct.Struct("<qqq")
 
 
@@ -112,10 +113,12 @@ class SamplingPlan:
 
     `withheld`: tokens that are sampled only when nothing else is left. `allowed`: the tokens of some rows beside which
     no other is sampled; its values are the numbers of those rows. `masks`: of the rows with a grammar.
-    reported_rows: [rows with logprobs] int64, None when all rows have them.
+    reported_rows: [rows with logprobs] int64, None when all rows have them. `wide_rows`: those that need more than the
+    largest of their masked logits.
     """
 
     num_rows: int
+    wide_rows: Sequence[int]
     bias: Changes | None
     repetition: Changes | None
     presence: Changes | None
@@ -189,7 +192,7 @@ def plan_sampling(
 
     Room is kept for `max_num_rows` rows.
     """
-    bias, repetition, presence, withheld, allowed = (_Changes(vocab_size) for _ in range(5))
+    kinds = bias, repetition, presence, withheld, allowed = tuple(_Changes(vocab_size) for _ in range(5))
     sampled: list[_SampledRow] = []
     grammar_rows: list[GrammarRow] = []
     reports: list[tuple[int, int]] = []
@@ -216,28 +219,53 @@ def plan_sampling(
             grammar_rows.append(GrammarRow(row, request.matcher, params.allowed_token_ids, unwanted))
         if params.temperature != 0.0:
             sampled.append(_sampled_row(row, request, vocab_size))
-    unordered = [row for row in sampled if row.width == 0]
-    narrow = [row for row in sampled if 0 < row.width <= NARROW_WIDTH]
-    wide = [row for row in sampled if row.width > NARROW_WIDTH]
-    rows, _, top_ks, *columns = (
-        zip(*unordered, *narrow, *wide, strict=True) if sampled else [()] * len(_SampledRow._fields)
-    )
     # all rows report: their names are not needed
     reported_rows = [row for row, _ in reports] if len(reports) < len(requests) else []
-    integers = staging.put(np.array([*rows, *top_ks, *reported_rows], dtype=np.int64), 3 * max_num_rows)
-    parameters = staging.put(np.array(columns, dtype=np.float64).reshape(-1), 4 * max_num_rows).view(4, -1)
+    groups, reported = _stage_rows(sampled, reported_rows, staging, max_num_rows)
     return SamplingPlan(
         num_rows=len(requests),
+        wide_rows=_wide_rows(sampled, reports, kinds),
         bias=bias.joined(),
         repetition=repetition.joined(),
         presence=presence.joined(),
         withheld=withheld.joined(),
         allowed=allowed.joined(),
         masks=stack_masks(grammar_rows, vocab_size) if grammar_rows else None,
-        groups=_groups((unordered, narrow, wide), integers[: 2 * len(sampled)].view(2, -1), parameters),
-        reported_rows=integers[2 * len(sampled) :] if reported_rows else None,
+        groups=groups,
+        reported_rows=reported,
         reports=tuple(reports),
     )
+
+
+def _wide_rows(
+    sampled: Sequence[_SampledRow], reports: Sequence[tuple[int, int]], kinds: Sequence[_Changes]
+) -> list[int]:
+    """See `SamplingPlan`, in their order."""
+    rows = {row.row for row in sampled}
+    rows.update(row for row, _ in reports)
+    for changes in kinds:
+        rows.update(changes.rows)
+    return sorted(rows)
+
+
+def _stage_rows(
+    sampled: Sequence[_SampledRow], reported_rows: Sequence[int], staging: Staging, max_num_rows: int
+) -> tuple[tuple[SampleGroup, ...], Tensor | None]:
+    """The rows that are sampled, by groups, and those that report, where they are named."""
+    if not sampled and not reported_rows:
+        staging.put(_NO_INTEGERS, 3 * max_num_rows)
+        staging.put(_NO_NUMBERS, 4 * max_num_rows)
+        return (), None
+    unordered = [row for row in sampled if row.width == 0]
+    narrow = [row for row in sampled if 0 < row.width <= NARROW_WIDTH]
+    wide = [row for row in sampled if row.width > NARROW_WIDTH]
+    rows, _, top_ks, *columns = (
+        zip(*unordered, *narrow, *wide, strict=True) if sampled else [()] * len(_SampledRow._fields)
+    )
+    integers = staging.put(np.array([*rows, *top_ks, *reported_rows], dtype=np.int64), 3 * max_num_rows)
+    parameters = staging.put(np.array(columns, dtype=np.float64).reshape(-1), 4 * max_num_rows).view(4, -1)
+    groups = _groups((unordered, narrow, wide), integers[: 2 * len(sampled)].view(2, -1), parameters)
+    return groups, integers[2 * len(sampled) :] if reported_rows else None
 
 
 class _Room:
@@ -262,11 +290,13 @@ class _Changes:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self.rows: list[int] = []
         self._places: list[Array] = []
         self._values: list[Array] = []
 
     def add(self, row: int, token_ids: Iterable[int], values: Iterable[float]) -> None:
         """The logits of `token_ids` in one row."""
+        self.rows.append(row)
         self._places.append(np.fromiter(token_ids, np.int64) + row * self._vocab_size)
         self._values.append(np.fromiter(values, np.float64))
 

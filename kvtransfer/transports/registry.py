@@ -77,23 +77,27 @@ class PoolMemory:
     """The memory of one node's pool: a shared segment where a transport needs one, private memory otherwise.
 
     `role` is "receiver" or "sender"; `allocate_private` is how the node allocates memory that nobody shares.
+    `is_shared`: processes of the node itself share it, whatever the transports need.
     """
 
     settings: TransportSettings
     role: str
     allocate_private: Callable[[int], Blocks] = _allocate_plain
+    is_shared: bool = False
     segment: Segment | None = None
 
     def allocate(self, num_bytes: int) -> Blocks:
         """Memory for a pool. Raises `InvalidSetting` when there is no segment and no transport that works without."""
         names = _TAKEN[self.settings.choice]
-        if not set(names) & set(_IN_SEGMENT[self.role]):
+        if not self.is_shared and not set(names) & set(_IN_SEGMENT[self.role]):
             return self.allocate_private(num_bytes)
         try:
             sweep_orphans()
             self.segment = Segment(num_bytes)
         except OSError as error:
             reason = f"no shared memory for a pool of {num_bytes} bytes ({error.strerror})"
+            if self.is_shared:
+                raise InvalidSetting(f"--tensor-parallel-size: {reason}, which its ranks share") from None
             if set(names) <= set(_IN_SEGMENT[self.role]):
                 raise InvalidSetting(f"--kv-transport {self.settings.choice}: {reason}") from None
             _log.warning("%s: handoffs use %s", reason, ZMQ)

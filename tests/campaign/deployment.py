@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -172,13 +171,13 @@ class Deployment:
         flags = ["--port", str(self.http_port), "--control-port", str(self.control_port)]
         flags += ["--served-model-name", MODEL_NAME, "--node-wait-s", f"{NODE_WAIT_S:g}", "--request-timeout-s", "300"]
         flags += ["--max-attempts", str(self._settings.max_attempts)]
-        command = [sys.executable, "-m", "router", str(self._model), *flags]
+        command = ["-m", "router", str(self._model), *flags]
         self._router = Program(f"router-life-{self._num_routers}", command, self._settings.folder)
 
     def _spawn(self, member: Member) -> None:
         member.num_lives += 1
         settings = self._settings
-        command = [sys.executable, NODE_SCRIPT, member.role, str(member.peer.port), str(settings.step_s)]
+        command = [NODE_SCRIPT, member.role, str(member.peer.port), str(settings.step_s)]
         command += [str(self._model), "--router", f"tcp://127.0.0.1:{member.control.port}", "--port", str(member.port)]
         command += ["--node-id", member.name, "--num-threads", "1", "--batch-invariant", "--dtype", settings.dtype]
         command += ["--kv-transport", settings.transport, "--num-blocks", str(_NUM_BLOCKS[member.role])]
@@ -208,6 +207,7 @@ class Deployment:
 
     def _judge_end(self, member: Member, node: Node) -> None:
         status = node.process.returncode
+        assert status is not None  # it is called when the process has ended
         member.statuses.append(status)
         if member.is_meant_to_end or member.excuse or (self.num_poisons and status == poison.ABORTED):
             self._note(f"{member.name} has ended with {status}{member.excuse and ': ' + member.excuse}")

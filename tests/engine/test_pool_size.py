@@ -12,7 +12,7 @@ import torch
 from device.host import HostDevice
 from device.host_memory import GIB, HostMemory
 from device.memory import MemoryReading
-from engine import build, pool_size
+from engine import build, model_share, pool_size
 from engine.capacity import Capacity
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
@@ -207,6 +207,6 @@ def test_needs_are_the_largest_step_the_workspace_and_graphs(tmp_path: Path, enf
 
 def test_weights_without_room_are_refused_before_they_are_allocated(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama")
-    nothing = mock.patch.object(build, "read_host_memory", return_value=HostMemory(16 * GIB, 1000))
+    nothing = mock.patch.object(model_share, "read_host_memory", return_value=HostMemory(16 * GIB, 1000))
     with nothing, pytest.raises(InvalidSetting, match=r"the weights need 0\.00 GiB, and 0\.0 of 16\.0 GiB are free"):
         build.build_engine(EngineSettings(str(folder), num_threads=1), allocate_private)

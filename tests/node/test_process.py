@@ -17,6 +17,7 @@ import pytest
 
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
+from engine.executor.uni import UniExecutor
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from node import process
 from node.loop import Leg
@@ -78,6 +79,7 @@ def role(monkeypatch: pytest.MonkeyPatch) -> Idle:
         num_blocks=16,
         max_request_tokens=64,
         tokenizer_digest="",
+        executor=UniExecutor(),
     )
     monkeypatch.setattr(process, "build_engine", lambda *arguments: engine)
     for name in ("configure_logging", "keep_freed_memory", "freeze_startup_objects"):  # they change the whole process

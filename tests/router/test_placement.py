@@ -139,13 +139,13 @@ def test_a_mixed_node_that_prefers_prompts_generates_when_no_other_keeps_the_pac
     assert plain.late_s > 0
 
 
-def test_a_short_answer_stays_where_its_prompt_is_computed() -> None:
+def test_an_answer_of_one_token_stays_where_its_prompt_is_computed() -> None:
     helper, decode = mixed(PREFILL), node(DECODE)
     placement, route = Placement(GOALS), Route(decode, helper)
-    for max_tokens, expected in ((2, helper), (200, decode), (None, decode)):
+    for max_tokens, expected in ((1, helper), (2, decode), (None, decode)):
         found = placement.choose(route, [helper], [decode], NUM_TOKENS, (), 0.0, None, max_tokens)
         assert found.decode is expected
-    plain = placement.choose(Route(decode, node(PREFILL)), [node(PREFILL)], [decode], NUM_TOKENS, (), 0.0, None, 2)
+    plain = placement.choose(Route(decode, node(PREFILL)), [node(PREFILL)], [decode], NUM_TOKENS, (), 0.0, None, 1)
     assert plain.decode is decode
 
 

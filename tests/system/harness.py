@@ -11,7 +11,6 @@ listening port is left.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -21,15 +20,17 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import openai
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.system.prepared import PreparedProcess, die_with_parent, prepared_python
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL_NAME = "tiny"
@@ -40,9 +41,7 @@ SETTLE_TIMEOUT_S = 30.0
 REQUEST_TIMEOUT_S = 60.0
 _SHM = Path("/dev/shm")
 _SEGMENT = re.compile(r"/dev/shm/(baton-[0-9a-f]+)")
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
-_LIBC = ctypes.CDLL(None)
 
 
 def wait_until(condition: Callable[[], bool], what: str | Callable[[], str], timeout_s: float = 10.0) -> None:
@@ -75,7 +74,8 @@ class Metrics:
 
 
 class Program:
-    """One process that prints a "ready" line. Start it on the main thread: the kernel ties it to that thread."""
+    """One process, `python *command`, that prints a "ready" line. Start it on the main thread: the kernel ties it to
+    that thread."""
 
     def __init__(self, name: str, command: Sequence[str], folder: Path) -> None:
         self.name = name
@@ -92,15 +92,7 @@ class Program:
             "HF_HUB_OFFLINE": "1",
         }
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                cwd=ROOT,
-                env=environment,
-                preexec_fn=_die_with_parent,
-            )
+            self.process = self._started(command, environment, out, err)
 
     @property
     def address(self) -> str:
@@ -121,6 +113,19 @@ class Program:
     def is_running(self) -> bool:
         """Whether the process has not ended."""
         return self.process.poll() is None
+
+    def _started(
+        self, command: Sequence[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+    ) -> subprocess.Popen[bytes] | PreparedProcess:
+        return subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            cwd=ROOT,
+            env=environment,
+            preexec_fn=die_with_parent,
+        )
 
     def wait_ready(self) -> None:
         """Wait for the ready line, then note what this process holds."""
@@ -172,12 +177,17 @@ class Program:
 
 
 class Node(Program):
-    """A prefill or decode node."""
+    """A prefill or decode node, forked from a process that has done the imports."""
 
     def __init__(self, role: str, name: str, command: Sequence[str], folder: Path) -> None:
         super().__init__(name, command, folder)
         self.role = role
         self.num_blocks = 0
+
+    def _started(
+        self, command: Sequence[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+    ) -> PreparedProcess:
+        return prepared_python().start(command, environment, out, err)
 
     def wait_ready(self) -> None:
         """Also notes the size of the pool."""
@@ -247,7 +257,7 @@ class Relay:
     def start_router(self, *flags: str) -> None:
         """Start the router and wait for it."""
         self.num_started += 1
-        command = [sys.executable, "-m", "router", str(self.model), "--served-model-name", MODEL_NAME]
+        command = ["-m", "router", str(self.model), "--served-model-name", MODEL_NAME]
         self._router = Program(f"router-{self.num_started}", [*command, *self.router_flags, *flags], self.folder)
         self._router.wait_ready()
 
@@ -261,7 +271,7 @@ class Relay:
         self.num_started += 1
         program = list(script) or ["-m", f"{role}_node"]
         name = f"{role}-{self.num_started}"
-        command = [sys.executable, *program, str(model or self.model), "--router", self.router.ready["control_address"]]
+        command = [*program, str(model or self.model), "--router", self.router.ready["control_address"]]
         return Node(role, name, [*command, "--num-threads", "1", "--node-id", name, *flags], self.folder)
 
     def join(self, *launched: Node) -> list[Node]:
@@ -430,10 +440,6 @@ def start_relay(
         relay.close()
         raise
     return relay
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def listening_ports(pid: int) -> set[int]:

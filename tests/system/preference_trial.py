@@ -1,8 +1,8 @@
-"""`python -m tests.system.preference_trial`: mixed nodes that are told all the time to prefer something else, and whether
-every token is right.
+"""`python -m tests.system.preference_trial`: mixed nodes that are told all the time to prefer something else, and
+whether every token is right.
 
-Starts `baton serve --mixed` with goals and a tiny checkpoint, sends greedy requests from several clients, changes what a
-node prefers every few milliseconds, and compares the tokens with transformers'. At the end no block is held anywhere.
+Starts `baton serve --mixed` with goals and a tiny checkpoint, sends greedy requests from several clients, changes what
+a node prefers every few milliseconds, and compares the tokens with transformers'. At the end no block is held anywhere.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ def _trial(url: str, asked: list[tuple[tuple[int, ...], int]], expected: list[li
 
 def _wait_until_idle(url: str) -> None:
     for _ in range(100):
-        info = _call(f"{url}/server_info")
-        if not any(node["load"] or node["num_held_blocks"] for node in info["nodes"]):
+        nodes = _call(f"{url}/server_info")["nodes"]
+        if not any(node["load"] or node["num_held_blocks"] for node in nodes):
             return
         time.sleep(0.1)
-    sys.exit(f"something is left: {info['nodes']}")
+    sys.exit("something is left on a node")
 
 
 def _model(url: str) -> str:

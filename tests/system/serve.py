@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ class Serve(Program):
     """`baton serve ARGUMENT...`. `require_nothing_left` covers its children."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
-        super().__init__("serve", [sys.executable, "-m", "baton", "serve", *arguments, "--port", "0"], folder)
+        super().__init__("serve", ["-m", "baton", "serve", *arguments, "--port", "0"], folder)
 
     @property
     def endpoint(self) -> str:

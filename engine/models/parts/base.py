@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.models.collectives import Collectives
 from engine.models.ops.base import DecoderOps
 from engine.models.parameters import Parameter
 from engine.models.shard import Shard
@@ -20,12 +21,17 @@ from engine.models.shard import Shard
 
 @dataclass(frozen=True, slots=True)
 class PartSetup:
-    """The values that all parts of one model on one device share. `shard`: this rank's share of the divided weights."""
+    """The values that all parts of one model on one device share. `shard`: this rank's share of the divided weights.
+
+    `collectives`: by which parts put the shares of all ranks together; None: a part's result is this rank's share of
+    it, and the vocabulary is not divided.
+    """
 
     dtype: torch.dtype
     device: torch.device
     ops: DecoderOps
     shard: Shard
+    collectives: Collectives | None = None
 
     def empty(self, *shape: int) -> Tensor:
         """Memory for a parameter that is still to be loaded."""

@@ -1,4 +1,7 @@
-"""The embedding, from token ids to the residual stream, and the head, from there to logits. Every rank has both whole.
+"""The embedding, from token ids to the residual stream, and the head, from there to logits.
+
+Owns how a vocabulary is divided among ranks: each has neighbouring rows of both. The rows of the step's tokens are
+added up, where a rank has nothing but zeros for the rows of others; logits come together on the first rank.
 
 Letters: T tokens of the step, N rows that need logits, V vocabulary, E hidden size, P positions.
 """
@@ -11,27 +14,38 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.models.collectives import Collectives
 from engine.models.config import ModelConfig, Multipliers
-from engine.models.linear_weights import PlainWeight
+from engine.models.linear_weights import LinearWeight, PlainWeight
 from engine.models.parameters import Parameter, Source, whole
 from engine.models.parts.base import Part, PartSetup
-from engine.models.parts.linear import Linear, Matrix
+from engine.models.parts.linear import Linear, Matrix, plain_weight
+from engine.models.shard import Shard
 
 
 class Embedding:
-    """The row of each token. See `Part`. `table`: [V, E], which a tied head multiplies by."""
+    """The row of each token. See `Part`. `table`: this rank's `rows` of [V, E], which a tied head multiplies by."""
 
     def __init__(self, config: ModelConfig, setup: PartSetup) -> None:
         shape = (config.vocab_size, config.hidden_size)
-        self.table = setup.empty(*shape)
-        source = Source(f"{config.names.embedding}.weight", shape, whole(shape), whole(shape))
+        self.rows = _rows(config, setup)
+        self.table = setup.empty(len(self.rows), config.hidden_size)
+        taken = (self.rows, range(config.hidden_size))
+        source = Source(f"{config.names.embedding}.weight", shape, taken, whole(tuple(self.table.shape)))
         copies = (f"{config.names.head}.weight",) if config.tie_word_embeddings else ()
         self._parameter = Parameter("embedding", self.table, (source,), copies=copies)
-        self._ops = setup.ops
+        divided = None if setup.collectives is None else DividedTable(self.rows, setup, setup.collectives)
+        self._ops = divided or setup.ops
+        self.is_divided = divided is not None
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """[T, E] of token ids and positions, each [T] int64. The caller may change it."""
         return self._ops.embed(token_ids, self.table)
+
+    @property
+    def lookup_table(self) -> Tensor | None:
+        """The table, where its rows are all that there is to it."""
+        return self.table if type(self) is Embedding and not self.is_divided else None
 
     def parameters(self) -> Iterator[Parameter]:
         """See `Part.parameters`."""
@@ -39,6 +53,20 @@ class Embedding:
 
     def pack(self) -> None:
         """See `Part.pack`: a lookup needs the plain rows."""
+
+
+class DividedTable:
+    """The operations of an embedding whose table each rank has some rows of. See `DecoderOps.embed`."""
+
+    def __init__(self, rows: range, setup: PartSetup, collectives: Collectives) -> None:
+        self._rows, self._ops, self._collectives = rows, setup.ops, collectives
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        """See `DecoderOps.embed`; `table`: this rank's rows."""
+        places = token_ids - self._rows.start
+        is_elsewhere = (places < 0) | (places >= len(self._rows))
+        found = self._ops.embed(places.masked_fill_(is_elsewhere, 0), table)
+        return self._collectives.add_up(found.masked_fill_(is_elsewhere[:, None], 0.0))
 
 
 class ScaledEmbedding(Embedding):
@@ -84,8 +112,25 @@ class Head(Part, Protocol):
     """The product that gives logits."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[N, V] of x [N, E]."""
+        """[N, V] of x [N, E]; on every rank but the first, something else of no use."""
         ...
+
+
+class DividedHead(Linear):
+    """A product of whose outputs each rank computes some: those of its rows of the vocabulary. See `Head`."""
+
+    def __init__(self, weight: LinearWeight, config: ModelConfig, setup: PartSetup, collectives: Collectives) -> None:
+        super().__init__(weight, None, setup.ops)
+        self._collectives = collectives
+        self._vocab_size = config.vocab_size
+        self._width = len(Shard(0, setup.shard.size).part_of(config.vocab_size))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Head`."""
+        share = super().__call__(x)
+        # the last parts may be shorter, and what is put side by side has one width
+        padded = F.pad(share, (0, self._width - share.shape[1]))
+        return self._collectives.side_by_side(padded)[:, : self._vocab_size].contiguous()
 
 
 class ScaledHead:
@@ -115,9 +160,17 @@ def make_head(embedding: Embedding, config: ModelConfig, setup: PartSetup) -> He
     """The product that gives logits [N, V]. A head tied to the embedding has no parameters; packed, it is a copy of the
     table, since it is the largest product of a decode step."""
     if config.tie_word_embeddings:
-        head = Linear(PlainWeight(embedding.table), None, setup.ops)
+        weight: LinearWeight = PlainWeight(embedding.table)
     else:
-        rows = Matrix(config.names.head, config.vocab_size, range(config.vocab_size))
-        head = Linear.column_parallel("head", [rows], config.hidden_size, False, setup)
+        rows = Matrix(config.names.head, config.vocab_size, _rows(config, setup))
+        weight = plain_weight("head", [rows], config.hidden_size, range(config.hidden_size), setup)
+    head = Linear(weight, None, setup.ops)
+    if setup.collectives is not None:
+        head = DividedHead(weight, config, setup, setup.collectives)
     is_plain = config.multipliers.logits == 1.0 and config.multipliers.logits_cap is None
     return head if is_plain else ScaledHead(head, config.multipliers)
+
+
+def _rows(config: ModelConfig, setup: PartSetup) -> range:
+    """This rank's rows of the vocabulary; all of them where nothing would put the parts together."""
+    return range(config.vocab_size) if setup.collectives is None else setup.shard.part_of(config.vocab_size)

@@ -2,7 +2,7 @@
 
 Owns which rows and columns of which matrices lie where in the weight. How the weight lies in memory is its format
 (`engine.models.linear_weights`), and which format and which kernel a device multiplies with is `DecoderOps`. A format
-that checkpoints are published in takes the place of `PlainWeight` in `_plain`; an adapter adds to what `__call__`
+that checkpoints are published in takes the place of `PlainWeight` in `plain_weight`; an adapter adds to what `__call__`
 returns.
 
 Letters: T tokens of the step.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from engine.models.collectives import Collectives
 from engine.models.linear_weights import LinearWeight, PlainWeight
 from engine.models.ops.base import DecoderOps
 from engine.models.parameters import Parameter, Source
@@ -58,7 +59,7 @@ class Linear:
     ) -> Linear:
         """The outputs of all `matrices` side by side, each rank's share of them. `is_transposed`: they are published
         [in, out]. `row_order`: see `__init__`."""
-        weight = _plain(name, matrices, num_in, range(num_in), setup, is_transposed=is_transposed)
+        weight = plain_weight(name, matrices, num_in, range(num_in), setup, is_transposed=is_transposed)
         bias = _bias(name, matrices, setup) if has_bias else None
         return cls(weight, bias, setup.ops, row_order)
 
@@ -75,13 +76,15 @@ class Linear:
         *,
         is_transposed: bool = False,
     ) -> Linear:
-        """All outputs from this rank's share of the inputs: the ranks' results are still to be added up, which is why
-        only the first of them has the bias. `is_transposed`: as in `column_parallel`."""
+        """All outputs from this rank's share of the inputs: the ranks' results are added up, by the setup's collectives
+        or by the caller, which is why only the first of them has the bias. `is_transposed`: as in `column_parallel`."""
         all_rows = [Matrix(matrix, num_out, range(num_out))]
-        weight = _plain(name, all_rows, num_in, columns, setup, is_transposed=is_transposed)
+        weight = plain_weight(name, all_rows, num_in, columns, setup, is_transposed=is_transposed)
         rows = range(num_out) if setup.shard.rank == 0 else range(0)
         bias = _bias(name, [Matrix(matrix, num_out, rows)], setup) if has_bias else None
-        return cls(weight, bias, setup.ops)
+        if setup.collectives is None:
+            return cls(weight, bias, setup.ops)
+        return SummedLinear(weight, bias, setup.ops, setup.collectives)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, out] of x [T, in]."""
@@ -107,10 +110,22 @@ class Linear:
             self._added = self._added[order.to(self._added.device)]
 
 
-def _plain(
-    name: str, matrices: Sequence[Matrix], num_in: int, columns: range, setup: PartSetup, *, is_transposed: bool
+class SummedLinear(Linear):
+    """The sum of x W^T + b over all ranks, each with its share of the inputs. See `Part`."""
+
+    def __init__(self, weight: LinearWeight, bias: Parameter | None, ops: DecoderOps, collectives: Collectives) -> None:
+        super().__init__(weight, bias, ops)
+        self._collectives = collectives
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, out] of this rank's x [T, in]."""
+        return self._collectives.add_up(super().__call__(x))
+
+
+def plain_weight(
+    name: str, matrices: Sequence[Matrix], num_in: int, columns: range, setup: PartSetup, *, is_transposed: bool = False
 ) -> PlainWeight:
-    """The rows of all matrices, one below the other."""
+    """The rows of all matrices, one below the other, and of each the `columns` of its `num_in`."""
     tensor = setup.empty(sum(len(matrix.rows) for matrix in matrices), len(columns))
     sources = tuple(
         Source(

@@ -6,6 +6,7 @@ Letters: T tokens of the step, E hidden size.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -28,6 +29,7 @@ class SparseMlp:
     ) -> None:
         """`name` of its parameters, `tensors` of the checkpoint's."""
         names = config.names
+        self._collectives, setup = setup.collectives, replace(setup, collectives=None)
         self._routing = ExpertRouting(name, f"{tensors}.{names.routing}", settings, config, setup)
         kind = ClampedExperts if settings.is_clamped else Experts
         self._experts = kind(f"{name}.experts", f"{tensors}.experts", settings, config, setup)
@@ -48,7 +50,8 @@ class SparseMlp:
             if self._shared_gate is not None:
                 shared = self._shared_gate(x).sigmoid_() * shared
             added += shared
-        return added
+        # once for all of it: the shared expert's share is not added up by itself
+        return added if self._collectives is None else self._collectives.add_up(added)
 
     def parameters(self) -> Iterator[Parameter]:
         """See `Part.parameters`."""

@@ -44,6 +44,10 @@ void set_step(BatonLinear& a, const BatonStep&, int64_t num_rows) { a.num_tokens
 void set_step(BatonAddNorm& a, const BatonStep&, int64_t num_rows) { a.num_rows = num_rows; }
 void set_step(BatonNormRotate& a, const BatonStep&, int64_t num_rows) { a.num_tokens = num_rows; }
 void set_step(BatonGate& a, const BatonStep&, int64_t num_rows) { a.num_rows = num_rows; }
+void set_step(BatonGather& a, const BatonStep& step, int64_t num_rows) {
+    a.rows = a.index == BATON_TOKEN_IDS ? step.token_ids : a.index == BATON_POSITIONS ? step.positions : step.due;
+    a.num_rows = num_rows;
+}
 void set_step(BatonStore& a, const BatonStep& step, int64_t num_rows) {
     a.slots = step.slots;
     a.num_tokens = num_rows;
@@ -78,6 +82,7 @@ struct Replay {
             case BATON_ADD_NORM: return make(pool.table.add_norm, call.arguments);
             case BATON_NORM_ROTATE: return make(pool.table.norm_rotate, call.arguments);
             case BATON_GATE: return make(pool.table.gate, call.arguments);
+            case BATON_GATHER: return make(pool.table.gather, call.arguments);
         }
     }
 };
@@ -131,6 +136,8 @@ void baton_norm_rotate(BatonPool* pool, const BatonNormRotate* arguments) {
     pool->table.norm_rotate(pool->threads, *arguments);
 }
 void baton_gate(BatonPool* pool, const BatonGate* arguments) { pool->table.gate(pool->threads, *arguments); }
+void baton_gather(BatonPool* pool, const BatonGather* arguments) { pool->table.gather(pool->threads, *arguments); }
+void baton_argmax(BatonPool* pool, const BatonArgmax* arguments) { pool->table.argmax(pool->threads, *arguments); }
 
 void baton_replay(BatonPool* pool, const BatonCall* calls, int64_t num_calls, const BatonStep* step, int64_t num_rows) {
     const baton::Replay replay = {*pool, *step, num_rows};

@@ -17,6 +17,8 @@ struct KernelTable {
     void (*add_norm)(Pool&, const BatonAddNorm&);
     void (*norm_rotate)(Pool&, const BatonNormRotate&);
     void (*gate)(Pool&, const BatonGate&);
+    void (*gather)(Pool&, const BatonGather&);
+    void (*argmax)(Pool&, const BatonArgmax&);
 };
 
 #if defined(__x86_64__)

@@ -16,7 +16,7 @@ extern "C" {
 enum BatonDtype : int32_t { BATON_FLOAT32 = 0, BATON_BFLOAT16 = 1, BATON_FLOAT16 = 2 };
 
 // Raise it with every change of what follows: `engine/native/library.py` loads no other version.
-constexpr int32_t BATON_INTERFACE = 3;
+constexpr int32_t BATON_INTERFACE = 4;
 int32_t baton_interface(void);
 
 // The dispatch levels that this processor can run, best first, as a list of names separated by commas.
@@ -137,9 +137,40 @@ struct BatonGate {
 };
 void baton_gate(BatonPool* pool, const BatonGate* arguments);
 
+// out[i] = the row of `table` that rows[i] names, and not a number where there is no such row; `rows` are those of the
+// step's rows that `index` says.
+struct BatonGather {
+    void* out;
+    const void* table;
+    const int64_t* rows;
+    int64_t num_rows, row_bytes, num_table_rows;
+    int32_t index;
+};
+void baton_gather(BatonPool* pool, const BatonGather* arguments);
+
+// For each row of logits [num_rows][size] its largest value, and the first place where it is. A row that holds
+// something that is not a number has the first of that as its largest.
+//
+// masks[i]: which of the masks [][mask_bytes] in `bits` row i has, -1: none; NULL: no row has one. Bit t of a mask, the
+// lowest of a byte first, is 0 where token t is ruled out: minus infinity is added to its logit then. Rows with is_wide
+// (NULL: none) are rows of `wide` [num_rows][size] instead, and have what is ruled out written there.
+struct BatonArgmax {
+    int64_t* token_ids;
+    float* largest;
+    const void* logits;
+    float* wide;
+    const void* is_wide;
+    const void* bits;
+    const int64_t* masks;
+    int64_t num_rows, size, stride, mask_bytes;
+    int32_t dtype;
+};
+void baton_argmax(BatonPool* pool, const BatonArgmax* arguments);
+
 // --- a list of calls that is made again and again, for steps of any size
 
-// What differs between two steps: the fields of BatonStore and BatonAttention that have these names.
+// What differs between two steps: the fields of BatonStore and BatonAttention that have these names, and the rows that
+// BatonGather takes: `token_ids` and `positions` of the step's tokens, and the places among them that are `due`.
 struct BatonStep {
     const int64_t* slots;
     const int64_t* first_token;
@@ -149,16 +180,26 @@ struct BatonStep {
     const int64_t* block_tables;
     int64_t num_sequences;
     void* scratch;
+    const int64_t* token_ids;
+    const int64_t* positions;
+    const int64_t* due;
 };
+enum BatonIndex : int32_t { BATON_TOKEN_IDS = 0, BATON_POSITIONS = 1, BATON_DUE = 2 };
 enum BatonKind : int32_t {
-    BATON_LINEAR = 0, BATON_STORE = 1, BATON_ATTENTION = 2, BATON_ADD_NORM = 3, BATON_NORM_ROTATE = 4, BATON_GATE = 5
+    BATON_LINEAR = 0,
+    BATON_STORE = 1,
+    BATON_ATTENTION = 2,
+    BATON_ADD_NORM = 3,
+    BATON_NORM_ROTATE = 4,
+    BATON_GATE = 5,
+    BATON_GATHER = 6
 };
 // `arguments`: those of the kind's own function.
 struct BatonCall {
     void* arguments;
     int32_t kind;
 };
-// Make the calls one after another for the first `num_rows` tokens of all their tensors. Writes the step and the number
+// Make the calls one after another for the first `num_rows` rows of all their tensors. Writes the step and the number
 // of rows into the arguments of each.
 void baton_replay(BatonPool* pool, const BatonCall* calls, int64_t num_calls, const BatonStep* step, int64_t num_rows);
 

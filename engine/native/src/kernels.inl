@@ -6,6 +6,7 @@ namespace {
 
 #include "simd.h"
 #include "elementwise.inl"
+#include "argmax.inl"
 namespace products {
 #include "linear.inl"
 }
@@ -26,6 +27,8 @@ namespace paged {
                                          BATON_LEVEL::paged::attention, \
                                          BATON_LEVEL::add_norm, \
                                          BATON_LEVEL::norm_rotate, \
-                                         BATON_LEVEL::gate}
+                                         BATON_LEVEL::gate, \
+                                         BATON_LEVEL::gather, \
+                                         BATON_LEVEL::argmax}
 
 }  // namespace baton

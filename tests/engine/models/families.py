@@ -9,12 +9,14 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCAB_SIZE = 160
+Family: TypeAlias = tuple[str, Mapping[str, Any]]
+"""The model type in transformers, and the fields that are particular."""
 COMMON: Mapping[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -69,7 +71,7 @@ _LLAMA3: Mapping[str, Any] = {
     "original_max_position_embeddings": 64,
 }
 
-FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+FAMILIES: Mapping[str, Family] = {
     "llama": ("llama", {"rope_parameters": _LLAMA3, "attention_bias": True, "mlp_bias": True}),
     "mistral": ("mistral", {"sliding_window": 12}),
     "qwen2": (
@@ -115,10 +117,10 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
-def make_model(folder: Path, family: str) -> PreTrainedModel:
+def make_model(folder: Path, family: str | Family) -> PreTrainedModel:
     """A model with random weights, written to `folder` as it would be published."""
     torch.manual_seed(1)
-    model_type, changes = FAMILIES[family]
+    model_type, changes = FAMILIES[family] if isinstance(family, str) else family
     config = AutoConfig.for_model(model_type, **{**COMMON, **changes}, attn_implementation="eager")
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
     for name, parameter in model.named_parameters():

@@ -9,7 +9,8 @@ import torch
 
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
-from engine.models.dummy import dummy_fingerprint, fill_with_noise
+from engine.models.dummy import fill_with_noise
+from engine.models.identity import dummy_fingerprint
 from tests.checkpoints import make_checkpoint
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,16 @@ from engine.models.loading import load_weights
 from engine.models.ops.native_ops import NativeOps
 from engine.native.library import Kernels
 from engine.native.recording import Recording
-from engine.runner.recorded_layers import record_layers
+from engine.runner.forward import DueRows
+from engine.runner.recorded_layers import StepSizes, record_layers
 from tests.checkpoints import make_checkpoint
 from tests.engine.native.compiled import LEVELS, kernels, needs_kernels
 from wire.layout import DTYPE_BYTES, KvLayout
 
 pytestmark = needs_kernels
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-MAX_TOKENS = 40
+MAX_TOKENS, MAX_POSITIONS = 40, 600
+SIZES = StepSizes(MAX_TOKENS, MAX_TOKENS, MAX_POSITIONS)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -40,7 +43,9 @@ class Model:
         layout = KvLayout.of_layers(dtype, 4, self.decoder.layer_kvs)
         self.blocks = torch.zeros(32, layout.block_bytes // DTYPE_BYTES[dtype], dtype=DTYPES[dtype])
         self.attention = NativeAttention(threads, PagedKv(layout, self.blocks), config.num_heads)
-        self.recorded = record_layers(self.decoder, self.attention, threads, MAX_TOKENS)
+        self.recorded = record_layers(
+            self.decoder, self.attention, threads, StepSizes(MAX_TOKENS, MAX_TOKENS, MAX_POSITIONS)
+        )
 
     def plan(self, shares: list[SequenceShare], layer_stored: LayerStored | None = None) -> tuple[Tensor, Tensor]:
         """Token ids and positions of a step."""
@@ -57,7 +62,7 @@ class Model:
     def replay(self, shares: list[SequenceShare], layer_stored: LayerStored | None = None) -> Tensor:
         """A step by the recording."""
         assert self.recorded is not None
-        return self.recorded.forward(*self.plan(shares, layer_stored)).clone()
+        return self.recorded(*self.plan(shares, layer_stored)).rows().clone()
 
 
 def model_of(
@@ -89,6 +94,34 @@ def test_steps_of_any_size_are_those_of_the_decoder(tmp_path: Path, family: str,
         replayed = model.replay(shares)
         assert torch.equal(replayed, expected), number
         assert torch.equal(model.blocks, stored), number
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_any_rows_are_those_of_the_decoder(tmp_path: Path, family: str, dtype: str) -> None:
+    model = model_of(tmp_path, family, dtype)
+    assert model.recorded is not None
+    assert model.recorded.head is not None
+    for shares in STEPS:
+        hidden = model.run(shares)
+        num_tokens = len(hidden)
+        for index in (None, torch.tensor([num_tokens - 1]), torch.arange(num_tokens - 1, -1, -1)):
+            due = DueRows(num_tokens if index is None else len(index), index)
+            expected = model.decoder.head(hidden if index is None else hidden[index], None)
+            stream = model.recorded(*model.plan(shares))
+            assert torch.equal(stream.logits(due), expected)
+            assert torch.equal(stream.rows(), hidden)
+            assert torch.equal(stream.rows(), hidden)  # once they are complete they stay so
+            assert torch.equal(stream.logits(due).to(expected.dtype), expected)
+
+
+def test_positions_that_come_late_are_rotated_as_the_decoder_rotates_them(tmp_path: Path) -> None:
+    model = model_of(tmp_path, "llama")
+    table = tuple(number % 32 for number in range(MAX_POSITIONS // 4))
+    for start in (3, 254, 255, 20, 515, MAX_POSITIONS - 5):
+        shares = [SequenceShare(start, 5, table), SequenceShare(start // 2, 1, table)]
+        assert torch.equal(model.replay(shares), model.run(shares)), start
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -128,11 +161,41 @@ def test_what_layers_hand_on_shares_memory(tmp_path: Path) -> None:
     assert recording.num_bytes < row_bytes * MAX_TOKENS // decoder.config.num_layers
 
 
-def test_a_step_beyond_the_limit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+@torch.inference_mode()
+@pytest.mark.parametrize("doubled", [lambda logits: logits * 2, lambda logits: logits.mul_(2)])
+def test_a_head_that_is_not_only_kernels_is_computed_by_the_decoder(
+    tmp_path: Path, doubled: Callable[[Tensor], Tensor]
+) -> None:
+    model, threads = model_of(tmp_path), kernels(LEVELS[0], 2)
+    head = model.decoder.head
+    model.decoder.head = lambda residual, delta: doubled(head(residual, delta))  # type: ignore[method-assign]
+    recorded = record_layers(model.decoder, model.attention, threads, SIZES)
+    assert recorded is not None
+    assert recorded.head is None
+    expected = model.decoder.logits(model.run(STEPS[0]))
+    assert torch.equal(recorded(*model.plan(STEPS[0])).logits(DueRows(9, None)), expected)
+
+
+@pytest.mark.parametrize(("start", "num_tokens"), [(0, MAX_TOKENS + 1), (MAX_POSITIONS, 1)])
+def test_a_step_beyond_the_limit_is_refused_before_anything_is_written(
+    tmp_path: Path, start: int, num_tokens: int
+) -> None:
     model = model_of(tmp_path)
     assert model.recorded is not None
+    before = model.blocks.clone()
     with pytest.raises(RuntimeError), torch.inference_mode():
-        model.recorded.forward(*model.plan([SequenceShare(0, MAX_TOKENS + 1, tuple(range(11)))]))
+        model.recorded(*model.plan([SequenceShare(start, num_tokens, (0,) * 200)]))
+    assert torch.equal(model.blocks, before)
+
+
+def test_a_token_that_does_not_exist_is_not_looked_up(tmp_path: Path) -> None:
+    """Whoever lets one through fails its own request: its logits are no numbers."""
+    model = model_of(tmp_path)
+    assert model.recorded is not None
+    with torch.inference_mode():
+        _, positions = model.plan([SequenceShare(0, 1, (1,)), SequenceShare(0, 1, (2,))])
+        logits = model.recorded(torch.tensor([2**40, 5]), positions).logits(DueRows(2, None))
+    assert logits.isnan().all(dim=1).tolist() == [True, False]
 
 
 class HalfNativeOps(NativeOps):

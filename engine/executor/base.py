@@ -1,0 +1,75 @@
+"""The contract between whoever builds and runs an engine and its ranks.
+
+Owns nothing but the contract. `uni`: one rank, in this process, and nothing between it and the engine. `mp`: this
+process is the driver and rank 0, the others are processes that it starts.
+
+The order of calls: construct, build this rank's share of the model, `loaded`, `share_memory`, prepare to compute,
+`ready`; then steps, `guarded` rounds between them, and `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.executor.messages import Order
+from engine.models.collectives import Collectives
+from engine.models.shard import Shard
+from engine.runner.kv_memory import KvMemory
+from wire.errors import BatonError
+
+
+class Leader(Protocol):
+    """Tells all ranks but this one what to do."""
+
+    def tell(self, order: Order) -> None:
+        """Send an order to every rank. Raises `DeviceFailed`."""
+        ...
+
+    def reason_of(self, error: Exception) -> BatonError:
+        """What ended the ranks, after a call with them has failed."""
+        ...
+
+
+class Executor(Protocol):
+    """The ranks of one engine.
+
+    `shard`: what this process has of the model. `collectives`: by which its parts come together with those of the other
+    ranks; `leader`: by which the runner has them compute its steps. Both are None when there are no others.
+    """
+
+    @property
+    def shard(self) -> Shard:
+        """See the class."""
+        ...
+
+    @property
+    def collectives(self) -> Collectives | None:
+        """See the class."""
+        ...
+
+    @property
+    def leader(self) -> Leader | None:
+        """See the class."""
+        ...
+
+    def loaded(self) -> None:
+        """This rank has loaded its share: wait for the others. Raises `DeviceFailed`."""
+        ...
+
+    def share_memory(self, memory: KvMemory) -> None:
+        """Let every rank attend over this memory; they are preparing when it returns. Raises `DeviceFailed`."""
+        ...
+
+    def ready(self) -> None:
+        """This rank is prepared: wait for the others. Raises `DeviceFailed`."""
+        ...
+
+    def guarded(self, each_round: Callable[[], None]) -> Callable[[], None]:
+        """`each_round`, which then also raises `DeviceFailed` as soon as a rank has ended. For a process that does
+        nothing else: it is ended when it hangs in a call with a rank that is gone."""
+        ...
+
+    def close(self) -> None:
+        """End all ranks but this one."""
+        ...

@@ -1,0 +1,48 @@
+"""Opens the executor of the settings `--tensor-parallel-size` and `--distributed-executor-backend`.
+
+Owns the names, and the refusals that need no process: what cannot be divided, or does not work with several ranks.
+"""
+
+from __future__ import annotations
+
+from device.base import Device
+from engine.executor.base import Executor
+from engine.executor.uni import UniExecutor
+from engine.models.config import ModelConfig
+from engine.models.division import require_divisible
+from engine.models.modelling.config import ModellingConfig
+from engine.settings import EngineSettings
+from wire.errors import InvalidSetting, ModelLoadError
+
+AUTO, UNI, MP = "auto", "uni", "mp"
+
+
+def open_executor(
+    settings: EngineSettings, config: ModelConfig | ModellingConfig, device: Device, num_threads: int
+) -> Executor:
+    """The ranks of an engine, running. `num_threads`: of each. Raises `InvalidSetting`, and `DeviceFailed` when they do
+    not come up."""
+    size = settings.tensor_parallel_size
+    if size == 1:
+        return UniExecutor()
+    _require_possible(settings, config, device)
+    from engine.executor.mp import MpExecutor
+
+    return MpExecutor(settings, size, num_threads)
+
+
+def _require_possible(settings: EngineSettings, config: ModelConfig | ModellingConfig, device: Device) -> None:
+    flag = f"--tensor-parallel-size {settings.tensor_parallel_size}"
+    if settings.distributed_executor_backend == UNI:
+        raise InvalidSetting(f"{flag}: --distributed-executor-backend uni is one process, and so one rank; use mp")
+    if device.has_own_memory:
+        raise InvalidSetting(
+            f"{flag}: ranks share their KV in host memory, and a node on {device.torch_device} has its own; "
+            "use --device cpu, or one rank"
+        )
+    if settings.batch_invariant:
+        raise InvalidSetting(f"{flag}: --batch-invariant cannot be promised, since ranks add up in no fixed order")
+    try:
+        require_divisible(config, settings.tensor_parallel_size)
+    except ModelLoadError as error:
+        raise InvalidSetting(f"{flag}: {error}") from None

@@ -1,0 +1,121 @@
+"""One rank of an engine that is not the first: `python -m engine.executor.rank_process DESCRIPTOR`.
+
+Started by `engine.executor.ranks`, told what to do over the socket of that descriptor. Loads its share, attends over
+the KV memory that the driver shares with it, and computes one order after another until it is told to stop, or until
+the driver is gone. Its standard output stays empty. Whatever fails is said once, to the driver, and ends the process
+with status 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+
+import torch
+
+from device.choose import open_device
+from engine.capacity import find_capacity
+from engine.executor.following import Follower
+from engine.executor.messages import (
+    Begin,
+    Channel,
+    ChannelBroken,
+    Compute,
+    Failed,
+    Here,
+    Loaded,
+    Ready,
+    Stop,
+    UsePool,
+)
+from engine.executor.world import RanksLost, World
+from engine.model_share import DUMMY, attention_of, kernels_for, load_share, recorded_pass
+from engine.models.config import load_config
+from engine.models.identity import find_checkpoint
+from engine.models.shard import Shard
+from engine.runner.forward import decoded_pass
+from engine.runner.kv_memory import mapped_kv
+from engine.runner.limits import RunnerLimits
+from engine.settings import EngineSettings
+from program.process import keep_freed_memory
+from wire.errors import BatonError
+
+_BEGIN_S = 120.0
+_PREPARE_S = 1800.0
+_SAY_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+def main(argv: list[str]) -> int:
+    """Run until told to stop; the exit status."""
+    # the driver decides when its ranks end
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING)
+    keep_freed_memory()
+    channel = Channel(socket.socket(fileno=int(argv[0])), "the driver")
+    try:
+        _follow(channel)
+    except ChannelBroken:
+        return 1  # nobody is left to be told
+    except BatonError as error:
+        return _failed(channel, str(error), is_own=not isinstance(error, RanksLost))
+    except Exception as error:  # the driver says it, in its one line
+        _log.debug("this rank has failed", exc_info=True)
+        return _failed(channel, f"{type(error).__name__}: {error}", is_own=True)
+    return 0
+
+
+def _failed(channel: Channel, reason: str, *, is_own: bool) -> int:
+    try:
+        channel.send(Failed(reason[:1000], is_own), _SAY_S)
+    except ChannelBroken:
+        return 1
+    return 1
+
+
+def _follow(channel: Channel) -> None:
+    begin = channel.receive(_BEGIN_S)
+    if not isinstance(begin, Begin):
+        raise ChannelBroken("the driver begins with something else")
+    channel.send(Here(), _SAY_S)
+    shard = Shard(begin.rank, begin.size)
+    world = World(shard, begin.meeting, begin.nonce)
+    follower = _prepared(channel, begin, shard, world)
+    channel.send(Ready(), _SAY_S)
+    while not isinstance(order := channel.receive(None), Stop):
+        if not isinstance(order, Compute):
+            raise ChannelBroken(f"the driver says {type(order).__name__} out of turn")
+        follower.compute(order)
+
+
+def _prepared(channel: Channel, begin: Begin, shard: Shard, world: World) -> Follower:
+    """What the driver does for rank 0 in `build_engine`, in the same order."""
+    settings = EngineSettings(**begin.settings)  # type: ignore[arg-type]  # they were one when they were sent
+    device = open_device(settings.device)
+    torch.set_num_threads(begin.num_threads)
+    kernels = kernels_for(settings, device, begin.num_threads)
+    folder = find_checkpoint(settings.model, weights=settings.load_format != DUMMY)
+    config = load_config(folder).for_context(settings.max_model_len)
+    capacity = find_capacity(settings, config, is_gpu=False)
+    limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
+    model = load_share(settings, folder, config, device, kernels, shard, world, None)
+    channel.send(Loaded(), _SAY_S)
+    choice = attention_of(settings, model, limits, device, shard)
+    use = channel.receive(_PREPARE_S)
+    if not isinstance(use, UsePool):
+        raise ChannelBroken(f"the driver says {type(use).__name__} out of turn")
+    descriptor = channel.take_descriptor()
+    try:
+        paged = mapped_kv(model.layout, model.own, shard, use.num_bytes, descriptor)
+    finally:
+        os.close(descriptor)
+    attention = choice.build(paged)
+    run = recorded_pass(settings, model, attention, limits) or decoded_pass(model.decoder, attention)
+    return Follower(model.decoder, attention, device, limits, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,196 @@
+"""The processes of all ranks but the first, as the driver of an engine sees them.
+
+Owns the processes, the channels to them, and the knowledge that one has ended and why. Does not know what they compute.
+
+A rank is alive until its channel closes. One thread reads all channels: what a rank says before it ends, or the signal
+that ended it, is why all of them have failed. The driver finds that out in one of two ways: a call among the ranks
+fails, since their connections close with the process; or, when there is nothing to compute, it asks. A node that does
+neither within `LAST_RESORT_S` is ended by the thread: it hangs in a call that nobody will answer.
+
+The processes are tied to the thread that starts them and die with it (`program.child`), so a driver that is killed
+leaves none behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import secrets
+import select
+import socket
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from device.base import STEP_TIMEOUT_S, DeviceFailed
+from engine.executor.messages import Begin, Channel, ChannelBroken, Failed, Here, Loaded, Order, Ready, Report, Stop
+from engine.settings import EngineSettings
+from program.child import Child, describe_end
+
+START_TIMEOUT_S = 120.0
+"""The time a rank has for its imports."""
+LOAD_TIMEOUT_S = 1800.0
+LAST_RESORT_S = 3.0
+_STOP_S = 5.0
+_REASON_S = 2.0
+_LOOK_S = 0.2
+_NONCE_BYTES = 16
+_MODULE = "engine.executor.rank_process"
+_log = logging.getLogger(__name__)
+
+
+class RankFailed(DeviceFailed):
+    """A rank has ended; the message says which, and why. Nothing can be computed any more."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Rank:
+    number: int
+    child: Child
+    channel: Channel
+
+
+class Ranks:
+    """Ranks 1 to `size` - 1, each a process. Raises `RankFailed` when one does not start."""
+
+    def __init__(self, settings: EngineSettings, size: int, num_threads: int) -> None:
+        self.size = size
+        self.nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-ranks-")  # of mode 0700
+        self.meeting = str(Path(self._folder.name) / "ranks")
+        self._ranks: list[_Rank] = []
+        self._reported: dict[type[Report], int] = {}
+        self._failure = ""
+        self._closing = threading.Event()
+        self._ends_process = False
+        self._news = threading.Condition()
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        try:
+            for number in range(1, size):
+                self._ranks.append(_started(number, size))
+            self._watcher.start()
+            plain = {field.name: getattr(settings, field.name) for field in dataclasses.fields(EngineSettings)}
+            for rank in self._ranks:
+                self._send(rank, Channel.encode(Begin(rank.number, size, plain, self.meeting, self.nonce, num_threads)))
+            self.await_all(Here, START_TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes, in the order of ranks."""
+        return [rank.child.pid for rank in self._ranks]
+
+    def await_all(self, kind: type[Report], timeout_s: float) -> None:
+        """Wait until every rank has reported a message of this kind. Raises `RankFailed` as soon as one has ended, and
+        at the deadline."""
+        with self._news:
+            self._news.wait_for(lambda: self._failure or self._reported.get(kind) == len(self._ranks), timeout_s)
+            self.require_alive()
+            num_missing = len(self._ranks) - self._reported.get(kind, 0)
+        if num_missing:
+            raise RankFailed(
+                f"{num_missing} of {self.size} ranks did not come up within {timeout_s:g} s ({kind.__name__})"
+            )
+
+    def tell(self, order: Order, descriptor: int | None = None) -> None:
+        """Send an order to every rank. Raises `RankFailed`."""
+        frame = Channel.encode(order)
+        for rank in self._ranks:
+            self._send(rank, frame, descriptor)
+
+    def require_alive(self) -> None:
+        """Raise `RankFailed` when a rank has ended."""
+        if self._failure:
+            raise RankFailed(self._failure)
+
+    def end_process_when_lost(self) -> None:
+        """End this process, should it not notice within `LAST_RESORT_S` that a rank has ended."""
+        self._ends_process = True
+
+    def reason_of(self, error: Exception) -> RankFailed:
+        """What ended the ranks, after a call with them has failed; `error`, when all of them seem to live."""
+        with self._news:
+            self._news.wait_for(lambda: self._failure, _REASON_S)
+        return RankFailed(self._failure or f"the ranks of this node cannot go on: {error}")
+
+    def close(self) -> None:
+        """End all ranks."""
+        self._closing.set()
+        for rank in self._ranks:
+            with contextlib.suppress(ChannelBroken):  # it has ended
+                rank.channel.send(Stop(), _STOP_S)
+        deadline_s = time.monotonic() + _STOP_S
+        for rank in self._ranks:
+            rank.child.wait(max(0.0, deadline_s - time.monotonic()))
+            rank.child.end()
+        if self._watcher.is_alive():
+            self._watcher.join(_STOP_S)
+        for rank in self._ranks:
+            rank.channel.close()
+        self._folder.cleanup()
+
+    def _send(self, rank: _Rank, frame: bytes, descriptor: int | None = None) -> None:
+        try:
+            rank.channel.send_encoded(frame, STEP_TIMEOUT_S, descriptor)
+        except ChannelBroken as error:
+            raise self.reason_of(error) from None
+
+    def _watch(self) -> None:
+        reasons = self._read_all()
+        if self._closing.is_set():
+            return
+        with self._news:
+            # that of the rank which others have lost, not theirs
+            _, self._failure = min(reasons)
+            self._news.notify_all()
+        if not self._closing.wait(LAST_RESORT_S) and self._ends_process:
+            _log.error("%s, and the driver hangs in a call with the ranks: this process ends", self._failure)
+            os._exit(1)
+
+    def _read_all(self) -> list[tuple[bool, str]]:
+        """Read what ranks report until one ends, and a little more from those that it brings down with it: (only
+        because of another, reason) of each."""
+        by_descriptor = {rank.channel.fileno(): rank for rank in self._ranks}
+        reasons: list[tuple[bool, str]] = []
+        while by_descriptor and not self._closing.is_set():
+            readable, _, _ = select.select(list(by_descriptor), [], [], _LOOK_S)
+            if reasons and not readable:
+                break
+            for descriptor in readable:
+                if reason := self._read(by_descriptor[descriptor]):
+                    reasons.append(reason)
+                    del by_descriptor[descriptor]
+        return reasons
+
+    def _read(self, rank: _Rank) -> tuple[bool, str] | None:
+        """Take a report; why the rank has ended, if it has."""
+        who = f"rank {rank.number} of {self.size}"
+        try:
+            report = rank.channel.receive(_REASON_S)
+        except ChannelBroken as error:
+            status = rank.child.wait(_REASON_S)
+            return False, f"{who} {describe_end(status)}" if status is not None else str(error)
+        if isinstance(report, Failed):
+            return not report.is_own, f"{who}: {report.reason}"
+        if not isinstance(report, Here | Loaded | Ready):
+            return False, f"{who} said {type(report).__name__}, which only a driver says"
+        with self._news:
+            self._reported[type(report)] = self._reported.get(type(report), 0) + 1
+            self._news.notify_all()
+        return None
+
+
+def _started(number: int, size: int) -> _Rank:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            child = Child(_MODULE, str(theirs.fileno()), pass_fds=(theirs.fileno(),))
+        except OSError as error:
+            ours.close()
+            raise RankFailed(f"rank {number} of {size} could not be started: {error}") from None
+    return _Rank(number, child, Channel(ours, f"rank {number}"))

@@ -1,0 +1,164 @@
+"""A rank's share of a model, from the checkpoint to what computes a step: what every rank of an engine does alike.
+
+Owns the order: check the files and the memory, load, choose attention, record the layers. With several ranks all of
+them run this, and where a function computes with the model they run it at the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from device.base import Device
+from device.host_memory import GIB, SMALLER, read_host_memory
+from engine.attention.base import AttentionBackend
+from engine.attention.choose import AttentionChoice, AttentionShape, choose_attention
+from engine.attention.native_backend import NativeAttention
+from engine.executor.noted import NotedCollectives
+from engine.models.base import RunnableDecoder
+from engine.models.checkpoint import choose_dtype
+from engine.models.collectives import Collectives
+from engine.models.config import ModelConfig
+from engine.models.decoder import TORCH_DTYPES, Decoder
+from engine.models.dummy import fill_with_noise
+from engine.models.loading import OnProgress, check_weights, load_weights
+from engine.models.modelling.config import ModellingConfig
+from engine.models.ops.base import DecoderOps
+from engine.models.ops.choose import choose_ops
+from engine.models.ops.torch_ops import TorchOps
+from engine.models.shard import Shard
+from engine.native.library import Kernels, open_kernels
+from engine.runner.forward import ForwardPass
+from engine.runner.limits import RunnerLimits
+from engine.runner.recorded_layers import StepSizes, record_layers
+from engine.settings import EngineSettings
+from wire.errors import InvalidSetting
+from wire.layout import KvLayout
+
+DUMMY = "dummy"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShare:
+    """A loaded share of a model on its device. `layout`: of a block of all ranks; `own`: what this rank has in one.
+    `weights_bytes`: of this rank's parameters."""
+
+    decoder: RunnableDecoder
+    layout: KvLayout
+    own: KvLayout
+    ops: DecoderOps
+    weights_bytes: int
+    kernels: Kernels | None
+
+
+def kernels_for(settings: EngineSettings, device: Device, num_threads: int) -> Kernels | None:
+    """Baton's own CPU kernels, where they can be called on the tensors of `device`: at once, in the order of the
+    program, in host memory. Raises `InvalidSetting`."""
+    can_run = device.torch_device.type == "cpu" and not device.is_asynchronous
+    return open_kernels(settings.cpu_kernels, num_threads) if can_run else None
+
+
+def load_share(
+    settings: EngineSettings,
+    folder: Path,
+    config: ModelConfig | ModellingConfig,
+    device: Device,
+    kernels: Kernels | None,
+    shard: Shard,
+    collectives: Collectives | None,
+    on_weights: OnProgress | None,
+) -> ModelShare:
+    """Load this rank's share, and nothing else of the files. Raises `ModelLoadError` and `InvalidSetting`."""
+    if isinstance(config, ModellingConfig):
+        return _load_modelling(settings, folder, config, device, kernels, on_weights)
+    dtype = choose_dtype(settings.dtype, config)
+    if collectives is not None and kernels is not None:
+        collectives = NotedCollectives(collectives, kernels)
+    shapes = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps(), shard, collectives)
+    weights_bytes = _checked_weights(settings, folder, shapes, device, shard)
+    ops = choose_ops(device.torch_device, kernels)
+    decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops, shard, collectives)
+    if settings.load_format == DUMMY:
+        fill_with_noise(decoder)
+    else:
+        load_weights(folder, decoder, on_weights)
+    own = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
+    layout = own
+    if shard.size > 1:
+        whole = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps())
+        layout = KvLayout.of_layers(dtype, settings.block_size, whole.layer_kvs)
+    return ModelShare(decoder, layout, own, ops, weights_bytes, kernels)
+
+
+def attention_of(
+    settings: EngineSettings, model: ModelShare, limits: RunnerLimits, device: Device, shard: Shard
+) -> AttentionChoice:
+    """The attention of this rank's heads. Raises `InvalidSetting`."""
+    shape = AttentionShape(
+        num_heads=len(shard.share_of(model.decoder.num_heads, "attention heads")),
+        dtype=model.decoder.dtype,
+        layout=model.own,
+        max_blocks=limits.max_blocks_per_request,
+        max_graph_sequences=0 if settings.enforce_eager else limits.max_decodes,
+        rules=model.decoder.layer_rules,
+    )
+    return choose_attention(settings.attention_backend, device, shape, model.kernels)
+
+
+def recorded_pass(
+    settings: EngineSettings, model: ModelShare, attention: AttentionBackend, limits: RunnerLimits
+) -> ForwardPass | None:
+    """The forward pass as recorded calls of kernels, where that is possible. Computes in block 0."""
+    if model.kernels is None or not isinstance(attention, NativeAttention) or settings.enforce_eager:
+        return None
+    if not isinstance(model.decoder, Decoder):
+        return None
+    max_positions = limits.max_blocks_per_request * settings.block_size
+    sizes = StepSizes(limits.max_num_batched_tokens, limits.max_num_seqs, max_positions)
+    return record_layers(model.decoder, attention, model.kernels, sizes)
+
+
+def _load_modelling(
+    settings: EngineSettings,
+    folder: Path,
+    config: ModellingConfig,
+    device: Device,
+    kernels: Kernels | None,
+    on_weights: OnProgress | None,
+) -> ModelShare:
+    """A model in transformers' modelling code, which is not divided. Raises `ModelLoadError` and `InvalidSetting`."""
+    # imported late: models of Baton's own need none of it, and it takes seconds
+    from engine.models.modelling import loading
+
+    name, remote_code = choose_dtype(settings.dtype, config), settings.trust_remote_code
+    dtype = TORCH_DTYPES[name]
+    num_bytes = loading.count_weights(folder, config, dtype, remote_code=remote_code)
+    _require_room(num_bytes, device)
+    decoder: RunnableDecoder
+    if settings.load_format == DUMMY:
+        decoder = loading.random_modelling_decoder(folder, config, dtype, device, remote_code=remote_code)
+    else:
+        decoder = loading.load_modelling_decoder(folder, config, dtype, device, on_weights, remote_code=remote_code)
+    layout = KvLayout.of_layers(name, settings.block_size, decoder.layer_kvs)
+    return ModelShare(decoder, layout, layout, choose_ops(device.torch_device, kernels), num_bytes, kernels)
+
+
+def _checked_weights(settings: EngineSettings, folder: Path, shapes: Decoder, device: Device, shard: Shard) -> int:
+    """The bytes of this rank's parameters, once it is known that the files have them and that the host has room for
+    those of all ranks: nothing has been allocated. Raises `ModelLoadError` and `InvalidSetting`."""
+    if settings.load_format != DUMMY:
+        check_weights(folder, shapes)
+    num_bytes = sum(parameter.num_bytes for parameter in shapes.parameters())
+    # asked by the first rank, before the others have taken theirs
+    if shard.rank == 0:
+        _require_room(num_bytes * shard.size, device)
+    return num_bytes
+
+
+def _require_room(num_bytes: int, device: Device) -> None:
+    memory = read_host_memory()
+    if not device.has_own_memory and num_bytes > memory.free:
+        raise InvalidSetting(
+            f"the weights need {num_bytes / GIB:.2f} GiB, and {memory} on this machine; what helps is {SMALLER}, or a "
+            "smaller model"
+        )

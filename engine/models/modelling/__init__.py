@@ -1,0 +1,1 @@
+"""Models that transformers' own modelling code computes, with Baton's attention plugged in."""

@@ -1,0 +1,149 @@
+"""Ranks as processes: they compute together, and what ends one of them ends the engine with its reason."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import torch
+
+from engine.build import Engine, build_engine
+from engine.executor.messages import Channel, ChannelBroken, Compute, Share, Stop
+from engine.executor.mp import MpExecutor
+from engine.executor.ranks import RankFailed
+from engine.models.config import load_config
+from engine.models.decoder import Decoder
+from engine.models.loading import load_weights
+from engine.models.ops.torch_ops import TorchOps
+from engine.models.shard import WHOLE, Shard
+from engine.runner.kv_memory import allocate_private, allocate_shared
+from engine.settings import EngineSettings
+from tests.checkpoints import make_checkpoint
+from tests.engine.executor.thread_ranks import SharedCalls, ThreadCollectives
+from tests.request_keys import key_of
+from wire.sampling import DecodingParams
+
+END_S = 5.0
+Build = Callable[[Path, int], Engine]
+
+
+@pytest.fixture
+def build() -> Iterator[Build]:
+    """Engines that end with the test."""
+    engines: list[Engine] = []
+
+    def make(folder: Path, size: int) -> Engine:
+        settings = EngineSettings(str(folder), num_threads=1, num_blocks=32, block_size=4, tensor_parallel_size=size)
+        engines.append(build_engine(settings, allocate_shared if size > 1 else allocate_private))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.executor.close()
+
+
+def answer(engine: Engine, number: int = 1) -> list[int]:
+    engine.core.add(key_of(number), [*range(7, 29)], DecodingParams(temperature=0.0, max_tokens=5))
+    found = []
+    while engine.core.has_work:
+        found += [output.token.token_id for output in engine.core.step() if output.token is not None]
+    return found
+
+
+def repeat(call: Callable[[], None], for_s: float) -> None:
+    begin_s = time.monotonic()
+    while time.monotonic() - begin_s < for_s:
+        call()
+        time.sleep(0.01)
+
+
+def ranks_of(engine: Engine) -> list[psutil.Process]:
+    assert isinstance(engine.executor, MpExecutor)
+    return [psutil.Process(pid) for pid in engine.executor.pids]
+
+
+def test_processes_compute_together_and_one_that_is_killed_ends_all(tmp_path: Path, build: Build) -> None:
+    folder = make_checkpoint(tmp_path / "model", "llama")
+    engine, alone = build(folder, 2), build(folder, 1)
+    assert answer(engine) == answer(alone)
+    each_round = engine.executor.guarded(lambda: None)
+    each_round()
+    (rank,) = ranks_of(engine)
+    rank.kill()
+    # nothing to compute: the next rounds of the node say it
+    with pytest.raises(RankFailed, match=r"^rank 1 of 2 was killed by SIGKILL$"):
+        repeat(each_round, END_S)
+    # and a step does
+    with pytest.raises(RankFailed, match=r"^rank 1 of 2 was killed by SIGKILL$"):
+        answer(engine, 2)
+    engine.executor.close()
+    assert not rank.is_running()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("tie", [False, True])
+def test_each_rank_reads_and_holds_its_share(tmp_path: Path, num_ranks: int, tie: bool) -> None:
+    folder = make_checkpoint(tmp_path, "llama", tie=tie, vocab_size=321, changes={"num_key_value_heads": 4})
+    config = load_config(folder)
+    calls = SharedCalls(num_ranks)
+
+    def sizes(shard: Shard) -> tuple[int, int, int]:
+        """Elements that are read, those that are held, and those of norms, which every rank has."""
+        collectives = None if shard == WHOLE else ThreadCollectives(shard.rank, calls)
+        decoder = Decoder(config, torch.float32, "cpu", TorchOps(), shard, collectives)
+        parameters = list(decoder.parameters())
+        load_weights(folder, decoder)
+        read = sum(len(source.taken[0]) * len(source.taken[-1]) for each in parameters for source in each.sources
+                   if len(source.shape) == 2)  # fmt: skip
+        matrices = sum(each.tensor.numel() for each in parameters if each.tensor.dim() == 2)
+        return read, matrices, sum(each.tensor.numel() for each in parameters if each.tensor.dim() == 1)
+
+    whole = sizes(WHOLE)
+    shares = [sizes(Shard(rank, num_ranks)) for rank in range(num_ranks)]
+    assert sum(read for read, _, _ in shares) == sum(held for _, held, _ in shares) == whole[0] == whole[1]
+    # a vocabulary of 321 is not divided equally
+    assert max(held for _, held, _ in shares) <= whole[1] / num_ranks + 2 * 64
+    assert {norms for _, _, norms in shares} == {whole[2]}
+
+
+def test_a_message_that_is_none_is_refused() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours, "rank 1")
+    order = Compute((Share(0, 2, b"\0\0\0\0"),), b"12345678" * 2, b"", b"")
+    channel.send(order, 1.0)
+    other = Channel(theirs, "the driver")
+    assert other.receive(1.0) == order
+    for body in (msgspec.msgpack.encode(["Compute", 3]), msgspec.msgpack.encode({"type": "Stop"}), b"\xc1"):
+        theirs.sendall(len(body).to_bytes(4, "little") + body)
+        with pytest.raises(ChannelBroken, match="rank 1 says what is no message"):
+            channel.receive(1.0)
+    theirs.sendall(b"\xff\xff\xff\xff")
+    with pytest.raises(ChannelBroken, match="announces a message of 4294967295 bytes"):
+        channel.receive(1.0)
+    with pytest.raises(ChannelBroken, match=r"said nothing for 0\.01 s"):
+        channel.receive(0.01)
+    theirs.close()
+    with pytest.raises(ChannelBroken, match="rank 1 is gone"):
+        channel.receive(1.0)
+    channel.close()
+
+
+def test_a_descriptor_travels_with_its_message(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    (tmp_path / "file").write_bytes(b"pool")
+    with (tmp_path / "file").open("rb") as file:
+        Channel(ours, "rank 1").send(Stop(), 1.0, file.fileno())
+    other = Channel(theirs, "the driver")
+    assert other.receive(1.0) == Stop()
+    with os.fdopen(other.take_descriptor(), "rb") as received:
+        assert received.read() == b"pool"
+    with pytest.raises(ChannelBroken, match="sent no descriptor"):
+        other.take_descriptor()
+    ours.close()
+    theirs.close()

@@ -1,0 +1,183 @@
+"""Steps that several ranks compute together: the tokens of one rank, over one KV memory, and what each is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.attention.base import LayerStored
+from engine.build import Engine, build_engine
+from engine.models.config import load_config
+from engine.models.division import require_divisible
+from engine.runner.kv_memory import allocate_private
+from engine.scheduler.request import PromptScores, Step
+from engine.settings import EngineSettings
+from tests.checkpoints import make_checkpoint
+from tests.engine.executor.thread_ranks import built
+from tests.engine.models.families import FAMILIES, VOCAB_SIZE, make_model
+from tests.request_keys import key_of
+from wire.errors import InvalidSetting, ModelLoadError
+from wire.request_key import RequestKey
+from wire.sampling import DecodingParams
+
+GREEDY = DecodingParams(temperature=0.0, max_tokens=6, logprobs=2)
+SEEDED = DecodingParams(temperature=0.9, seed=5, max_tokens=6)
+
+
+def alone(folder: Path, **settings: object) -> Engine:
+    values = {"num_threads": 1, "num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 8, **settings}
+    return build_engine(EngineSettings(str(folder), **values), allocate_private)  # type: ignore[arg-type]
+
+
+def prompt(length: int, first: int = 3) -> list[int]:
+    return [(first + 7 * place) % (VOCAB_SIZE - 3) for place in range(length)]
+
+
+def tokens(engine: Engine, watch: Callable[[Step], LayerStored | None] | None = None) -> dict[RequestKey, list[int]]:
+    """Step until nothing is left."""
+    found: dict[RequestKey, list[int]] = {}
+    while engine.core.has_work:
+        for output in engine.core.step() if watch is None else engine.core.step(watch):
+            assert not output.has_failed, output.failure
+            if output.token is not None:
+                found.setdefault(output.key, []).append(output.token.token_id)
+        engine.core.check()
+    return found
+
+
+def answers(engine: Engine) -> dict[RequestKey, list[int]]:
+    """Chunks, prefix hits, forks that copy a block, penalties and noise."""
+    core = engine.core
+    core.add(key_of(1), prompt(21), GREEDY)
+    core.add(key_of(2), prompt(6, first=9), SEEDED, forks=[key_of(3)])
+    found = tokens(engine)
+    core.add(key_of(4), [*prompt(16), 5, 6], DecodingParams(temperature=0.0, max_tokens=4, repetition_penalty=1.3))
+    return found | tokens(engine)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_give_the_tokens_of_one_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int) -> None:
+    make_checkpoint(tmp_path, "qwen3", tie=size == 4)
+    engine, executor = built(monkeypatch, tmp_path, size)
+    assert answers(engine) == answers(alone(tmp_path))
+    # what travels is plain and small: a step of 8 tokens names its tokens and its blocks
+    assert max(map(len, executor.orders)) < 400
+    executor.close()
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_preempted_requests_of_ranks_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels: str) -> None:
+    make_checkpoint(tmp_path, "llama")
+    found = []
+    for engine in (
+        built(monkeypatch, tmp_path, 2, num_blocks=9, cpu_kernels=kernels)[0],
+        alone(tmp_path, num_blocks=9, cpu_kernels=kernels),
+    ):
+        for number in range(3):
+            engine.core.add(key_of(number), prompt(9, first=number), DecodingParams(temperature=0.0, max_tokens=11))
+        found.append(tokens(engine))
+        assert engine.core.status().num_preemptions > 0
+        engine.executor.close()
+    assert found[0] == found[1]
+    assert len(found[0]) == 3
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2-moe", "deepseek-v2", "gpt2", "cohere2", "phi3"])
+def test_families_are_divided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str) -> None:
+    make_model(tmp_path, family)
+    engine, executor = built(monkeypatch, tmp_path, 2)
+    assert answers(engine) == answers(alone(tmp_path))
+    executor.close()
+
+
+def test_log_probabilities_of_a_prompt_are_those_of_one_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama")
+    engine, executor = built(monkeypatch, tmp_path, 2)
+    found: list[list[PromptScores]] = []
+    for each in (engine, alone(tmp_path)):
+        each.core.add(key_of(1), prompt(13), DecodingParams(temperature=0.0, max_tokens=2, prompt_logprobs=0))
+        tokens(each)
+        found.append(each.core.take_prompt_scores())
+    assert [scores.first for scores in found[0]] == [scores.first for scores in found[1]]
+    assert all(scores.is_valid for scores in found[0])
+    executor.close()
+
+
+def test_a_layer_counts_as_stored_when_every_rank_has_stored_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    make_checkpoint(tmp_path, "llama", changes={"num_hidden_layers": 3})
+    engine, executor = built(monkeypatch, tmp_path, 2)
+    told: list[int] = []
+    engine.core.add(key_of(1), prompt(5), DecodingParams(temperature=0.0, max_tokens=1))
+
+    def watch(step: Step) -> LayerStored:
+        executor.calls.num_sums = 0
+        return lambda: told.append(executor.calls.num_sums)
+
+    tokens(engine, watch)
+    # one sum for the embedding, two for each layer: of the first layer it is told after its attention was added up
+    assert len(told) == 3
+    assert told[0] >= 2
+    assert told[1] >= 4
+    assert told[2] == 7
+    executor.close()
+
+
+def test_ranks_share_one_block_and_each_has_its_heads_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama", changes={"num_key_value_heads": 2})
+    blocks = []
+    for engine in (built(monkeypatch, tmp_path, 4)[0], alone(tmp_path)):
+        engine.core.add(key_of(1), prompt(8), DecodingParams(temperature=0.0, max_tokens=1))
+        tokens(engine)
+        blocks.append(engine.memory.paged.blocks[:2].clone())
+        engine.executor.close()
+    assert blocks[0].allclose(blocks[1], atol=1e-4)
+    assert blocks[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_ranks", "reason"),
+    [
+        ({}, 3, "4 attention heads cannot be divided among 3 ranks"),
+        ({"intermediate_size": 129}, 2, "129 rows of the MLP cannot be divided among 2 ranks"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}, 2, "3 key and value heads"),
+    ],
+)
+def test_what_cannot_be_divided_is_said_before_anything_starts(
+    tmp_path: Path, changes: dict[str, object], num_ranks: int, reason: str
+) -> None:
+    config = load_config(make_checkpoint(tmp_path, "llama", changes=changes))
+    with pytest.raises(ModelLoadError, match=reason):
+        require_divisible(config, num_ranks)
+    with pytest.raises(InvalidSetting, match=f"--tensor-parallel-size {num_ranks}: {reason}"):
+        alone(tmp_path, tensor_parallel_size=num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [("olmo2", "Olmo2ForCausalLM norms all heads together"), ("gpt-oss", "experts of GptOssForCausalLM")],
+)
+def test_families_that_cannot_be_divided_are_named(tmp_path: Path, family: str, reason: str) -> None:
+    assert family in FAMILIES
+    make_model(tmp_path, family)
+    with pytest.raises(InvalidSetting, match=reason):
+        alone(tmp_path, tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"tensor_parallel_size": 0}, "must lie between 1 and 64, got 0"),
+        ({"tensor_parallel_size": 65}, "must lie between 1 and 64, got 65"),
+        ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "uni is one process"),
+        ({"tensor_parallel_size": 2, "batch_invariant": True}, "ranks add up in no fixed order"),
+        ({"tensor_parallel_size": 2, "device": "emulated"}, "ranks share their KV in host memory"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_line(tmp_path: Path, settings: dict[str, object], reason: str) -> None:
+    make_checkpoint(tmp_path, "llama")
+    with pytest.raises(InvalidSetting, match=reason):
+        alone(tmp_path, **settings)

@@ -1,0 +1,146 @@
+"""Killing each rank of each node of a `baton serve` under load: `python -m tests.system.kill_ranks`.
+
+Every node has two ranks. For each process of the ranks, drivers among them: streams run, it gets SIGKILL, and then
+
+- its node ends within 5 s, and says in one line of the log which rank ended it;
+- every stream goes on elsewhere, or waits for the node that comes back, and has the tokens of transformers;
+- the supervisor starts the node again, and no node that lived on holds a block.
+
+At the end SIGINT ends everything with status 0, and no process, segment or port is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import openai
+import psutil
+
+from tests.checkpoints import make_checkpoint
+from tests.system.harness import MODEL_NAME, REQUEST_TIMEOUT_S, Metrics, Stream, wait_until
+from tests.system.parallel_grid import say
+from tests.system.reference import Reference, make_prompt
+from tests.system.serve import Serve, serving
+
+END_S = 5.0
+_BACK_S = 90.0
+_NUM_STREAMS = 6
+_NUM_TOKENS = 48
+_RANK = "engine.executor.rank_process"
+_NODES = ("--prefill", "1", "--decode", "2", "--tensor-parallel-size", "2", "--num-threads", "1", "--num-blocks", "96")
+_FLAGS = (*_NODES, "--served-model-name", MODEL_NAME, "--local-prefill-tokens", "0", "--max-num-batched-tokens", "24")
+
+
+def nodes_of(program: Serve) -> dict[str, psutil.Process]:
+    """The drivers by the names of their nodes."""
+    found = {}
+    for child in psutil.Process(program.process.pid).children():
+        name = next((word for word in child.cmdline() if word.startswith("--node-id=")), "")
+        if name:
+            found[name.partition("=")[2]] = child
+    return found
+
+
+def ranks_of(node: psutil.Process) -> list[psutil.Process]:
+    """Its ranks, the driver first."""
+    return [node, *(child for child in node.children() if _RANK in child.cmdline())]
+
+
+def addresses(program: Serve) -> dict[str, str]:
+    """Where each node had its metrics when everything had started."""
+    return dict(re.findall(r"^metrics of (\S+): (\S+)/metrics$", program.out, re.MULTILINE))
+
+
+def read(program: Serve, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """One stream to its end."""
+    with openai.OpenAI(
+        base_url=f"{program.endpoint}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S * 2
+    ) as client:
+        chunks = client.completions.create(
+            model=MODEL_NAME, prompt=list(prompt), max_tokens=_NUM_TOKENS, temperature=0.0, stream=True,
+            extra_body={"return_token_ids": True, "ignore_eos": True},
+        )  # fmt: skip
+        stream = Stream(chunks)
+        stream.read_all()
+        return stream.answer().token_ids
+
+
+def kill_one(
+    program: Serve, reference: Reference, survivors: Mapping[str, str], name: str, number: int, seed: int
+) -> str:
+    """Kill rank `number` of node `name` under streams; what to print. `survivors`: the addresses of nodes that were
+    never killed."""
+    node = nodes_of(program)[name]
+    victim, others = ranks_of(node)[number], [rank for rank in ranks_of(node) if rank.pid != node.pid]
+    prompts = [make_prompt(30 + 17 * index, seed) for index in range(_NUM_STREAMS)]
+    expected = [reference.greedy(prompt, _NUM_TOKENS).token_ids for prompt in prompts]
+    num_lines = len(program.err.splitlines())
+    with ThreadPoolExecutor(_NUM_STREAMS) as threads:
+        answers = [threads.submit(read, program, prompt) for prompt in prompts]
+        time.sleep(0.4 + 0.3 * (seed % 4))
+        victim.send_signal(signal.SIGKILL)
+        begin_s = time.monotonic()
+        wait_until(lambda: not any(process.is_running() for process in (node, *others)), f"{name} ended", END_S)
+        ended_s = time.monotonic() - begin_s
+        wait_until(
+            lambda: name in nodes_of(program) and nodes_of(program)[name].pid != node.pid, f"{name} is back", _BACK_S
+        )
+        found = [answer.result() for answer in answers]
+    assert found == expected, "a stream went on with other tokens"
+    said = [line for line in program.err.splitlines()[num_lines:] if f"rank {number} of 2" in line]
+    assert number == 0 or len(said) == 1, said
+    wait_until(lambda: counted(program), "the router counts all nodes", _BACK_S)
+    for other, address in survivors.items():
+        wait_until(partial(holds_nothing, address), f"{other} holds nothing")
+    return f"ended after {ended_s:.1f} s, {len(found)} streams went on: {said[0].strip() if said else 'the driver'}"
+
+
+def holds_nothing(address: str) -> bool:
+    """Whether all blocks of a node are free or cached."""
+    return not Metrics(address).value("kv_blocks", state="held")
+
+
+def counted(program: Serve) -> bool:
+    """Whether the router has all nodes."""
+    metrics = Metrics(program.endpoint)
+    return (metrics.value("nodes", role="prefill"), metrics.value("nodes", role="decode")) == (1, 2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Kill each once; 0 when all was right."""
+    argparse.ArgumentParser(prog="python -m tests.system.kill_ranks", description=__doc__).parse_args(arguments)
+    num_wrong = 0
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        model = make_checkpoint(folder / "model", "llama")
+        reference = Reference(model)
+        with serving(folder, str(model), *_FLAGS) as program:
+            cases = [(name, number) for name in sorted(nodes_of(program)) for number in (1, 0)]
+            survivors = {name: at for name, at in addresses(program).items() if name != "router"}
+            for seed, (name, number) in enumerate(cases):
+                survivors.pop(name, None)
+                try:
+                    said = kill_one(program, reference, survivors, name, number, seed)
+                except AssertionError as error:
+                    num_wrong += 1
+                    said = f"WRONG: {error}"
+                say(f"{name}, rank {number}: {said}")
+            children = program.note_footprint()
+            program.signal(signal.SIGINT)
+            assert program.wait_exit() == 0
+            program.require_nothing_left(children)
+    say("all right" if not num_wrong else f"{num_wrong} were wrong")
+    return min(num_wrong, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

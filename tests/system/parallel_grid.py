@@ -1,0 +1,133 @@
+"""Prefill nodes of m ranks and decode nodes of n, over each transport: `python -m tests.system.parallel_grid`.
+
+Each relay is real processes on loopback over a tiny model in float32. What is compared with transformers: greedy tokens
+and log probabilities of prompts of many lengths, in chunks, alone and together, again with hits in the prefix caches of
+both sides, and with so little room on both sides that requests are preempted. What is counted: every byte of KV leaves
+once and arrives once, whatever the numbers of ranks are. At the end nothing is left.
+
+A smaller version is part of the suite: two nodes of the relay in `shared_relay` have two ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.checkpoints import make_checkpoint
+from tests.system.harness import BLOCK_SIZE, Answer, Node, Relay, start_relay
+from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
+
+SIZES = (1, 2, 4)
+TRANSPORTS = ("shm", "zmq", "nixl")
+_LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 10, 150)
+_NUM_TOKENS = 16
+_NUM_BLOCKS = 21
+"""Room for two of the longest requests, so that four at once preempt each other."""
+_ROUTER = ("--local-prefill-tokens", "0")
+
+
+def compare(answers: Sequence[Answer], expected: Sequence[Expected]) -> int:
+    """The number of tokens; fails on one that differs."""
+    for answer, wanted in zip(answers, expected, strict=True):
+        assert answer.token_ids == wanted.token_ids, (answer.token_ids, wanted.token_ids)
+        for found, right in zip(answer.logprobs, wanted.logprobs, strict=True):
+            assert abs(found - right) <= LOGPROB_TOLERANCE, (found, right)
+    return sum(len(answer.token_ids) for answer in answers)
+
+
+def moved(relay: Relay) -> tuple[int, int, int]:
+    """Blocks that D has received, and the bytes that D has received and P has sent."""
+    received, sent = relay.decodes[0].metrics(), relay.prefills[0].metrics()
+    return (
+        received.value("kv_receive_blocks_total"),
+        received.value("kv_receive_bytes_total"),
+        sent.value("kv_send_bytes_total"),
+    )
+
+
+def check(relay: Relay, reference: Reference, block_bytes: int) -> str:
+    """Ask, compare, count; what to print."""
+    prompts = [make_prompt(length, 1) for length in _LENGTHS]
+    expected = [reference.greedy(prompt, _NUM_TOKENS) for prompt in prompts]
+    num_tokens = compare(relay.ask_all(prompts, 1, _NUM_TOKENS, logprobs=0), expected)
+    num_blocks = sum(-(-length // BLOCK_SIZE) for length in _LENGTHS)
+    assert moved(relay) == (num_blocks, num_blocks * block_bytes, num_blocks * block_bytes), (moved(relay), num_blocks)
+    # whole blocks are cached on both sides now: only what lies behind them is computed and travels
+    longer = [prompt + make_prompt(5, 2) for prompt in prompts]
+    expected = [reference.greedy(prompt, _NUM_TOKENS) for prompt in longer]
+    num_tokens += compare(relay.ask_all(longer, 1, _NUM_TOKENS, logprobs=0), expected)
+    again, _, _ = moved(relay)
+    assert again - num_blocks < num_blocks, "prefix caches were not hit"
+    # more than fits at once, on either side
+    many = [make_prompt(140 + index, 3) for index in range(6)]
+    expected = [reference.greedy(prompt, 40) for prompt in many]
+    num_tokens += compare(relay.ask_all(many, 6, 40, logprobs=0), expected)
+    relay.settle()
+    blocks, received, sent = moved(relay)
+    assert received == blocks * block_bytes == sent, (blocks, received, sent)
+    preempted = sum(node.metrics().value("num_preemptions_total") for node in relay.nodes)
+    assert preempted > 0, "nothing was preempted"
+    return f"{num_tokens} tokens, {blocks} blocks, {received} bytes once, {preempted} preempted"
+
+
+def run(model: Path, reference: Reference, folder: Path, transport: str, num_prefill: int, num_decode: int) -> str:
+    """One relay from its start to its end."""
+    common = ("--num-blocks", str(_NUM_BLOCKS), "--max-num-batched-tokens", "40", "--kv-transport", transport)
+    relay = start_relay(
+        model,
+        folder,
+        prefill=[(*common, "--tensor-parallel-size", str(num_prefill))],
+        decode=[(*common, "--tensor-parallel-size", str(num_decode))],
+        router=_ROUTER,
+    )
+    try:
+        said = check(relay, reference, block_bytes_of(relay.decodes[0]))
+        relay.stop()
+    finally:
+        relay.close()
+    return said
+
+
+def block_bytes_of(node: Node) -> int:
+    """Of all heads and layers of the tiny model, whatever the number of ranks: layers, keys and values, heads, tokens,
+    elements, bytes of a float32."""
+    assert node.num_blocks == _NUM_BLOCKS
+    return 2 * 2 * 2 * BLOCK_SIZE * 16 * 4
+
+
+def say(text: str) -> None:
+    """A line, at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the grid; 0 when every relay was right."""
+    parser = argparse.ArgumentParser(prog="python -m tests.system.parallel_grid", description=__doc__)
+    parser.add_argument("--prefill", type=int, nargs="+", default=SIZES, help="ranks of prefill nodes")
+    parser.add_argument("--decode", type=int, nargs="+", default=SIZES, help="ranks of decode nodes")
+    parser.add_argument("--transport", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
+    asked = parser.parse_args(arguments)
+    num_wrong = 0
+    with tempfile.TemporaryDirectory() as place:
+        model = make_checkpoint(Path(place) / "model", "llama")
+        reference = Reference(model)
+        for transport, num_prefill, num_decode in itertools.product(asked.transport, asked.prefill, asked.decode):
+            name, begin_s = f"{transport} {num_prefill} -> {num_decode}", time.monotonic()
+            try:
+                said = run(model, reference, Path(place) / name.replace(" ", ""), transport, num_prefill, num_decode)
+            except AssertionError as error:
+                num_wrong += 1
+                said = f"WRONG: {error}"
+            say(f"{name}: {said} ({time.monotonic() - begin_s:.0f} s)")
+    say("all right" if not num_wrong else f"{num_wrong} were wrong")
+    return min(num_wrong, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
