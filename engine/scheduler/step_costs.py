@@ -40,6 +40,9 @@ _ERROR_SHARE = 0.02
 _SMALLEST_S = 1e-6
 FIRST_CHUNK = 32
 """Prompt tokens beside running requests as long as their cost is not known."""
+_AIM = 0.88
+"""The share of a goal that a step is planned for: where streams and prompts share all steps, an error of the
+prediction makes every one of them miss."""
 SMALLEST_CHUNK = 16
 """A prompt always goes on by so many tokens, however little time there is."""
 
@@ -152,5 +155,5 @@ class StepBound:
         for share in decoding:
             contexts.append(share.start)
             within_s = min(within_s, share.params.goal_tpot_s or self._seconds)
-        left_s = (within_s if contexts else self._seconds) - cost.without_prompt_s(len(contexts), sum(contexts))
+        left_s = _AIM * (within_s if contexts else self._seconds) - cost.without_prompt_s(len(contexts), sum(contexts))
         return max(SMALLEST_CHUNK, cost.chunk_within(left_s, start))

@@ -17,7 +17,6 @@ from bench.plan.simulation import Deployment, PlannedRequest, Simulation
 from engine.scheduler.step_costs import StepCosts
 from router.goals import Goals
 from wire.errors import InvalidSetting
-from wire.messages import PREFILL
 from wire.step_cost import StepCost
 
 CORE = StepCost(1.5e-3, 2.4e-4, 1e-7, 2e-4, 4e-7)
@@ -127,17 +126,6 @@ def test_in_overload_refusing_what_would_be_late_keeps_the_rest_in_time() -> Non
     overload = load(240, 0.04)
     assert good(refusing, overload) / (240 * 0.04) > 0.8 * peak
     assert good(mixed, overload) < good(refusing, overload) / 2
-
-
-def test_mixed_nodes_follow_a_load_that_changes() -> None:
-    prompts = [PlannedRequest(number / 16, (number + 1,) * 512, 4) for number in range(1000)]
-    deployment = Deployment([BOUND], [BOUND] * 3, GOALS, is_mixed=True, adapts=True)
-    simulation = Simulation(deployment)
-    simulation.run(prompts)
-    simulation.check()
-    assert sum(member.prefers(PREFILL) for member in simulation.members()) > 1
-    frozen = replace(deployment, adapts=False)
-    assert good(deployment, prompts) >= good(frozen, prompts)
 
 
 @pytest.mark.parametrize("factor", [0.1, 10.0])
