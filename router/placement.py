@@ -36,8 +36,6 @@ _MAX_COMPARED = 4
 """Nodes of a role that are looked at, those with the shortest queues: a decision takes microseconds for each."""
 _SLOW_LATE_S = 1.0
 """When streams of all nodes miss their goal: in about so long some of them will have ended."""
-_IN_TIME = 0.9
-"""The share of the goal within which a first token has to be expected not to be late: it rather comes later."""
 _SHORT_ANSWER = 1
 """Tokens that a prefill node keeps: one comes with the prompt. Each further one would bound the chunks of other prompts
 there by the goal between tokens."""
@@ -89,7 +87,7 @@ class Placement:
         else:
             chosen = Route(decode, best.node, best.prompt_s)
         # a prompt that takes too long even alone is not late as long as nobody is before it
-        late_s = min(best.ttft_s - _IN_TIME * aim.ttft_s, best.ttft_s - best.prompt_s) if aim.ttft_s else 0.0
+        late_s = min(best.ttft_s - aim.ttft_s, best.ttft_s - best.prompt_s) if aim.ttft_s else 0.0
         if is_slow or late_s > 0:
             return replace(chosen, late_s=max(late_s, _SLOW_LATE_S if is_slow else 0.0), is_slow=is_slow)
         return chosen

@@ -72,10 +72,11 @@ class _Running:
 
 
 class Simulation:
-    """Runs one load on one deployment, once."""
+    """Runs one load on one deployment, once. `placement`: in place of the usual one for its goals."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, placement: Placement | None = None) -> None:
         self._deployment = deployment
+        self._placement = placement or (None if deployment.goals is None else Placement(deployment.goals))
         self._registry = NodeRegistry({_MODEL: None})
         self._nodes: dict[int, SimulatedNode] = {}
         self._running: dict[RequestKey, _Running] = {}
@@ -93,10 +94,11 @@ class Simulation:
     def run(self, requests: Sequence[PlannedRequest]) -> list[Outcome]:
         """What becomes of the requests, in their order; those that were refused have an error."""
         deployment = self._deployment
-        placement = None if deployment.goals is None else Placement(deployment.goals)
         policies = make_policy("prefix"), make_policy("prefix")
         refuse = self._refuse if deployment.refuses_late else None
-        routing = Routing(self._registry, *policies, deployment.local_prefill_tokens, Probation(), placement, refuse)
+        routing = Routing(
+            self._registry, *policies, deployment.local_prefill_tokens, Probation(), self._placement, refuse
+        )
         self._num_left = len(requests)
         if deployment.adapts:
             self._at(WINDOW_S, self._window_over)

@@ -151,7 +151,7 @@ def test_an_answer_of_one_token_stays_where_its_prompt_is_computed() -> None:
 
 def test_a_route_says_when_it_would_be_in_time() -> None:
     prefill, decode = queued(node(PREFILL), 5 * ALONE_S), queued(node(DECODE), 3 * ALONE_S)
-    assert choose(GOALS, [prefill], [decode]).late_s == pytest.approx(2.2 * ALONE_S)
+    assert choose(GOALS, [prefill], [decode]).late_s == pytest.approx(2 * ALONE_S)
 
 
 def test_a_prompt_that_is_never_in_time_is_late_only_while_others_are_before_it() -> None:
