@@ -44,9 +44,12 @@ from node.choices import choice_keys
 from node.events import token_event
 from node.first_steps import FirstSteps
 from node.metrics import HandoffTimes, StepCounters, counters_as_metrics
-from wire.errors import BatonError, InvalidMessage, RequestFailed, TransferFailed
+from wire.errors import BatonError, InvalidMessage, Overloaded, RequestFailed, TransferFailed
 from wire.messages import Decode, HandOver, PrefillPeer, TokenEvent
 from wire.request_key import RequestKey
+
+MAX_AWAITED = 4096
+"""Requests of all routers that wait for KV; more are refused."""
 
 
 @dataclass(slots=True)
@@ -138,6 +141,8 @@ class DecodeLeg:
             )
             self._first_steps.watch(key, num_tokens=2)
             return
+        if len(self._awaited) >= MAX_AWAITED:
+            raise Overloaded(f"{len(self._awaited)} requests wait for their KV already")
         self._core.check_size(len(request.token_ids))
         self._core.prepare(request.params)
         awaited = self._awaited[key] = _Awaited(request, request.prefill_peer, choices, set(choices))
@@ -166,10 +171,11 @@ class DecodeLeg:
                 if awaited.reservation is None:
                     self._forget(awaited.handoff)
 
-    def cancel_all(self, now_s: float) -> None:
+    def cancel_all(self, now_s: float, owner: bytes = b"") -> None:
         """See `Leg`."""
         wanted = [key for key, awaited in self._awaited_of.items() if key in awaited.wanted]
-        for key in [*self._in_engine(), *wanted, *self._source.handoffs]:
+        live = [*self._in_engine(), *wanted, *self._source.handoffs]
+        for key in [key for key in live if key.handoff_id.startswith(owner)]:
             self.cancel(key, now_s)
             self._failures.append((key, RequestFailed("the router was silent for too long")))
 

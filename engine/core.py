@@ -342,6 +342,10 @@ class EngineCore:
         """Keys of all live requests and forks that are wanted."""
         return self._scheduler.requests.wanted_keys()
 
+    def uncomputed_prompts(self) -> list[tuple[RequestKey, int]]:
+        """Live requests whose prompts are not computed, and how many tokens are missing; a step in flight counts."""
+        return [(each.key, missing) for each in self._scheduler.requests if (missing := each.num_uncomputed_tokens) > 1]
+
     def take_cache_changes(self) -> CacheChanges:
         """Prefix blocks stored and evicted since the last call."""
         return self._pool.take_changes()

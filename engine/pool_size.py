@@ -168,12 +168,16 @@ def measure_needs(
     reset_peak(device.torch_device)
     profile(decoder, sampler, device, limits)
     after = read_memory(device.torch_device)
+    return GpuNeeds(before, after, later_bytes(settings, limits, decoder.config.vocab_size, workspace_bytes))
+
+
+def later_bytes(settings: EngineSettings, limits: RunnerLimits, vocab_size: int, workspace_bytes: int) -> int:
+    """Bytes that are allocated on a GPU after the pool: attention's workspace, recorded graphs, and the logits that
+    they write."""
     if settings.enforce_eager:
-        return GpuNeeds(before, after, workspace_bytes)
-    # recorded graphs, and the logits that they write
+        return workspace_bytes
     graph_bytes = len(graph_sizes(limits.max_decodes)) * _BYTES_PER_GRAPH
-    logits_bytes = 4 * limits.max_decodes * decoder.config.vocab_size
-    return GpuNeeds(before, after, workspace_bytes + graph_bytes + logits_bytes)
+    return workspace_bytes + graph_bytes + 4 * limits.max_decodes * vocab_size
 
 
 def gpu_num_blocks(settings: EngineSettings, layout: KvLayout, capacity: Capacity, needs: GpuNeeds) -> int:

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from launch.api_client import ApiClient
 from program.command_line import CommandParser
@@ -57,9 +58,11 @@ class Operator:
         _say(f"{node} has left")
 
     def restart(self, node: str) -> None:
-        """Drain a node, and wait until it serves again."""
+        """Drain a node, and wait until it serves again. Another router may answer than the one that was asked before,
+        and not know yet that the node leaves: so another life of it is waited for."""
+        before = self._state(node)
         self._ask(node, restart=True)
-        self._wait(lambda: self._state(node) is False, f"{node} does not serve again: does anything start it?")
+        self._wait(lambda: self._serves_anew(node, before), f"{node} does not serve again: does anything start it?")
         _say(f"{node} serves again")
 
     def nodes(self) -> list[str]:
@@ -71,9 +74,15 @@ class Operator:
         num_requests = self._client.drain(node, restart=restart)
         _say(f"{node} drains: {num_requests} requests")
 
-    def _state(self, node: str) -> bool | None:
-        """Whether a node is leaving; None when it is not there."""
-        return next((bool(each.get("is_leaving")) for each in self._client.nodes() if each.get("id") == node), None)
+    def _state(self, node: str) -> dict[str, Any] | None:
+        """What is known of a node; None when it is not there."""
+        return next((each for each in self._client.nodes() if each.get("id") == node), None)
+
+    def _serves_anew(self, node: str, before: dict[str, Any] | None) -> bool:
+        now = self._state(node)
+        if now is None or now.get("is_leaving"):
+            return False
+        return before is None or now.get("life") != before.get("life")
 
     def _wait(self, is_over: Callable[[], bool], otherwise: str) -> None:
         deadline_s = time.monotonic() + self._timeout_s

@@ -1,8 +1,9 @@
 """`baton serve`: a whole deployment on this machine with one command.
 
 Owns the command lines of the children. Does not know how they are kept alive (`launch.supervisor`) nor what they do.
-All children start at once: this process listens for the router from before its start to after its end, so that nodes
-load weights while it starts, and clients and nodes wait while it is started again.
+All children start at once: this process listens for the routers from before their start to after their end, so that
+nodes load weights while they start, and clients and nodes wait while one is started again. Several routers have one
+port for clients: whichever of them is free takes the next connection.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from device.host_memory import read_host_memory
 from engine.capacity import find_capacity
@@ -34,30 +37,39 @@ from launch.supervisor import Supervisor
 from node.settings import NodeSettings
 from program.settings import as_flags
 from router.access.keys import KEY_VARIABLE
-from wire.errors import BatonError
+from router.settings import RouterSettings
+from wire.errors import BatonError, InvalidSetting
 
 ROUTER_NAME = "router"
 NO_KEY = "none"
 """As `--cluster-key`: the programs of this deployment talk without a key."""
 STOP_MARGIN_S = 2.0
 """A node drains for its `shutdown_timeout_s` and needs a little more to leave."""
+_NO_PORT = ListeningPort(0, ())
 _NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
+
+
+class Doors(NamedTuple):
+    """Where a router listens: for clients, for nodes, and, if other routers listen for clients too, for what is asked
+    of it alone: its metrics."""
+
+    name: str
+    http: ListeningPort
+    control: ListeningPort
+    own: ListeningPort = _NO_PORT
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run a router and its nodes until a signal; returns the exit status. Raises `BatonError` when one cannot start."""
     deployment = resolve_serve(arguments, os.environ)
     _check_model(deployment)
-    with (
-        tempfile.TemporaryDirectory(prefix="baton-") as folder,
-        listening(deployment.router.host, deployment.router.port, "--port") as http,
-        listening(LOOPBACK, 0, "--control-port") as control,
-    ):
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-"))
+        doors = _open_doors(deployment, stack)
         supervisor = Supervisor(
             child_specs(
                 with_journal(with_cluster_key(deployment, Path(folder)), Path(folder)),
-                http,
-                control,
+                doors,
                 placements(deployment),
                 os.environ,
                 reloads_keys=deployment.router.cluster_key not in ("", NO_KEY),
@@ -66,7 +78,22 @@ def main(arguments: Sequence[str]) -> int:
             start_timeout_s=deployment.serve.start_timeout_s,
             stop_timeout_s=deployment.decode.shutdown_timeout_s + STOP_MARGIN_S,
         )
-        return supervisor.run(lambda addresses: announce(addresses, deployment))
+        return supervisor.run(lambda addresses: announce(addresses, deployment, doors))
+
+
+def _open_doors(deployment: Deployment, stack: ExitStack) -> list[Doors]:
+    """Listen for all routers until `stack` ends."""
+    num_routers = deployment.serve.routers
+    http = stack.enter_context(listening(deployment.router.host, deployment.router.port, "--port"))
+    doors = []
+    for number in range(num_routers):
+        control = stack.enter_context(listening(LOOPBACK, 0, "--control-port"))
+        if num_routers == 1:
+            doors.append(Doors(ROUTER_NAME, http, control))
+        else:
+            own = stack.enter_context(listening(LOOPBACK, 0, "--port"))
+            doors.append(Doors(f"{ROUTER_NAME}-{number}", http, control, own))
+    return doors
 
 
 def with_cluster_key(deployment: Deployment, folder: Path) -> Deployment:
@@ -97,6 +124,8 @@ def with_journal(deployment: Deployment, folder: Path) -> Deployment:
     """The deployment with a journal of resumable streams in `folder` when it has some and names no place for it: they
     outlive a router, and not the deployment."""
     router = deployment.router
+    if router.resumable_streams_s and deployment.serve.routers > 1:
+        raise InvalidSetting("--resumable-streams-s needs --routers 1: a stream is resumed at the router that began it")
     if not router.resumable_streams_s or router.journal_dir:
         return deployment
     return dataclasses.replace(deployment, router=dataclasses.replace(router, journal_dir=str(folder / "streams")))
@@ -132,44 +161,25 @@ def placements(deployment: Deployment) -> list[Placement]:
 
 def child_specs(
     deployment: Deployment,
-    http: ListeningPort,
-    control: ListeningPort,
+    doors: Sequence[Doors],
     shares: Sequence[Placement],
     environment: Mapping[str, str],
     *,
     reloads_keys: bool = False,
 ) -> list[ChildSpec]:
-    """What to start: the router, then one node per share, prefill nodes first. `reloads_keys`: cluster keys may change,
-    which those that `baton serve` has made for itself do not."""
+    """What to start: the routers, then one node per share, prefill nodes first. `reloads_keys`: cluster keys may
+    change, which those that `baton serve` has made for itself do not."""
     inherited = {**child_environment(environment), "PYTHONUNBUFFERED": "1"}
-    router = dataclasses.replace(
-        deployment.router,
-        port=http.port,
-        listen_fds=http.fds,
-        control_host=LOOPBACK,
-        control_port=control.port,
-        control_fd=control.fds[0],
-    )
-    flags_of_router = tuple(as_flags(router))
-    specs = [
-        ChildSpec(
-            ROUTER_NAME,
-            "router",
-            flags_of_router,
-            inherited,
-            stops_last=True,
-            reloads=router.reloads_files or reloads_keys,
-            inherited_fds=(*http.fds, *control.fds),
-            group=ROUTER_NAME,
-        )
-    ]
+    reloads = deployment.router.reloads_files or reloads_keys
+    specs = [_router_spec(deployment.router, each, inherited, reloads=reloads) for each in doors]
+    routers = ",".join(f"tcp://{LOOPBACK}:{each.control.port}" for each in doors)
     for index, share in enumerate(shares):
         is_prefill = index < deployment.serve.prefill
         settings = deployment.prefill if is_prefill else deployment.decode
         name = f"prefill-{index}" if is_prefill else f"decode-{index - deployment.serve.prefill}"
         role = "prefill" if is_prefill else "decode"
         module, preference = ("mixed_node", [f"--role={role}"]) if deployment.serve.mixed else (f"{role}_node", [])
-        flags = [*as_flags(_placed(settings, name, share, control.port, len(shares))), *preference]
+        flags = [*as_flags(_placed(settings, name, share, routers, len(shares))), *preference]
         node_environment = {**inherited, VISIBLE_DEVICES: share.device} if share.device else inherited
         # without prefill nodes the others compute prompts too; to others a mixed node is a decode node
         group = "" if is_prefill else "decode"
@@ -177,9 +187,32 @@ def child_specs(
     return specs
 
 
-def announce(addresses: Mapping[str, str], deployment: Deployment) -> None:
+def _router_spec(settings: RouterSettings, doors: Doors, environment: Mapping[str, str], *, reloads: bool) -> ChildSpec:
+    listen_fds = (*doors.http.fds, *doors.own.fds)
+    router = dataclasses.replace(
+        settings,
+        port=doors.http.port,
+        listen_fds=listen_fds,
+        control_host=LOOPBACK,
+        control_port=doors.control.port,
+        control_fd=doors.control.fds[0],
+    )
+    return ChildSpec(
+        doors.name,
+        "router",
+        tuple(as_flags(router)),
+        environment,
+        stops_last=True,
+        reloads=reloads,
+        inherited_fds=(*listen_fds, *doors.control.fds),
+        group=ROUTER_NAME,
+    )
+
+
+def announce(addresses: Mapping[str, str], deployment: Deployment, doors: Sequence[Doors]) -> None:
     """Say on stdout that everything is ready, where its metrics are, and how to try it. `addresses`: by child name."""
-    address = addresses[ROUTER_NAME]
+    address = addresses[doors[0].name]
+    own_ports = {each.name: each.own.port for each in doors if each.own.fds}
     request = {
         "model": _served_name(address, deployment),
         "stream": True,
@@ -187,6 +220,8 @@ def announce(addresses: Mapping[str, str], deployment: Deployment) -> None:
     }
     print(f"Baton ready at {address}")
     for name, child_address in addresses.items():
+        if name in own_ports:
+            child_address = f"{urlsplit(child_address).scheme}://{LOOPBACK}:{own_ports[name]}"
         print(f"metrics of {name}: {child_address}/metrics")
     data = shlex.quote(json.dumps(request))
     has_keys = deployment.router.api_key_file or os.environ.get(KEY_VARIABLE)
@@ -201,11 +236,11 @@ def _served_name(address: str, deployment: Deployment) -> str:
         return deployment.router.served_model_name or deployment.router.model or "MODEL"
 
 
-def _placed(settings: _NodeSettingsT, name: str, share: Placement, control_port: int, num_nodes: int) -> _NodeSettingsT:
+def _placed(settings: _NodeSettingsT, name: str, share: Placement, routers: str, num_nodes: int) -> _NodeSettingsT:
     return dataclasses.replace(
         settings,
         node_id=name,
-        router=f"tcp://{LOOPBACK}:{control_port}",
+        router=routers,
         num_threads=share.num_threads,
         cpu_affinity=",".join(map(str, share.cpu_ids)),
         gpu_memory_utilization=round(settings.gpu_memory_utilization / share.num_sharing, 4),

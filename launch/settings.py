@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from decode_node.settings import DecodeNodeSettings
-from node.settings import NodeSettings
+from node.settings import MAX_ROUTERS, NodeSettings
 from prefill_node.settings import PrefillNodeSettings
 from program.command_line import CommandParser
 from program.settings import ENVIRONMENT_PREFIX, add_flags, check_file_keys, resolve, setting
@@ -37,6 +37,7 @@ class ServeSettings:
     mixed: bool = setting(False, "nodes that do any leg: --prefill and --decode are then what they prefer")
     prefill_tensor_parallel_size: int = setting(0, "ranks of each prefill node; 0: --tensor-parallel-size")
     decode_tensor_parallel_size: int = setting(0, "ranks of each decode node; 0: --tensor-parallel-size")
+    routers: int = setting(1, "number of routers: they share the port and all nodes; more serve more streams at once")
     pin_cpus: bool = setting(True, "give every node cores of its own if there are enough and --num-threads is unset")
     start_timeout_s: float = setting(1800.0, "seconds until every process must be ready, loading weights included")
 
@@ -97,6 +98,8 @@ def _check(serve: ServeSettings) -> None:
     for name in ("prefill_tensor_parallel_size", "decode_tensor_parallel_size"):
         if getattr(serve, name) < 0:
             raise InvalidSetting(f"--{name.replace('_', '-')} {getattr(serve, name)} must not be negative")
+    if not 1 <= serve.routers <= MAX_ROUTERS:
+        raise InvalidSetting(f"--routers {serve.routers} must be from 1 to {MAX_ROUTERS}")
     if not serve.start_timeout_s > 0:
         raise InvalidSetting(f"--start-timeout-s {serve.start_timeout_s} must be positive")
 

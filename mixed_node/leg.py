@@ -63,10 +63,10 @@ class MixedLeg:
         """See `Leg`."""
         self._leg_of(key).cancel(key, now_s)
 
-    def cancel_all(self, now_s: float) -> None:
+    def cancel_all(self, now_s: float, owner: bytes = b"") -> None:
         """See `Leg`."""
-        self._prefill.cancel_all(now_s)
-        self._decode.cancel_all(now_s)
+        self._prefill.cancel_all(now_s, owner)
+        self._decode.cancel_all(now_s, owner)
 
     def poll(self, now_s: float) -> None:
         """See `Leg`. Notices of the sending side reach the prefill leg through the decode leg."""

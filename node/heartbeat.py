@@ -1,8 +1,8 @@
-"""The heartbeat: a thread that tells the router once a second that this process lives, and at once when its connection
+"""The heartbeat: a thread that tells each router once a second that this process lives, and at once when its connection
 was made: a router that has just started learns of its nodes that way.
 
-Owns a thread and a socket to the router. It reports the engine's last published status and how long ago the engine loop
-last completed a round, so a router can tell a busy node from a stuck one and a stuck one from a dead one.
+Owns a thread and a socket to each router. It reports the engine's last published status and how long ago the engine
+loop last completed a round, so a router can tell a busy node from a stuck one and a stuck one from a dead one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import zmq
@@ -25,12 +27,13 @@ _NUM_QUICK, _QUICK_S = 3, 0.1
 
 
 class HeartbeatThread:
-    """Sends a `Heartbeat` every `interval_s` until stopped. `publish` is called by the engine loop."""
+    """Sends a `Heartbeat` to each of `addresses` every `interval_s` until stopped. `publish` is called by the engine
+    loop."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        address: str,
+        addresses: Sequence[str],
         settings: links.LinkSettings,
         epoch: int,
         status: NodeStatus,
@@ -38,7 +41,7 @@ class HeartbeatThread:
         beat: Beat | None = None,
     ) -> None:
         self._context = context
-        self._address = address
+        self._addresses = tuple(addresses)
         self._settings = settings
         self._epoch = epoch
         self._interval_s = interval_s
@@ -53,7 +56,7 @@ class HeartbeatThread:
         self._published = (now_s, status)
 
     def stop(self) -> None:
-        """End the thread; returns when its socket is closed."""
+        """End the thread; returns when its sockets are closed."""
         if self._thread.is_alive():
             self._stop.send(b"x")
             self._thread.join()
@@ -61,35 +64,60 @@ class HeartbeatThread:
         self._wakeup.close()
 
     def _run(self) -> None:
-        link = links.open_socket(self._context, zmq.DEALER, self._settings)
-        link.setsockopt(zmq.IMMEDIATE, 1)  # no old heartbeat is queued for a router that comes back later
-        made = link.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        address, num_dialled, num_missed = links.connect(link, self._address, self._settings), 0, 0
-        poller = zmq.Poller()
-        poller.register(made, zmq.POLLIN)
-        poller.register(self._wakeup, zmq.POLLIN)
-        wait_s, num_quick = self._interval_s, 0
-        while self._wakeup.fileno() not in (came := dict(poller.poll(int(wait_s * 1000)))):
-            if made in came:
-                made.recv_multipart()
-                num_quick = _NUM_QUICK
-            wait_s = min(_QUICK_S, self._interval_s) if num_quick else self._interval_s
-            num_quick = max(0, num_quick - 1)
-            if self._beat is not None:
-                self._beat.touch()
-            published_s, status = self._published
-            beat = Heartbeat(self._epoch, replace(status, loop_age_s=max(0.0, time.monotonic() - published_s)))
-            try:
-                link.send(NODE_TO_ROUTER.encode(beat), zmq.NOBLOCK)
-                num_missed = 0
-            except zmq.Again:  # no router is connected now; perhaps it has another key
-                num_missed += 1
-                if num_missed % _MISSED_BEFORE_NEXT_KEY == 0 and links.num_expected_keys(self._settings) > 1:
-                    num_dialled += 1
-                    link.disconnect(address)
-                    address = links.connect(link, self._address, self._settings, num_dialled)
+        with ExitStack() as stack:
+            pulses = [_Pulse(self._context, address, self._settings) for address in self._addresses]
+            poller = zmq.Poller()
+            poller.register(self._wakeup, zmq.POLLIN)
+            for pulse in pulses:
+                stack.callback(pulse.close)
+                poller.register(pulse.made, zmq.POLLIN)
+            wait_s, num_quick = self._interval_s, 0
+            while self._wakeup.fileno() not in (came := dict(poller.poll(int(wait_s * 1000)))):
+                for pulse in pulses:
+                    if pulse.made in came:
+                        pulse.made.recv_multipart()
+                        num_quick = _NUM_QUICK
+                wait_s = min(_QUICK_S, self._interval_s) if num_quick else self._interval_s
+                num_quick = max(0, num_quick - 1)
+                if self._beat is not None:
+                    self._beat.touch()
+                frame = self._frame()
+                for pulse in pulses:
+                    pulse.send(frame)
         if self._beat is not None:
             self._beat.rest()
-        link.disable_monitor()
-        made.close(linger=0)
-        link.close()
+
+    def _frame(self) -> bytes:
+        published_s, status = self._published
+        age_s = max(0.0, time.monotonic() - published_s)
+        return NODE_TO_ROUTER.encode(Heartbeat(self._epoch, replace(status, loop_age_s=age_s)))
+
+
+class _Pulse:
+    """The connection to one router. `made` can be read when it was made, each time."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, settings: links.LinkSettings) -> None:
+        self._link = links.open_socket(context, zmq.DEALER, settings)
+        self._link.setsockopt(zmq.IMMEDIATE, 1)  # no old heartbeat is queued for a router that comes back later
+        self.made = self._link.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._settings = settings
+        self._num_dialled = self._num_missed = 0
+        self._address = links.connect(self._link, address, settings)
+
+    def send(self, frame: bytes) -> None:
+        """Send a heartbeat if there is a connection now; otherwise perhaps the router has another key."""
+        try:
+            self._link.send(frame, zmq.NOBLOCK)
+            self._num_missed = 0
+        except zmq.Again:
+            self._num_missed += 1
+            if self._num_missed % _MISSED_BEFORE_NEXT_KEY == 0 and links.num_expected_keys(self._settings) > 1:
+                self._num_dialled += 1
+                self._link.disconnect(self._address)
+                self._address = links.connect(self._link, self._address, self._settings, self._num_dialled)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._link.disable_monitor()
+        self.made.close(linger=0)
+        self._link.close()

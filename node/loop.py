@@ -21,7 +21,7 @@ from engine.scheduler.request import RequestOutput, Step
 from engine.steps_in_flight import StepFailed
 from node.events import failure_of, failure_of_scores
 from node.heartbeat import HeartbeatThread
-from node.router_link import RouterLink
+from node.router_links import Heard, RouterLinks
 from node.stopper import Stopper
 from wire.errors import BatonError
 from wire.messages import Cancel, Drain, HandOver, TokenEvent
@@ -64,9 +64,9 @@ class Leg(Protocol):
         """Stop an attempt in any state. Harmless when it is unknown."""
         ...
 
-    def cancel_all(self, now_s: float) -> None:
-        """Stop everything, because the router that asked for it is gone. All of it is reported as failed, should it
-        come back."""
+    def cancel_all(self, now_s: float, owner: bytes = b"") -> None:
+        """Stop everything whose id begins with `owner`, because the router that asked for it is gone. All of it is
+        reported as failed, should it come back."""
         ...
 
     def poll(self, now_s: float) -> None:
@@ -111,13 +111,13 @@ class Leg(Protocol):
 
 
 class EngineLoop:
-    """Runs until told to stop and drained, or refused by the router."""
+    """Runs until told to stop and drained, or refused by its routers."""
 
     def __init__(
         self,
         core: EngineCore,
         leg: Leg,
-        router: RouterLink,
+        routers: RouterLinks,
         heartbeat: HeartbeatThread,
         stopper: Stopper,
         clock: Callable[[], float] = time.monotonic,
@@ -125,18 +125,18 @@ class EngineLoop:
         self._clock = clock
         self._core = core
         self._leg = leg
-        self._router = router
+        self._routers = routers
         self._heartbeat = heartbeat
         self._stopper = stopper
         self._could_step = False
         self._awaits_grammar = False
         self._is_leaving = False
         self._poller = zmq.Poller()
-        for source in (router.socket, stopper.wakeup, *leg.wait_on()):
+        for source in (*routers.sockets, stopper.wakeup, *leg.wait_on()):
             self._poller.register(source, zmq.POLLIN)
 
     def run(self, each_round: Callable[[], None]) -> None:
-        """Serve, calling `each_round` once a round. Raises `Refused` when the router does not take this node, and
+        """Serve, calling `each_round` once a round. Raises `Refused` when no router takes this node, and
         `DeviceFailed` when nothing can be computed here any more."""
         is_serving = True
         while is_serving:
@@ -155,37 +155,39 @@ class EngineLoop:
     def turn(self) -> bool:
         """One round, without its wait. Returns False when it was the last. Raises as `run`."""
         now_s = self._clock()
-        self._serve_router(now_s)
+        for heard in self._routers.receive(now_s):
+            self._serve(heard, now_s)
         self._leg.poll(now_s)
         self._step(now_s)
         self._report_failures()
         self._report_cache()
-        self._router.answer_ping(self._leg.live_keys)
+        if self._routers.owe_pong:
+            self._routers.answer_pings(self._leg.live_keys(), self._core.uncomputed_prompts())
         self._heartbeat.publish(self._clock(), self._core.status())
         if self._stopper.is_asked and not self._is_leaving:
             self._is_leaving = True
             level = logging.INFO if self._leg.num_live else logging.DEBUG  # nothing to wait for: nothing to say
             _log.log(level, "draining: %d requests to finish", self._leg.num_live)
-            self._router.leave(now_s)
+            self._routers.leave(now_s)
         return not self._is_leaving or not (self._has_finished(now_s) or self._stopper.is_overdue(now_s))
 
     def _has_finished(self, now_s: float) -> bool:
-        """Whether nothing is left to do here, and nothing can be on its way from the router."""
-        return not self._leg.num_live and self._router.has_left(now_s)
+        """Whether nothing is left to do here, and nothing can be on its way from a router."""
+        return not self._leg.num_live and self._routers.has_left(now_s)
 
-    def _serve_router(self, now_s: float) -> None:
-        requests, is_void = self._router.receive(now_s)
-        if is_void:
-            self._leg.cancel_all(now_s)
-            self._router.send_cache_events(self._core.cached_hashes(), [], is_snapshot=True)
+    def _serve(self, heard: Heard, now_s: float) -> None:
+        if heard.void is not None:
+            if heard.void:
+                self._leg.cancel_all(now_s, heard.void)
+            heard.link.send_cache_events(self._core.cached_hashes(), [], is_snapshot=True)
             if self._is_leaving:
-                self._router.leave(now_s)
-        for request in requests:
+                heard.link.leave(now_s)
+        for request in heard.requests:
             match request:
                 case Cancel():
                     self._leg.cancel(RequestKey(request.handoff_id, request.attempt), now_s)
                 case HandOver():
-                    self._router.send_handed_over(request, self._leg.hand_over(request, now_s))
+                    self._routers.send_handed_over(request, self._leg.hand_over(request, now_s))
                 case Drain():
                     self._stopper.ask(now_s, starts_again=request.starts_again)
                 case _:
@@ -197,7 +199,7 @@ class EngineLoop:
             self._leg.begin(request, now_s)
         except BatonError as error:
             for handoff_id in (request.handoff_id, *request.forks):
-                self._router.send_failed(handoff_id, request.attempt, error)
+                self._routers.send_failed(handoff_id, request.attempt, error)
 
     def _step(self, now_s: float) -> None:
         self._could_step = self._awaits_grammar = False
@@ -223,8 +225,8 @@ class EngineLoop:
         scores = self._core.take_prompt_scores()
         for each in scores:
             if each.is_valid:
-                self._router.send_prompt_logprobs(each)
-        self._router.send_tokens(self._leg.applied(outputs, done_s))
+                self._routers.send_prompt_logprobs(each)
+        self._routers.send_tokens(self._leg.applied(outputs, done_s))
         self._leg.sent(done_s)
         for each in scores:
             if not each.is_valid:
@@ -232,9 +234,9 @@ class EngineLoop:
 
     def _report_failures(self) -> None:
         for (handoff_id, attempt), error in self._leg.take_failures():
-            self._router.send_failed(handoff_id, attempt, error)
+            self._routers.send_failed(handoff_id, attempt, error)
 
     def _report_cache(self) -> None:
         changes = self._core.take_cache_changes()
         if changes.stored or changes.removed:
-            self._router.send_cache_events(changes.stored, changes.removed, is_snapshot=False)
+            self._routers.send_cache_changes(changes.stored, changes.removed)

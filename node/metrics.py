@@ -60,18 +60,21 @@ class NodeCollector(Collector):
 class CountsRejections(Protocol):
     """A link that counts messages it could not understand."""
 
-    num_rejected_messages: int
+    @property
+    def num_rejected_messages(self) -> int:
+        """Since the start of the node."""
+        ...
 
 
 class LinkCollector(Collector):
-    """Figures of the connection to the router."""
+    """Figures of the connections to routers."""
 
     def __init__(self, link: CountsRejections) -> None:
         self._link = link
 
     def collect(self) -> Iterable[Metric]:
         """See `Collector`."""
-        doc = "Messages of the router that could not be understood"
+        doc = "Messages of routers that were not understood, or not acted on"
         yield CounterMetricFamily("baton:rejected_messages", doc, self._link.num_rejected_messages)
 
 

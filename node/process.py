@@ -31,6 +31,7 @@ from node.heartbeat import HeartbeatThread
 from node.loop import EngineLoop, Leg
 from node.metrics import LinkCollector, NodeCollector
 from node.router_link import RouterLink
+from node.router_links import RouterLinks
 from node.settings import NodeSettings
 from node.stopper import Stopper
 from program.clock import host_clock
@@ -118,7 +119,7 @@ def _serve(
     settings: NodeSettings, context: Context, to_router: links.LinkSettings, role: Role, stopper: Stopper
 ) -> None:
     node_id = settings.node_id or f"{role.name}-{secrets.token_hex(3)}"
-    router_address = links.parse_address(settings.router, "--router")
+    addresses = settings.router_addresses
     with ExitStack() as stack:
         engine = build_engine(settings, role.allocate, _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS))
         stack.callback(engine.device.close)
@@ -135,18 +136,19 @@ def _serve(
         stack.callback(health.close)
         health.watch(watchdog)
         hello = _hello(role, parts, settings.max_num_seqs, peer_address, health.address)
-        router = RouterLink(context, router_address, to_router, hello, core.status, time.monotonic())
-        stack.callback(router.close)
-        health.watch(LinkCollector(router))
+        dialled = [RouterLink(context, each, to_router, hello, core.status, time.monotonic()) for each in addresses]
+        routers = RouterLinks(dialled)
+        stack.callback(routers.close)
+        health.watch(LinkCollector(routers))
         beat = watch("heartbeat thread")
-        heartbeat = HeartbeatThread(context, router_address, to_router, parts.epoch, core.status(), beat=beat)
+        heartbeat = HeartbeatThread(context, addresses, to_router, parts.epoch, core.status(), beat=beat)
         stack.callback(heartbeat.stop)
         freeze_startup_objects()
         watchdog.start()
         stack.callback(watchdog.close)
         beat = watchdog.beat("engine loop", settings.hang_timeout_s)
-        each_round = engine.executor.guarded(_Announcer(hello, router, health, beat))
-        EngineLoop(core, leg, router, heartbeat, stopper).run(each_round)
+        each_round = engine.executor.guarded(_Announcer(hello, routers, health, beat))
+        EngineLoop(core, leg, routers, heartbeat, stopper).run(each_round)
     if stopper.stays_away:
         emit(Drained(role.name))
 
@@ -157,15 +159,15 @@ class _Announcer:
     that it is, once."""
 
     hello: Hello
-    router: RouterLink
+    routers: RouterLinks
     health: HealthServer
     beat: Beat
     is_done: bool = False
 
     def __call__(self) -> None:
         self.beat.touch()
-        self.health.is_ready = self.router.is_registered
-        if self.router.is_registered and not self.is_done:
+        self.health.is_ready = self.routers.is_registered
+        if self.routers.is_registered and not self.is_done:
             self.is_done = True
             emit(Ready(self.hello.role, self.hello.http_address, peer_address=self.hello.peer_address))
 

@@ -1,6 +1,7 @@
-"""A node's connection to the router: registration, messages in, tokens out.
+"""A node's connection to one router: registration, messages in, tokens out.
 
-Owns the control socket and the session, and knows whether the router lives. Does not know what the messages ask for.
+Owns the control socket and the session, and knows whether the router lives. Does not know what the messages ask for,
+nor of other routers (`node.router_links`).
 
 The router may come later than the node, restart, pause, or vanish, and the connection may break. `Hello` is sent at
 start, whenever a router says that it does not know us, and when its Ping names a session that is not ours. A new
@@ -44,7 +45,7 @@ from wire.messages import (
     control_identity,
     live_key,
 )
-from wire.request_key import RequestKey
+from wire.request_key import RequestKey, owner_of_epoch
 from wire.session import Session, number_of
 
 ROUTER_TIMEOUT_S = 10.0
@@ -59,7 +60,8 @@ _log = logging.getLogger(__name__)
 
 
 class RouterLink:
-    """Registers with one router at a time by `hello` with a fresh status. Used by the engine loop."""
+    """Registers with the router at `address` by `hello` with a fresh status. Used by the engine loop. `owner`: how the
+    ids of this router's requests begin, b"" before it is known. `was_registered`: it has taken this node before."""
 
     def __init__(
         self,
@@ -72,14 +74,15 @@ class RouterLink:
     ) -> None:
         self.socket = links.open_socket(context, zmq.DEALER, settings)
         self.socket.setsockopt(zmq.IDENTITY, control_identity(hello.epoch))
-        self._address, self._settings, self._num_dialled = address, settings, 0
+        self.address, self._settings, self._num_dialled = address, settings, 0
         self._dialled = links.connect(self.socket, address, settings)
         self.num_rejected_messages = 0
         self._hello = hello
         self._status = status
         self._epoch = hello.epoch
         self._session: Session | None = None
-        self._was_registered = self._is_void = self._owes_pong = False
+        self.owner = b""
+        self.was_registered = self._is_void = self.owes_pong = False
         self._heard_s = self._dialled_s = self._retry_s = now_s
         self._retry_delay_s = FIRST_RETRY_S
         self._left_at: int | None = None
@@ -91,9 +94,14 @@ class RouterLink:
         """Whether a router knows this node, as far as can be told."""
         return self._session is not None
 
+    @property
+    def session_number(self) -> int:
+        """The number of the session that it is in, 0 without one."""
+        return 0 if self._session is None else self._session.number
+
     def receive(self, now_s: float) -> tuple[list[Any], bool]:
-        """(requests of the router in order, whether everything asked before them is void now). Raises `Refused` when
-        the router does not take this node, unless one has had it before."""
+        """(requests of the router in order, whether everything that it asked before them is void now). Raises `Refused`
+        when the router does not take this node, unless it has had it before."""
         requests: list[Any] = []
         while True:
             try:
@@ -103,8 +111,10 @@ class RouterLink:
             try:
                 message = ROUTER_TO_NODE.decode(frames[-1])
             except InvalidMessage as error:
-                self.num_rejected_messages += 1
-                _log.warning("message from the router rejected: %s", error)
+                self.reject(str(error))
+                continue
+            except Refused as error:  # it has another version of the protocol
+                self.refused(str(error), now_s)
                 continue
             self._heard_s = now_s
             if number := number_of(frames):
@@ -117,6 +127,11 @@ class RouterLink:
             requests.clear()
         is_void, self._is_void = self._is_void, False
         return requests, is_void
+
+    def reject(self, why: str) -> None:
+        """Count a message of the router that is not acted on."""
+        self.num_rejected_messages += 1
+        _log.warning("message from the router rejected: %s", why)
 
     def send(self, message: object) -> None:
         """Send one message. It arrives although the connection breaks meanwhile; it is dropped when no router knows
@@ -155,15 +170,14 @@ class RouterLink:
             self.send(events)
             first = last
 
-    def answer_ping(self, live: Callable[[], Iterable[RequestKey]]) -> None:
-        """Answer the router's Ping if there was one. To be called when everything that has been received was acted on
-        and reported: `live` are the attempts known to this node then."""
-        session = self._session
-        if session is None or not self._owes_pong:
-            return
-        self._owes_pong = False
-        keys = [live_key(*key) for key in live()][:_MAX_LIVE]
-        self._send_unnumbered(Pong(session.number, session.sent, session.received, b"".join(keys)))
+    def answer_ping(self, live: Iterable[RequestKey], num_other_legs: int = 0, num_other_tokens: int = 0) -> None:
+        """Answer the router's Ping, which is owed. To be called when everything that has been received was acted on and
+        reported: `live` are this router's attempts that are known to this node then. For the rest see `Pong`."""
+        session, self.owes_pong = self._session, False
+        if session is not None:
+            keys = b"".join([live_key(*key) for key in live][:_MAX_LIVE])
+            pong = Pong(session.number, session.sent, session.received, keys, num_other_legs, num_other_tokens)
+            self._send_unnumbered(pong)
 
     def send_handed_over(self, order: HandOver, num_tokens: int) -> None:
         """Answer a `HandOver`."""
@@ -185,21 +199,20 @@ class RouterLink:
         self.socket.close(linger=_CLOSE_LINGER_MS)
 
     def _introduce(self) -> None:
-        number = 0 if self._session is None else self._session.number
-        self._send_unnumbered(replace(self._hello, status=self._status(), session=number))
+        self._send_unnumbered(replace(self._hello, status=self._status(), session=self.session_number))
 
     def _meet(self, message: object, now_s: float) -> bool:
         """Act on a message that is about the session; returns True when everything asked before is void."""
         session = self._session
         if isinstance(message, Welcome):
-            return self._begin_session(message.session)
+            return self._begin_session(message)
         if isinstance(message, Refusal):
-            return self._refused(message.message, now_s)
+            return self.refused(message.message, now_s)
         if isinstance(message, Introduce) or (isinstance(message, Ping) and not self._is_of_session(message.session)):
             if now_s >= self._retry_s:
                 self._introduce()
         elif isinstance(message, Ping) and session is not None:
-            self._owes_pong = True
+            self.owes_pong = True
             session.acknowledge(message.received)
             if session.lacks(message.sent):
                 self._ask(session)
@@ -228,12 +241,12 @@ class RouterLink:
     def _is_of_session(self, number: int) -> bool:
         return self._session is not None and self._session.number == number
 
-    def _begin_session(self, number: int) -> bool:
-        if self._is_of_session(number):
+    def _begin_session(self, welcome: Welcome) -> bool:
+        if self._is_of_session(welcome.session):
             return False
-        self._session = Session(number, NODE_TO_ROUTER)
+        self._session, self.owner = Session(welcome.session, NODE_TO_ROUTER), owner_of_epoch(welcome.epoch)
         self._retry_delay_s = FIRST_RETRY_S
-        self._was_registered = self._is_void = True
+        self.was_registered = self._is_void = True
         return True
 
     def _end_session(self, reason: str) -> None:
@@ -241,12 +254,16 @@ class RouterLink:
         self._session = None
         self._is_void = True
 
-    def _refused(self, reason: str, now_s: float) -> bool:
-        if not self._was_registered:
-            raise Refused(f"the router refused this node: {reason}")
-        _log.error("the router refuses this node, which asks again in %g s: %s", self._retry_delay_s, reason)
-        self._retry_s = now_s + self._retry_delay_s
-        self._retry_delay_s = min(2 * self._retry_delay_s, LAST_RETRY_S)
+    def refused(self, reason: str, now_s: float) -> bool:
+        """Router and node do not go together: end the session, and ask again later. Returns True. Raises `Refused` when
+        this router has never had the node."""
+        if now_s < self._retry_s and self._session is None:
+            return True
+        delay_s = self._retry_delay_s
+        self._retry_s, self._retry_delay_s = now_s + delay_s, min(2 * delay_s, LAST_RETRY_S)
+        if not self.was_registered:
+            raise Refused(f"the router at {self.address} refused this node: {reason}")
+        _log.error("the router at %s refuses this node, which asks again in %g s: %s", self.address, delay_s, reason)
         if self._session is not None:
             self._end_session("the router has refused this node")
         return True
@@ -264,7 +281,7 @@ class RouterLink:
         self._dialled_s = now_s
         self._num_dialled += 1
         self.socket.disconnect(self._dialled)
-        self._dialled = links.connect(self.socket, self._address, self._settings, self._num_dialled)
+        self._dialled = links.connect(self.socket, self.address, self._settings, self._num_dialled)
         self._introduce()
 
     def _send_unnumbered(self, message: object) -> None:

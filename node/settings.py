@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from engine.settings import EngineSettings
 from program.process import LOG_FORMATS
 from program.settings import setting
+from wire import links
+from wire.errors import InvalidSetting
 
+MAX_ROUTERS = 16
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -15,7 +18,11 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 class NodeSettings(EngineSettings):
     """An engine plus its place in a deployment."""
 
-    router: str = setting("tcp://127.0.0.1:8001", "control address of the router, as it prints it")
+    router: str = setting(
+        "tcp://127.0.0.1:8001",
+        "control address of the router, as it prints it; of each router, with commas, if this node serves several",
+        metavar="ADDRESS[,ADDRESS...]",
+    )
     host: str = setting("127.0.0.1", "address this node listens on; beyond loopback a cluster key is needed")
     port: int = setting(
         0,
@@ -37,3 +44,13 @@ class NodeSettings(EngineSettings):
     hang_timeout_s: float = setting(300.0, "seconds after which a step that does not end ends the node; 0: never")
     log_level: str = setting("info", "how much is logged to stderr", choices=LOG_LEVELS)
     log_format: str = setting("text", "lines for people, or one JSON object per line", choices=LOG_FORMATS)
+
+    @property
+    def router_addresses(self) -> tuple[str, ...]:
+        """The addresses of all routers. Raises `InvalidSetting`."""
+        addresses = tuple(links.parse_address(each.strip(), "--router") for each in self.router.split(","))
+        if len(set(addresses)) < len(addresses):
+            raise InvalidSetting(f"--router {self.router!r:.200} names an address twice")
+        if len(addresses) > MAX_ROUTERS:
+            raise InvalidSetting(f"--router names {len(addresses)} routers: a node serves {MAX_ROUTERS} at most")
+        return addresses

@@ -150,9 +150,10 @@ class PrefillLeg:
             if not prompt.wanted:
                 self._thread.post(CancelSending(prompt.handoff, "cancelled"))
 
-    def cancel_all(self, now_s: float) -> None:
+    def cancel_all(self, now_s: float, owner: bytes = b"") -> None:
         """See `Leg`."""
-        for key in [key for key, prompt in self._prompt_of.items() if key in prompt.wanted]:
+        wanted = [key for key, prompt in self._prompt_of.items() if key in prompt.wanted]
+        for key in [key for key in wanted if key.handoff_id.startswith(owner)]:
             self.cancel(key, now_s)
             self._failures.append((key, RequestFailed("the router was silent for too long")))
 

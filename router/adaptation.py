@@ -56,7 +56,7 @@ class Adaptation(Collector):
             ]
             change = control.decide(window, mixed)
             if change is not None:
-                nodes[change.epoch].preference = change.preference
+                self._registry.prefer(change.epoch, change.preference)
                 self._changes[model, change.preference, change.reason] += 1
                 shares = (window.num_in_time, window.num_first, window.num_kept_pace, window.num_streams)
                 text = "node %s prefers %s from now on: %s; %d of %d first tokens in time, %d of %d streams in pace"

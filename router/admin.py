@@ -77,7 +77,7 @@ class Admin:
         node = self._named(order.node)
         if node is None or not node.hello.prefers:
             return _not_found("no mixed node of that name is registered", "node_not_found")
-        node.preference = order.role
+        self.nodes.prefer(node.epoch, order.role)
         _log.info("node %s prefers %s from now on: an operator said so", node.node_id, order.role)
         answer = {"node": node.node_id, "prefers": order.role}
         return web.Response(body=json_bytes(answer), content_type="application/json")

@@ -74,7 +74,7 @@ def build_app(
         return web.Response(status=200 if is_ready else 503, body=json_bytes(body), content_type="application/json")
 
     async def render_metrics(http: web.Request) -> web.Response:
-        return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=await metrics.render_aside(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app.router.add_post("/v1/chat/completions", endpoints.chat)
     app.router.add_post("/v1/completions", endpoints.completions)

@@ -50,8 +50,9 @@ from wire.session import number_of
 PING_INTERVAL_S = 0.5
 UNREACHABLE_S = 0.3
 """A connection that was cut is made again within 0.1 s."""
+_PINGED_PER_TURN = 16
 _MAX_PER_TURN = 256
-_MAX_TURN_S = 0.05
+_MAX_TURN_S = 0.01
 _log = logging.getLogger(__name__)
 
 
@@ -295,6 +296,7 @@ class ControlLink:
                 self._send_frames(control_identity(node.epoch), frames)
             return
         session.acknowledge(message.received)
+        node.num_other_legs, node.num_other_prompt_tokens = message.num_other_legs, message.num_other_prompt_tokens
         if session.lacks(message.sent):
             self._ask(node)
         else:
@@ -319,7 +321,7 @@ class ControlLink:
         self._registry.register(hello, self._clock())
         node = self._registry.get(hello.epoch)
         if node is not None:
-            self._send(identity, Welcome(node.session.number))
+            self._send(identity, Welcome(node.session.number, self._registry.epoch))
             handler.on_node_joined(node)
 
     def _refuse(self, nodes: Sequence[Node], hello: Hello, handler: ControlHandler) -> None:
@@ -332,14 +334,23 @@ class ControlLink:
     async def _ping_forever(self, handler: ControlHandler) -> None:
         last_s = self._clock()
         while True:
-            await asyncio.sleep(PING_INTERVAL_S)
+            await self._ping_in_turns()
             now_s = self._clock()
             # after a pause of this process, silence proves nothing: every node gets the missed time back
             pause_s, last_s = now_s - last_s - PING_INTERVAL_S, now_s
             for node in self._registry.all():
                 node.heard_s += max(0.0, pause_s)
-            self._suspect([node for node in self._registry.all() if not self.is_reachable(node)])
             self._lose(self._registry.overdue(now_s), "its heartbeat stopped", handler)
+
+    async def _ping_in_turns(self) -> None:
+        """Ping every node within an interval, a few at a time: all of many at once would hold up the tokens."""
+        begun_s = self._clock()
+        num_turns = max(1, -(-len(self._registry) // _PINGED_PER_TURN))
+        for turn in range(num_turns):
+            due_s = begun_s + (turn + 1) * PING_INTERVAL_S / num_turns
+            await asyncio.sleep(max(0.0, due_s - self._clock()))
+            few = [node for node in self._registry.all() if node.epoch % num_turns == turn]
+            self._suspect([node for node in few if not self.is_reachable(node)])
 
     def is_reachable(self, node: Node) -> bool:
         """Send a Ping; False when there is no connection for it."""
@@ -365,7 +376,7 @@ class ControlLink:
     def _lose(self, nodes: Sequence[Node], reason: str, handler: ControlHandler) -> None:
         lost = [node for node in nodes if self._registry.remove(node.epoch) is not None]
         for node in lost:
-            if node.is_leaving and not node.load:
+            if node.is_leaving and not node.num_legs:
                 _log.debug("%s node %s has left", node.role, node.node_id)
             else:
                 _log.warning("%s node %s is lost: %s", node.role, node.node_id, reason)

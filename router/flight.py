@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -45,6 +44,7 @@ from router.suspicion import Suspicion
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, NoNode, Overloaded, RequestFailed, TransferFailed, remote_error
 from wire.messages import Cancel, Failed, HandedOver, PromptLogprobs, TokenEvent
+from wire.request_key import new_handoff_id, owner_of_epoch
 
 _RETRYABLE = (RequestFailed, Overloaded)
 _MAX_TRANSFER_FAILURES = 2
@@ -56,7 +56,7 @@ class Flight:
     loop."""
 
     def __init__(self, context: FlightContext, request: RelayRequest, inbox: Inbox, index: int) -> None:
-        self.handoff_id = secrets.token_bytes(16)
+        self.handoff_id = new_handoff_id(owner_of_epoch(context.routing.registry.epoch))
         self._context = context
         self._request = request
         self._inbox = inbox
@@ -292,7 +292,7 @@ class Flight:
         """Try again where that can help, otherwise hand the error to the reader. `lost_epoch`: of the node that was
         lost, if that was the reason."""
         loop = asyncio.get_running_loop()
-        delay_s = self._retries.failed(loop.time(), lost_epoch)
+        delay_s = self._retries.failed(loop.time(), lost_epoch, is_refusal=isinstance(error, Overloaded))
         if self._suspicion.is_certain:
             error = RequestFailed("nodes were lost again and again as they began to compute this request")
         if self._suspicion.is_certain or not isinstance(error, _RETRYABLE) or not self._retries.allow_another:

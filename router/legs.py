@@ -121,9 +121,12 @@ class Legs:
         self._prefill_load = prefill_load
         self._computes = route.prefill or route.decode
         self._prompt = prompt
-        route.decode.load += 1
+        for node in (route.decode, route.prefill):
+            if node is not None:
+                node.live_keys[cancel.handoff_id] = live_key(cancel.handoff_id, cancel.attempt)
+        route.decode.num_legs += 1
         if route.prefill is not None:
-            route.prefill.load += prefill_load
+            route.prefill.num_legs += prefill_load
             route.decode.num_awaiting += 1
 
     @property
@@ -149,12 +152,14 @@ class Legs:
     def leave(self) -> None:
         """The node that generated has ended its leg, and hands its KV over."""
         if self._decode is not None:
-            self._decode.load -= 1
+            self._decode.num_legs -= 1
+            self._decode.live_keys.pop(self._cancel.handoff_id, None)
             self._decode = None
 
     def run_on(self, epoch: int) -> bool:
         """Whether a leg that is not over runs on the node of that epoch."""
-        return any(node is not None and node.epoch == epoch for node in (self._prefill, self._decode))
+        prefill, decode = self._prefill, self._decode
+        return (decode is not None and decode.epoch == epoch) or (prefill is not None and prefill.epoch == epoch)
 
     def are_missed(self, node: Node, live: AbstractSet[bytes], received: int) -> bool:
         """Whether the node, which knows the attempts `live` and has had every message up to `received`, has forgotten
@@ -191,7 +196,8 @@ class Legs:
 
     def _end_prefill(self) -> None:
         if self._prefill is not None:
-            self._prefill.load -= self._prefill_load
+            self._prefill.num_legs -= self._prefill_load
+            self._prefill.live_keys.pop(self._cancel.handoff_id, None)
             self._prefill = None
             if self._decode is not None:
                 self._decode.num_awaiting -= 1

@@ -64,7 +64,7 @@ class Movable(Protocol):
 
 
 class Moves:
-    """See the module. `flights` are all requests in flight, by any key."""
+    """See the module. `flights` are all requests in flight, by handoff id."""
 
     def __init__(self, registry: NodeRegistry, flights: Mapping[bytes, Movable]) -> None:
         self._registry = registry
@@ -88,7 +88,7 @@ class Moves:
 
     def _round(self) -> None:
         self._leaving = {
-            epoch: node for epoch, node in self._leaving.items() if self._registry.get(epoch) is node and node.load
+            epoch: node for epoch, node in self._leaving.items() if self._registry.get(epoch) is node and node.num_legs
         }
         for node in self._leaving.values():
             self._move_some(node)
@@ -96,8 +96,12 @@ class Moves:
         self._timer = loop.call_later(ROUND_S, self._round) if self._leaving else None
 
     def _move_some(self, source: Node) -> None:
-        room = MAX_AT_ONCE - sum(flight.is_moving for flight in self._flights.values())
-        for flight in self._flights.values():
+        room = MAX_AT_ONCE - sum(flight.is_moving for node in self._leaving.values() for flight in self._on(node))
+        for flight in self._on(source):
             if room <= 0:
                 return
             room -= flight.move_from(source)
+
+    def _on(self, node: Node) -> list[Movable]:
+        """The requests that generate there, or whose KV has yet to leave."""
+        return [self._flights[handoff_id] for handoff_id in node.live_keys if handoff_id in self._flights]

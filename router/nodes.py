@@ -11,7 +11,8 @@ serve.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -36,22 +37,30 @@ def _new_session() -> Session:
 @dataclass(slots=True)
 class Node:
     """One registration of a node, whose life is named by its epoch. `model` is the served model whose weights it has.
-    `load` counts legs, also those that the node has not received yet; `num_awaiting` of them wait for the KV of a
-    prompt that another node computes. `prompts` are those that it has to compute itself. `num_steps` counts those that
-    have told tokens. `preference`: which legs it is given where there is a choice; "" becomes that of its Hello.
-    `session` is the router's end of it. `rival`: the epoch of another one that wants to join under the same node_id,
-    and when it first asked."""
+    `num_legs` counts those that this router has given it, also those that it has not received yet; `num_awaiting` of
+    them wait for the KV of a prompt that another node computes. `live_keys` are those of the attempts that legs are of,
+    by handoff id, in the order in which they were sent, and `missed_ids` those that it did not know when it last said
+    which it knows, for the `num_pongs`th time. `prompts` are those that it has to compute itself.
+    `num_other_legs` and `num_other_prompt_tokens` are of other routers, as of its last `Pong`. `num_steps` counts those
+    that have told tokens. `preference`: which legs it is given where there is a choice, see `NodeRegistry.prefer`; ""
+    becomes that of its Hello. `session` is the router's end of it. `rival`: the epoch of another one that wants to join
+    under the same node_id, and when it first asked."""
 
     hello: Hello
     model: str
     heard_s: float
     status: NodeStatus
-    load: int = 0
+    num_legs: int = 0
     num_awaiting: int = 0
+    num_other_legs: int = 0
+    num_other_prompt_tokens: int = 0
     num_steps: int = 0
     prompts: PromptQueue = field(default_factory=PromptQueue)
     is_leaving: bool = False
     preference: str = ""
+    live_keys: dict[bytes, bytes] = field(default_factory=dict)
+    missed_ids: set[bytes] = field(default_factory=set)
+    num_pongs: int = 0
     cached_hashes: set[bytes] = field(default_factory=set)
     session: Session = field(default_factory=_new_session)
     rival: tuple[int, float] | None = None
@@ -83,6 +92,11 @@ class Node:
         return self.preference in (role, BOTH)
 
     @property
+    def load(self) -> int:
+        """Legs of all routers."""
+        return self.num_legs + self.num_other_legs
+
+    @property
     def num_decoding(self) -> int:
         """Its legs whose prompt is computed: about the requests that it has in a step."""
         return max(0, self.load - self.num_awaiting - len(self.prompts))
@@ -93,17 +107,44 @@ class Node:
         return self.status.num_held_blocks * self.hello.layout.block_size
 
 
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Of all nodes of a model; see `NodeRegistry`."""
+
+    most_tokens: int | None
+    fewest_tokens: int
+    fewest_seqs: int | None
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node]) -> _Limits:
+        sizes = [node.hello.max_request_tokens for node in nodes]
+        decode_sizes = [node.hello.max_request_tokens for node in nodes if node.role == DECODE]
+        fewest_seqs = min((node.hello.max_num_seqs for node in nodes), default=None)
+        return cls(max(decode_sizes or sizes, default=None), min(sizes, default=0), fewest_seqs)
+
+
 class NodeRegistry:
     """Registered nodes by epoch. `fingerprints`: of each served model, by its name, that of the router's own
     checkpoint, or None if it has no weights: then the first node of an unknown fingerprint decides. At most one model
     may have None. `tokenizers`: of each served model the digest of the router's tokenizer; a node that has another one
-    would read grammars differently, one without any cannot serve them."""
+    would read grammars differently, one without any cannot serve them. `epoch` names this life of the router, by
+    default at random: nodes may serve other routers too, and tell them apart by it."""
 
-    def __init__(self, fingerprints: Mapping[str, str | None], tokenizers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        fingerprints: Mapping[str, str | None],
+        tokenizers: Mapping[str, str] | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        self.epoch = secrets.randbits(63) if epoch is None else epoch
         self._fingerprints = dict(fingerprints)
         self._tokenizers = dict(tokenizers or {})
         self._nodes: dict[int, Node] = {}
         self._claims: dict[str, tuple[Hello, float]] = {}
+        # what was found since a node has joined or left: every request asks
+        self._available: dict[tuple[str, str], list[Node]] = {}
+        self._limits: dict[str, _Limits] = {}
+        self._staying_decodes: list[Node] | None = None
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -124,8 +165,10 @@ class NodeRegistry:
     def available(self, role: str, model: str, without: AbstractSet[int] = frozenset()) -> list[Node]:
         """Nodes of a model that are to be given legs of a role, in order of registration; nodes in `without` only if
         there is no other. Somebody has to decode: if nobody prefers to, whoever can."""
-        wanted = (role, BOTH)
-        nodes = [node for node in self.of_model(model) if node.preference in wanted and not node.is_leaving]
+        nodes = self._available.get((role, model))
+        if nodes is None:
+            nodes = [node for node in self.of_model(model) if node.prefers(role) and not node.is_leaving]
+            self._available[role, model] = nodes
         left = [node for node in nodes if node.epoch not in without] if without else nodes
         return left or (self.able(role, model, without) if role == DECODE else nodes)
 
@@ -134,6 +177,13 @@ class NodeRegistry:
         able = [node for node in self.of_model(model) if node.does(role) and not node.is_leaving]
         return [node for node in able if node.epoch not in without] or able
 
+    def prefer(self, epoch: int, role: str) -> None:
+        """A mixed node is given other legs from now on. Nothing happens when it is gone."""
+        node = self._nodes.get(epoch)
+        if node is not None:
+            node.preference = role
+            self._forget_views()
+
     def of_model(self, model: str) -> list[Node]:
         """The registered nodes of a model."""
         return [node for node in self._nodes.values() if node.model == model]
@@ -141,13 +191,39 @@ class NodeRegistry:
     def max_request_tokens(self, model: str) -> int | None:
         """The longest prompt plus output that a node of a model can hold, of its decode nodes if it has any; None while
         it has no node."""
-        nodes = self.of_model(model)
-        sizes = [node.hello.max_request_tokens for node in nodes if node.role == DECODE]
-        return max(sizes or [node.hello.max_request_tokens for node in nodes], default=None)
+        return self._limits_of(model).most_tokens
+
+    def fewest_request_tokens(self, model: str) -> int:
+        """The longest prompt plus output that each node of a model can hold."""
+        return self._limits_of(model).fewest_tokens
 
     def max_num_seqs(self, model: str) -> int | None:
         """Requests that every node of a model can compute together; None while it has no node."""
-        return min((node.hello.max_num_seqs for node in self.of_model(model)), default=None)
+        return self._limits_of(model).fewest_seqs
+
+    @property
+    def staying_decodes(self) -> Sequence[Node]:
+        """The nodes of all models that prefer to decode, or else can, and do not leave."""
+        if self._staying_decodes is None:
+            able = [node for node in self._nodes.values() if node.does(DECODE) and not node.is_leaving]
+            self._staying_decodes = [node for node in able if node.prefers(DECODE)] or able
+        return self._staying_decodes
+
+    @property
+    def num_decoded_together(self) -> int:
+        """Requests that all of them can compute together."""
+        return sum(node.hello.max_num_seqs for node in self.staying_decodes)
+
+    def _limits_of(self, model: str) -> _Limits:
+        found = self._limits.get(model)
+        if found is None:
+            found = self._limits[model] = _Limits.of(self.of_model(model))
+        return found
+
+    def _forget_views(self) -> None:
+        self._available.clear()
+        self._limits.clear()
+        self._staying_decodes = None
 
     def predecessor(self, hello: Hello, now_s: float) -> Node | None:
         """The registered node with the node_id of `hello` and another epoch, whose successor the sender wants to be.
@@ -168,8 +244,8 @@ class NodeRegistry:
         """The registered nodes of the model of `hello` with another layout, if more nodes that have served before want
         the layout of `hello`: after a restart of the router it must not count which of them was the first to join."""
         others = [node for node in self._nodes.values() if node.hello.fingerprint == hello.fingerprint]
-        others = [node for node in others if node.hello.layout != hello.layout]
-        if not others or not (hello.session or hello.node_id in self._claims):
+        # they have one layout, all of them: each would take as long to compare as the rest of a join
+        if not others or others[0].hello.layout == hello.layout or not (hello.session or hello.node_id in self._claims):
             return []
         alive = {name: claim for name, claim in self._claims.items() if now_s - claim[1] < CLAIM_S}
         self._claims = dict([*alive.items(), (hello.node_id, (hello, now_s))][-_MAX_CLAIMS:])
@@ -187,6 +263,7 @@ class NodeRegistry:
         earlier = next((node for node in self._nodes.values() if node.node_id == hello.node_id), None)
         if earlier is not None:
             del self._nodes[earlier.epoch]
+        self._forget_views()
         self._claims.pop(hello.node_id, None)
         self._nodes[hello.epoch] = Node(hello, model, now_s, hello.status)
         _log.info("%s node %s joined for %s: %d blocks", hello.role, hello.node_id, model, hello.num_blocks)
@@ -217,12 +294,14 @@ class NodeRegistry:
         node = self._nodes.get(epoch)
         if node is not None and not node.is_leaving:
             node.is_leaving = True
+            self._forget_views()
             # an idle node that leaves is a stop as planned: worth a line only to who looks for it
-            level = logging.INFO if node.load else logging.DEBUG
-            _log.log(level, "%s node %s is leaving: %d requests to finish", node.role, node.node_id, node.load)
+            level = logging.INFO if node.num_legs else logging.DEBUG
+            _log.log(level, "%s node %s is leaving: %d requests to finish", node.role, node.node_id, node.num_legs)
 
     def remove(self, epoch: int) -> Node | None:
         """Forget a node that is gone."""
+        self._forget_views()
         return self._nodes.pop(epoch, None)
 
     def overdue(self, now_s: float) -> list[Node]:
@@ -246,9 +325,9 @@ class NodeRegistry:
         tokenizer = self._tokenizers.get(model, "")
         if tokenizer and hello.tokenizer and tokenizer != hello.tokenizer:
             raise Refused(f"tokenizer differs: {tokenizer} here, {hello.tokenizer} at {hello.node_id}")
-        for other in others:
-            if other.model == model:
-                other.hello.layout.require_same(hello.layout, hello.node_id)
+        other = next((other for other in others if other.model == model), None)
+        if other is not None:
+            other.hello.layout.require_same(hello.layout, hello.node_id)
         return model
 
     def _fingerprint_of(self, model: str, nodes: list[Node]) -> str | None:

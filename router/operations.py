@@ -8,6 +8,7 @@ secret in it stays hidden. Endpoints of pooling models answer that there is none
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.metadata
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -118,15 +119,17 @@ def shown_settings(settings: object) -> dict[str, object]:
 
 
 def node_info(node: Node) -> dict[str, object]:
-    """What the router knows of a node, as `/server_info` and the page show it."""
+    """What the router knows of a node, as `/server_info` and the page show it. `life` differs after each start."""
     hello, status = node.hello, node.status
     return {
         "id": node.node_id,
+        "life": hashlib.blake2b(node.epoch.to_bytes(8, "little"), digest_size=8).hexdigest(),
         "role": node.role,
         "prefers": [role for role in (PREFILL, DECODE) if node.prefers(role)],
         "model": node.model,
         "is_leaving": node.is_leaving,
         "load": node.load,
+        "num_requests_of_other_routers": node.num_other_legs,
         "num_running": status.num_running,
         "num_waiting": status.num_waiting,
         "num_blocks": hello.num_blocks,

@@ -123,8 +123,7 @@ class _Prompt:
 
     def offers(self, nodes: Sequence[Node], tpot_s: float, preferred: Node | None) -> list[_Offer]:
         """Of the nodes with the shortest queues, and of the `preferred` one, which has most of the prompt cached."""
-        now_s = self.now_s
-        waits = [(node.prompts.wait_s(now_s), node is not preferred, number) for number, node in enumerate(nodes)]
+        waits = [(self._wait_s(node), node is not preferred, number) for number, node in enumerate(nodes)]
         if len(waits) > _MAX_COMPARED:
             waits.sort()
             waits = waits[:_MAX_COMPARED] + [each for each in waits[_MAX_COMPARED:] if not each[1]]
@@ -142,6 +141,13 @@ class _Prompt:
         taken, num_left = max(chunk, _SMALLEST_CHUNK), self.num_tokens - num_cached
         seconds = cost.prompt_s(num_left, num_cached, taken, num_decodes, context)
         return _Offer(wait_s + seconds, seconds, node, chunk >= _SMALLEST_CHUNK)
+
+    def _wait_s(self, node: Node) -> float:
+        """How long the prompt waits for those before it, of this router and of others."""
+        wait_s, num_tokens = node.prompts.wait_s(self.now_s), node.num_other_prompt_tokens
+        if not num_tokens:
+            return wait_s
+        return wait_s + self._cost_of(node).prompt_s(num_tokens, 0, _ALONE_CHUNK, 0, 0)
 
     def _cost_of(self, node: Node) -> StepCost:
         own = node.status.cost

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from wire.errors import InvalidSetting
@@ -45,9 +46,16 @@ class Prefix:
 
     def choose(self, candidates: Sequence[CandidateT], prompt_hashes: Sequence[bytes]) -> CandidateT:
         """See `Policy`."""
-        limit = min(node.load for node in candidates) + _MAX_EXTRA_LOAD
-        fit = [node for node in candidates if node.load <= limit]
-        return min(fit, key=lambda node: (-num_cached_blocks(node, prompt_hashes), node.load))
+        by_load = sorted(candidates, key=attrgetter("load"))
+        chosen, limit = by_load[0], by_load[0].load + _MAX_EXTRA_LOAD
+        most = num_cached_blocks(chosen, prompt_hashes)
+        for node in by_load:
+            if most == len(prompt_hashes) or node.load > limit:
+                break
+            # one look tells a node that cannot have more, however long the prompt is
+            if prompt_hashes[most] in node.cached_hashes and num_cached_blocks(node, prompt_hashes) > most:
+                chosen, most = node, num_cached_blocks(node, prompt_hashes)
+        return chosen
 
 
 class LeastLoaded:

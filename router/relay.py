@@ -30,11 +30,13 @@ from router.route import Route
 from router.routing import Routing
 from router.suspicion import Probation
 from wire.errors import BatonError, ContextLengthExceeded, NoNode, Overloaded
-from wire.messages import DECODE, Cancel, Drain, Failed, HandedOver, PromptLogprobs, Tokens
+from wire.messages import Cancel, Drain, Failed, HandedOver, PromptLogprobs, Tokens
 
 _ADMITTED_PER_SEQ = 4
 """Requests in flight for each one that decode nodes can compute together: while some generate, the prompts of others
 are computed and moved."""
+_PONGS_PER_LOOK = 4
+"""Requests that a node knows are looked at with each fourth of its Pongs, whether they go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +102,14 @@ class Relay:
 
     @property
     def capacity(self) -> int:
-        """For how many requests the nodes have use: more would only wait there, in no fair order. Those that wait for
-        their readers are not at any node."""
-        able = [node for node in self._registry.all() if node.does(DECODE) and not node.is_leaving]
-        nodes = [node for node in able if node.prefers(DECODE)] or able
-        num_served = _ADMITTED_PER_SEQ * sum(node.hello.max_num_seqs for node in nodes)
-        return num_served + self.node_wait.num_paused if num_served else self._max_concurrent_requests
+        """For how many requests the nodes have use: more would only wait there, in no fair order. What other routers
+        have there leaves less, but no less than half: they hold back too. Those that wait for their readers are not at
+        any node."""
+        num_served = _ADMITTED_PER_SEQ * self._registry.num_decoded_together
+        if not num_served:
+            return self._max_concurrent_requests
+        num_of_others = sum(node.num_other_legs for node in self._registry.staying_decodes)
+        return max(num_served - num_of_others, num_served // 2) + self.node_wait.num_paused
 
     def check_size(self, model: str, num_prompt_tokens: int, max_tokens: int | None, param: str) -> int | None:
         """How many of `max_tokens` (None: as many as there is room for) fit behind a prompt on the largest node of
@@ -208,8 +212,15 @@ class Relay:
 
     def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
         """See `ControlHandler`."""
-        for flight in self._flights.values():
-            flight.on_live(node, live, received)
+        node.num_pongs += 1
+        looks_at_all = node.num_pongs % _PONGS_PER_LOOK == 0
+        missed_before = node.missed_ids
+        node.missed_ids = {handoff_id for handoff_id, key in node.live_keys.items() if key not in live}
+        for handoff_id in list(node.live_keys):
+            if looks_at_all or handoff_id in node.missed_ids or handoff_id in missed_before:
+                flight = self._flights.get(handoff_id)
+                if flight is not None:
+                    flight.on_live(node, live, received)
 
     def stop_waiting(self) -> None:
         """The router shuts down: no request waits for a node any more, and none is moved."""
@@ -226,5 +237,9 @@ class Relay:
 
     def on_node_lost(self, node: Node, reason: str) -> None:
         """See `ControlHandler`."""
-        for flight in self._flights.values():
+        for flight in self._flights_on(node):
             flight.on_node_lost(node, reason)
+
+    def _flights_on(self, node: Node) -> list[Flight]:
+        """The requests that have a leg there. Others do not care what becomes of a node, and there may be many."""
+        return [self._flights[handoff_id] for handoff_id in node.live_keys if handoff_id in self._flights]

@@ -3,7 +3,8 @@
 A node that was lost is one reason, however many attempts it cost, and none any more when the same life of it comes
 back: then only its connection was lost. Every failure that a node reports is a reason of its own. The first attempt
 after a quiet time begins at once; failures that follow each other closely wait longer each time, because what broke one
-node's connection may break those of the others in the same second.
+node's connection may break those of the others in the same second. A node that has no room, because other routers use
+it too, has refused and not failed: the request goes elsewhere, or asks again until its deadline.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ class Retries:
         """Whether another attempt may begin."""
         return len(self._lost) + self._num_failures < self._max_reasons
 
-    def failed(self, now_s: float, lost_epoch: int | None = None) -> float:
-        """An attempt failed, because that node was lost or because it said so (None). Returns the seconds that another
-        one has to wait."""
+    def failed(self, now_s: float, lost_epoch: int | None = None, *, is_refusal: bool = False) -> float:
+        """An attempt failed, because that node was lost or because it said so (None); `is_refusal`: it had no room.
+        Returns the seconds that another one has to wait."""
         if lost_epoch is None:
-            self._num_failures += 1
+            self._num_failures += not is_refusal
         else:
             self._lost.add(lost_epoch)
         is_quiet = self._failed_s is None or now_s - self._failed_s > QUIET_S

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from engine.cache.hashing import extend_hashes, root_hash
 from router.goals import Goals
@@ -20,6 +21,8 @@ from router.route import Route
 from router.suspicion import Confinement, Probation
 from wire.errors import NoNode
 from wire.messages import DECODE, PREFILL
+
+_Find: TypeAlias = Callable[[str, str, AbstractSet[int]], list[Node]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,8 @@ class Routing:
         Raises `NoNode` without a decode node, and `Overloaded` when it is refused because it would miss its goals.
         """
         find = self.registry.available if confinement is None else self.registry.able
-        decodes = _with_room(find, DECODE, model, avoided, len(token_ids) + (max_tokens or 1))
-        prefills = _with_room(find, PREFILL, model, avoided, len(token_ids) + 1) if allows_handoff else []
+        decodes = self._with_room(find, DECODE, model, avoided, len(token_ids) + (max_tokens or 1))
+        prefills = self._with_room(find, PREFILL, model, avoided, len(token_ids) + 1) if allows_handoff else []
         if confinement is not None:
             decodes, prefills = self._confined(confinement, decodes, prefills)
         if not decodes:
@@ -90,9 +93,18 @@ class Routing:
     ) -> Node | None:
         """The decode node with the least load that can go on at once with a request of so many tokens, and has room for
         what it may become; None: there is none now."""
-        decodes = _with_room(self.registry.available, DECODE, model, avoided, num_tokens + (max_tokens or 1))
+        decodes = self._with_room(self.registry.available, DECODE, model, avoided, num_tokens + (max_tokens or 1))
         able = [node for node in decodes if node.load < node.hello.max_num_seqs and _has_blocks(node, num_tokens + 1)]
         return min(able, key=lambda node: node.load, default=None)
+
+    def _with_room(self, find: _Find, role: str, model: str, avoided: AbstractSet[int], num_tokens: int) -> list[Node]:
+        able = find(role, model, avoided)
+        if num_tokens <= self.registry.fewest_request_tokens(model):
+            return able
+        fit = [node for node in able if node.hello.max_request_tokens >= num_tokens]
+        if fit or not avoided:
+            return fit
+        return [node for node in find(role, model, frozenset()) if node.hello.max_request_tokens >= num_tokens]
 
     def _confined(
         self, confinement: Confinement, decodes: Sequence[Node], prefills: Sequence[Node]
@@ -108,19 +120,6 @@ class Routing:
             else:
                 fit = list(decodes) if again else []
         return fit, again
-
-
-def _with_room(
-    find: Callable[[str, str, AbstractSet[int]], list[Node]],
-    role: str,
-    model: str,
-    avoided: AbstractSet[int],
-    num_tokens: int,
-) -> list[Node]:
-    fit = [node for node in find(role, model, avoided) if node.hello.max_request_tokens >= num_tokens]
-    if fit or not avoided:
-        return fit
-    return [node for node in find(role, model, frozenset()) if node.hello.max_request_tokens >= num_tokens]
 
 
 def _has_blocks(node: Node, num_tokens: int) -> bool:

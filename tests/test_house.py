@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "baton": ("wire", "engine", "launch", "baton"),
     "demo": ("demo",),
     "bench.plan": ("wire", "program", "engine", "router", "bench"),
+    "bench.scale": ("wire", "program", "demo", "engine", "router", "bench"),
     "bench": ("wire", "program", "device", "demo", "engine", "kvtransfer", "node", "bench"),
 }
 TORCH_FREE = (

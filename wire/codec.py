@@ -47,6 +47,7 @@ legs and its handoff (`forks`, `firsts`).
 9: grammars that an output must obey (`grammar`), and the digest of a node's tokenizer.
 10: what a node's steps cost; grammars of the kind "lark"; a decode node hands the KV of a running request to another
 one (`HandOver`), and a node is asked to finish (`Drain`); addresses name the key of who listens there.
+11: a node serves several routers: ids of requests begin with the epoch of their router.
 """
 
 _MAGIC = b"BT"

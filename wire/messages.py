@@ -1,8 +1,8 @@
 """Messages between the router and the nodes. `docs/protocol.md` says when each is sent and what answers it.
 
-One connection per node: the node dials the router's control address and stays connected. A request is named by its
-`handoff_id` (128 random bits, chosen by the router) and `attempt`; whatever carries an older attempt is dropped.
-Prompts are token ids: text lives at the router only.
+One connection per node and router: the node dials each router's control address and stays connected. A request is
+named by its `handoff_id` (128 bits, chosen by the router, see `wire.request_key`) and `attempt`; whatever carries an
+older attempt is dropped. Prompts are token ids: text lives at the router only.
 """
 
 from __future__ import annotations
@@ -79,9 +79,11 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Router -> node: registered. Another `session` than before means every earlier request is void."""
+    """Router -> node: registered. Another `session` than before means every earlier request of this router is void.
+    `epoch` is the router's, random for each life of it: its requests begin with it."""
 
     session: U64
+    epoch: U64 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +108,15 @@ class Ping:
 @dataclass(frozen=True, slots=True)
 class Pong:
     """Node -> router, the answer to a Ping. `sent` and `received` are the node's, and `live` are the attempts that it
-    knows, as of then: 20 bytes each, the handoff id and the attempt as u32, laid end to end."""
+    knows of this router, as of then: 20 bytes each, the handoff id and the attempt as u32, laid end to end.
+    `num_other_legs`: those of other routers. `num_other_prompt_tokens`: of their prompts, what is not computed yet."""
 
     session: U64
     sent: U64
     received: U64
     live: Annotated[bytes, Length(2**20)]
+    num_other_legs: _Count = 0
+    num_other_prompt_tokens: _Count = 0
 
     @property
     def live_keys(self) -> frozenset[bytes]:

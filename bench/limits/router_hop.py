@@ -218,9 +218,15 @@ def router_ratios(samples: RouterSamples) -> list[Ratio]:
 
 
 def receive_streams(
-    base_url: str, model: str, prompts: Sequence[Sequence[int]], num_tokens: int, limit_s: float
+    base_url: str,
+    model: str,
+    prompts: Sequence[Sequence[int]],
+    num_tokens: int,
+    limit_s: float,
+    when_read: Callable[[], None] = lambda: None,
 ) -> list[Received]:
-    """Send all prompts at once and read their streams to the end, `limit_s` at most.
+    """Send all prompts at once and read their streams to the end, `limit_s` at most. `when_read` is called each time
+    that what has come was read.
 
     No client for anything else: it knows that every event of a stream is one token. Raises `RequestFailed` when an
     answer is an error, or not one event for each of `num_tokens` tokens.
@@ -249,6 +255,7 @@ def receive_streams(
                 key.data.append((time.monotonic(), piece))
                 if not piece:
                     selector.unregister(key.fileobj)
+            when_read()
     return [Received(at_s, _stamps(pieces, num_tokens)) for at_s, (_, pieces) in zip(sent_s, streams, strict=True)]
 
 

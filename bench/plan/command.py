@@ -38,6 +38,10 @@ from router.goals import Goals
 from wire.errors import InvalidSetting
 from wire.step_cost import StepCost
 
+_DESCRIPTION = (
+    "Compute what goals and nodes would do with a load, from the step costs that running nodes have measured. What of "
+    "a model fits on which devices is another question, which `baton plan` answers from its config alone."
+)
 _FAMILY = "baton:step_cost_seconds"
 _TIMEOUT_S = 5.0
 _MAX_BYTES = 2**22
@@ -68,7 +72,7 @@ class PlanSettings:
 
 def main(arguments: Sequence[str]) -> int:
     """Compute and print. Raises `InvalidSetting`."""
-    parser = CommandParser(prog="baton bench plan", description="Compute what goals and nodes would do with a load.")
+    parser = CommandParser(prog="baton bench plan", description=_DESCRIPTION)
     settings, dataset = parse_settings(parser, arguments, PlanSettings, DatasetSettings)
     require_at_least(settings, prefill=1, decode=1, goal_ttft_ms=0, goal_tpot_ms=0, num_blocks=1, max_num_seqs=1)
     candidates = deployments(settings)

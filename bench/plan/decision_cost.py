@@ -51,7 +51,7 @@ def decision_s(num_nodes: int, num_tokens: int, goals: Goals | None) -> float:
         hello = Hello(DECODE, f"n{number}", number + 1, "plan", layout, "a", "", 8192, 10**5, 64, _STATUS, "")
         registry.register(replace(hello, prefers=prefers), 0.0)
     for node in registry.all():
-        node.load = chance.randrange(1, 20)
+        node.num_legs = chance.randrange(1, 20)
         for _ in range(chance.randrange(1, 4)):
             node.prompts.add(chance.random(), 0.0)
     placement = None if goals is None else Placement(goals)

@@ -18,16 +18,18 @@ def root_hash(fingerprint: str, salt: bytes) -> bytes:
     return blake2b(salt, digest_size=HASH_BYTES, key=fingerprint.encode()[:64]).digest()
 
 
-def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Hash of a full block of `token_ids` whose predecessor is `parent`."""
-    return blake2b(parent + array("I", token_ids).tobytes(), digest_size=HASH_BYTES).digest()
-
-
 def extend_hashes(hashes: list[bytes], token_ids: Sequence[int], block_size: int, root: bytes) -> None:
     """Append to `hashes` (one per full block so far) the hashes of the blocks that `token_ids` has filled since."""
-    for index in range(len(hashes), len(token_ids) // block_size):
-        parent = hashes[-1] if hashes else root
-        hashes.append(chain_hash(parent, token_ids[index * block_size : (index + 1) * block_size]))
+    first, end = len(hashes), len(token_ids) // block_size
+    if first == end:
+        return
+    parent = hashes[-1] if hashes else root
+    # converted all at once: of a long prompt block by block, it would take as long as the hashing
+    content = array("I", token_ids[first * block_size : end * block_size]).tobytes()
+    num_bytes = len(content) // (end - first)
+    for start in range(0, len(content), num_bytes):
+        parent = blake2b(parent + content[start : start + num_bytes], digest_size=HASH_BYTES).digest()
+        hashes.append(parent)
 
 
 def prompt_digest(token_ids: Sequence[int]) -> bytes:

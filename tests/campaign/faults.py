@@ -30,6 +30,7 @@ _FILL = SHM / "campaign-fill"
 _CYCLE_S = 0.2
 _AGENT = "kvtransfer.transports.nixl"
 _DRAIN_S = 60.0
+_DRAIN_ORDER_S = 5.0
 _EXCUSED_S = 5.0
 """So long after it has everything again, a program may still end of what it lacked."""
 _WATCH_S = 1.0
@@ -108,8 +109,8 @@ class Injector:
                     if each.role == "decode":
                         self._kill(each, fault.lasts_s)
                         await asyncio.sleep(fault.strength * 0.2)
-            case "restart":
-                await self._restart(member, fault.lasts_s)
+            case "restart" | "drain":
+                await self._restart(member, fault.lasts_s, by_router=fault.kind == "drain")
             case "freeze" | "slow":
                 if member.running is not None:
                     share = 1.0 if fault.kind == "freeze" else 0.3 + 0.6 * fault.strength
@@ -147,17 +148,28 @@ class Injector:
             member.is_meant_to_end, member.delay_s = True, delay_s
             kill(member.running)
 
-    async def _restart(self, member: Member, delay_s: float) -> None:
+    async def _restart(self, member: Member, delay_s: float, *, by_router: bool) -> None:
         node = member.running
         if node is None or not member.is_ready or member.is_meant_to_end:
             return
         member.is_meant_to_end, member.delay_s = True, delay_s
-        send(node, signal.SIGTERM)
+        if not by_router or not await self._ask_to_drain(member.name):
+            send(node, signal.SIGTERM)
         if not await until(lambda: not node.is_running, _DRAIN_S):
-            self._found(f"{node.name} has not ended {_DRAIN_S:g} s after SIGTERM")
+            self._found(f"{node.name} has not ended {_DRAIN_S:g} s after it was told to")
             kill(node)
         elif node.process.returncode not in (0, -signal.SIGKILL):
-            self._found(f"{node.name} exited with {node.process.returncode} after SIGTERM")
+            self._found(f"{node.name} exited with {node.process.returncode} after it was told to end")
+
+    async def _ask_to_drain(self, name: str) -> bool:
+        """Whether the router took the order; not while it is away, or does not know the node."""
+        body = {"node": name, "restart": True}
+        try:
+            url, timeout = f"{self._deployment.url}/admin/drain", aiohttp.ClientTimeout(total=_DRAIN_ORDER_S)
+            async with aiohttp.ClientSession(timeout=timeout) as session, session.post(url, json=body) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
+            return False
 
     async def _take_descriptors(self, member: Member, lasts_s: float) -> None:
         node = member.running

@@ -9,6 +9,7 @@ just that. So an error outside of those is a finding.
 | kill | SIGKILL; the node is started again after `lasts_s` |
 | kill-together | all decode nodes are killed within 0.2 s |
 | restart | SIGTERM; the node drains, exits with 0 and is started again |
+| drain | the same, asked for at the router as an operator does |
 | freeze | SIGSTOP, and SIGCONT after `lasts_s` |
 | slow | SIGSTOP and SIGCONT in turn, `strength` of the time stopped |
 | cut | the connections of a link are reset, and new ones refused |
@@ -36,6 +37,7 @@ _WEIGHTS = {
     "kill": 26,
     "kill-together": 2,
     "restart": 5,
+    "drain": 5,
     "freeze": 16,
     "slow": 7,
     "cut": 10,
@@ -55,6 +57,7 @@ _LASTS_S = {
     "kill": (0.02, 3.0),
     "kill-together": (0.02, 2.0),
     "restart": (0.02, 1.0),
+    "drain": (0.02, 1.0),
     "freeze": (0.1, 30.0),
     "slow": (2.0, 15.0),
     "cut": (0.01, 6.0),

@@ -12,6 +12,7 @@ ALL_KINDS = (
     "kill",
     "kill-together",
     "restart",
+    "drain",
     "freeze",
     "slow",
     "cut",

@@ -13,9 +13,9 @@ from tests.kvtransfer.legs import Relay, open_relay, undisturbed
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import NUM_BLOCKS
 from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S, key_of
-from wire.errors import ContextLengthExceeded, InvalidMessage, TransferFailed
+from wire.errors import ContextLengthExceeded, InvalidMessage, Overloaded, TransferFailed
 from wire.messages import PrefillPeer
-from wire.request_key import RequestKey
+from wire.request_key import RequestKey, new_handoff_id, owner_of_epoch
 
 KEY = key_of(1)
 PROMPT = list(range(18))
@@ -172,6 +172,29 @@ def test_cancel_all_releases_all_blocks(relay: Relay) -> None:
     relay.settle()
     assert relay.is_empty
     assert sorted(key for key, _ in relay.decode.failures) == [key_of(1), key_of(2), key_of(3)]
+
+
+def test_what_one_router_asked_for_is_cancelled_without_that_of_another(relay: Relay) -> None:
+    own, other = (RequestKey(new_handoff_id(owner_of_epoch(epoch)), 1) for epoch in (1, 2))
+    for key in (own, other):
+        relay.ask(key, PROMPT, max_tokens=40)
+    relay.until(lambda: min(len(relay.decode.stream(key)) for key in (own, other)) > 2)
+    for leg in (relay.prefill.leg, relay.decode.leg):
+        leg.cancel_all(relay.now_s, owner_of_epoch(2))
+    relay.until_finished(own)
+    relay.settle()
+    assert relay.is_empty
+    assert relay.decode.stream(own) == undisturbed(PROMPT, max_tokens=40)
+    assert [key for key, _ in relay.decode.failures] == [other]
+
+
+def test_more_requests_than_a_node_can_remember_are_refused(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decode_node.leg.MAX_AWAITED", 1)
+    relay.ask_decode(key_of(1), PROMPT)
+    with pytest.raises(Overloaded):
+        relay.ask_decode(key_of(2), PROMPT)
+    relay.decode.leg.cancel_all(0.0)
+    relay.until(lambda: relay.is_empty)
 
 
 def test_a_first_token_outside_the_vocabulary_fails_its_own_request_only(relay: Relay) -> None:

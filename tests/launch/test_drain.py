@@ -16,8 +16,9 @@ ROLES = {"decode-0": "decode", "prefill-0": "prefill", "decode-1": "decode"}
 
 
 class Router(ThreadingHTTPServer):
-    """Nodes leave at the second look at them after they were drained, and are back two looks later if they are to be
-    started again. `log`: what was asked, and which nodes came back."""
+    """After a node was drained, another router answers the first look at it, which does not know that yet. It leaves at
+    the third look, and is back two looks later if it is to be started again. `log`: what was asked, and which
+    nodes came back."""
 
     daemon_threads = True
 
@@ -45,12 +46,13 @@ class Router(ThreadingHTTPServer):
             num_looks = self._looks.get(node)
             if num_looks is not None:
                 self._looks[node] = num_looks + 1
-                if num_looks == 3 and node not in self._away:
+                if num_looks == 4 and node not in self._away:
                     del self._looks[node]
                     self.log.append(f"{node} is back")
-                elif num_looks >= 2:
+                elif num_looks >= 3:
                     continue
-            found.append({"id": node, "role": role, "is_leaving": node in self._looks})
+            is_leaving, life = self._looks.get(node, 1) > 1, self.log.count(f"{node} is back")
+            found.append({"id": node, "role": role, "life": life, "is_leaving": is_leaving})
         return found
 
 

@@ -12,20 +12,20 @@ from launch.cli import main
 from launch.key import write_role_keys
 from launch.placement import Placement
 from launch.ports import ListeningPort
-from launch.serve import announce, child_specs, placements, with_cluster_key
+from launch.serve import Doors, announce, child_specs, placements, with_cluster_key, with_journal
 from launch.settings import resolve_serve
 from launch.supervised import ChildSpec
 from tests.launch.endpoint import FakeEndpoint
 from wire.errors import InvalidSetting
 from wire.keys import ROLES, KeyFile
 
-HTTP, CONTROL = ListeningPort(8000, (5, 6)), ListeningPort(41000, (7,))
+DOORS = [Doors("router", ListeningPort(8000, (5, 6)), ListeningPort(41000, (7,)))]
 
 
 def specs(*arguments: str, shares: list[Placement] | None = None) -> list[ChildSpec]:
     environment = {"BATON_BLOCK_SIZE": "32", "BATON_PORT": "9", "HOME": "/root"}
     shares = shares or [Placement(1), Placement(1)]
-    return child_specs(resolve_serve(arguments, environment), HTTP, CONTROL, shares, environment)
+    return child_specs(resolve_serve(arguments, environment), DOORS, shares, environment)
 
 
 def test_a_deployment_is_a_router_prefill_nodes_and_decode_nodes() -> None:
@@ -82,6 +82,28 @@ def test_the_programs_meet_at_the_reserved_control_port() -> None:
     assert "--router=tcp://127.0.0.1:41000" in decode.arguments
 
 
+def test_several_routers_share_the_port_for_clients_and_all_nodes() -> None:
+    http = ListeningPort(8000, (5, 6))
+    doors = [
+        Doors("router-0", http, ListeningPort(41000, (7,)), ListeningPort(42000, (8,))),
+        Doors("router-1", http, ListeningPort(41001, (9,)), ListeningPort(42001, (10,))),
+    ]
+    first, second, *nodes = child_specs(resolve_serve(["--routers=2"], {}), doors, [Placement(1), Placement(1)], {})
+    assert [(spec.name, spec.group, spec.stops_last) for spec in (first, second)] == [
+        ("router-0", "router", True),
+        ("router-1", "router", True),
+    ]
+    assert {"--listen-fds=5", "--listen-fds=6", "--listen-fds=10", "--control-fd=9"} <= set(second.arguments)
+    assert (first.inherited_fds, second.inherited_fds) == ((5, 6, 8, 7), (5, 6, 10, 9))
+    for node in nodes:
+        assert "--router=tcp://127.0.0.1:41000,tcp://127.0.0.1:41001" in node.arguments
+
+
+def test_streams_cannot_be_resumed_where_another_router_may_be_asked(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="--routers 1"):
+        with_journal(resolve_serve(["--routers=2", "--resumable-streams-s=60"], {}), tmp_path)
+
+
 def test_settings_reach_the_programs_that_have_them() -> None:
     router, prefill, decode = specs("some/model", "--served-model-name=m")
     for spec in (router, prefill, decode):
@@ -105,7 +127,7 @@ def test_a_router_with_files_to_reload_gets_sighup(flag: str) -> None:
 
 def test_every_program_gets_sighup_where_cluster_keys_may_change() -> None:
     deployment = resolve_serve(["--cluster-key=mine"], {})
-    found = child_specs(deployment, HTTP, CONTROL, [Placement(1), Placement(1)], {}, reloads_keys=True)
+    found = child_specs(deployment, DOORS, [Placement(1), Placement(1)], {}, reloads_keys=True)
     assert [spec.reloads for spec in found] == [True] * 3
 
 
@@ -146,7 +168,9 @@ def test_what_the_launcher_chooses_is_not_a_flag(flag: str) -> None:
         specs(flag)
 
 
-@pytest.mark.parametrize("flag", ["--prefill=-1", "--decode=0", "--start-timeout-s=0", "--prefill=some"])
+@pytest.mark.parametrize(
+    "flag", ["--prefill=-1", "--decode=0", "--routers=0", "--routers=17", "--start-timeout-s=0", "--prefill=some"]
+)
 def test_impossible_numbers_are_refused(flag: str) -> None:
     with pytest.raises(InvalidSetting, match=flag.split("=")[0]):
         specs(flag)
@@ -191,7 +215,7 @@ def test_a_port_in_use_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_announces_the_address_and_a_command_to_try(endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]) -> None:
-    announce({"router": endpoint.url, "decode-0": "http://127.0.0.1:9"}, resolve_serve([], {}))
+    announce({"router": endpoint.url, "decode-0": "http://127.0.0.1:9"}, resolve_serve([], {}), DOORS)
     ready, *metrics, curl = capsys.readouterr().out.splitlines()
     assert ready == f"Baton ready at {endpoint.url}"
     assert metrics == [
@@ -207,12 +231,25 @@ def test_announces_the_address_and_a_command_to_try(endpoint: FakeEndpoint, caps
 def test_with_api_keys_the_command_has_one(
     endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    announce({"router": endpoint.url}, resolve_serve([], {}))
+    announce({"router": endpoint.url}, resolve_serve([], {}), DOORS)
     assert "Authorization" not in capsys.readouterr().out
-    announce({"router": endpoint.url}, resolve_serve(["--api-key-file=keys.toml"], {}))
+    announce({"router": endpoint.url}, resolve_serve(["--api-key-file=keys.toml"], {}), DOORS)
     assert ' -H "Authorization: Bearer $BATON_API_KEY" ' in capsys.readouterr().out
     monkeypatch.setenv("BATON_API_KEY", "secret")
-    announce({"router": endpoint.url}, resolve_serve([], {}))
+    announce({"router": endpoint.url}, resolve_serve([], {}), DOORS)
     shown = capsys.readouterr().out
     assert "Authorization" in shown
     assert "secret" not in shown
+
+
+def test_each_of_several_routers_has_an_address_for_its_metrics(
+    endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    doors = [
+        Doors(f"router-{number}", ListeningPort(8000, (5,)), DOORS[0].control, ListeningPort(42000 + number, (8,)))
+        for number in range(2)
+    ]
+    announce({each.name: endpoint.url for each in doors}, resolve_serve([], {}), doors)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"Baton ready at {endpoint.url}"
+    assert lines[1:3] == [f"metrics of router-{number}: http://127.0.0.1:{42000 + number}/metrics" for number in (0, 1)]

@@ -14,7 +14,19 @@ from node.router_link import RouterLink
 from wire import links
 from wire.errors import InvalidSetting
 from wire.layout import KvLayout, LayerKv
-from wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Cancel, Hello, NodeStatus, Welcome, control_identity
+from wire.messages import (
+    NODE_TO_ROUTER,
+    ROUTER_TO_NODE,
+    Cancel,
+    Decode,
+    HandOver,
+    Hello,
+    NodeStatus,
+    Ping,
+    Welcome,
+    control_identity,
+)
+from wire.request_key import owner_of_epoch
 from wire.session import Session, number_of
 
 EPOCH = 77
@@ -25,15 +37,20 @@ SETTINGS = links.LinkSettings()
 WAIT_MS = 5000
 
 
-MARKER = Cancel(b"marker", 1)
-"""The last message of every `FakeRouter.send`: a node that has it has all messages before it."""
+def marker_of(epoch: int) -> Cancel:
+    """The last message of every `FakeRouter.send`: a node that has it has all messages before it."""
+    return Cancel(owner_of_epoch(epoch) + b"marker", 1)
+
+
+MARKER = marker_of(0)
 
 
 class FakeRouter:
-    """Receives what nodes send and answers what a test tells it to."""
+    """Receives what nodes send and answers what a test tells it to. `epoch` is that of its life."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], port: int = 0) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], port: int = 0, epoch: int = 0) -> None:
         self.context = context
+        self.epoch = epoch
         self.socket = links.open_socket(context, zmq.ROUTER, SETTINGS)
         self.address = self._bind(port)
         self.identity = control_identity(EPOCH)
@@ -65,12 +82,17 @@ class FakeRouter:
         for message in messages:
             if isinstance(message, Welcome) and (self.session is None or self.session.number != message.session):
                 self.session = Session(message.session, ROUTER_TO_NODE)
-            if isinstance(message, Cancel):
+            if isinstance(message, Cancel | Decode | HandOver):
                 self._send_numbered(message)
             else:
                 self.send_raw(ROUTER_TO_NODE.encode(message))
         if self.session is not None:
-            self._send_numbered(MARKER)
+            self._send_numbered(marker_of(self.epoch))
+
+    def ping(self) -> None:
+        """Say how far this end of the session is."""
+        assert self.session is not None
+        self.send_raw(ROUTER_TO_NODE.encode(Ping(self.session.number, self.session.sent, self.session.received)))
 
     def lose(self, message: object) -> None:
         """Send something that never arrives."""

@@ -22,7 +22,7 @@ def start(context: Context) -> Iterator[Start]:
     started: list[HeartbeatThread] = []
 
     def begin(address: str) -> HeartbeatThread:
-        started.append(HeartbeatThread(context, address, SETTINGS, EPOCH, STATUS, INTERVAL_S))
+        started.append(HeartbeatThread(context, [address], SETTINGS, EPOCH, STATUS, INTERVAL_S))
         return started[-1]
 
     yield begin
@@ -65,7 +65,7 @@ def test_no_beats_are_kept_for_a_router_that_comes_later(
 def test_a_router_that_comes_is_told_at_once(
     context: Context, router: FakeRouter, make_router: Callable[[int], FakeRouter]
 ) -> None:
-    thread = HeartbeatThread(context, router.address, SETTINGS, EPOCH, STATUS, interval_s=1000.0)
+    thread = HeartbeatThread(context, [router.address], SETTINGS, EPOCH, STATUS, interval_s=1000.0)
     try:
         assert isinstance(router.receive(), Heartbeat)
         router.socket.close()
@@ -81,3 +81,17 @@ def test_a_heartbeat_that_was_stopped_has_no_thread(router: FakeRouter, start: S
     assert len(set(threading.enumerate()) - threads) == 1
     thread.stop()
     assert set(threading.enumerate()) <= threads
+
+
+def test_each_router_gets_beats_whether_or_not_the_others_are_there(context: Context, router: FakeRouter) -> None:
+    other = FakeRouter(context)
+    thread = HeartbeatThread(context, [router.address, other.address], SETTINGS, EPOCH, STATUS, INTERVAL_S)
+    try:
+        assert isinstance(router.receive(), Heartbeat)
+        assert isinstance(other.receive(), Heartbeat)
+        other.socket.close()
+        for _ in range(20):
+            assert isinstance(router.receive(), Heartbeat)
+    finally:
+        thread.stop()
+        other.socket.close()

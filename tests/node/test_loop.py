@@ -16,7 +16,7 @@ from engine.scheduler.request import PromptScores, RequestOutput, SampledToken, 
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from node.heartbeat import HeartbeatThread
 from node.loop import EngineLoop, Leg
-from node.router_link import RouterLink
+from node.router_links import Heard, RouterLinks
 from node.stopper import Stopper
 from wire.errors import BatonError
 from wire.messages import Decode, Drain, HandOver, TokenEvent
@@ -96,11 +96,12 @@ class ListeningLeg:
 class Quiet:
     """A router, a heartbeat and a stopper that have nothing to say."""
 
-    socket = wakeup = None
-    is_asked = False
+    sockets = ()
+    wakeup = None
+    is_asked = owe_pong = False
 
-    def receive(self, now_s: float) -> tuple[list[object], bool]:
-        return [], False
+    def receive(self, now_s: float) -> list[Heard]:
+        return []
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None
@@ -115,10 +116,10 @@ class Asking(Quiet):
         self.said: list[object] = []
         self.has_heard = False
 
-    def receive(self, now_s: float) -> tuple[list[object], bool]:
+    def receive(self, now_s: float) -> list[Heard]:
         self.has_heard = "leave" in self.said
         requests, self.requests = self.requests, []
-        return requests, False
+        return [Heard(cast(Any, self), requests)]
 
     def send_handed_over(self, order: HandOver, num_tokens: int) -> None:
         self.said.append((order, num_tokens))
@@ -162,7 +163,7 @@ class Rig:
         loop = EngineLoop(
             self.core,
             cast(Leg, self.leg),
-            cast(RouterLink, quiet),
+            cast(RouterLinks, quiet),
             cast(HeartbeatThread, quiet),
             cast(Stopper, quiet),
         )
@@ -197,7 +198,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 def loop_of(rig: Rig, leg: ListeningLeg, router: Asking, stopper: Stopper) -> EngineLoop:
     heartbeat = cast(HeartbeatThread, Quiet())
-    return EngineLoop(rig.core, cast(Leg, leg), cast(RouterLink, router), heartbeat, stopper)
+    return EngineLoop(rig.core, cast(Leg, leg), cast(RouterLinks, router), heartbeat, stopper)
 
 
 def test_a_drained_node_ends_when_it_has_handed_over_and_the_router_has_heard_it(rig: Rig) -> None:

@@ -49,7 +49,7 @@ class Idle:
             metrics=list,
             poll=lambda now_s: None,
             cancel=lambda key, now_s: None,
-            cancel_all=lambda now_s: None,
+            cancel_all=lambda now_s, owner: None,
             live_keys=list,
             close=lambda: self.closed.append("leg"),
         )
@@ -191,3 +191,15 @@ def test_a_node_that_cannot_start_closes_what_it_has_opened(role: Idle, router: 
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InvalidSetting, match="--http-port"):
         serve(router, role, http_port=taken.getsockname()[1])
     assert role.closed == ["leg", "device", "role"]
+
+
+@pytest.mark.parametrize(("given", "problem"), [
+    ("127.0.0.1:1,", "not an address"), ("h:1, tcp://h:1", "twice"), (",".join(f"h:{i}" for i in range(1, 18)), "17 "),
+])  # fmt: skip
+def test_routers_that_cannot_be_meant_are_refused(given: str, problem: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"--router.*{problem}"):
+        _ = NodeSettings(router=given).router_addresses
+
+
+def test_a_node_may_be_given_several_routers() -> None:
+    assert NodeSettings(router="h:1, tcp://g:2").router_addresses == ("tcp://h:1", "tcp://g:2")

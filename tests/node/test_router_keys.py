@@ -68,7 +68,7 @@ def test_a_node_registers_with_a_router_of_either_key(context: Context, listen: 
 
 def test_heartbeats_find_a_router_that_still_has_the_key_of_before(context: Context, listen: Listen) -> None:
     socket, address, settings = listen(False)
-    heartbeat = HeartbeatThread(context, address, settings, EPOCH, STATUS, interval_s=0.1)
+    heartbeat = HeartbeatThread(context, [address], settings, EPOCH, STATUS, interval_s=0.1)
     try:
         assert socket.poll(WAIT_MS)
     finally:

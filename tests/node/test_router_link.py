@@ -178,14 +178,15 @@ def test_a_pong_says_how_far_both_are_and_what_is_alive(node: Node, router: Fake
     router.send(ping(router))
     node.receive()
     live = [RequestKey(b"h" * 16, 1), RequestKey(b"i" * 16, 70_000)]
-    node.link.answer_ping(lambda: live)
+    assert node.link.owes_pong
+    node.link.answer_ping(live, 7, 800)
     assert router.session is not None
     pong = router.receive()
     assert isinstance(pong, Pong)
     assert (pong.session, pong.sent, pong.received) == (1, 2, router.session.sent)
     assert pong.live_keys == {live_key(*key) for key in live}
-    node.link.answer_ping(lambda: live)
-    assert router.socket.poll(0) == 0
+    assert (pong.num_other_legs, pong.num_other_prompt_tokens) == (7, 800)
+    assert not node.link.owes_pong
 
 
 def test_silence_voids_what_was_asked_once(node: Node, router: FakeRouter) -> None:

@@ -126,7 +126,7 @@ class Rig:
         """Wait until no request is in flight and the load of every node, lost ones included, is 0."""
 
         def is_loaded(member: Node) -> bool:
-            return bool(member.load or member.num_awaiting or len(member.prompts))
+            return bool(member.load or member.num_awaiting or len(member.prompts) or member.live_keys)
 
         async with asyncio.timeout(within_s):
             while self.relay.num_in_flight or any(map(is_loaded, self.members)):  # noqa: ASYNC110

@@ -65,7 +65,7 @@ def _envelope(body: bytes, version: int = PROTOCOL_VERSION) -> bytes:
 async def test_a_node_is_welcomed_and_pinged() -> None:
     async with relaying() as rig:
         node = rig.dial(DECODE)
-        assert await node.expect(Welcome) == Welcome(rig.member(node).session.number)
+        assert await node.expect(Welcome) == Welcome(rig.member(node).session.number, rig.registry.epoch)
         await _until(lambda: node.num_pings >= 2)
 
 
@@ -264,7 +264,7 @@ async def test_a_node_finds_a_router_that_was_restarted() -> None:
         await _until(lambda: _is_free(port))
         async with relaying(port=port) as second:
             await node.expect(Introduce)
-            assert await node.expect(Welcome) == Welcome(second.member(node).session.number)
+            assert await node.expect(Welcome) == Welcome(second.member(node).session.number, second.registry.epoch)
             assert await second.call().result() == [1, 2]
 
 

@@ -198,7 +198,7 @@ async def test_a_request_whose_kv_is_on_its_way_is_moved_once_it_generates() -> 
 async def test_a_node_that_dies_before_the_answer_costs_an_attempt(who: str) -> None:
     async with generating(replace(DEFAULTS, max_attempts=2)) as stage:
         third = await stage.rig.join(DECODE)
-        stage.rig.member(third).load += 5  # the move prefers the other one
+        stage.rig.member(third).num_legs += 5  # the move prefers the other one
         order = await stage.ordered()
         victim = stage.left if who == "left" else stage.other
         victim.die()
@@ -212,7 +212,7 @@ async def test_a_node_that_dies_before_the_answer_costs_an_attempt(who: str) -> 
         else:
             survivors.append(stage.other)
         leg, node = await _first_leg(survivors)
-        stage.rig.member(third).load -= 5
+        stage.rig.member(third).num_legs -= 5
         assert leg.prefill_peer is None, "computed again"
         assert leg.token_ids == (*PROMPT, 1, 2, 3)
         assert leg.attempt > order.next_attempt, "the number that the node was told is not used for anything else"

@@ -41,11 +41,9 @@ def test_a_mixed_node_is_available_for_what_it_prefers(registry: NodeRegistry) -
         return [[node.epoch for node in registry.available(role, MODEL)] for role in (PREFILL, DECODE)]
 
     assert available() == [[first.epoch], [second.epoch]]
-    changed = registry.get(first.epoch)
-    assert changed is not None
-    changed.preference = BOTH
+    registry.prefer(first.epoch, BOTH)
     assert available() == [[first.epoch], [first.epoch, second.epoch]]
-    changed.preference = DECODE
+    registry.prefer(first.epoch, DECODE)
     assert available() == [[], [first.epoch, second.epoch]]
 
 
@@ -148,7 +146,7 @@ def test_the_same_life_may_say_hello_again(registry: NodeRegistry) -> None:
     hello = _join(registry, now_s=0.0)
     node = registry.get(hello.epoch)
     assert node is not None
-    node.load = 3
+    node.num_legs = 3
     assert registry.register(hello, 5.0) is None
     assert registry.get(hello.epoch) is node
     assert (node.load, node.heard_s) == (3, 5.0)
@@ -161,6 +159,29 @@ def test_a_node_without_heartbeat_is_overdue(registry: NodeRegistry) -> None:
     assert registry.overdue(DEAD_AFTER_S) == []
     assert [node.epoch for node in registry.overdue(DEAD_AFTER_S + 0.1)] == [silent.epoch]
     assert [node.status for node in registry.all()] == [STATUS, busy]
+
+
+def test_what_is_said_of_all_nodes_follows_each_that_joins_or_goes(registry: NodeRegistry) -> None:
+    def said() -> tuple[int, int | None, int, int | None, int]:
+        return (
+            len(registry.available(DECODE, MODEL)),
+            registry.max_request_tokens(MODEL),
+            registry.fewest_request_tokens(MODEL),
+            registry.max_num_seqs(MODEL),
+            registry.num_decoded_together,
+        )
+
+    assert said() == (0, None, 0, None, 0)
+    _join(registry, PREFILL, max_request_tokens=300, max_num_seqs=3)
+    assert said() == (0, 300, 300, 3, 0)
+    first = _join(registry, max_request_tokens=100, max_num_seqs=8)
+    assert said() == (1, 100, 100, 3, 8)
+    second = _join(registry, max_request_tokens=200, max_num_seqs=2)
+    assert said() == (2, 200, 100, 2, 10)
+    registry.leave(first.epoch)
+    assert said() == (1, 200, 100, 2, 2)
+    registry.remove(second.epoch)
+    assert said() == (0, 100, 100, 3, 0)
 
 
 def test_the_heartbeat_of_a_stranger_is_told_apart(registry: NodeRegistry) -> None:

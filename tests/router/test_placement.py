@@ -62,6 +62,11 @@ def test_the_goal_of_a_request_counts_in_place_of_the_routers() -> None:
     assert patient.prefill is prefill
 
 
+def test_prompts_of_other_routers_are_waited_for_as_well() -> None:
+    prefill, decode = node(PREFILL, num_other_prompt_tokens=2 * NUM_TOKENS), node(DECODE)
+    assert choose(GOALS, [prefill], [decode]) == Route(decode, None, ALONE_S, is_kept=True)
+
+
 def test_of_several_prefill_nodes_the_one_that_is_done_first_is_taken() -> None:
     busy, slow, free = queued(node(PREFILL), ALONE_S), node(PREFILL, SLOWER), node(PREFILL)
     assert choose(GOALS, [busy, slow, free], [node(DECODE)]).prefill is free
@@ -81,13 +86,13 @@ def test_the_progress_of_the_first_prompt_counts() -> None:
 
 
 def test_a_decode_node_with_streams_takes_longer_for_a_prompt() -> None:
-    prefill, decode = queued(node(PREFILL), 1.2 * ALONE_S), node(DECODE, load=60)
+    prefill, decode = queued(node(PREFILL), 1.2 * ALONE_S), node(DECODE, num_legs=60)
     assert not choose(replace(GOALS, tpot_s=0.012), [prefill], [decode]).is_kept
     assert choose(replace(GOALS, tpot_s=0.5), [prefill], [decode]).is_kept
 
 
 def test_a_decode_node_whose_streams_miss_their_goal_keeps_nothing() -> None:
-    prefill, decode = queued(node(PREFILL), 100.0), node(DECODE, load=100)
+    prefill, decode = queued(node(PREFILL), 100.0), node(DECODE, num_legs=100)
     assert not choose(replace(GOALS, tpot_s=0.005), [prefill], [decode]).is_kept
     assert choose(replace(GOALS, tpot_s=0.0), [prefill], [decode]).is_kept
 
@@ -122,7 +127,7 @@ def mixed(prefers: str, **changes: object) -> Node:
 
 def test_a_stream_goes_where_it_keeps_its_pace() -> None:
     pace = replace(GOALS, tpot_s=0.005)  # about 40 streams
-    prefill, full, free = node(PREFILL), node(DECODE, load=60), node(DECODE, load=20)
+    prefill, full, free = node(PREFILL), node(DECODE, num_legs=60), node(DECODE, num_legs=20)
     for each in (full, free):
         each.hello = replace(each.hello, max_num_seqs=100)
     assert choose(pace, [prefill], [full, free]).decode is free
@@ -131,7 +136,7 @@ def test_a_stream_goes_where_it_keeps_its_pace() -> None:
 
 def test_a_mixed_node_that_prefers_prompts_generates_when_no_other_keeps_the_pace() -> None:
     pace = replace(GOALS, tpot_s=0.005)
-    helper, full = mixed(PREFILL), node(DECODE, load=60)
+    helper, full = mixed(PREFILL), node(DECODE, num_legs=60)
     route = choose(pace, [helper], [full])
     assert (route.decode, route.prefill, route.late_s) == (helper, None, 0.0)
     plain = choose(pace, [node(PREFILL)], [full])
@@ -208,8 +213,8 @@ async def test_a_mixed_node_prefills_for_another_one_and_without_goals_keeps_wha
         assert leg.prefill_peer is not None
         assert leg.prefill_peer.node_id == one.hello.node_id
         await one.expect(Prefill)
-        rig.member(other).preference = BOTH
-        rig.member(one).preference = PREFILL
+        rig.registry.prefer(other.hello.epoch, BOTH)
+        rig.registry.prefer(one.hello.epoch, PREFILL)
         kept = rig.call()
         assert (await other.expect(Decode)).prefill_peer is None
         for call in (handed, kept):

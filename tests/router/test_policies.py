@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.policies import LeastLoaded, Prefix, RoundRobin, make_policy, num_cached_blocks
 from wire.errors import InvalidSetting
@@ -60,3 +62,18 @@ def test_a_prefix_ends_at_the_first_gap() -> None:
 def test_an_unknown_policy_is_refused_with_the_names_of_all() -> None:
     with pytest.raises(InvalidSetting, match="'fastest' is not one of prefix, least_loaded, round_robin"):
         make_policy("fastest")
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12)), min_size=1, max_size=12),
+    gap=st.none() | st.integers(0, 3),
+)
+def test_prefix_takes_what_a_look_at_every_node_would_take(lengths: list[tuple[int, int]], gap: int | None) -> None:
+    lost = frozenset() if gap is None else frozenset([HASHES[gap]])
+    nodes = [
+        FakeCandidate(str(place), load, frozenset(HASHES[:length]) - (lost if place % 2 else frozenset()))
+        for place, (length, load) in enumerate(lengths)
+    ]
+    limit = min(node.load for node in nodes) + 8
+    fit = [node for node in nodes if node.load <= limit]
+    assert Prefix().choose(nodes, HASHES) is min(fit, key=lambda node: (-num_cached_blocks(node, HASHES), node.load))

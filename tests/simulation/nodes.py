@@ -33,20 +33,20 @@ from node.first_steps import FirstSteps
 from node.loop import EngineLoop
 from node.metrics import StepCounters
 from node.router_link import RouterLink
+from node.router_links import RouterLinks
 from prefill_node.leg import PrefillLeg
 from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackOpener, LoopbackReceiver, LoopbackSender
 from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT
 from tests.simulation.clock import VirtualClock
 from tests.simulation.engine import FINGERPRINT, MAX_NUM_SEQS, NUM_BLOCKS, SimRunner, make_core
 from tests.simulation.network import Context, Host
-from tests.simulation.programs import ROUTER_PORT, SETTINGS, Program, Surroundings, Thread
+from tests.simulation.programs import SETTINGS, Program, Surroundings, Thread
 from wire import links
 from wire.errors import Refused, RequestFailed
 from wire.messages import NODE_TO_ROUTER, PREFILL, Heartbeat, Hello, NodeStatus
 from wire.request_key import RequestKey
 
 LEASE_S = 5.0
-_ROUTER_ADDRESS = f"tcp://127.0.0.1:{ROUTER_PORT}"
 _BEAT_S = 1.0
 _IDLE_S = 1.0
 """How often a thread looks that has nothing to do; the real ones do so four times a second."""
@@ -142,9 +142,7 @@ class SimHeartbeat:
 
     def __init__(self, around: Surroundings, host: Host, epoch: int, status: NodeStatus) -> None:
         self.thread = Thread(around.clock, host, self._turn)
-        self._socket = links.open_socket(cast(Any, Context(around.network, host, _ignore)), zmq.DEALER, SETTINGS)
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        links.connect(self._socket, _ROUTER_ADDRESS, SETTINGS)
+        self._sockets = [self._dial(around, host, address) for address in around.routers]
         self._epoch = epoch
         self._status = status
         self.thread.wake_at(around.clock.now_s + _BEAT_S)
@@ -153,9 +151,17 @@ class SimHeartbeat:
         """See `HeartbeatThread`."""
         self._status = status
 
+    @staticmethod
+    def _dial(around: Surroundings, host: Host, address: str) -> Any:
+        socket = links.open_socket(cast(Any, Context(around.network, host, _ignore)), zmq.DEALER, SETTINGS)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        links.connect(socket, address, SETTINGS)
+        return socket
+
     def _turn(self) -> float:
-        with suppress(zmq.Again):
-            self._socket.send(NODE_TO_ROUTER.encode(Heartbeat(self._epoch, self._status)), zmq.NOBLOCK)
+        for socket in self._sockets:
+            with suppress(zmq.Again):
+                socket.send(NODE_TO_ROUTER.encode(Heartbeat(self._epoch, self._status)), zmq.NOBLOCK)
         return _BEAT_S
 
 
@@ -201,7 +207,7 @@ class NodeProgram(Program):
             self.leg = MixedLeg(prefill, self._open_receiving(blocks, source, prefill.keys))
         else:
             self.leg = self._open_receiving(blocks, Source(self.core, end))
-        self._join_router(address)
+        self._join_routers(address)
 
     @property
     def sides(self) -> list[SendingSide | ReceivingSide]:
@@ -241,7 +247,7 @@ class NodeProgram(Program):
         self._transfers.append(SimTransferThread(self.around.clock, self.host))
         return self._transfers[-1]
 
-    def _join_router(self, peer_address: str) -> None:
+    def _join_routers(self, peer_address: str) -> None:
         around, clock = self.around, self.around.clock
         hello = Hello(
             role=self.role,
@@ -259,10 +265,10 @@ class NodeProgram(Program):
             clock="",
         )
         context = cast(Any, Context(around.network, self.host, self._engine.wake))
-        self.link = RouterLink(context, _ROUTER_ADDRESS, SETTINGS, hello, self.core.status, clock.now_s)
+        dialled = [RouterLink(context, each, SETTINGS, hello, self.core.status, clock.now_s) for each in around.routers]
         heartbeat = SimHeartbeat(around, self.host, self.epoch, self.core.status())
         stopper = cast(Any, self.stopper)
-        self.engine_loop = EngineLoop(self.core, self.leg, self.link, cast(Any, heartbeat), stopper, clock)
+        self.engine_loop = EngineLoop(self.core, self.leg, RouterLinks(dialled), cast(Any, heartbeat), stopper, clock)
         self.threads = [self._engine, *(each.thread for each in self._transfers), heartbeat.thread]
         for thread in self.threads[:-1]:
             thread.wake()

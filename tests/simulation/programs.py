@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from tests.simulation.network import Context, Host, Network
 from wire import links
 
 MODEL = "org/tiny"
-ROUTER_PORT = 9000
+ROUTER_ADDRESSES = ("tcp://127.0.0.1:9000", "tcp://127.0.0.1:9001")
 SETTINGS = links.LinkSettings()
 NODE_WAIT_S = 4.0
 RELAY_SETTINGS = RelaySettings(
@@ -79,7 +79,7 @@ class Thread:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What every program needs of the world. `step_s` says how long the next step of an engine takes; `overlaps`:
-    engines schedule asynchronously."""
+    engines schedule asynchronously; `routers`: the addresses of those that nodes serve."""
 
     clock: VirtualClock
     network: Network
@@ -88,6 +88,7 @@ class Surroundings:
     step_s: Callable[[], float]
     peers_write: bool
     overlaps: bool
+    routers: Sequence[str]
 
 
 class Program:
@@ -120,16 +121,17 @@ class Program:
 
 
 class RouterProgram(Program):
-    """A router without HTTP: its clients are tasks of its loop."""
+    """A router without HTTP: its clients are tasks of its loop. `number`: which of the addresses is its own."""
 
-    def __init__(self, around: Surroundings) -> None:
-        super().__init__(around, "router")
+    def __init__(self, around: Surroundings, number: int = 0) -> None:
+        super().__init__(around, f"R{number + 1}")
+        self.number = number
         self.loop = VirtualLoop(around.clock)
         self._thread = Thread(around.clock, self.host, self._turn)
         self.threads = [self._thread]
-        self.registry = NodeRegistry({MODEL: FINGERPRINT})
+        self.registry = NodeRegistry({MODEL: FINGERPRINT}, epoch=around.chance.getrandbits(63))
         context = cast(Any, Context(around.network, self.host, self._signal))
-        self.control = ControlLink(context, "127.0.0.1", ROUTER_PORT, SETTINGS, self.registry, clock=around.clock)
+        self.control = ControlLink(context, "127.0.0.1", 9000 + number, SETTINGS, self.registry, clock=around.clock)
         self.relay = Relay(self.registry, self.control, LeastLoaded(), LeastLoaded(), RELAY_SETTINGS)
         self.call(lambda: self.control.start(self.relay))
 

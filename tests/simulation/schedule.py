@@ -1,7 +1,7 @@
 """What happens in a simulated world, chosen under a seed.
 
-Owns the choices: how many nodes and clients, how slow links are, and which faults happen when: at a time, or just when
-something is sent. A seed is a schedule; the same seed happens in the same way again.
+Owns the choices: how many routers, nodes and clients, how slow links are, and which faults happen when: at a time, or
+just when something is sent. A seed is a schedule; the same seed happens in the same way again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kvtransfer.transports.base import Move
 from tests.kvtransfer.loopback import Fault
 from tests.simulation.network import Host
 from tests.simulation.nodes import NodeProgram
+from tests.simulation.programs import RouterProgram
 from tests.simulation.world import Client, World
 from wire.messages import BOTH, DECODE, PREFILL
 from wire.request_key import RequestKey
@@ -54,6 +55,7 @@ class Schedule:
             overlaps=chance.random() < 0.5,
             plan=self._fault,
             num_mixed=num_prefills + num_decodes if is_mixed else 0,
+            num_routers=chance.choice((1, 1, 1, 2, 2)),
         )
         self.world.slowest_s = chance.choice((0.001, 0.001, 0.02, 0.2))
         for number in range(chance.choice((1, 1, 2, 2, 3, 5))):
@@ -82,6 +84,7 @@ class Schedule:
             max_tokens=chance.choice((1, 2, 4, 12, 24, 30)),
             num_choices=chance.choice((1, 1, 1, 1, 2, 3)),
             pause_s=chance.choice((0.0, 0.0, 0.0, 0.0, 0.02, 0.3)),
+            router=chance.randrange(len(world.routers)),
         )
         asks_s = chance.random() * 0.7
         world.clock.at(asks_s, lambda: world.ask(client))
@@ -116,8 +119,8 @@ class Schedule:
         world.note(f"when {one.name} sends something to {other.name}:")
         if what == "kill" and isinstance(which, NodeProgram):
             world.kill_node(which, chance.choice(_RESTARTS_S))
-        elif what == "kill":
-            world.kill_router(chance.choice(_RESTARTS_S))
+        elif what == "kill" and isinstance(which, RouterProgram):
+            world.kill_router(which, chance.choice(_RESTARTS_S))
         elif what == "pause":
             world.pause(which, chance.choice(_PAUSES_S))
         elif what == "break":
@@ -128,6 +131,9 @@ class Schedule:
     def _node(self) -> NodeProgram:
         return self.chance.choice(list(self.world.nodes.values()))
 
+    def _router(self) -> RouterProgram:
+        return self.chance.choice(self.world.routers)
+
     def _kill_node(self) -> None:
         self.world.kill_node(self._node(), self.chance.choice(_RESTARTS_S))
 
@@ -137,8 +143,10 @@ class Schedule:
     def _stop_busy_decode_node(self) -> None:
         """It hands its requests over, if there is another one."""
         busy = [node for node in self.world.nodes.values() if node.role == DECODE and not node.is_idle]
-        if busy:
+        if busy and self.chance.random() < 0.5:
             self.world.stop_node(self.chance.choice(busy), 12.0)
+        elif busy:
+            self.world.drain_node(self.chance.choice(busy), self._router(), 12.0)
 
     def _prefer(self) -> None:
         self.world.prefer(self._node(), self.chance.choice((PREFILL, PREFILL, DECODE, BOTH)))
@@ -147,20 +155,20 @@ class Schedule:
         self.world.pause(self._node(), self.chance.choice(_PAUSES_S))
 
     def _pause_router(self) -> None:
-        self.world.pause(self.world.router, self.chance.choice(_PAUSES_S))
+        self.world.pause(self._router(), self.chance.choice(_PAUSES_S))
 
     def _kill_router(self) -> None:
-        self.world.kill_router(self.chance.choice(_RESTARTS_S))
+        self.world.kill_router(self._router(), self.chance.choice(_RESTARTS_S))
 
     def _break(self) -> None:
         world, node = self.world, self._node()
         peers = self._peers(node)
-        world.break_connections(node, self.chance.choice([world.router, world.router, *peers]))
+        world.break_connections(node, self.chance.choice([self._router(), self._router(), *peers]))
 
     def _cut(self) -> None:
         world, node = self.world, self._node()
         peers = self._peers(node)
-        world.cut(node, self.chance.choice([world.router, *peers]), self.chance.choice(_CUTS_S))
+        world.cut(node, self.chance.choice([self._router(), *peers]), self.chance.choice(_CUTS_S))
 
     def _peers(self, node: NodeProgram) -> list[NodeProgram]:
         """Those with which it has handoffs."""
@@ -190,7 +198,7 @@ class Schedule:
         if not self.peers_write:
             faults += [Fault(num_copies=2), Fault(delay=chance.randrange(1, 9))]
         fault = chance.choice(faults)
-        world.note(f"block {move.index} of {key.handoff_id.hex()[:6]}/{key.attempt}: {fault}")
+        world.note(f"block {move.index} of {key.handoff_id.hex()[-6:]}/{key.attempt}: {fault}")
         return fault
 
 

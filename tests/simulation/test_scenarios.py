@@ -9,6 +9,7 @@ import pytest
 from tests.simulation.nodes import NodeProgram
 from tests.simulation.world import Client, World
 from wire.messages import DECODE, PREFILL
+from wire.request_key import owner_of_epoch
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5)
 
@@ -17,6 +18,14 @@ def world_with(client: Client, *, prefills: int = 1, decodes: int = 1, mixed: in
     """A world in which that client asks once all nodes have joined."""
     world = World(11, prefills, decodes, peers_write=False, num_mixed=mixed)
     world.clock.at(0.1, partial(world.ask, client))
+    return world
+
+
+def world_with_two_routers(*clients: Client, decodes: int = 2) -> World:
+    """A world in which those clients ask once all nodes have joined, each its own router."""
+    world = World(11, 1, decodes, peers_write=False, num_routers=2)
+    for client in clients:
+        world.clock.at(0.1, partial(world.ask, client))
     return world
 
 
@@ -36,7 +45,7 @@ def within(world: World, seconds: float, holds: str, is_so: object) -> None:
 
 
 def test_a_mixed_node_that_prefers_otherwise_from_now_on_finishes_what_it_has() -> None:
-    client, second = Client(0, PROMPT, 30), Client(1, PROMPT[::-1], 30)
+    client, second = Client(0, PROMPT, 60), Client(1, PROMPT[::-1], 60)
     world = world_with(client, prefills=0, decodes=0, mixed=2)
     world.clock.at(0.05, lambda: world.prefer(world.nodes["M2"], PREFILL))
     world.clock.at(0.06, lambda: world.prefer(world.nodes["M1"], DECODE))
@@ -46,7 +55,7 @@ def test_a_mixed_node_that_prefers_otherwise_from_now_on_finishes_what_it_has() 
         for name, role in (("M1", PREFILL), ("M2", DECODE)):
             world.prefer(world.nodes[name], role)
         world.ask(second)
-        within(world, 0.2, "both decode", lambda: all(node.leg.num_live for node in world.nodes.values()))
+        within(world, 0.3, "both decode", lambda: all(node.leg.num_live for node in world.nodes.values()))
 
     world.clock.at(0.4, swap)
     world.run()
@@ -115,7 +124,7 @@ def test_a_client_that_leaves_has_left_the_nodes_at_once() -> None:
 def test_a_router_that_starts_again_has_nodes_without_the_requests_of_before() -> None:
     client = Client(0, PROMPT, 80)
     world = world_with(client)
-    world.clock.at(0.3, lambda: world.kill_router(0.3))
+    world.clock.at(0.3, lambda: world.kill_router(world.router, 0.3))
     world.clock.at(
         1.2, lambda: within(world, 0.0, "nothing is left", lambda: all(n.is_idle for n in world.nodes.values()))
     )
@@ -147,3 +156,56 @@ def test_a_decode_node_that_leaves_hands_its_streams_over_without_an_attempt_los
     counters = world.router.relay.counters
     assert (client.error, counters.num_retries, counters.num_moves) == ("", 0, 1)
     assert client.longest_gap_s < 0.3
+
+
+@pytest.mark.parametrize("restart_s", [0.3, 15.0])
+def test_a_router_that_dies_ends_its_own_requests_and_no_stream_of_the_other_notices(restart_s: float) -> None:
+    own, other = Client(0, PROMPT, 60), Client(1, PROMPT[1:], 60, router=1)
+    world = world_with_two_routers(own, other)
+    world.clock.at(0.3, lambda: world.kill_router(world.routers[1], restart_s))
+
+    def only_own_is_left() -> bool:
+        left = {key.handoff_id[:8] for node in world.nodes.values() for key in node.leg.live_keys()}
+        return not own.is_over and left <= {owner_of_epoch(world.router.registry.epoch)}
+
+    if restart_s < 1.0:
+        world.clock.at(0.3, lambda: within(world, restart_s + 0.2, "it is over at the nodes", only_own_is_left))
+    world.run()
+    assert (own.error, world.router.relay.counters.num_retries) == ("", 0)
+    assert own.longest_gap_s < 0.3
+    assert other.token_ids[0], "it had begun"
+
+
+def test_a_frozen_router_ends_its_own_requests_and_no_stream_of_the_other_notices() -> None:
+    own, other = Client(0, PROMPT, 60), Client(1, PROMPT[1:], 60, router=1)
+    world = world_with_two_routers(own, other)
+    world.clock.at(0.3, lambda: world.pause(world.routers[1], 12.0))
+    world.run()
+    assert (own.error, world.router.relay.counters.num_retries) == ("", 0)
+    assert own.longest_gap_s < 0.3
+    assert other.error == "", "it goes on once its router does"
+
+
+def test_a_node_that_is_drained_by_one_router_hands_over_the_streams_of_both() -> None:
+    own, other = Client(0, PROMPT, 36), Client(1, PROMPT[1:], 36, router=1)
+    world = world_with_two_routers(own, other, decodes=1)
+    world.clock.at(0.2, lambda: world.start_node(DECODE, "D2"))
+    world.clock.at(0.4, lambda: world.drain_node(world.nodes["D1"], world.routers[1], 5.0))
+    world.run()
+    for router in world.routers:
+        assert (router.relay.counters.num_retries, router.relay.counters.num_moves) == (0, 1)
+    assert max(own.longest_gap_s, other.longest_gap_s) < 0.3
+
+
+def test_a_router_sees_what_nodes_do_for_the_other_one_and_goes_elsewhere() -> None:
+    early, late = Client(0, PROMPT, 80), Client(1, PROMPT, 24, router=1)
+    world = world_with_two_routers(early, decodes=1)
+    world.clock.at(0.2, lambda: world.start_node(DECODE, "D2"))
+    world.clock.at(0.9, lambda: world.ask(late))
+    world.clock.at(1.1, lambda: within(world, 0.0, "each has a node", lambda: not any(map(is_idle, world.nodes))))
+
+    def is_idle(name: str) -> bool:
+        return name.startswith("D") and world.nodes[name].is_idle
+
+    world.run()
+    assert early.error == late.error == ""

@@ -1,11 +1,11 @@
-"""A router, nodes and clients on a virtual clock and network, what can happen to them, and what must hold afterwards.
+"""Routers, nodes and clients on a virtual clock and network, what can happen to them, and what must hold afterwards.
 
 Owns the programs and their lives, the clients, and the timeline. Nothing in here is chosen: `schedule` says what
 happens and when, or a test does.
 
 What must hold: each output index of a stream comes once, in order, with the token that the model generates; every
 stream ends within a bound once the faults are over, well unless the faults justify an error; and then nothing is left:
-no request at the router, no leg, handoff, lease or block at a node, no timer of a request.
+no request at a router, no leg, handoff, lease or block at a node, no timer of a request.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import kvtransfer.incoming
@@ -30,7 +31,7 @@ from tests.simulation.clock import VirtualClock
 from tests.simulation.engine import reference
 from tests.simulation.network import Host, Network
 from tests.simulation.nodes import NodeProgram
-from tests.simulation.programs import MODEL, NODE_WAIT_S, Program, RouterProgram, Surroundings
+from tests.simulation.programs import MODEL, NODE_WAIT_S, ROUTER_ADDRESSES, Program, RouterProgram, Surroundings
 from wire.errors import BatonError
 from wire.messages import BOTH, DECODE, FINISH_LENGTH, PREFILL
 from wire.sampling import DecodingParams
@@ -47,13 +48,14 @@ _NEVER_S = 1e9
 @dataclass(slots=True)
 class Client:
     """One request, of `num_choices` choices, and what it has had. `pause_s`: how long it takes to read a delivery.
-    `leaves_s`: when it goes away."""
+    `router`: the number of the router that it asks."""
 
     number: int
     prompt_ids: tuple[int, ...]
     max_tokens: int
     num_choices: int = 1
     pause_s: float = 0.0
+    router: int = 0
     token_ids: list[list[int]] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)
     begun_s: float = 0.0
@@ -122,6 +124,7 @@ class World:
         overlaps: bool = False,
         plan: FaultPlan = without_faults,
         num_mixed: int = 0,
+        num_routers: int = 1,
     ) -> None:
         self.chance = random.Random(seed)
         self.clock = VirtualClock()
@@ -129,24 +132,30 @@ class World:
         self.slowest_s = 0.001
         self.network = Network(self.clock, self.chance, self._delay_s)
         self.blocks = LoopbackNetwork(plan)
+        addresses = ROUTER_ADDRESSES[:num_routers]
         self.around = Surroundings(
-            self.clock, self.network, self.blocks, self.chance, self._step_s, peers_write, overlaps
+            self.clock, self.network, self.blocks, self.chance, self._step_s, peers_write, overlaps, addresses
         )
         self.dead: set[ProcessIdentity] = set()
         self.clients: list[Client] = []
         self.dead_routers: list[RouterProgram] = []
         self.quiet_from_s = 0.0
         self.num_causes = 0
-        self.without_decode_s = 0.0
+        self.without_decode_s = [0.0] * num_routers
         self.is_over = False
-        self.router = RouterProgram(self.around)
+        self.routers = [RouterProgram(self.around, number) for number in range(num_routers)]
         self.nodes: dict[str, NodeProgram] = {}
         self._restarts_due = 0
         for role, number in ((PREFILL, num_prefills), (DECODE, num_decodes)):
             for place in range(number):
-                self._start_node(role, f"{role[0].upper()}{place + 1}")
+                self.start_node(role, f"{role[0].upper()}{place + 1}")
         for place in range(num_mixed):
-            self._start_node(DECODE, f"M{place + 1}", BOTH)
+            self.start_node(DECODE, f"M{place + 1}", BOTH)
+
+    @property
+    def router(self) -> RouterProgram:
+        """The first router."""
+        return self.routers[0]
 
     def note(self, text: str) -> None:
         """Add a line to the timeline."""
@@ -163,20 +172,21 @@ class World:
 
     def program_of(self, host: Host) -> Program | None:
         """The program that is alive on this host."""
-        return next((each for each in (self.router, *self.nodes.values()) if each.host is host and each.runs), None)
+        return next((each for each in (*self.routers, *self.nodes.values()) if each.host is host and each.runs), None)
 
     # clients
 
     def ask(self, client: Client) -> None:
-        """A request comes. When the router is down, its client is refused and asks again."""
+        """A request comes. When its router is down, its client is refused and asks again."""
         self.disturbed(self.clock.now_s, is_cause=False)
-        if self.router.host.is_dead:
+        router = self.routers[client.router]
+        if router.host.is_dead:
             self.clock.after(0.3, lambda: self.ask(client))
             return
         if client not in self.clients:
             self.clients.append(client)
-        self.note(f"client {client.number} asks: {len(client.prompt_ids)} + {client.max_tokens} x {client.num_choices}")
-        router = self.router
+        what = f"{len(client.prompt_ids)} + {client.max_tokens} x {client.num_choices}"
+        self.note(f"client {client.number} asks {router.name}: {what}")
         client.task = router.call(lambda: router.loop.create_task(client.run(router)))
         client.task.add_done_callback(client.ended)
 
@@ -185,7 +195,7 @@ class World:
         if client.task is not None and not client.is_over:
             self.note(f"client {client.number} leaves")
             client.has_left = True
-            self.router.call(client.task.cancel)
+            self.routers[client.router].call(client.task.cancel)
 
     # faults
 
@@ -219,19 +229,27 @@ class World:
             node.leave()
             self.disturbed(self.clock.now_s + restart_s)
 
-    def kill_router(self, restart_s: float) -> None:
-        """SIGKILL: every client loses its stream."""
-        router = self.router
+    def drain_node(self, node: NodeProgram, router: RouterProgram, restart_s: float) -> None:
+        """An operator asks a router to take a node out of service; another life comes after its end."""
+        member = router.registry.get(node.epoch)
+        if member is not None and router.runs:
+            self.note(f"{router.name} is asked to drain {node.name}")
+            router.call(lambda: router.relay.drain(member, starts_again=True))
+            self.disturbed(self.clock.now_s + restart_s)
+
+    def kill_router(self, router: RouterProgram, restart_s: float) -> None:
+        """SIGKILL: every client of it loses its stream."""
         if router.host.is_dead:
             return
-        self.note("the router is killed")
+        self.note(f"{router.name} is killed")
         router.kill()
         self.dead_routers.append(router)
         for client in self.clients:
-            if not client.is_over:
+            if client.router == router.number and not client.is_over:
                 client.has_left = client.is_over = True
         self.disturbed(self.clock.now_s + restart_s)
-        self.clock.after(restart_s, self._restart_router)
+        self._restarts_due += 1
+        self.clock.after(restart_s, partial(self._restart_router, router.number))
 
     def cut(self, one: Program, other: Program, for_s: float) -> None:
         """Nothing passes between the two for so long."""
@@ -248,19 +266,19 @@ class World:
         self.disturbed(self.clock.now_s)
 
     def cut_for_a_moment(self, name: str) -> None:
-        """A node's control connection breaks, both ends notice at once, and it is made again."""
+        """A node's connection to the first router breaks, both ends notice at once, and it is made again."""
         self.note(f"the connection of {name} breaks")
         for connection in self.network.between(self.nodes[name].host, self.router.host):
             connection.break_off(0.001, 0.001)
 
     def prefer(self, node: NodeProgram, preference: str) -> None:
-        """The router gives a mixed node other legs from now on."""
-        member = self.router.registry.get(node.epoch)
-        if member is not None:
-            self.note(f"{node.name} prefers {preference}")
-            member.preference = preference
+        """All routers give a mixed node other legs from now on."""
+        self.note(f"{node.name} prefers {preference}")
+        for router in self.routers:
+            router.registry.prefer(node.epoch, preference)
 
-    def _start_node(self, role: str, name: str, prefers: str = "") -> None:
+    def start_node(self, role: str, name: str, prefers: str = "") -> None:
+        """A new life of a node."""
         node = self.nodes[name] = NodeProgram(self.around, role, name, prefers)
         self.note(f"{name} starts, epoch {node.epoch % 10**6}")
 
@@ -270,13 +288,14 @@ class World:
 
         def start() -> None:
             self._restarts_due -= 1
-            self._start_node(node.role, node.name, node.prefers)
+            self.start_node(node.role, node.name, node.prefers)
 
         self.clock.after(after_s, start)
 
-    def _restart_router(self) -> None:
-        self.note("the router starts again")
-        self.router = RouterProgram(self.around)
+    def _restart_router(self, number: int) -> None:
+        self._restarts_due -= 1
+        self.routers[number] = RouterProgram(self.around, number)
+        self.note(f"{self.routers[number].name} starts again")
 
     def _delay_s(self) -> float:
         return self.chance.random() * self.slowest_s
@@ -303,9 +322,10 @@ class World:
                 self.note(f"{node.name} has ended {node.refusal}")
                 self.dead.add(node.process)
                 self._restart(node, 0.5)
-        if not any(self._is_available(node) for node in self.nodes.values()):
-            self.without_decode_s += _LOOK_S
-        is_calm = now_s > self.quiet_from_s and not self._restarts_due and not self.router.host.is_dead
+        for router in self.routers:
+            if not any(self._is_available(node, router) for node in self.nodes.values()):
+                self.without_decode_s[router.number] += _LOOK_S
+        is_calm = now_s > self.quiet_from_s and not self._restarts_due
         self.is_over = is_calm and self._is_quiet()
         waited_s = now_s - self.quiet_from_s
         unended = [client.number for client in self.clients if not client.is_over]
@@ -313,13 +333,14 @@ class World:
         assert self.is_over or waited_s < END_BOUND_S + QUIET_BOUND_S, f"not quiet: {self._leftovers()}"
         self.clock.after(_LOOK_S, self._look)
 
-    def _is_available(self, node: NodeProgram) -> bool:
-        is_cut = self.network.is_blocked(node.host, self.router.host)
-        return node.role == DECODE and node.runs and not node.stopper.is_asked and not is_cut and self.router.runs
+    def _is_available(self, node: NodeProgram, router: RouterProgram) -> bool:
+        is_cut = self.network.is_blocked(node.host, router.host)
+        return node.role == DECODE and node.runs and not node.stopper.is_asked and not is_cut and router.runs
 
     def _is_quiet(self) -> bool:
         idle = all(node.is_idle for node in self.nodes.values() if not node.host.is_dead)
-        return idle and all(client.is_over for client in self.clients) and not self.router.relay.num_in_flight
+        in_flight = any(router.relay.num_in_flight for router in self.routers)
+        return idle and all(client.is_over for client in self.clients) and not in_flight
 
     def _leftovers(self) -> list[str]:
         return [
@@ -331,31 +352,37 @@ class World:
 
     def check(self) -> None:
         """What must hold at the end."""
-        relay, registry = self.router.relay, self.router.registry
         for client in self.clients:
             client.check()
             assert client.has_left or client.error or all(client.finish_reasons)
-            assert not client.error or self._justifies(client.error), f"client {client.number}: {client.error}"
+            assert not client.error or self._justifies(client), f"client {client.number}: {client.error}"
         for node in self.nodes.values():
             node.core.check()
+        for router in self.routers:
+            self._check_router(router)
+        ended = [*self.dead_routers, *self.routers]
+        assert [error for router in ended for error in router.loop.errors] == []
+
+    @staticmethod
+    def _check_router(router: RouterProgram) -> None:
+        relay, registry = router.relay, router.registry
         counts = relay.counters
         assert counts.num_requests == counts.num_finished + counts.num_failed + counts.num_cancelled, counts
-        counted = {node.node_id: (node.load, node.num_awaiting, len(node.prompts)) for node in registry.all()}
+        counted = {
+            node.node_id: (node.num_legs, node.num_awaiting, len(node.prompts), len(node.live_keys))
+            for node in registry.all()
+        }
         assert not any(any(counts) for counts in counted.values()), counted
         assert relay.node_wait.num_waiting == relay.node_wait.num_paused == 0
-        assert self.router.loop.num_timers <= 2, "a timer of a request is left"  # Ping, and a look at suspects
-        assert [
-            *self.router.loop.errors,
-            *(error for router in self.dead_routers for error in router.loop.errors),
-        ] == []
+        assert router.loop.num_timers <= 2, "a timer of a request is left"  # Ping, and a look at suspects
 
-    def _justifies(self, code: str) -> bool:
-        if code == "no_node":
-            return self.without_decode_s > NODE_WAIT_S - 2.5
-        return code == "request_failed" and self.num_causes >= 3
+    def _justifies(self, client: Client) -> bool:
+        if client.error == "no_node":
+            return self.without_decode_s[client.router] > NODE_WAIT_S - 2.5
+        return client.error == "request_failed" and self.num_causes >= 3
 
     def _end(self) -> None:
-        for each in (*self.dead_routers, self.router):
+        for each in (*self.dead_routers, *self.routers):
             each.end_loop()
 
     @contextmanager

@@ -83,7 +83,7 @@ NAME = HandoffName(b"h" * 16, 2)
 PROCESS = ProcessIdentity("host", 4711, 99)
 
 SAMPLES: tuple[tuple[Codec, Any], ...] = (
-    (ROUTER_TO_NODE, Welcome(2**64 - 1)),
+    (ROUTER_TO_NODE, Welcome(2**64 - 1, 2**63 - 1)),
     (ROUTER_TO_NODE, Refusal("no")),
     (ROUTER_TO_NODE, Ping(1, 2, 3)),
     (ROUTER_TO_NODE, Resume(1, 2)),
@@ -93,7 +93,7 @@ SAMPLES: tuple[tuple[Codec, Any], ...] = (
     (ROUTER_TO_NODE, Cancel(b"h" * 16, 1000)),
     (NODE_TO_ROUTER, Hello("decode", "d", 1, "f", LAYOUT, "", "http://x", 64, 1024, 8, STATUS, "0a1b2c3d", 9, "5e6f")),
     (NODE_TO_ROUTER, Heartbeat(1, STATUS)),
-    (NODE_TO_ROUTER, Pong(1, 2, 3, b"k" * 40)),
+    (NODE_TO_ROUTER, Pong(1, 2, 3, b"k" * 40, 4, 5)),
     (NODE_TO_ROUTER, Leaving(1)),
     (NODE_TO_ROUTER, Tokens(1, (EVENT, TIMED_EVENT))),
     (NODE_TO_ROUTER, PromptLogprobs(1, b"h" * 16, 1, 257, 2, b"\x00\x00\x80\xbf" * 12)),

@@ -1,0 +1,1 @@
+"""`baton plan`: what of a model fits where, computed from its `config.json`."""
