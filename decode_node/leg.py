@@ -15,7 +15,7 @@ receiving side has sent `Delivered` or `Released`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -72,7 +72,8 @@ class _Awaited:
 
 class DecodeLeg:
     """See `node.loop.Leg`. `thread` runs `receiving`, whose counters are read here. `first_steps` holds the requests in
-    the engine whose first tokens are still to come. `source` hands running requests over.
+    the engine whose first tokens are still to come. `source` hands running requests over. `others`: the keys of
+    requests in the same engine that another leg has, which may count into the same `counters`.
     """
 
     def __init__(
@@ -83,6 +84,8 @@ class DecodeLeg:
         notices: Mailbox[ReceivingNotice],
         first_steps: FirstSteps,
         source: Source,
+        others: Collection[RequestKey] = (),
+        counters: StepCounters | None = None,
     ) -> None:
         self._core = core
         self._receiving = receiving
@@ -92,16 +95,17 @@ class DecodeLeg:
         self._awaited_of: dict[RequestKey, _Awaited] = {}
         self._first_events: list[TokenEvent] = []
         self._failures: list[tuple[RequestKey, BatonError]] = []
-        self._counters = StepCounters()
+        self._counters = StepCounters() if counters is None else counters
         self._exposed = HandoffTimes()
         self._first_steps = first_steps
         self._source = source
+        self._others = others
 
     @property
     def num_live(self) -> int:
         """Number of requests in the engine, and of awaited and handed over ones, even if cancelled, until their blocks
         are released."""
-        return len(self._core.request_keys()) + len(self._awaited) + len(self._source.handoffs)
+        return len(self._in_engine()) + len(self._awaited) + len(self._source.handoffs)
 
     @property
     def _num_waiting(self) -> int:
@@ -109,7 +113,11 @@ class DecodeLeg:
 
     def live_keys(self) -> Iterable[RequestKey]:
         """See `Leg`."""
-        return (*self._awaited_of, *self._core.request_keys(), *self._source.handoffs)
+        return (*self._awaited_of, *self._in_engine(), *self._source.handoffs)
+
+    def _in_engine(self) -> list[RequestKey]:
+        keys = self._core.request_keys()
+        return [key for key in keys if key not in self._others] if self._others else keys
 
     def wait_on(self) -> Sequence[Any]:
         """The notices of both sides."""
@@ -166,7 +174,7 @@ class DecodeLeg:
     def cancel_all(self, now_s: float, owner: bytes = b"") -> None:
         """See `Leg`."""
         wanted = [key for key, awaited in self._awaited_of.items() if key in awaited.wanted]
-        live = [*self._core.request_keys(), *wanted, *self._source.handoffs]
+        live = [*self._in_engine(), *wanted, *self._source.handoffs]
         for key in [key for key in live if key.handoff_id.startswith(owner)]:
             self.cancel(key, now_s)
             self._failures.append((key, RequestFailed("the router was silent for too long")))

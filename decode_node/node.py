@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
+from typing import Protocol, TypeVar
 
 from decode_node.leg import DecodeLeg
 from decode_node.source import Source
 from engine.runner.kv_memory import ByteArray, SharedRegion, allocate_private
-from kvtransfer.commands import ReceivingNotice
+from kvtransfer.commands import ReceivingNotice, SendingNotice
 from kvtransfer.facts import ReceivingFacts, SendingFacts
 from kvtransfer.integrity import resolve
 from kvtransfer.mailbox import Mailbox
@@ -28,18 +30,46 @@ from kvtransfer.transports.registry import (
 )
 from node.first_steps import FirstSteps
 from node.loop import Leg
+from node.metrics import StepCounters
 from node.process import Context, NodeParts
 from node.settings import NodeSettings
 from wire import links
 from wire.messages import DECODE
+from wire.request_key import RequestKey
 
 _log = logging.getLogger(__name__)
+
+
+class Beside(Protocol):
+    """A leg that uses the engine and the sending side of a decode leg. `keys` shows its requests at any time."""
+
+    @property
+    def keys(self) -> Collection[RequestKey]: ...
+
+    def take_notice(self, notice: SendingNotice) -> None:
+        """The sending side is done with a handoff that is not the decode leg's."""
+        ...
+
+
+BesideT = TypeVar("BesideT", bound=Beside)
+
+
+class _Nothing:
+    keys: Collection[RequestKey] = ()
+
+    def take_notice(self, notice: SendingNotice) -> None:
+        """There are no others."""
+
+
+def _nothing_beside(end: SendingEnd) -> _Nothing:
+    return _Nothing()
 
 
 class DecodeRole:
     """See `node.process.Role`."""
 
     name = DECODE
+    preference = ""
 
     def __init__(self, settings: NodeSettings, context: Context, link_settings: links.LinkSettings) -> None:
         self._settings = settings
@@ -61,6 +91,14 @@ class DecodeRole:
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
         """See `Role`. Decode nodes that go on with requests of this one dial its address; it has none where nothing but
         nixl may carry KV, which would take a second agent."""
+        leg, _, address = self.open_legs(parts, _nothing_beside)
+        return leg, "" if self._settings.kv_transport == NIXL else address
+
+    def open_legs(
+        self, parts: NodeParts, beside: Callable[[SendingEnd], BesideT], counters: StepCounters | None = None
+    ) -> tuple[DecodeLeg, BesideT, str]:
+        """The decode leg, the leg that `beside` makes to use its sending side too, and the address of that side.
+        `counters`: see `DecodeLeg`."""
         pool = open_pool(parts.engine.memory.blocks)
         facts = ReceivingFacts(
             node_id=parts.node_id,
@@ -81,8 +119,10 @@ class DecodeRole:
         thread = TransferThread(receiving, "kv-receiving", pool.enter, parts.watch("kv-receiving thread"))
         thread.start()
         end, address = self._open_source(parts, facts, len([each for each in receivers if listens(each)]))
-        leg = DecodeLeg(parts.engine.core, receiving, thread, notices, FirstSteps(), Source(parts.engine.core, end))
-        return leg, "" if self._settings.kv_transport == NIXL else address
+        other, core = beside(end), parts.engine.core
+        source = Source(core, end, other.take_notice)
+        leg = DecodeLeg(core, receiving, thread, notices, FirstSteps(), source, other.keys, counters)
+        return leg, other, address
 
     def _open_source(self, parts: NodeParts, own: ReceivingFacts, num_ports_taken: int) -> tuple[SendingEnd, str]:
         """The sending side, which has a view of the pool for its own thread, and its address."""

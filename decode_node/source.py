@@ -10,7 +10,7 @@ whole blocks, so nothing is pushed before that step is over.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,19 +18,25 @@ from prometheus_client.core import Metric
 
 from engine.cache.hashing import prompt_digest
 from engine.core import EngineCore
-from kvtransfer.commands import BeginHandoff, CancelSending, FinishHandoff
+from kvtransfer.commands import BeginHandoff, CancelSending, FinishHandoff, SendingNotice
 from kvtransfer.sending_end import SendingEnd
 from node.metrics import counters_as_metrics
 from wire.messages import HandOver, TokenEvent
 from wire.request_key import RequestKey
 
 
-class Source:
-    """See the module. Used by the engine loop; `end` is closed with it."""
+def _nobody(notice: SendingNotice) -> None:
+    """Nobody else uses the sending side."""
 
-    def __init__(self, core: EngineCore, end: SendingEnd) -> None:
+
+class Source:
+    """See the module. Used by the engine loop; `end` is closed with it. `pass_on` gets the notices of handoffs that are
+    not running requests of this node."""
+
+    def __init__(self, core: EngineCore, end: SendingEnd, pass_on: Callable[[SendingNotice], None] = _nobody) -> None:
         self._core = core
         self._end = end
+        self._pass_on = pass_on
         self._handoffs: set[RequestKey] = set()
         self._awaiting_step: list[FinishHandoff] = []
 
@@ -76,6 +82,9 @@ class Source:
         """Release the blocks of handoffs that are over. Raises `BatonError` when the sending side has failed."""
         self._end.thread.require_alive()
         for notice in self._end.notices.take():
+            if notice.key not in self._handoffs:
+                self._pass_on(notice)
+                continue
             # one that was rejected ends here too: its receiver is told, and it tells the router
             self._handoffs.discard(notice.key)
             self._core.release(notice.key)

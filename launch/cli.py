@@ -36,6 +36,7 @@ COMMANDS = {
     "router": Command("router.__main__", "start one router"),
     "prefill": Command("prefill_node.__main__", "start one prefill node"),
     "decode": Command("decode_node.__main__", "start one decode node"),
+    "node": Command("mixed_node.__main__", "start one node that does any leg, whatever it prefers"),
     "plan": Command("launch.plan.command", "what of a model fits on which devices, from its config alone"),
     "bench": Command("bench.command", "measure parts of Baton on this machine"),
     "chat": Command("launch.chat", "talk to a running router in the terminal"),

@@ -117,7 +117,9 @@ def with_cluster_key(deployment: Deployment, folder: Path) -> Deployment:
     return dataclasses.replace(
         deployment,
         router=dataclasses.replace(deployment.router, cluster_key=files["router"]),
-        prefill=dataclasses.replace(deployment.prefill, cluster_key=files["prefill"]),
+        prefill=dataclasses.replace(
+            deployment.prefill, cluster_key=files["decode" if deployment.serve.mixed else "prefill"]
+        ),
         decode=dataclasses.replace(deployment.decode, cluster_key=files["decode"]),
     )
 
@@ -179,10 +181,11 @@ def child_specs(
         is_prefill = index < deployment.serve.prefill
         settings = deployment.prefill if is_prefill else deployment.decode
         name = f"prefill-{index}" if is_prefill else f"decode-{index - deployment.serve.prefill}"
-        module = "prefill_node" if is_prefill else "decode_node"
-        flags = as_flags(_placed(settings, name, share, routers, len(shares)))
+        role = "prefill" if is_prefill else "decode"
+        module, preference = ("mixed_node", [f"--role={role}"]) if deployment.serve.mixed else (f"{role}_node", [])
+        flags = [*as_flags(_placed(settings, name, share, routers, len(shares))), *preference]
         node_environment = {**inherited, VISIBLE_DEVICES: share.device} if share.device else inherited
-        # without prefill nodes the others compute prompts too
+        # without prefill nodes the others compute prompts too; to others a mixed node is a decode node
         group = "" if is_prefill else "decode"
         specs.append(ChildSpec(name, module, tuple(flags), node_environment, reloads=reloads_keys, group=group))
     return specs

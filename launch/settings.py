@@ -35,6 +35,7 @@ class ServeSettings:
 
     prefill: int = setting(1, "number of prefill nodes; 0: decode nodes compute the prompts too")
     decode: int = setting(1, "number of decode nodes")
+    mixed: bool = setting(False, "nodes that do any leg: --prefill and --decode are then what they prefer")
     prefill_tensor_parallel_size: int = setting(0, "ranks of each prefill node; 0: --tensor-parallel-size")
     decode_tensor_parallel_size: int = setting(0, "ranks of each decode node; 0: --tensor-parallel-size")
     routers: int = setting(1, "number of routers: they share the port and all nodes; more serve more streams at once")

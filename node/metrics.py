@@ -91,9 +91,9 @@ class StepCounters:
         self._forced = Counter("baton:forced_tokens", "Tokens of outputs that a grammar forced", registry=None)
         self._steps = Counter("baton:steps", "Steps computed", registry=None)
 
-    def count(self, outputs: Sequence[RequestOutput]) -> None:
-        """Count one step."""
-        self._steps.inc()
+    def count(self, outputs: Sequence[RequestOutput], *, is_step: bool = True) -> None:
+        """Count one step, or if that is counted elsewhere some of its outputs."""
+        self._steps.inc(is_step)
         self._computed.inc(sum(output.num_step_tokens for output in outputs))
         sampled = [output for output in outputs if output.token is not None]
         num_forced = sum(len(output.forced) for output in sampled)

@@ -69,6 +69,8 @@ class Role(Protocol):
 
     name: str
     """`wire.messages.PREFILL` or `DECODE`."""
+    preference: str
+    """See `Hello.prefers`."""
 
     def allocate(self, num_bytes: int) -> ByteArray | SharedRegion:
         """Host memory for a KV pool, where the transports reach it, and the other ranks of the node if it has any."""
@@ -133,7 +135,7 @@ def _serve(
         health = HealthServer(settings.host, settings.http_port, collector, lambda: watchdog.complaint)
         stack.callback(health.close)
         health.watch(watchdog)
-        hello = _hello(role.name, parts, settings.max_num_seqs, peer_address, health.address)
+        hello = _hello(role, parts, settings.max_num_seqs, peer_address, health.address)
         dialled = [RouterLink(context, each, to_router, hello, core.status, time.monotonic()) for each in addresses]
         routers = RouterLinks(dialled)
         stack.callback(routers.close)
@@ -170,10 +172,11 @@ class _Announcer:
             emit(Ready(self.hello.role, self.hello.http_address, peer_address=self.hello.peer_address))
 
 
-def _hello(role: str, parts: NodeParts, max_num_seqs: int, peer_address: str, http_address: str) -> Hello:
+def _hello(role: Role, parts: NodeParts, max_num_seqs: int, peer_address: str, http_address: str) -> Hello:
     engine = parts.engine
     return Hello(
-        role=role,
+        role=role.name,
+        prefers=role.preference,
         node_id=parts.node_id,
         epoch=parts.epoch,
         fingerprint=engine.fingerprint,

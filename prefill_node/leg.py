@@ -12,7 +12,7 @@ step fails, even if the engine could compute it again, because some of its KV ha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from kvtransfer.commands import (
     PushComputed,
     PushLayers,
     Rejected,
+    SendingNotice,
 )
 from kvtransfer.layers import LayerProgress
 from kvtransfer.sending_end import SendingEnd
@@ -65,7 +66,8 @@ class _WatchedStep:
 
 class PrefillLeg:
     """See `node.loop.Leg`. `end` is its sending side, closed with it. `layer_ends`: see `KvLayout`.
-    `first_steps` holds the prompts whose first token is still to come.
+    `first_steps` holds the prompts whose first token is still to come. `counters`: those of another leg that counts the
+    same steps and shows them, None for its own.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class PrefillLeg:
         end: SendingEnd,
         layer_ends: Sequence[int],
         first_steps: FirstSteps,
+        counters: StepCounters | None = None,
     ) -> None:
         self._core = core
         self._end = end
@@ -84,13 +87,19 @@ class PrefillLeg:
         self._failures: list[tuple[RequestKey, BatonError]] = []
         self._finished: list[TokenEvent] = []
         self._watched: deque[_WatchedStep] = deque()
-        self._counters = StepCounters()
+        self._counts_steps = counters is None
+        self._counters = StepCounters() if counters is None else counters
         self._first_steps = first_steps
 
     @property
     def num_live(self) -> int:
         """Number of prompts that are computed now and of handoffs that are not released yet."""
         return len(self._prompts)
+
+    @property
+    def keys(self) -> Collection[RequestKey]:
+        """The attempts of all choices whose blocks are held here, wanted or not."""
+        return self._prompt_of.keys()
 
     def live_keys(self) -> Iterable[RequestKey]:
         """See `Leg`."""
@@ -152,16 +161,20 @@ class PrefillLeg:
         """See `Leg`."""
         self._thread.require_alive()
         for notice in self._end.notices.take():
-            prompt = self._prompts.pop(notice.key, None)
-            if prompt is None:
-                continue
-            for choice in prompt.choices:
-                self._core.abort(choice)
-                del self._prompt_of[choice]
-            self._core.release(notice.key)
-            self._first_steps.forget(notice.key)
-            if isinstance(notice, Rejected):
-                self._fail_choices(prompt, InvalidMessage(notice.reason))
+            self.take_notice(notice)
+
+    def take_notice(self, notice: SendingNotice) -> None:
+        """The sending side is done with a handoff. One of others is left alone."""
+        prompt = self._prompts.pop(notice.key, None)
+        if prompt is None:
+            return
+        for choice in prompt.choices:
+            self._core.abort(choice)
+            del self._prompt_of[choice]
+        self._core.release(notice.key)
+        self._first_steps.forget(notice.key)
+        if isinstance(notice, Rejected):
+            self._fail_choices(prompt, InvalidMessage(notice.reason))
 
     def watch(self, step: Step) -> LayerStored | None:
         """See `Leg`. Prompts that the step completes are pushed layer by layer."""
@@ -180,7 +193,7 @@ class PrefillLeg:
         self._first_steps.step_ends()
         if self._watched:
             self._watched.popleft()
-        self._counters.count(outputs)
+        self._counters.count(outputs, is_step=self._counts_steps)
         self._finished = []
         for output in outputs:
             times = self._first_steps.times_of(output)

@@ -23,6 +23,7 @@ class PrefillRole:
     """See `node.process.Role`."""
 
     name = PREFILL
+    preference = ""
 
     def __init__(self, settings: NodeSettings, context: Context, link_settings: links.LinkSettings) -> None:
         self._settings = settings

@@ -33,10 +33,12 @@ from router.access.audit import AuditLog
 from router.access.guard import Guard, require_keys_beyond_loopback
 from router.access.keys import KEY_VARIABLE
 from router.access.tls import ServerTls
+from router.adaptation import Adaptation
 from router.admission.admission import Admission, AdmissionSettings
 from router.admission.metrics import AccessMetrics
 from router.app import build_app
 from router.control import ControlLink
+from router.goals import AllowedGoals, Goals
 from router.http.inherited import inherited_sockets
 from router.http.limits import HttpLimits
 from router.http.server import HttpServer
@@ -45,7 +47,6 @@ from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
 from router.openai.endpoints import Endpoints
 from router.openai.request_templates import RequestTemplates
-from router.placement import Goals
 from router.policies import make_policy
 from router.relay import Relay, RelaySettings
 from router.request_log import Observer
@@ -117,6 +118,9 @@ async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None
         relay = _relay(settings, registry, control)
         metrics = RouterMetrics(model.name for model in models)
         metrics.watch(relay, registry, control)
+        adaptation = Adaptation(registry, relay.attainments, adapts=settings.adapt and _goals(settings) is not None)
+        metrics.include(adaptation)
+        stack.callback(adaptation.stop)
         admission = _admission(settings, relay)
         relay.node_wait.listen(admission.fill)
         metrics.include(AccessMetrics(admission, guard))
@@ -127,6 +131,7 @@ async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None
             metrics=metrics,
             max_model_len=registry.max_request_tokens,
             is_strict=settings.strict,
+            goals=_allowed_goals(settings),
         )
         if settings.metrics_aliases == "vllm":
             metrics.add_vllm_aliases()
@@ -150,6 +155,7 @@ async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None
         _on_hangup([part.reload for part in (guard, tls, audit, keys) if part is not None])
         address = await _listen(app, settings, sockets, stack, tls)
         control.start(relay)
+        adaptation.start()
         freeze_startup_objects()
         gc.set_threshold(*_COLLECT_AFTER)
         watchdog = Watchdog()
@@ -170,6 +176,7 @@ def _relay(settings: RouterSettings, registry: NodeRegistry, control: ControlLin
         settings.request_timeout_s,
         settings.node_wait_s,
         _goals(settings),
+        settings.refuse_late,
     )
     return Relay(registry, control, make_policy(settings.prefill_policy), make_policy(settings.decode_policy), limits)
 
@@ -181,6 +188,17 @@ def _goals(settings: RouterSettings) -> Goals | None:
     if not (settings.goal_ttft_ms or settings.goal_tpot_ms):
         return None
     return Goals(settings.goal_ttft_ms / 1000, settings.goal_tpot_ms / 1000)
+
+
+def _allowed_goals(settings: RouterSettings) -> AllowedGoals | None:
+    """What requests may ask for. Raises `InvalidSetting`."""
+    own, least = _goals(settings), {}
+    for kind in ("ttft", "tpot"):
+        goal, smallest = getattr(settings, f"goal_{kind}_ms"), getattr(settings, f"min_goal_{kind}_ms")
+        if not 0 <= smallest <= goal:
+            raise InvalidSetting(f"--min-goal-{kind}-ms must lie between 0 and --goal-{kind}-ms")
+        least[kind] = (smallest or goal) / 1000
+    return None if own is None else AllowedGoals(own, Goals(least["ttft"], least["tpot"]))
 
 
 def _http_limits(settings: RouterSettings) -> HttpLimits:

@@ -1,4 +1,5 @@
 """`POST /admin/drain`: an operator takes a node out of service, or has it started anew, without an interrupted stream.
+`POST /admin/prefer`: a mixed node is given other legs from now on; those under way end where they are.
 
 Owns who may ask for that: an API key whose entry says so, and on a router without keys whoever is on this machine. A
 browser's script of another site cannot, because the content type of the body makes the browser ask first. What happens
@@ -7,15 +8,16 @@ to the requests of the node is `router.relay`'s.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from aiohttp import web
 from pydantic import Field
 
 from router.access.guard import IDENTITY
 from router.http.body import read_body
-from router.nodes import NodeRegistry
+from router.nodes import Node, NodeRegistry
 from router.openai.errors import INVALID, envelope
 from router.openai.request_body import parse_body
 from router.openai.responses import json_bytes
@@ -24,6 +26,7 @@ from router.relay import Relay
 from wire.links import is_loopback
 
 _MAX_NODE_ID = 128
+_log = logging.getLogger(__name__)
 
 
 class DrainRequest(Strict):
@@ -33,6 +36,15 @@ class DrainRequest(Strict):
 
     node: Annotated[str, Field(max_length=_MAX_NODE_ID)]
     restart: bool = False
+
+
+class PreferRequest(Strict):
+    """The body of `POST /admin/prefer`."""
+
+    refuses_unknown: ClassVar[bool] = True
+
+    node: Annotated[str, Field(max_length=_MAX_NODE_ID)]
+    role: Literal["prefill", "decode", "both"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +57,38 @@ class Admin:
     def add_routes(self, app: web.Application) -> None:
         """Add the routes to `app`."""
         app.router.add_post("/admin/drain", self.drain)
+        app.router.add_post("/admin/prefer", self.prefer)
 
     async def drain(self, http: web.Request) -> web.Response:
         """`POST /admin/drain`: a node gets no more work, hands over what it generates, and ends."""
         _require_operator(http)
         order = parse_body(await read_body(http), http.headers.get("Content-Type"), DrainRequest)
-        node = next((node for node in self.nodes.all() if node.node_id == order.node), None)
+        node = self._named(order.node)
         if node is None:
-            body = envelope("no node of that name is registered", INVALID, "node", "node_not_found")
-            return web.Response(status=404, body=json_bytes(body), content_type="application/json")
+            return _not_found("no node of that name is registered", "node_not_found")
         self.relay.drain(node, starts_again=order.restart)
         answer = {"node": node.node_id, "role": node.role, "num_requests": node.load}
         return web.Response(body=json_bytes(answer), content_type="application/json")
+
+    async def prefer(self, http: web.Request) -> web.Response:
+        """`POST /admin/prefer`: what a mixed node is given where there is a choice."""
+        _require_operator(http)
+        order = parse_body(await read_body(http), http.headers.get("Content-Type"), PreferRequest)
+        node = self._named(order.node)
+        if node is None or not node.hello.prefers:
+            return _not_found("no mixed node of that name is registered", "node_not_found")
+        self.nodes.prefer(node.epoch, order.role)
+        _log.info("node %s prefers %s from now on: an operator said so", node.node_id, order.role)
+        answer = {"node": node.node_id, "prefers": order.role}
+        return web.Response(body=json_bytes(answer), content_type="application/json")
+
+    def _named(self, node_id: str) -> Node | None:
+        return next((node for node in self.nodes.all() if node.node_id == node_id), None)
+
+
+def _not_found(message: str, code: str) -> web.Response:
+    body = envelope(message, INVALID, "node", code)
+    return web.Response(status=404, body=json_bytes(body), content_type="application/json")
 
 
 def _require_operator(http: web.Request) -> None:

@@ -216,6 +216,7 @@ class Flight:
         self._retries.is_back(epoch)
         self._suspicion.is_back(epoch)
         if self._node_deadline is not None:
+            self._context.routing.probation.end(self.handoff_id)  # it may be confined no longer
             self._start_or_wait()
 
     def stop_waiting(self) -> None:
@@ -346,6 +347,8 @@ class Flight:
             allows_handoff=self._num_transfer_failures < _MAX_TRANSFER_FAILURES,
             computes_all=journal.awaits_prompt,
             confinement=self._suspicion.confinement,
+            goals=request.goals,
+            may_refuse=journal.attempt == 1 and not journal.token_ids,
         )
         if self._suspicion.confinement is not None:
             nodes = [node for node in (route.prefill, route.decode) if node is not None]

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from router.goals import Goals
 from router.nodes import Node
 from router.progress import Progress
 from router.prompt_queue import QueuedPrompt
@@ -31,13 +32,14 @@ class ControlSender(Protocol):
 @dataclass(frozen=True, slots=True)
 class RelayRequest:
     """The request of one choice, as nodes of `model` see it. `emitted_ids`: its first tokens, where they are
-    known."""
+    known. `goals`: None for those of the router."""
 
     model: str
     prompt_ids: tuple[int, ...]
     params: DecodingParams
     cache_salt: bytes = b""
     emitted_ids: tuple[int, ...] = ()
+    goals: Goals | None = None
 
     def max_tokens_behind(self, num_output: int) -> int | None:
         """How many more tokens it may have when it has so many."""

@@ -20,8 +20,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from router.attainment import Attainment
 from router.control import ControlLink
 from router.flight_context import FlightFigures
+from router.goals import Goals
 from router.loop_lag import LoopLag
 from router.metric_aliases import MODEL_LABEL, VllmAliases
 from router.nodes import NodeRegistry
@@ -219,8 +221,16 @@ class TokenMetrics(Collector):
 class RequestTimer:
     """Times one request from its construction."""
 
-    def __init__(self, metrics: ModelMetrics, num_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        metrics: ModelMetrics,
+        num_prompt_tokens: int,
+        attainment: Attainment | None = None,
+        goals: Goals | None = None,
+    ) -> None:
         self._metrics = metrics
+        self._attainment = attainment
+        self._goals = goals
         self._start_s = time.monotonic()
         self._first_s: float | None = None
         self._last_s: float | None = None
@@ -234,6 +244,8 @@ class RequestTimer:
         if self._last_s is None:
             self._first_s = now_s
             self._metrics.time_to_first_token.observe(now_s - self._start_s)
+            if self._attainment is not None:
+                self._attainment.first(now_s - self._start_s, self._goals)
             if self._trace is not None:
                 self._trace.first_token(round(now_s * 1e6))
         else:
@@ -253,6 +265,8 @@ class RequestTimer:
             metrics.decode_time.observe(now_s - self._first_s)
             if num_tokens > 1:
                 metrics.time_per_output_token.observe((now_s - self._first_s) / (num_tokens - 1))
+                if self._attainment is not None:
+                    self._attainment.ended((now_s - self._first_s) / (num_tokens - 1), self._goals)
         metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
         metrics.request_generation_tokens.observe(num_tokens)
         metrics.prefix_cache_queries.inc(self._num_prompt_tokens)

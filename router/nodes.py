@@ -20,7 +20,7 @@ from engine.cache.hashing import HASH_BYTES
 from router.prompt_queue import PromptQueue
 from wire.errors import Refused
 from wire.fingerprint import checkpoint_of, difference
-from wire.messages import DECODE, PREFILL, ROUTER_TO_NODE, CacheEvents, Heartbeat, Hello, NodeStatus
+from wire.messages import BOTH, DECODE, PREFILL, ROUTER_TO_NODE, CacheEvents, Heartbeat, Hello, NodeStatus
 from wire.session import Session, new_session_number
 
 DEAD_AFTER_S = 3.0
@@ -43,8 +43,9 @@ class Node:
     by handoff id, in the order in which they were sent, and `missed_ids` those that it did not know when it last said
     which it knows, for the `num_pongs`th time. `prompts` are those that it has to compute itself.
     `num_other_legs` and `num_other_prompt_tokens` are of other routers, as of its last `Pong`. `num_steps` counts those
-    that have told tokens. `session` is the router's end of it. `rival`: the epoch of another
-    one that wants to join under the same node_id, and when it first asked."""
+    that have told tokens. `preference`: which legs it is given where there is a choice, see `NodeRegistry.prefer`; ""
+    becomes that of its Hello. `session` is the router's end of it. `rival`: the epoch of another one that wants to join
+    under the same node_id, and when it first asked."""
 
     hello: Hello
     model: str
@@ -57,12 +58,16 @@ class Node:
     num_steps: int = 0
     prompts: PromptQueue = field(default_factory=PromptQueue)
     is_leaving: bool = False
+    preference: str = ""
     live_keys: dict[bytes, bytes] = field(default_factory=dict)
     missed_ids: set[bytes] = field(default_factory=set)
     num_pongs: int = 0
     cached_hashes: set[bytes] = field(default_factory=set)
     session: Session = field(default_factory=_new_session)
     rival: tuple[int, float] | None = None
+
+    def __post_init__(self) -> None:
+        self.preference = self.preference or self.hello.prefers or self.hello.role
 
     @property
     def epoch(self) -> int:
@@ -78,6 +83,14 @@ class Node:
     def role(self) -> str:
         """ "prefill" or "decode"."""
         return self.hello.role
+
+    def does(self, role: str) -> bool:
+        """Whether it can be given legs of that role."""
+        return self.role == role or bool(self.hello.prefers)
+
+    def prefers(self, role: str) -> bool:
+        """Whether it is to be given legs of that role where there is a choice."""
+        return self.preference in (role, BOTH)
 
     @property
     def load(self) -> int:
@@ -130,12 +143,17 @@ class NodeRegistry:
         self._nodes: dict[int, Node] = {}
         self._claims: dict[str, tuple[Hello, float]] = {}
         # what was found since a node has joined or left: every request asks
-        self._able: dict[tuple[str, str], list[Node]] = {}
+        self._available: dict[tuple[str, str], list[Node]] = {}
         self._limits: dict[str, _Limits] = {}
         self._staying_decodes: list[Node] | None = None
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+    @property
+    def models(self) -> list[str]:
+        """The served models."""
+        return list(self._fingerprints)
 
     def all(self) -> list[Node]:
         """Every registered node."""
@@ -146,13 +164,26 @@ class NodeRegistry:
         return self._nodes.get(epoch)
 
     def available(self, role: str, model: str, without: AbstractSet[int] = frozenset()) -> list[Node]:
-        """Nodes of a model that may be given a leg, in order of registration; nodes in `without` only if there is no
-        other."""
-        able = self._able.get((role, model))
-        if able is None:
-            able = [node for node in self.of_model(model) if node.role == role and not node.is_leaving]
-            self._able[role, model] = able
-        return [node for node in able if node.epoch not in without] or able if without else able
+        """Nodes of a model that are to be given legs of a role, in order of registration; nodes in `without` only if
+        there is no other. Somebody has to decode: if nobody prefers to, whoever can."""
+        nodes = self._available.get((role, model))
+        if nodes is None:
+            nodes = [node for node in self.of_model(model) if node.prefers(role) and not node.is_leaving]
+            self._available[role, model] = nodes
+        left = [node for node in nodes if node.epoch not in without] if without else nodes
+        return left or (self.able(role, model, without) if role == DECODE else nodes)
+
+    def able(self, role: str, model: str, without: AbstractSet[int] = frozenset()) -> list[Node]:
+        """As `available`, whatever they prefer."""
+        able = [node for node in self.of_model(model) if node.does(role) and not node.is_leaving]
+        return [node for node in able if node.epoch not in without] or able
+
+    def prefer(self, epoch: int, role: str) -> None:
+        """A mixed node is given other legs from now on. Nothing happens when it is gone."""
+        node = self._nodes.get(epoch)
+        if node is not None:
+            node.preference = role
+            self._forget_views()
 
     def of_model(self, model: str) -> list[Node]:
         """The registered nodes of a model."""
@@ -173,10 +204,10 @@ class NodeRegistry:
 
     @property
     def staying_decodes(self) -> Sequence[Node]:
-        """The decode nodes of all models that do not leave."""
+        """The nodes of all models that prefer to decode, or else can, and do not leave."""
         if self._staying_decodes is None:
-            nodes = self._nodes.values()
-            self._staying_decodes = [node for node in nodes if node.role == DECODE and not node.is_leaving]
+            able = [node for node in self._nodes.values() if node.does(DECODE) and not node.is_leaving]
+            self._staying_decodes = [node for node in able if node.prefers(DECODE)] or able
         return self._staying_decodes
 
     @property
@@ -191,7 +222,7 @@ class NodeRegistry:
         return found
 
     def _forget_views(self) -> None:
-        self._able.clear()
+        self._available.clear()
         self._limits.clear()
         self._staying_decodes = None
 
@@ -282,6 +313,8 @@ class NodeRegistry:
         """The model that a node serves. Raises `Refused` when it does not fit the other nodes of that model."""
         if hello.role not in (PREFILL, DECODE):
             raise Refused(f"role {hello.role!r} is not known here")
+        if hello.prefers and (hello.role != DECODE or hello.prefers not in (PREFILL, DECODE, BOTH)):
+            raise Refused(f"a {hello.role} node that prefers {hello.prefers!r} is not known here")
         others = [node for node in self._nodes.values() if node.node_id != hello.node_id]
         expected = {model: self._fingerprint_of(model, others) for model in self._fingerprints}
         model = next((model for model, known in expected.items() if _is_same(known, hello.fingerprint)), None)
@@ -290,15 +323,15 @@ class NodeRegistry:
         if model is None:
             known = ", ".join(f"{known} ({model})" for model, known in expected.items())
             raise Refused(f"model differs: fingerprint {known} here, {hello.fingerprint} at {hello.node_id}")
-        for other in others:
-            if other.model == model and other.hello.fingerprint != hello.fingerprint:
-                raise Refused(difference(other.hello.fingerprint, hello.fingerprint, hello.node_id))
+        mates = [other for other in others if other.model == model]
+        for mate in mates:
+            if mate.hello.fingerprint != hello.fingerprint:
+                raise Refused(difference(mate.hello.fingerprint, hello.fingerprint, hello.node_id))
         tokenizer = self._tokenizers.get(model, "")
         if tokenizer and hello.tokenizer and tokenizer != hello.tokenizer:
             raise Refused(f"tokenizer differs: {tokenizer} here, {hello.tokenizer} at {hello.node_id}")
-        other = next((other for other in others if other.model == model), None)
-        if other is not None:
-            other.hello.layout.require_same(hello.layout, hello.node_id)
+        if mates:
+            mates[0].hello.layout.require_same(hello.layout, hello.node_id)
         return model
 
     def _fingerprint_of(self, model: str, nodes: list[Node]) -> str | None:

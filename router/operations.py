@@ -21,7 +21,7 @@ from router.openai.errors import INVALID, envelope
 from router.openai.responses import json_bytes
 from router.settings import RouterSettings
 from wire.codec import PROTOCOL_VERSION
-from wire.messages import DECODE
+from wire.messages import DECODE, PREFILL
 
 DISTRIBUTION = "baton-serve"
 POOLING_PATHS = (
@@ -125,6 +125,7 @@ def node_info(node: Node) -> dict[str, object]:
         "id": node.node_id,
         "life": hashlib.blake2b(node.epoch.to_bytes(8, "little"), digest_size=8).hexdigest(),
         "role": node.role,
+        "prefers": [role for role in (PREFILL, DECODE) if node.prefers(role)],
         "model": node.model,
         "is_leaving": node.is_leaving,
         "load": node.load,

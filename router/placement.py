@@ -3,6 +3,10 @@
 Owns the decision for one prompt between the prefill nodes and decode nodes that could compute it, given what each has
 cached, what it was given before, and what its steps cost. Without goals the route stays as it is.
 
+A stream goes to the decode node that the policy has chosen while that keeps the goal between tokens, then to the
+decode node that does, then to a mixed node that prefers prompts. An answer of one token is
+generated where its prompt is computed, and no KV is moved.
+
 A decode node that computes a prompt takes small chunks beside its streams, as long as a step may take by the goal
 (`engine.scheduler.step_costs`): that is slower for the prompt, and no faster than a prefill node's work unless that one
 has others to do first. So a prompt goes to the prefill node as long as its first token is expected within the goal
@@ -14,36 +18,37 @@ Invariant: predictions decide where a prompt is computed, and nothing else: a wr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
 
+from router.goals import Goals
 from router.nodes import Node
 from router.policies import num_cached_blocks
 from router.route import Route
+from wire.messages import DECODE
 from wire.step_cost import StepCost
 
 _ALONE_CHUNK = 512
 """Tokens of a step in which nobody decodes: the usual budget of a step on a CPU; more would change little."""
 _SMALLEST_CHUNK = 16
-_MAX_COMPARED = 16
+_MAX_COMPARED = 4
 """Nodes of a role that are looked at, those with the shortest queues: a decision takes microseconds for each."""
+_SLOW_LATE_S = 1.0
+"""When streams of all nodes miss their goal: in about so long some of them will have ended."""
+_SHORT_ANSWER = 1
+"""Tokens that a prefill node keeps: one comes with the prompt. Each further one would bound the chunks of other prompts
+there by the goal between tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Goals:
-    """Seconds until the first token and between two tokens; 0: as short as possible, and no limit."""
+class _Offer(NamedTuple):
+    """When the first token is expected if `node` computes the prompt, and how long that takes it. `keeps_pace`: its
+    streams are not slowed beyond their goal."""
 
     ttft_s: float
-    tpot_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """A route, and when the first token is expected on it. `keeps_tpot`: streams of the node are not slowed beyond
-    their goal."""
-
-    route: Route
-    ttft_s: float
-    keeps_tpot: bool = True
+    prompt_s: float
+    node: Node
+    keeps_pace: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +65,32 @@ class Placement:
         num_tokens: int,
         prompt_hashes: Sequence[bytes],
         now_s: float,
+        goals: Goals | None = None,
+        max_tokens: int | None = None,
     ) -> Route:
-        """The route to take instead of `route`, which a policy has chosen among the same nodes."""
+        """The route to take instead of `route`, which a policy has chosen among the same nodes. `goals`: of the
+        request, if it has its own. `max_tokens` of its answer, if that is known."""
+        aim = goals or self.goals
         cost = _any_cost((*prefills, *decodes))
         if cost is None:
             return route  # no node has computed a prompt yet
         prompt = _Prompt(num_tokens, prompt_hashes, cost, now_s)
-        away = min((prompt.at_prefill(route.decode, node) for node in _shortest(prefills, now_s)), key=_ttft)
-        if away.ttft_s <= self.goals.ttft_s:
-            return away.route
-        here = [prompt.at_decode(node, self.goals.tpot_s) for node in _shortest(decodes, now_s)]
-        kept = min((offer for offer in here if offer.keeps_tpot), key=_ttft, default=None)
-        if kept is None or kept.ttft_s >= away.ttft_s:
-            return away.route
-        return kept.route
+        decode, is_slow = prompt.stream_at(route.decode, decodes, prefills, aim.tpot_s)
+        best, is_kept = min(prompt.offers(prefills, self.goals.tpot_s, route.prefill), key=_ttft), False
+        if best.ttft_s > aim.ttft_s:
+            for offer in prompt.offers(decodes, self.goals.tpot_s, decode):
+                if offer.keeps_pace and offer.ttft_s < best.ttft_s:
+                    best, is_kept = offer, True
+        is_short = max_tokens is not None and max_tokens <= _SHORT_ANSWER and best.node.does(DECODE)
+        if is_kept or is_short or best.node is decode:
+            chosen = Route(best.node, None, best.prompt_s, is_kept)
+        else:
+            chosen = Route(decode, best.node, best.prompt_s)
+        # a prompt that takes too long even alone is not late as long as nobody is before it
+        late_s = min(best.ttft_s - aim.ttft_s, best.ttft_s - best.prompt_s) if aim.ttft_s else 0.0
+        if is_slow or late_s > 0:
+            return replace(chosen, late_s=max(late_s, _SLOW_LATE_S if is_slow else 0.0), is_slow=is_slow)
+        return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,33 +102,52 @@ class _Prompt:
     cost: StepCost
     now_s: float
 
-    def at_prefill(self, decode: Node, node: Node) -> _Offer:
-        """It is computed by a prefill node and handed to `decode`."""
-        seconds = self._seconds(node, _ALONE_CHUNK, 0, 0)
-        return _Offer(Route(decode, node, seconds), self._wait_s(node, _ALONE_CHUNK) + seconds)
+    def stream_at(
+        self, chosen: Node, decodes: Sequence[Node], prefills: Sequence[Node], tpot_s: float
+    ) -> tuple[Node, bool]:
+        """The node that is to generate; and whether it is expected to miss the goal, as all others are."""
+        if not tpot_s or self._gap_s(chosen) <= tpot_s:
+            return chosen, False
+        for nodes in (decodes, [node for node in prefills if node.does(DECODE)]):
+            best = min(nodes, key=self._gap_s, default=chosen)
+            if self._gap_s(best) <= tpot_s:
+                return best, False
+        return chosen, True
 
-    def at_decode(self, node: Node, tpot_s: float) -> _Offer:
-        """It is computed by a decode node, beside the requests that decode there."""
-        num_decodes, context = node.num_decoding, node.num_held_tokens
+    def _gap_s(self, node: Node) -> float:
+        """The expected time between tokens of a further stream at this node."""
+        num_streams = node.load if node.prefers(DECODE) else node.load - len(node.prompts)
+        if num_streams >= node.hello.max_num_seqs:
+            return inf
+        return self._cost_of(node).without_prompt_s(num_streams + 1, node.num_held_tokens + self.num_tokens)
+
+    def offers(self, nodes: Sequence[Node], tpot_s: float, preferred: Node | None) -> list[_Offer]:
+        """Of the nodes with the shortest queues, and of the `preferred` one, which has most of the prompt cached."""
+        waits = [(self._wait_s(node), node is not preferred, number) for number, node in enumerate(nodes)]
+        if len(waits) > _MAX_COMPARED:
+            waits.sort()
+            waits = waits[:_MAX_COMPARED] + [each for each in waits[_MAX_COMPARED:] if not each[1]]
+        return [self._offer(nodes[number], wait_s, tpot_s) for wait_s, _, number in waits]
+
+    def _offer(self, node: Node, wait_s: float, tpot_s: float) -> _Offer:
+        """It is computed beside the requests that decode at the node."""
         cost, chunk = self._cost_of(node), _ALONE_CHUNK
+        num_decodes, context = (node.num_decoding, node.num_held_tokens) if node.does(DECODE) else (0, 0)
         if num_decodes and tpot_s:
             left_s = tpot_s - cost.without_prompt_s(num_decodes, context)
             chunk = min(chunk, cost.chunk_within(left_s, self.num_tokens // 2))
-        seconds = self._seconds(node, max(chunk, _SMALLEST_CHUNK), num_decodes, context)
-        wait_s = self._wait_s(node, max(chunk, _SMALLEST_CHUNK))
-        return _Offer(Route(node, None, seconds, is_kept=True), wait_s + seconds, chunk >= _SMALLEST_CHUNK)
-
-    def _seconds(self, node: Node, chunk: int, num_decodes: int, context: int) -> float:
         block_size = node.hello.layout.block_size
         num_cached = min(num_cached_blocks(node, self.hashes) * block_size, self.num_tokens - 1)
-        cost = self._cost_of(node)
-        return cost.prompt_s(self.num_tokens - num_cached, num_cached, chunk, num_decodes, context)
+        taken, num_left = max(chunk, _SMALLEST_CHUNK), self.num_tokens - num_cached
+        seconds = cost.prompt_s(num_left, num_cached, taken, num_decodes, context)
+        return _Offer(wait_s + seconds, seconds, node, chunk >= _SMALLEST_CHUNK)
 
-    def _wait_s(self, node: Node, chunk: int) -> float:
+    def _wait_s(self, node: Node) -> float:
         """How long the prompt waits for those before it, of this router and of others."""
-        cost, num_tokens = self._cost_of(node), node.num_other_prompt_tokens
-        others_s = cost.prompt_s(num_tokens, 0, chunk, 0, 0) if num_tokens else 0.0
-        return node.prompts.wait_s(self.now_s) + others_s
+        wait_s, num_tokens = node.prompts.wait_s(self.now_s), node.num_other_prompt_tokens
+        if not num_tokens:
+            return wait_s
+        return wait_s + self._cost_of(node).prompt_s(num_tokens, 0, _ALONE_CHUNK, 0, 0)
 
     def _cost_of(self, node: Node) -> StepCost:
         own = node.status.cost
@@ -126,9 +162,3 @@ def _any_cost(nodes: Sequence[Node]) -> StepCost | None:
     """Of a node that knows what prompts cost."""
     costs = (node.status.cost for node in nodes)
     return next((cost for cost in costs if cost is not None and cost.knows_prompts), None)
-
-
-def _shortest(nodes: Sequence[Node], now_s: float) -> Sequence[Node]:
-    if len(nodes) <= _MAX_COMPARED:
-        return nodes
-    return sorted(nodes, key=lambda node: node.prompts.wait_s(now_s))[:_MAX_COMPARED]

@@ -8,21 +8,25 @@ A request stays in the table until its reader closes it, so that one whose answe
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from program.clock import host_clock
+from router.attainment import Attainment
 from router.flight import Flight
 from router.flight_context import FlightContext, RelayCounters
+from router.goals import NO_GOALS, Goals
 from router.inbox import Inbox
 from router.legs import ControlSender, RelayRequest
 from router.moves import Moves
 from router.node_wait import NodeWait
 from router.nodes import Node, NodeRegistry
-from router.placement import Goals, Placement
+from router.placement import Placement
 from router.policies import Policy
+from router.route import Route
 from router.routing import Routing
 from router.suspicion import Probation
 from wire.errors import BatonError, ContextLengthExceeded, NoNode, Overloaded
@@ -45,6 +49,7 @@ class RelaySettings:
     request_timeout_s: float
     node_wait_s: float = 0.0
     goals: Goals | None = None
+    refuse_late: bool = False
 
 
 class Relay:
@@ -59,6 +64,7 @@ class Relay:
         settings: RelaySettings,
     ) -> None:
         self.counters = RelayCounters()
+        self.attainments = {model: Attainment(settings.goals or NO_GOALS) for model in registry.models}
         self.node_wait = NodeWait(
             lambda model: bool(registry.of_model(model)), settings.node_wait_s, settings.max_concurrent_requests
         )
@@ -73,6 +79,7 @@ class Relay:
                 settings.local_prefill_tokens,
                 Probation(),
                 None if settings.goals is None else Placement(settings.goals),
+                self._refuse_late if settings.refuse_late else None,
             ),
             sender=sender,
             counters=self.counters,
@@ -144,6 +151,11 @@ class Relay:
         for first in range(0, len(flights), size):
             flights[first].start(flights[first + 1 : first + size])
         return flights
+
+    def _refuse_late(self, model: str, route: Route) -> None:
+        self.attainments[model].refused(is_slow=route.is_slow)
+        what = "the time between its tokens" if route.is_slow else "its first token"
+        raise Overloaded(f"{what} would miss the goal: the nodes have too much to do", max(1, math.ceil(route.late_s)))
 
     def close(self, flight: Flight) -> None:
         """The reader wants no more of this request: cancel what nodes still do for it. Harmless when repeated."""

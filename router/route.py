@@ -10,9 +10,12 @@ from router.nodes import Node
 @dataclass(frozen=True, slots=True)
 class Route:
     """Without a prefill node the decode node computes the prompt too. `prompt_s`: how long that is expected to take.
-    `is_kept`: the decode node computes it although a prefill node could, because that serves the goals."""
+    `is_kept`: the decode node computes it although a prefill node could, because that serves the goals. `late_s`: in so
+    many seconds it could be expected to meet its goals, 0: it can now. `is_slow`: the goal between tokens is missed."""
 
     decode: Node
     prefill: Node | None
     prompt_s: float = 0.0
     is_kept: bool = False
+    late_s: float = 0.0
+    is_slow: bool = False

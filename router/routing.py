@@ -7,11 +7,13 @@ that serves the goals for latency (`router/placement.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from engine.cache.hashing import extend_hashes, root_hash
+from router.goals import Goals
 from router.nodes import Node, NodeRegistry
 from router.placement import Placement
 from router.policies import Policy, num_cached_blocks
@@ -20,11 +22,13 @@ from router.suspicion import Confinement, Probation
 from wire.errors import NoNode
 from wire.messages import DECODE, PREFILL
 
+_Find: TypeAlias = Callable[[str, str, AbstractSet[int]], list[Node]]
+
 
 @dataclass(frozen=True, slots=True)
 class Routing:
     """Chooses routes by one policy for each role, and then by `placement`. See `RelaySettings` for
-    `local_prefill_tokens`."""
+    `local_prefill_tokens`. `refuse` raises, and counts, for a request of a model whose route would miss its goals."""
 
     registry: NodeRegistry
     prefill_policy: Policy
@@ -32,6 +36,7 @@ class Routing:
     local_prefill_tokens: int
     probation: Probation
     placement: Placement | None = None
+    refuse: Callable[[str, Route], None] | None = None
 
     def choose(
         self,
@@ -45,18 +50,22 @@ class Routing:
         allows_handoff: bool,
         computes_all: bool = False,
         confinement: Confinement | None = None,
+        goals: Goals | None = None,
+        may_refuse: bool = False,
     ) -> Route:
         """A route for prompt and emitted tokens over nodes of `model`; nodes whose epoch is in `avoided` only where
         there is no other. Of each role only nodes that have room for what the request may become: `max_tokens` more
         tokens at most, None: at least one.
 
         `computes_all`: whoever computes the prompt computes all of it, whatever it has cached. `confinement`: the only
-        nodes that may compute anything of it but further tokens.
+        nodes that may compute anything of it but further tokens. `goals`: its own, None for the router's.
+        `may_refuse`: nothing was done for it yet.
 
-        Raises `NoNode` without a decode node.
+        Raises `NoNode` without a decode node, and `Overloaded` when it is refused because it would miss its goals.
         """
-        decodes = self._with_room(DECODE, model, avoided, len(token_ids) + (max_tokens or 1))
-        prefills = self._with_room(PREFILL, model, avoided, len(token_ids) + 1) if allows_handoff else []
+        find = self.registry.available if confinement is None else self.registry.able
+        decodes = self._with_room(find, DECODE, model, avoided, len(token_ids) + (max_tokens or 1))
+        prefills = self._with_room(find, PREFILL, model, avoided, len(token_ids) + 1) if allows_handoff else []
         if confinement is not None:
             decodes, prefills = self._confined(confinement, decodes, prefills)
         if not decodes:
@@ -66,12 +75,18 @@ class Routing:
         extend_hashes(hashes, token_ids, hello.layout.block_size, root_hash(hello.fingerprint, cache_salt))
         decode = self.decode_policy.choose(decodes, hashes)
         num_cached = 0 if computes_all else num_cached_blocks(decode, hashes) * hello.layout.block_size
+        prefills = [node for node in prefills if node is not decode]
         if not prefills or len(token_ids) - num_cached <= self.local_prefill_tokens:
+            return Route(decode, None)
+        if self.placement is None and decode.prefers(PREFILL):
             return Route(decode, None)
         route = Route(decode, self.prefill_policy.choose(prefills, hashes))
         if self.placement is None or computes_all or confinement is not None:
             return route
-        return self.placement.choose(route, prefills, decodes, len(token_ids), hashes, now_s)
+        route = self.placement.choose(route, prefills, decodes, len(token_ids), hashes, now_s, goals, max_tokens)
+        if route.late_s and may_refuse and self.refuse is not None:
+            self.refuse(model, route)
+        return route
 
     def another_decode(
         self,
@@ -83,18 +98,18 @@ class Routing:
     ) -> Node | None:
         """The decode node with the least load that can go on at once with a request of so many tokens, and has room for
         what it may become, or the `preferred` one if it can; None: there is none now."""
-        decodes = self._with_room(DECODE, model, avoided, num_tokens + (max_tokens or 1))
+        decodes = self._with_room(self.registry.available, DECODE, model, avoided, num_tokens + (max_tokens or 1))
         able = [node for node in decodes if node.load < node.hello.max_num_seqs and _has_blocks(node, num_tokens + 1)]
         return min(able, key=lambda node: (node is not preferred, node.load), default=None)
 
-    def _with_room(self, role: str, model: str, avoided: AbstractSet[int], num_tokens: int) -> list[Node]:
-        able = self.registry.available(role, model, avoided)
+    def _with_room(self, find: _Find, role: str, model: str, avoided: AbstractSet[int], num_tokens: int) -> list[Node]:
+        able = find(role, model, avoided)
         if num_tokens <= self.registry.fewest_request_tokens(model):
             return able
         fit = [node for node in able if node.hello.max_request_tokens >= num_tokens]
         if fit or not avoided:
             return fit
-        return [node for node in self.registry.available(role, model) if node.hello.max_request_tokens >= num_tokens]
+        return [node for node in find(role, model, frozenset()) if node.hello.max_request_tokens >= num_tokens]
 
     def _confined(
         self, confinement: Confinement, decodes: Sequence[Node], prefills: Sequence[Node]

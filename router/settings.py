@@ -49,6 +49,14 @@ class RouterSettings:
     goal_tpot_ms: float = setting(
         0.0, "milliseconds between two tokens: chunks of prompts beside running requests keep to it; 0: no goal"
     )
+    min_goal_ttft_ms: float = setting(
+        0.0, "the tightest --goal-ttft-ms that a request may ask for itself; 0: none below the router's"
+    )
+    min_goal_tpot_ms: float = setting(
+        0.0, "the tightest --goal-tpot-ms that a request may ask for itself; 0: none below the router's"
+    )
+    adapt: bool = setting(True, "with goals, mixed nodes are given other legs as the goals are met")
+    refuse_late: bool = setting(False, "with goals, answer 503 at once to requests that are expected to miss them")
     max_concurrent_requests: int = setting(1024, "requests in flight; more wait for their turn")
     max_queued_requests: int = setting(1024, "requests that wait for their turn when there is no room; 0: none")
     max_queued_tokens: int = setting(2**22, "tokens, prompt and max_tokens, of all requests that wait for their turn")

@@ -17,7 +17,7 @@ from wire.prompt_logprobs import MAX_ROWS, row_bytes
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
 from wire.step_cost import StepCost
 
-PREFILL, DECODE = "prefill", "decode"
+PREFILL, DECODE, BOTH = "prefill", "decode", "both"
 
 _Name = Annotated[str, Length(128)]
 _Text = Annotated[str, Length(1024)]
@@ -56,6 +56,8 @@ class Hello:
     `max_request_tokens` is the longest prompt plus output the node's context and pool can hold. `clock` names the clock
     of its stamps (see `program.clock`), "" when it has no name. `session` is the one that it is in, 0 for none.
     `tokenizer` is the digest of its tokenizer, "" when its checkpoint has none: masks of grammars depend on it.
+    `prefers`: "" for a node that does the legs of its role; `PREFILL`, `DECODE` or `BOTH` for a decode node that does
+    any leg, and which ones it is given where there is a choice.
     """
 
     role: _Name
@@ -72,6 +74,7 @@ class Hello:
     clock: _Name
     session: U64 = 0
     tokenizer: _Name = ""
+    prefers: _Name = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,8 @@
 """`baton bench plan`: the latencies of a load on one node, on a split, and on a split with goals, computed.
 
+Three ways to use goals are compared: plain nodes, mixed nodes whose preferences follow the goals (adaptive), and the
+same with `--refuse-late`. A last table and a picture have the share of requests within both goals.
+
 The scheduler, the cost model, the routing and the placement are those that serve; steps take what nodes have found out
 about theirs (`baton:step_cost_seconds` of their `/metrics`). So a question like "which goals, how many prefill nodes"
 is answered in seconds and without noise. What is left out: tokenizing, the client, the router's CPU, and the cores that
@@ -10,8 +13,8 @@ from __future__ import annotations
 
 import math
 import urllib.request
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,6 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.arguments import parse_settings, require_at_least
 from bench.plan.simulated_node import NodeShape
 from bench.plan.simulation import Deployment, PlannedRequest, Simulation
+from bench.plots.lines import GOAL, Line, Panel, Plot, rate_ticks, slo_in_words
+from bench.plots.style import as_png, as_svg, looks_of
 from bench.report.document import aligned
 from bench.runs import METRICS, Run
 from bench.serve.arrivals import from_trace, poisson_or_gamma
@@ -29,7 +34,7 @@ from bench.workload.passages import bare_vocabulary
 from bench.workload.registry import make_workload
 from program.command_line import CommandParser
 from program.settings import setting
-from router.placement import Goals
+from router.goals import Goals
 from wire.errors import InvalidSetting
 from wire.step_cost import StepCost
 
@@ -55,7 +60,10 @@ class PlanSettings:
     decode: int = setting(1, "decode nodes of the split")
     goal_ttft_ms: float = setting(500.0, "goal for the first token")
     goal_tpot_ms: float = setting(50.0, "goal between two tokens")
-    rates: tuple[str, ...] = setting(("1", "2", "4", "8"), "requests per second, inf: all at once; not for traces")
+    rates: tuple[str, ...] = setting(
+        ("1", "2", "4", "8"), "requests per second, inf: all at once; of traces: times as fast as they say"
+    )
+    picture: str = setting("", "file.svg or file.png for a picture of the last table", metavar="FILE")
     max_num_seqs: int = setting(64, "requests computed together in a step")
     max_num_batched_tokens: int = setting(512, "token budget of a step")
     num_blocks: int = setting(8192, "blocks of 16 tokens of each node")
@@ -68,9 +76,21 @@ def main(arguments: Sequence[str]) -> int:
     settings, dataset = parse_settings(parser, arguments, PlanSettings, DatasetSettings)
     require_at_least(settings, prefill=1, decode=1, goal_ttft_ms=0, goal_tpot_ms=0, num_blocks=1, max_num_seqs=1)
     candidates = deployments(settings)
-    for pace, requests in loads(settings, dataset):
+    rates: list[float] = []
+    shares: dict[str, list[float]] = {name: [] for name in candidates}
+    for rate, pace, requests in loads(settings, dataset):
         print(f"\n{pace}, {len(requests)} requests; computed, not measured\n")
-        print(table(candidates, requests, settings), flush=True)
+        runs = [run_of(name, deployment, requests, settings) for name, deployment in candidates.items()]
+        print(table(runs), flush=True)
+        rates.append(rate)
+        for run in runs:
+            shares[run.target].append(run.number("slo_attainment") or 0.0)
+    print("\nshare of requests within both goals\n")
+    rows = [[f"{rate:g}", *(f"{shares[name][place]:.0%}" for name in shares)] for place, rate in enumerate(rates)]
+    print(aligned(("rate", *shares), rows))
+    if settings.picture:
+        slo = {"ttft": settings.goal_ttft_ms, "tpot": settings.goal_tpot_ms}
+        draw_shares(Path(settings.picture), rates, shares, slo)
     return 0
 
 
@@ -89,53 +109,72 @@ def deployments(settings: PlanSettings) -> dict[str, Deployment]:
 
     prefills = [shape(prompts)] * settings.prefill
     transfer_s = settings.transfer_us_per_token / 1e6
+    bound = [shape(decodes, goals.tpot_s)] * settings.decode
+    with_goals = Deployment(prefills, bound, goals, token_transfer_s=transfer_s)
+    mixed = [shape(prompts, goals.tpot_s)] * settings.prefill
+    adaptive = replace(with_goals, prefills=mixed, is_mixed=True, adapts=True)
     found = {
         "split": Deployment(prefills, [shape(decodes)] * settings.decode, None, token_transfer_s=transfer_s),
-        "with goals": Deployment(
-            prefills, [shape(decodes, goals.tpot_s)] * settings.decode, goals, token_transfer_s=transfer_s
-        ),
+        "with goals": with_goals,
+        "adaptive": adaptive,
+        "refusing": replace(adaptive, refuses_late=True),
     }
     if settings.one_cost:
         found = {"one node": Deployment([], [shape(read_cost(settings.one_cost))], None), **found}
     return found
 
 
-def loads(settings: PlanSettings, dataset: DatasetSettings) -> list[tuple[str, list[PlannedRequest]]]:
-    """Each load with its name. Raises `InvalidSetting`."""
+def loads(settings: PlanSettings, dataset: DatasetSettings) -> list[tuple[float, str, list[PlannedRequest]]]:
+    """Each load with its rate and its name. Raises `InvalidSetting`."""
     conversations = make_workload(dataset, bare_vocabulary(_VOCABULARY)).conversations
     if any(len(each.turns) > 1 for each in conversations):
         raise InvalidSetting("a plan has no conversations of several turns: what a model answers is not known")
-    if dataset.dataset_name in (MOONCAKE, AZURE):
-        offsets = {"as the trace says": from_trace(conversations, dataset.time_scale, dataset.spread_s, dataset.seed)}
-    else:
-        offsets = {
-            "all at once" if rate == math.inf else f"{rate:g} requests/s": poisson_or_gamma(
-                len(conversations), rate, 1.0, dataset.seed
-            )
-            for rate in parse_rates(settings.rates)
-        }
+    is_trace = dataset.dataset_name in (MOONCAKE, AZURE)
     turns = [each.turns[0] for each in conversations]
-    return [
-        (
-            pace,
-            [PlannedRequest(at, turn.token_ids, turn.num_output_tokens) for at, turn in zip(when, turns, strict=True)],
-        )
-        for pace, when in offsets.items()
-    ]
+    found = []
+    for rate in parse_rates(settings.rates):
+        if is_trace:
+            pace = f"{rate:g} times as fast as the trace"
+            when = from_trace(conversations, dataset.time_scale / rate, dataset.spread_s, dataset.seed)
+        else:
+            pace = "all at once" if rate == math.inf else f"{rate:g} requests/s"
+            when = poisson_or_gamma(len(conversations), rate, 1.0, dataset.seed)
+        requests = [
+            PlannedRequest(at, turn.token_ids, turn.num_output_tokens) for at, turn in zip(when, turns, strict=True)
+        ]
+        found.append((rate, pace, requests))
+    return found
 
 
-def table(candidates: dict[str, Deployment], requests: Sequence[PlannedRequest], settings: PlanSettings) -> str:
-    """The figures of `baton bench serve` for each deployment."""
+def run_of(name: str, deployment: Deployment, requests: Sequence[PlannedRequest], settings: PlanSettings) -> Run:
+    """The figures of `baton bench serve` for a deployment."""
     slo = {"ttft": settings.goal_ttft_ms, "tpot": settings.goal_tpot_ms}
-    runs = []
-    for name, deployment in candidates.items():
-        simulation = Simulation(deployment)
-        outcomes = simulation.run(requests)
-        simulation.check()
-        duration_s = max(outcome.end_s for outcome in outcomes)
-        runs.append(Run(name, 1, math.inf, summarise(outcomes, duration_s, slo, _PERCENTILES)))
+    simulation = Simulation(deployment)
+    outcomes = simulation.run(requests)
+    simulation.check()
+    duration_s = max(outcome.end_s for outcome in outcomes)
+    return Run(name, 1, math.inf, summarise(outcomes, duration_s, slo, _PERCENTILES))
+
+
+def table(runs: Sequence[Run]) -> str:
+    """A column for each of the runs of one load."""
     rows = [[metric.label, *(metric.form(run.number(metric.name)) for run in runs)] for metric in METRICS[:-1]]
-    return aligned(("", *candidates), rows)
+    return aligned(("", *(run.target for run in runs)), rows)
+
+
+def draw_shares(
+    path: Path, rates: Sequence[float], shares: Mapping[str, Sequence[float]], slo: Mapping[str, float]
+) -> None:
+    """Write the picture of the last table. Raises `InvalidSetting` when the file cannot be written."""
+    looks = looks_of(list(shares))
+    lines = [Line(name, looks[name], list(rates), [100 * share for share in found]) for name, found in shares.items()]
+    goal = (100 * GOAL, f"{GOAL:.0%} of requests")
+    panel = Panel(lines, "rate", "% of requests", y_wanted=goal, x_ticks=rate_ticks(rates), y_top=105)
+    figure = Plot(f"Requests within {slo_in_words(slo)}; computed, not measured", [panel]).draw()
+    try:
+        path.write_bytes(as_svg(figure).encode() if path.suffix == ".svg" else as_png(figure))
+    except OSError as error:
+        raise InvalidSetting(f"--picture {str(path)!r:.200}: {error.strerror}") from None
 
 
 def read_cost(source: str) -> StepCost:

@@ -8,20 +8,26 @@ that nothing ever fails. A node's status reaches the router once a second, as he
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
-from bench.client.outcome import Outcome
+from bench.client.outcome import Failure, Outcome
 from bench.plan.simulated_node import BLOCK_SIZE, FINGERPRINT, NodeShape, SimulatedNode
 from engine.scheduler.request import RequestOutput
+from router.adaptation import WINDOW_S, Adaptation
+from router.attainment import Attainment
+from router.goals import NO_GOALS, Goals
 from router.legs import Attempt, Legs, RelayRequest, send_legs
 from router.nodes import Node, NodeRegistry
-from router.placement import Goals, Placement
+from router.placement import Placement
 from router.policies import make_policy
+from router.route import Route
 from router.routing import Routing
 from router.suspicion import Probation
+from wire.errors import Overloaded
 from wire.layout import KvLayout, LayerKv
 from wire.messages import DECODE, PREFILL, CacheEvents, Decode, Heartbeat, Hello, Prefill
 from wire.request_key import RequestKey
@@ -35,13 +41,17 @@ _LAYOUT = KvLayout.of_layers("bfloat16", BLOCK_SIZE, [LayerKv(1, 16)])
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """What is simulated: nodes of each role, and the goals that the router and the nodes have (None: none).
-    `token_transfer_s`: of a handoff, per token of the prompt, after that was computed."""
+    `token_transfer_s`: of a handoff, per token of the prompt, after that was computed. `is_mixed`: nodes do any leg,
+    and their roles are what they prefer at the start. `adapts`, `refuses_late`: as the settings of the router."""
 
     prefills: Sequence[NodeShape]
     decodes: Sequence[NodeShape]
     goals: Goals | None
     local_prefill_tokens: int = 16
     token_transfer_s: float = 0.0
+    is_mixed: bool = False
+    adapts: bool = False
+    refuses_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +72,11 @@ class _Running:
 
 
 class Simulation:
-    """Runs one load on one deployment, once."""
+    """Runs one load on one deployment, once. `placement`: in place of the usual one for its goals."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, placement: Placement | None = None) -> None:
         self._deployment = deployment
+        self._placement = placement or (None if deployment.goals is None else Placement(deployment.goals))
         self._registry = NodeRegistry({_MODEL: None})
         self._nodes: dict[int, SimulatedNode] = {}
         self._running: dict[RequestKey, _Running] = {}
@@ -76,13 +87,21 @@ class Simulation:
         for role, shapes in ((PREFILL, deployment.prefills), (DECODE, deployment.decodes)):
             for shape in shapes:
                 self._join(role, shape)
+        self.attainment = Attainment(deployment.goals or NO_GOALS)
+        self.adaptation = Adaptation(self._registry, {_MODEL: self.attainment}, adapts=deployment.adapts)
+        self._num_left = 0
 
     def run(self, requests: Sequence[PlannedRequest]) -> list[Outcome]:
-        """What becomes of the requests, in their order."""
+        """What becomes of the requests, in their order; those that were refused have an error."""
         deployment = self._deployment
-        placement = None if deployment.goals is None else Placement(deployment.goals)
         policies = make_policy("prefix"), make_policy("prefix")
-        routing = Routing(self._registry, *policies, deployment.local_prefill_tokens, Probation(), placement)
+        refuse = self._refuse if deployment.refuses_late else None
+        routing = Routing(
+            self._registry, *policies, deployment.local_prefill_tokens, Probation(), self._placement, refuse
+        )
+        self._num_left = len(requests)
+        if deployment.adapts:
+            self._at(WINDOW_S, self._window_over)
         outcomes = [_outcome(number, request) for number, request in enumerate(requests)]
         for request, outcome in zip(requests, outcomes, strict=True):
             self._at(request.arrival_s, partial(self._begin, routing, request, outcome))
@@ -108,21 +127,30 @@ class Simulation:
         name, num_blocks = f"{role}-{epoch}", shape.num_blocks
         sizes = num_blocks, num_blocks * BLOCK_SIZE, shape.max_num_seqs
         hello = Hello(role, name, epoch, FINGERPRINT, _LAYOUT, name, "", *sizes, node.status, "")
+        if self._deployment.is_mixed:
+            hello = replace(hello, role=DECODE, prefers=role)
         self._registry.register(hello, 0.0)
 
     def _begin(self, routing: Routing, request: PlannedRequest, outcome: Outcome) -> None:
         params = DecodingParams(temperature=0.0, ignore_eos=True, max_tokens=request.num_output_tokens)
         relayed = RelayRequest(_MODEL, request.token_ids, params)
         key = RequestKey.numbered(outcome.index + 1)
-        route = routing.choose(
-            _MODEL,
-            request.token_ids,
-            b"",
-            frozenset(),
-            request.num_output_tokens,
-            now_s=self._now_s,
-            allows_handoff=True,
-        )
+        try:
+            route = routing.choose(
+                _MODEL,
+                request.token_ids,
+                b"",
+                frozenset(),
+                request.num_output_tokens,
+                now_s=self._now_s,
+                allows_handoff=True,
+                may_refuse=True,
+            )
+        except Overloaded:
+            outcome.failure, outcome.status = Failure.HTTP_ERROR, 503
+            outcome.end_s = outcome.closed_s = self._now_s
+            self._num_left -= 1
+            return
         attempt = Attempt(key.handoff_id, key.attempt, relayed, request.token_ids)
         # messages name the request, so it has to be known before the first step is over
         decode, prefill = route.decode.epoch, None if route.prefill is None else route.prefill.epoch
@@ -160,6 +188,8 @@ class Simulation:
             legs.first_came(self._now_s)
         if epoch == running.decode:
             legs.decode_began()
+        if not outcome.chunk_s:
+            self.attainment.first(self._now_s - outcome.sent_s, None)
         outcome.chunk_s.append(self._now_s)
         outcome.chunk_tokens.append(1)
         outcome.num_output_tokens += 1
@@ -171,6 +201,10 @@ class Simulation:
                 self._at(self._now_s, partial(self._wake, running.decode))
             del self._running[output.key]
             legs.cancel(self._now_s)
+            self._num_left -= 1
+            if outcome.num_output_tokens > 1:
+                first_s, gaps = outcome.chunk_s[0], outcome.num_output_tokens - 1
+                self.attainment.ended((self._now_s - first_s) / gaps, None)
         elif epoch == running.prefill:
             arrival_s = self._now_s + outcome.num_prompt_tokens * self._deployment.token_transfer_s
             self._at(arrival_s, partial(self._hand_over, output.key, running, epoch))
@@ -194,6 +228,15 @@ class Simulation:
 
     def _at(self, when_s: float, call: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when_s, next(self._numbers), call))
+
+    def _refuse(self, model: str, route: Route) -> None:
+        self.attainment.refused(is_slow=route.is_slow)
+        raise Overloaded("a goal would be missed", math.ceil(route.late_s))
+
+    def _window_over(self) -> None:
+        self.adaptation.end_window()
+        if self._num_left:
+            self._at(self._now_s + WINDOW_S, self._window_over)
 
     def members(self) -> list[Node]:
         """The router's view of the nodes."""

@@ -325,7 +325,7 @@ class Scheduler:
             for request in jumped:
                 if budget > 0 and request.key in running and (has_room(request) or self._make_room(request, shares)):
                     budget -= self._share(request, budget, shares, spans)
-        if self._bound is not None and (shares or expects_streams):
+        if self._bound is not None and (shares or expects_streams) and (prompts or self.requests.num_waiting):
             start = prompts[0].num_computed_tokens if prompts else 0
             budget = min(budget, self._bound.prompt_tokens(shares.values(), start))
         for request in prompts:

@@ -11,6 +11,7 @@ same the other way, since a step counts the more the shorter it was.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -39,6 +40,9 @@ _ERROR_SHARE = 0.02
 _SMALLEST_S = 1e-6
 FIRST_CHUNK = 32
 """Prompt tokens beside running requests as long as their cost is not known."""
+_AIM = 0.88
+"""The share of a goal that a step is planned for: where streams and prompts share all steps, an error of the
+prediction makes every one of them miss."""
 SMALLEST_CHUNK = 16
 """A prompt always goes on by so many tokens, however little time there is."""
 
@@ -135,7 +139,8 @@ def _features(work: StepWork) -> npt.NDArray[np.float64]:
 
 
 class StepBound:
-    """How many tokens of prompts a step may take beside requests that decode, so that it ends within `seconds`."""
+    """How many tokens of prompts a step may take beside requests that decode, so that it ends within the tightest of
+    their goals; `seconds` is the goal of those without one of their own."""
 
     def __init__(self, costs: StepCosts, seconds: float) -> None:
         self._costs = costs
@@ -146,6 +151,9 @@ class StepBound:
         cost = self._costs.cost
         if cost is None or not cost.knows_prompts:
             return FIRST_CHUNK
-        contexts = [share.start for share in decoding]
-        left_s = self._seconds - cost.without_prompt_s(len(contexts), sum(contexts))
+        contexts, within_s = [], math.inf
+        for share in decoding:
+            contexts.append(share.start)
+            within_s = min(within_s, share.params.goal_tpot_s or self._seconds)
+        left_s = _AIM * (within_s if contexts else self._seconds) - cost.without_prompt_s(len(contexts), sum(contexts))
         return max(SMALLEST_CHUNK, cost.chunk_within(left_s, start))

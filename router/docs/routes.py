@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from router.admin import DrainRequest
+from router.admin import DrainRequest, PreferRequest
 from router.anthropic.request import CountTokensRequest, MessagesRequest
 from router.openai.responses_request import ResponsesRequest
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest
@@ -70,6 +70,9 @@ ROUTES: dict[tuple[str, str], RouteDoc] = {
     ("POST", "/detokenize"): RouteDoc("The text of token ids", DetokenizeRequest, statuses=_TEXT),
     ("POST", "/admin/drain"): RouteDoc(
         "Take a node out of service: others go on with what it generates", DrainRequest, statuses=(400, 403, 404, 415)
+    ),
+    ("POST", "/admin/prefer"): RouteDoc(
+        "Give a mixed node other legs from now on", PreferRequest, statuses=(400, 403, 404, 415)
     ),
     ("GET", "/"): RouteDoc("A page to chat, and to look at the relay", media_type=HTML),
     ("GET", "/page/style.css"): RouteDoc("The look of the page", media_type="text/css"),

@@ -269,7 +269,8 @@ class Answer:
             flights = self._relay.start_choices(requests, self._inbox, choices[0].index)
             num_prompt_tokens = len(choices[0].request.prompt_ids)
             for choice, flight in zip(choices, flights, strict=True):
-                self._timers[choice.index] = RequestTimer(self._metrics, num_prompt_tokens)
+                attainment, goals = self._relay.attainments.get(choice.request.model), choice.request.goals
+                self._timers[choice.index] = RequestTimer(self._metrics, num_prompt_tokens, attainment, goals)
                 choice.flight = flight
                 num_prompt_tokens = 0  # the prompt is counted once
         self._to_start.clear()

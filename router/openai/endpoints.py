@@ -26,6 +26,7 @@ from router.access.guard import IDENTITY
 from router.admission.admission import Admission, Demand
 from router.anthropic.request import CountTokensRequest, MessagesRequest
 from router.anthropic.writer import MessageWriter
+from router.goals import AllowedGoals
 from router.http.json_answer import json_answer
 from router.legs import RelayRequest
 from router.metrics import RouterMetrics
@@ -36,6 +37,7 @@ from router.openai.answer_size import bounded
 from router.openai.best_of import best_choices
 from router.openai.event_writer import EventWriter
 from router.openai.ignored import IgnoredFields
+from router.openai.latency_goals import asked_goals
 from router.openai.prompt_report import PromptOptions, report_prompt
 from router.openai.prompts import truncated
 from router.openai.request_body import parse_body_aside
@@ -75,7 +77,7 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class Endpoints:
     """The handlers of one router. `is_draining` is set once, at shutdown. `is_strict`: fields that change nothing are
-    refused instead of ignored."""
+    refused instead of ignored. `goals`: None when the router has none."""
 
     relay: Relay
     admission: Admission
@@ -84,6 +86,7 @@ class Endpoints:
     max_model_len: Callable[[str], int | None]
     is_draining: bool = False
     is_strict: bool = False
+    goals: AllowedGoals | None = None
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
@@ -94,7 +97,7 @@ class Endpoints:
         request = model.with_defaults(request)
         model.prompts.note_ignored(request, notes)
         prompt_ids = await model.prompts.chat_prompt(request)
-        answer = await self._answer(http, model, request, [prompt_ids], "messages")
+        answer = await self._answer(http, model, request, [prompt_ids], "messages", notes)
         head = self._head(http, "chatcmpl", model, notes)
         parts = model.prompts.answer_parts(request, prompt_ids)
         if request.stream:
@@ -115,7 +118,7 @@ class Endpoints:
         request = model.prompts.with_end_of_middle(model.with_defaults(request))
         prompts = await model.prompts.completion_prompts(request)
         echoes = await model.prompts.echoes(request, prompts)
-        answer = await self._answer(http, model, request, prompts, "prompt", echoes)
+        answer = await self._answer(http, model, request, prompts, "prompt", notes, echoes)
         head = self._head(http, "cmpl", model, notes)
         if request.stream:
             stream = CompletionStream(head, request.include_usage, request.with_token_ids)
@@ -156,7 +159,7 @@ class Endpoints:
         chat = model.with_defaults(request.as_chat())
         model.prompts.note_ignored(chat, notes)
         prompt_ids = await model.prompts.chat_prompt(chat)
-        answer = await self._answer(http, model, chat, [prompt_ids], request.conversation_field)
+        answer = await self._answer(http, model, chat, [prompt_ids], request.conversation_field, notes)
         parts, text = model.prompts.choice_parts(chat, prompt_ids), answer.choices[0].text
         head = self._head(http, "resp", model, notes)
         blocks = AnswerBlocks(parts, text, head.id_of, shows_reasoning=chat.include_reasoning)
@@ -202,11 +205,15 @@ class Endpoints:
         request: GenerationRequest,
         prompts: Sequence[Sequence[int]],
         param: str,
+        notes: IgnoredFields,
         echoes: Sequence[str] = (),
     ) -> Answer:
         """Make the answer, after the checks that need token ids. Nothing has been allocated before them."""
         note_request(model.name, sum(map(len, prompts)))
         params = model.defaults.limited(request.decoding_params())
+        goals = asked_goals(request, http.headers, self.goals, notes)
+        if goals is not None:
+            params = replace(params, goal_tpot_s=goals.tpot_s)
         if request.bad_words:
             params = replace(params, bad_word_ids=model.prompts.bad_word_ids(request.bad_words))
         params = with_seed_of_stream(http, params)
@@ -227,7 +234,8 @@ class Endpoints:
         requests: list[RelayRequest] = []
         for prompt_ids in prompts:
             max_tokens = self.relay.check_size(model.name, len(prompt_ids), params.max_tokens, param)
-            requests.append(RelayRequest(model.name, tuple(prompt_ids), params.with_at_most(max_tokens), salt))
+            limited = params.with_at_most(max_tokens)
+            requests.append(RelayRequest(model.name, tuple(prompt_ids), limited, salt, goals=goals))
         request.prompt_options.check_size(sum(map(len, prompts)) * request.num_candidates)
         choices = make_choices(
             requests,

@@ -26,6 +26,8 @@ REQUEST: Mapping[str, str] = {
     "echo": "The answer begins with the prompt; with `logprobs`, its tokens are reported too. With `max_tokens` 0 "
     "nothing is generated.",
     "frequency_penalty": "-2 to 2, for each earlier occurrence of a token.",
+    "goal_tpot_ms": "Milliseconds between two tokens, in place of the router's goal. See [goals](#goals-for-latency).",
+    "goal_ttft_ms": "Milliseconds to the first token, in place of the router's goal. See [goals](#goals-for-latency).",
     "guided_choice": "`structured_outputs.choice` under its older name.",
     "guided_grammar": "`structured_outputs.grammar` under its older name.",
     "guided_json": "`structured_outputs.json` under its older name.",

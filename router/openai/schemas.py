@@ -41,6 +41,7 @@ from router.openai.fields import (
     UserName,
     field_error,
 )
+from router.openai.latency_goals import MAX_GOAL_MS
 from router.openai.messages import Message
 from router.openai.prompt_report import PromptOptions
 from router.openai.strict_model import Strict
@@ -106,6 +107,8 @@ class GenerationRequest(Strict, StructuredFields):
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     allowed_token_ids: AllowedTokens = ()
     bad_words: BadWords = ()
+    goal_ttft_ms: Annotated[float, Field(gt=0, le=MAX_GOAL_MS)] | None = None
+    goal_tpot_ms: Annotated[float, Field(gt=0, le=MAX_GOAL_MS)] | None = None
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:

@@ -39,6 +39,18 @@ def test_a_deployment_is_a_router_prefill_nodes_and_decode_nodes() -> None:
     ]
 
 
+def test_mixed_nodes_are_told_what_to_prefer(tmp_path: Path) -> None:
+    found = specs("--mixed")
+    assert [spec.module for spec in found] == ["router", "mixed_node", "mixed_node"]
+    assert [flag for spec in found for flag in spec.arguments if flag.startswith("--role")] == [
+        "--role=prefill",
+        "--role=decode",
+    ]
+    write_role_keys(tmp_path / "keys")
+    deployment = with_cluster_key(resolve_serve(["--mixed", f"--cluster-key={tmp_path / 'keys'}"], {}), tmp_path)
+    assert deployment.prefill.cluster_key == deployment.decode.cluster_key
+
+
 def test_without_prefill_nodes_there_are_decode_nodes_only() -> None:
     assert [spec.name for spec in specs("--prefill=0", shares=[Placement(2)])] == ["router", "decode-0"]
 

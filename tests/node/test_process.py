@@ -37,6 +37,7 @@ class Idle:
     """A role, and the leg it builds. `closed`: what was closed, in order."""
 
     name: str = DECODE
+    preference: str = ""
     closed: list[str] = field(default_factory=list)
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:

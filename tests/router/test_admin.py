@@ -44,6 +44,18 @@ async def test_an_unknown_node_is_not_found(prompts: PromptMaker) -> None:
         assert (reply.status, reply.error["code"], reply.error["param"]) == (404, "node_not_found", "node")
 
 
+async def test_a_mixed_node_is_told_nothing_and_gets_other_legs(prompts: PromptMaker) -> None:
+    async with serving(prompts) as server:
+        mixed, plain = await server.rig.join(DECODE, prefers="decode"), await server.rig.join(DECODE)
+        replies = []
+        for node in (mixed, plain):
+            body = json.dumps({"node": node.hello.node_id, "role": "prefill"}).encode()
+            replies.append(await fetch(server, "POST", "/admin/prefer", body, JSON))
+        assert [reply.status for reply in replies] == [200, 404]
+        infos = (await fetch(server, "GET", "/server_info")).json()["nodes"]
+        assert [info["prefers"] for info in infos] == [["prefill"], ["decode"]]
+
+
 @pytest.mark.parametrize(
     ("members", "param"), [({}, "node"), ({"node": 7}, "node"), ({"node": "d", "now": True}, "now")]
 )

@@ -10,7 +10,7 @@ import router.nodes
 from router.nodes import DEAD_AFTER_S, NodeRegistry
 from tests.router.fake_node import FINGERPRINT, LAYOUT, STATUS, make_hello
 from wire.errors import Refused
-from wire.messages import DECODE, PREFILL, CacheEvents, Heartbeat, Hello
+from wire.messages import BOTH, DECODE, PREFILL, CacheEvents, Heartbeat, Hello
 
 MODEL, OTHER = "org/tiny", "org/other"
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
@@ -32,6 +32,31 @@ def test_a_node_is_available_for_its_role_only(registry: NodeRegistry) -> None:
     assert [node.epoch for node in registry.available(PREFILL, MODEL)] == [hello.epoch]
     assert registry.available(DECODE, MODEL) == []
     assert len(registry) == 1
+
+
+def test_a_mixed_node_is_available_for_what_it_prefers(registry: NodeRegistry) -> None:
+    first, second = _join(registry, prefers=PREFILL), _join(registry, prefers=DECODE)
+
+    def available() -> list[list[int]]:
+        return [[node.epoch for node in registry.available(role, MODEL)] for role in (PREFILL, DECODE)]
+
+    assert available() == [[first.epoch], [second.epoch]]
+    registry.prefer(first.epoch, BOTH)
+    assert available() == [[first.epoch], [first.epoch, second.epoch]]
+    registry.prefer(first.epoch, DECODE)
+    assert available() == [[], [first.epoch, second.epoch]]
+
+
+def test_somebody_decodes_although_nobody_prefers_to(registry: NodeRegistry) -> None:
+    first, second = _join(registry, prefers=PREFILL), _join(registry, prefers=PREFILL)
+    assert [node.epoch for node in registry.available(DECODE, MODEL)] == [first.epoch, second.epoch]
+    assert [node.epoch for node in registry.available(DECODE, MODEL, {first.epoch})] == [second.epoch]
+
+
+def test_only_a_decode_node_may_prefer_anything(registry: NodeRegistry) -> None:
+    for hello in (make_hello(PREFILL, prefers=DECODE), make_hello(DECODE, prefers="idling")):
+        with pytest.raises(Refused, match="not known here"):
+            registry.register(hello, 0.0)
 
 
 def test_the_largest_decode_node_limits_requests(registry: NodeRegistry) -> None:

@@ -17,18 +17,24 @@ from prometheus_client.parser import text_string_to_metric_families
 from decode_node.settings import DecodeNodeSettings
 from engine.scheduler.step_costs import StepCosts
 from launch.settings import ServeSettings
+from mixed_node.settings import MixedNodeSettings
 from node.metrics import LinkCollector, NodeCollector
 from prefill_node.settings import PrefillNodeSettings
 from program.watchdog import Watchdog
+from router.adaptation import Adaptation
+from router.attainment import Attainment
+from router.goals import Goals
 from router.metric_aliases import VLLM_NAMES
+from router.nodes import NodeRegistry
 from router.openai.prompts import PromptMaker
 from router.resume.logs import Memory
 from router.resume.streams import Streams
 from router.settings import RouterSettings
 from tests.kvtransfer.legs import open_relay
-from tests.router.fake_node import STATUS, answering
+from tests.router.fake_node import STATUS, answering, make_hello
 from tests.router.http_client import fetch, post_completion
-from tests.router.rig import serving
+from tests.router.rig import MODEL, serving
+from wire.messages import DECODE
 from wire.step_cost import StepCost
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "operations"
@@ -41,6 +47,20 @@ SUFFIXES = re.compile(r"_(bucket|sum|count|total)$")
 @dataclasses.dataclass
 class _Link:
     num_rejected_messages: int = 0
+
+
+def _adaptation() -> Adaptation:
+    """One that has changed something."""
+    registry, attainment = NodeRegistry({MODEL: None}), Attainment(Goals(1.0, 1.0))
+    for _ in range(3):
+        registry.register(make_hello(DECODE, prefers=DECODE), 0.0)
+    adaptation = Adaptation(registry, {MODEL: attainment}, adapts=True)
+    for number in range(40):
+        attainment.first(9.0, None)
+        attainment.ended(0.0, None)
+        if number % 20 == 19:
+            adaptation.end_window()
+    return adaptation
 
 
 def _watchdog() -> Watchdog:
@@ -69,7 +89,7 @@ def _shown(families: Iterable[Metric]) -> dict[str, tuple[str, set[str]]]:
 
 async def test_every_metric_of_the_router_is_documented(prompts: PromptMaker) -> None:
     async with serving(prompts) as server:
-        for collector in (Streams(Memory(), 1.0), _watchdog()):
+        for collector in (Streams(Memory(), 1.0), _watchdog(), _adaptation()):
             server.metrics.include(collector)
         await server.rig.pair(answering(prompts.tokenizer.encode("abc"), "length"))
         await post_completion(server, cache_control={})  # a field that is ignored
@@ -134,7 +154,7 @@ def test_panels_of_the_dashboard_have_places_of_their_own() -> None:
 
 
 def test_every_flag_that_is_named_exists() -> None:
-    classes = (RouterSettings, PrefillNodeSettings, DecodeNodeSettings, ServeSettings)
+    classes = (RouterSettings, PrefillNodeSettings, DecodeNodeSettings, MixedNodeSettings, ServeSettings)
     known = {f"--{field.name.replace('_', '-')}" for each in classes for field in dataclasses.fields(each)}
     for page in PAGES.values():
         assert set(re.findall(r"--[a-z][a-z-]+", page)) <= known | {"--help", "--config", "--url", "--rolling"}

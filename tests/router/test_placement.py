@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from router.goals import Goals
 from router.nodes import Node
-from router.placement import Goals, Placement
+from router.placement import Placement
 from router.prompt_queue import PromptQueue, QueuedPrompt
 from router.route import Route
 from tests.router.fake_node import STATUS, make_hello
 from tests.router.rig import DEFAULTS, relaying
-from wire.messages import DECODE, PREFILL, Decode, Prefill
+from wire.messages import BOTH, DECODE, PREFILL, Decode, Prefill
 from wire.step_cost import StepCost
 
 COST = StepCost(1e-3, 2e-4, 5e-8, 1e-4, 2e-8)
@@ -51,6 +52,14 @@ def test_a_prefill_node_that_is_in_time_computes_the_prompt() -> None:
 def test_the_decode_node_keeps_a_prompt_that_would_wait_too_long() -> None:
     prefill, decode = queued(node(PREFILL), ALONE_S, ALONE_S), node(DECODE)
     assert choose(GOALS, [prefill], [decode]) == Route(decode, None, ALONE_S, is_kept=True)
+
+
+def test_the_goal_of_a_request_counts_in_place_of_the_routers() -> None:
+    prefill, decode = queued(node(PREFILL), ALONE_S, ALONE_S), node(DECODE)
+    patient = Placement(GOALS).choose(
+        Route(decode, prefill), [prefill], [decode], NUM_TOKENS, (), 0.0, Goals(4 * ALONE_S, 0.05)
+    )
+    assert patient.prefill is prefill
 
 
 def test_prompts_of_other_routers_are_waited_for_as_well() -> None:
@@ -109,6 +118,54 @@ def test_what_is_cached_costs_nothing() -> None:
     assert route.prompt_s == pytest.approx(COST.prompt_s(NUM_TOKENS - num_cached, num_cached, 512, 0, 0))
 
 
+def mixed(prefers: str, **changes: object) -> Node:
+    made = node(DECODE, COST, **changes)
+    made.hello = replace(made.hello, prefers=prefers)
+    made.preference = prefers
+    return made
+
+
+def test_a_stream_goes_where_it_keeps_its_pace() -> None:
+    pace = replace(GOALS, tpot_s=0.005)  # about 40 streams
+    prefill, full, free = node(PREFILL), node(DECODE, num_legs=60), node(DECODE, num_legs=20)
+    for each in (full, free):
+        each.hello = replace(each.hello, max_num_seqs=100)
+    assert choose(pace, [prefill], [full, free]).decode is free
+    assert choose(replace(GOALS, tpot_s=0.0), [prefill], [full, free]).decode is full
+
+
+def test_a_mixed_node_that_prefers_prompts_generates_when_no_other_keeps_the_pace() -> None:
+    pace = replace(GOALS, tpot_s=0.005)
+    helper, full = mixed(PREFILL), node(DECODE, num_legs=60)
+    route = choose(pace, [helper], [full])
+    assert (route.decode, route.prefill, route.late_s) == (helper, None, 0.0)
+    plain = choose(pace, [node(PREFILL)], [full])
+    assert (plain.decode, plain.is_slow) == (full, True)
+    assert plain.late_s > 0
+
+
+def test_an_answer_of_one_token_stays_where_its_prompt_is_computed() -> None:
+    helper, decode = mixed(PREFILL), node(DECODE)
+    placement, route = Placement(GOALS), Route(decode, helper)
+    for max_tokens, expected in ((1, helper), (2, decode), (None, decode)):
+        found = placement.choose(route, [helper], [decode], NUM_TOKENS, (), 0.0, None, max_tokens)
+        assert found.decode is expected
+    plain = placement.choose(Route(decode, node(PREFILL)), [node(PREFILL)], [decode], NUM_TOKENS, (), 0.0, None, 1)
+    assert plain.decode is decode
+
+
+def test_a_route_says_when_it_would_be_in_time() -> None:
+    prefill, decode = queued(node(PREFILL), 5 * ALONE_S), queued(node(DECODE), 3 * ALONE_S)
+    assert choose(GOALS, [prefill], [decode]).late_s == pytest.approx(2 * ALONE_S)
+
+
+def test_a_prompt_that_is_never_in_time_is_late_only_while_others_are_before_it() -> None:
+    never = replace(GOALS, ttft_s=ALONE_S / 2)
+    assert choose(never, [node(PREFILL)], [node(DECODE)]).late_s == 0.0
+    busy = [queued(node(role), ALONE_S / 4) for role in (PREFILL, DECODE)]
+    assert choose(never, busy[:1], busy[1:]).late_s == pytest.approx(ALONE_S / 4)
+
+
 def test_a_queue_forgets_what_was_computed_in_any_order() -> None:
     chance, queue, now_s = random.Random(1), PromptQueue(), 0.0
     waiting: list[QueuedPrompt] = []
@@ -143,4 +200,23 @@ async def test_a_relay_with_goals_gives_a_prompt_to_the_decode_node_while_the_pr
         for call, leg in ((first, first_leg), (second, second_leg), (third, third_leg)):
             decode.emit(leg, [7, 8], 0, finish="length")
             assert await call.result() == [7, 8]
+        await rig.settle()
+
+
+async def test_a_mixed_node_prefills_for_another_one_and_without_goals_keeps_what_it_would_do_both_of() -> None:
+    async with relaying(DEFAULTS) as rig:
+        address = "tcp://127.0.0.1:9"
+        one = await rig.join(DECODE, prefers=PREFILL, peer_address=address)
+        other = await rig.join(DECODE, prefers=DECODE, peer_address=address)
+        handed = rig.call()
+        leg = await other.expect(Decode)
+        assert leg.prefill_peer is not None
+        assert leg.prefill_peer.node_id == one.hello.node_id
+        await one.expect(Prefill)
+        rig.registry.prefer(other.hello.epoch, BOTH)
+        rig.registry.prefer(one.hello.epoch, PREFILL)
+        kept = rig.call()
+        assert (await other.expect(Decode)).prefill_peer is None
+        for call in (handed, kept):
+            await call.cancel()
         await rig.settle()

@@ -2,6 +2,7 @@
 
     python -m tests.simulation --schedules 1000000 --seed 0      # seeds 0 to 999,999
     python -m tests.simulation --replay 57                       # one seed, with its timeline and all log lines
+    python -m tests.simulation --mixed --schedules 100000        # all nodes do any leg, preferences change all the time
 
 Prints how many were run and what failed: the seed, the timeline and what did not hold. Exits with 1 on any failure, and
 stops after `--max-failures`.
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from tests.simulation.schedule import Failure, Schedule, run_seed
 
@@ -32,10 +34,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--max-failures", type=int, default=10)
     parser.add_argument("--replay", type=int, help="run this seed alone, and tell what happens")
+    parser.add_argument("--mixed", action="store_true", help="mixed nodes, whose preferences change")
     options = parser.parse_args(arguments)
     if options.replay is not None:
-        return _replay(options.replay)
-    return _run(range(options.seed, options.seed + options.schedules), options.processes, options.max_failures)
+        return _replay(options.replay, options.mixed)
+    seeds = range(options.seed, options.seed + options.schedules)
+    return _run(seeds, options.processes, options.max_failures, options.mixed)
 
 
 class _IntoTimeline(logging.Handler):
@@ -50,8 +54,8 @@ class _IntoTimeline(logging.Handler):
         self._schedule.world.note(f"    {record.name}: {record.getMessage()}")
 
 
-def _replay(seed: int) -> int:
-    schedule = Schedule(seed)
+def _replay(seed: int, is_mixed: bool) -> int:
+    schedule = Schedule(seed, is_mixed=is_mixed)
     logging.basicConfig(level=logging.INFO, handlers=[_IntoTimeline(schedule)])
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     try:
@@ -63,12 +67,12 @@ def _replay(seed: int) -> int:
     return 0
 
 
-def _run(seeds: range, num_processes: int, max_failures: int) -> int:
+def _run(seeds: range, num_processes: int, max_failures: int, is_mixed: bool) -> int:
     begun_s = told_s = time.monotonic()
     num_run, num_failed = 0, 0
     parts = [seeds[first : first + _SEEDS_PER_TASK] for first in range(0, len(seeds), _SEEDS_PER_TASK)]
     with ProcessPoolExecutor(num_processes, initializer=_prepare) as pool:
-        for part, failures in zip(parts, pool.map(_run_part, parts), strict=True):
+        for part, failures in zip(parts, pool.map(partial(_run_part, is_mixed), parts), strict=True):
             num_run, num_failed = num_run + len(part), num_failed + len(failures)
             for failure in failures:
                 _tell(str(failure) + "\n")
@@ -89,8 +93,8 @@ def _prepare() -> None:
     gc.freeze()
 
 
-def _run_part(seeds: range) -> list[Failure]:
-    return [failure for seed in seeds if (failure := run_seed(seed)) is not None]
+def _run_part(is_mixed: bool, seeds: range) -> list[Failure]:
+    return [failure for seed in seeds if (failure := run_seed(seed, is_mixed=is_mixed)) is not None]
 
 
 def _tell(text: str) -> None:

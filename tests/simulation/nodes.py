@@ -7,7 +7,7 @@ lose, flip, double and delay blocks), and whatever would need a real thread, sig
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
@@ -28,8 +28,10 @@ from kvtransfer.sending import SendingSide
 from kvtransfer.sending_end import SendingEnd
 from kvtransfer.thread import MAX_IDLE_S
 from kvtransfer.transports.base import Blocks
+from mixed_node.leg import MixedLeg
 from node.first_steps import FirstSteps
 from node.loop import EngineLoop
+from node.metrics import StepCounters
 from node.router_link import RouterLink
 from node.router_links import RouterLinks
 from prefill_node.leg import PrefillLeg
@@ -42,6 +44,7 @@ from tests.simulation.programs import SETTINGS, Program, Surroundings, Thread
 from wire import links
 from wire.errors import Refused, RequestFailed
 from wire.messages import NODE_TO_ROUTER, PREFILL, Heartbeat, Hello, NodeStatus
+from wire.request_key import RequestKey
 
 LEASE_S = 5.0
 _BEAT_S = 1.0
@@ -176,11 +179,13 @@ class _Opener(LoopbackOpener):
 
 
 class NodeProgram(Program):
-    """One life of a prefill or decode node. `refusal`: what the router said when it did not take it."""
+    """One life of a prefill or decode node, or of a mixed one that `prefers` something. `refusal`: what the router said
+    when it did not take it."""
 
-    def __init__(self, around: Surroundings, role: str, node_id: str) -> None:
+    def __init__(self, around: Surroundings, role: str, node_id: str, prefers: str = "") -> None:
         super().__init__(around, node_id)
         self.role = role
+        self.prefers = prefers
         self.epoch = around.chance.getrandbits(63)
         self.process = ProcessIdentity("host:1:1", around.network.next_number(), 1)
         self.refusal = ""
@@ -188,14 +193,18 @@ class NodeProgram(Program):
         blocks = np.zeros((NUM_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
         self.runner = SimRunner(blocks, is_asynchronous=around.overlaps)
         self.core = make_core(self.runner)
-        self.first_steps = FirstSteps(lambda: int(around.clock.now_s * 1e6))
+        self.first_steps = FirstSteps(self._now_us)
         self._engine = Thread(around.clock, self.host, self._turn)
         self._transfers: list[SimTransferThread] = []
         self._end_data: list[Callable[[], None]] = []
         end, address = self._open_sending(blocks)
-        self.leg: PrefillLeg | DecodeLeg
+        self.leg: PrefillLeg | DecodeLeg | MixedLeg
         if role == PREFILL:
             self.leg = PrefillLeg(self.core, end, LAYOUT.layer_ends, self.first_steps)
+        elif prefers:
+            prefill = PrefillLeg(self.core, end, LAYOUT.layer_ends, FirstSteps(self._now_us), StepCounters())
+            source = Source(self.core, end, prefill.take_notice)
+            self.leg = MixedLeg(prefill, self._open_receiving(blocks, source, prefill.keys))
         else:
             self.leg = self._open_receiving(blocks, Source(self.core, end))
         self._join_routers(address)
@@ -204,6 +213,9 @@ class NodeProgram(Program):
     def sides(self) -> list[SendingSide | ReceivingSide]:
         """Its ends of handoffs: a decode node has both, since it hands requests over when it leaves."""
         return [each.side for each in self._transfers]
+
+    def _now_us(self) -> int:
+        return int(self.around.clock.now_s * 1e6)
 
     def _open_sending(self, blocks: Blocks) -> tuple[SendingEnd, str]:
         around = self.around
@@ -218,7 +230,7 @@ class NodeProgram(Program):
         self._end_data.append(lambda: _lose_all(around.blocks, opener))
         return SendingEnd(side, cast(Any, thread), cast(Any, notices)), address
 
-    def _open_receiving(self, blocks: Blocks, source: Source) -> DecodeLeg:
+    def _open_receiving(self, blocks: Blocks, source: Source, others: Collection[RequestKey] = ()) -> DecodeLeg:
         around = self.around
         thread = self._transfer_thread()
         context = cast(Any, Context(around.network, self.host, thread.thread.wake))
@@ -229,7 +241,7 @@ class NodeProgram(Program):
         side = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(blocks), notices, around.clock)
         thread.side = side
         self._end_data.append(receiver.close)
-        return DecodeLeg(self.core, side, cast(Any, thread), cast(Any, notices), self.first_steps, source)
+        return DecodeLeg(self.core, side, cast(Any, thread), cast(Any, notices), self.first_steps, source, others)
 
     def _transfer_thread(self) -> SimTransferThread:
         self._transfers.append(SimTransferThread(self.around.clock, self.host))
@@ -239,6 +251,7 @@ class NodeProgram(Program):
         around, clock = self.around, self.around.clock
         hello = Hello(
             role=self.role,
+            prefers=self.prefers,
             node_id=self.name,
             epoch=self.epoch,
             fingerprint=FINGERPRINT,

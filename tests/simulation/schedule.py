@@ -18,7 +18,7 @@ from tests.simulation.network import Host
 from tests.simulation.nodes import NodeProgram
 from tests.simulation.programs import RouterProgram
 from tests.simulation.world import Client, World
-from wire.messages import DECODE
+from wire.messages import BOTH, DECODE, PREFILL
 from wire.request_key import RequestKey
 
 _FAULTS_UNTIL_S = 1.2
@@ -40,25 +40,28 @@ class Failure:
 
 
 class Schedule:
-    """The schedule of a seed."""
+    """The schedule of a seed. `is_mixed`: all nodes do any leg, and what each prefers changes all the time."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, is_mixed: bool = False) -> None:
         chance = self.chance = random.Random(seed)
         self.block_faults = chance.choice((0.0, 0.0, 0.0, 0.05, 0.3))
         self.peers_write = chance.random() < 0.5
         num_prefills, num_decodes = chance.choice((1, 1, 2)), chance.choice((1, 1, 2, 2, 3))
         self.world = World(
             seed,
-            num_prefills,
-            num_decodes,
+            0 if is_mixed else num_prefills,
+            0 if is_mixed else num_decodes,
             peers_write=self.peers_write,
             overlaps=chance.random() < 0.5,
             plan=self._fault,
+            num_mixed=num_prefills + num_decodes if is_mixed else 0,
             num_routers=chance.choice((1, 1, 1, 2, 2)),
         )
         self.world.slowest_s = chance.choice((0.001, 0.001, 0.02, 0.2))
         for number in range(chance.choice((1, 1, 2, 2, 3, 5))):
             self._plan_client(number)
+        for _ in range(40 if is_mixed else 0):
+            self.world.clock.at(chance.random() * _FAULTS_UNTIL_S, self._prefer)
         if num_decodes > 1 and chance.random() < 0.4:
             self.world.clock.at(0.2 + chance.random() * 0.5, self._stop_busy_decode_node)
         for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4))):
@@ -145,6 +148,9 @@ class Schedule:
         elif busy:
             self.world.drain_node(self.chance.choice(busy), self._router(), 12.0)
 
+    def _prefer(self) -> None:
+        self.world.prefer(self._node(), self.chance.choice((PREFILL, PREFILL, DECODE, BOTH)))
+
     def _pause_node(self) -> None:
         self.world.pause(self._node(), self.chance.choice(_PAUSES_S))
 
@@ -156,13 +162,18 @@ class Schedule:
 
     def _break(self) -> None:
         world, node = self.world, self._node()
-        peers = [peer for peer in world.nodes.values() if peer.role != node.role]
+        peers = self._peers(node)
         world.break_connections(node, self.chance.choice([self._router(), self._router(), *peers]))
 
     def _cut(self) -> None:
         world, node = self.world, self._node()
-        peers = [peer for peer in world.nodes.values() if peer.role != node.role]
+        peers = self._peers(node)
         world.cut(node, self.chance.choice([self._router(), *peers]), self.chance.choice(_CUTS_S))
+
+    def _peers(self, node: NodeProgram) -> list[NodeProgram]:
+        """Those with which it has handoffs."""
+        others = [peer for peer in self.world.nodes.values() if peer is not node]
+        return [peer for peer in others if node.prefers or peer.role != node.role]
 
     def _stall(self) -> None:
         node, for_s = self._node(), self.chance.choice((0.5, 3.0, 5.0))
@@ -191,10 +202,10 @@ class Schedule:
         return fault
 
 
-def run_seed(seed: int) -> Failure | None:
+def run_seed(seed: int, *, is_mixed: bool = False) -> Failure | None:
     """Run the schedule of a seed; what was wrong with it, or None."""
     logging.disable(logging.CRITICAL)
-    schedule = Schedule(seed)
+    schedule = Schedule(seed, is_mixed=is_mixed)
     try:
         schedule.run()
     except Exception as error:  # whatever a program raises is a finding

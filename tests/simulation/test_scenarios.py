@@ -14,9 +14,9 @@ from wire.request_key import owner_of_epoch
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5)
 
 
-def world_with(client: Client, *, prefills: int = 1, decodes: int = 1) -> World:
+def world_with(client: Client, *, prefills: int = 1, decodes: int = 1, mixed: int = 0) -> World:
     """A world in which that client asks once all nodes have joined."""
-    world = World(11, prefills, decodes, peers_write=False)
+    world = World(11, prefills, decodes, peers_write=False, num_mixed=mixed)
     world.clock.at(0.1, partial(world.ask, client))
     return world
 
@@ -42,6 +42,26 @@ def within(world: World, seconds: float, holds: str, is_so: object) -> None:
         assert is_so(), holds
 
     world.clock.after(seconds, look)
+
+
+def test_a_mixed_node_that_prefers_otherwise_from_now_on_finishes_what_it_has() -> None:
+    client, second = Client(0, PROMPT, 60), Client(1, PROMPT[::-1], 60)
+    world = world_with(client, prefills=0, decodes=0, mixed=2)
+    world.clock.at(0.05, lambda: world.prefer(world.nodes["M2"], PREFILL))
+    world.clock.at(0.06, lambda: world.prefer(world.nodes["M1"], DECODE))
+
+    def swap() -> None:
+        assert world.nodes["M1"].leg.num_live
+        for name, role in (("M1", PREFILL), ("M2", DECODE)):
+            world.prefer(world.nodes[name], role)
+        world.ask(second)
+        within(world, 0.3, "both decode", lambda: all(node.leg.num_live for node in world.nodes.values()))
+
+    world.clock.at(0.4, swap)
+    world.run()
+    counters = world.router.relay.counters
+    assert (client.error, second.error, counters.num_retries, counters.num_moves) == ("", "", 0, 0)
+    assert counters.num_handoff_attempts == 2
 
 
 @pytest.mark.parametrize("pause_s", [0.5, 3.3, 4.2, 9.5])

@@ -21,6 +21,13 @@ def test_every_stream_is_right_and_nothing_is_left(part: int) -> None:
     assert not failures, str(failures[0])
 
 
+@pytest.mark.parametrize("part", range(2))
+def test_nodes_that_do_any_leg_and_change_what_they_prefer_break_no_stream(part: int) -> None:
+    seeds = [263, *range(part, 60, 2)]  # 263: a request that was confined no longer began twice
+    failures = [failure for seed in seeds if (failure := run_seed(seed, is_mixed=True)) is not None]
+    assert not failures, str(failures[0])
+
+
 def test_a_seed_happens_in_the_same_way_again() -> None:
     for seed in (3, 57, 1151):
         first, second = Schedule(seed), Schedule(seed)

@@ -34,7 +34,7 @@ from tests.simulation.network import Host, Network
 from tests.simulation.nodes import NodeProgram
 from tests.simulation.programs import MODEL, NODE_WAIT_S, ROUTER_ADDRESSES, Program, RouterProgram, Surroundings
 from wire.errors import BatonError
-from wire.messages import DECODE, FINISH_LENGTH, PREFILL
+from wire.messages import BOTH, DECODE, FINISH_LENGTH, PREFILL
 from wire.sampling import DecodingParams
 
 END_BOUND_S = 25.0
@@ -125,6 +125,7 @@ class World:
         peers_write: bool,
         overlaps: bool = False,
         plan: FaultPlan = without_faults,
+        num_mixed: int = 0,
         num_routers: int = 1,
     ) -> None:
         self.chance = random.Random(seed)
@@ -150,6 +151,8 @@ class World:
         for role, number in ((PREFILL, num_prefills), (DECODE, num_decodes)):
             for place in range(number):
                 self.start_node(role, f"{role[0].upper()}{place + 1}")
+        for place in range(num_mixed):
+            self.start_node(DECODE, f"M{place + 1}", BOTH)
 
     @property
     def router(self) -> RouterProgram:
@@ -270,9 +273,15 @@ class World:
         for connection in self.network.between(self.nodes[name].host, self.router.host):
             connection.break_off(0.001, 0.001)
 
-    def start_node(self, role: str, name: str) -> None:
+    def prefer(self, node: NodeProgram, preference: str) -> None:
+        """All routers give a mixed node other legs from now on."""
+        self.note(f"{node.name} prefers {preference}")
+        for router in self.routers:
+            router.registry.prefer(node.epoch, preference)
+
+    def start_node(self, role: str, name: str, prefers: str = "") -> None:
         """A new life of a node."""
-        node = self.nodes[name] = NodeProgram(self.around, role, name)
+        node = self.nodes[name] = NodeProgram(self.around, role, name, prefers)
         self.note(f"{name} starts, epoch {node.epoch % 10**6}")
 
     def _restart(self, node: NodeProgram, after_s: float) -> None:
@@ -281,7 +290,7 @@ class World:
 
         def start() -> None:
             self._restarts_due -= 1
-            self.start_node(node.role, node.name)
+            self.start_node(node.role, node.name, node.prefers)
 
         self.clock.after(after_s, start)
 

@@ -15,7 +15,7 @@ from bench.plan.command import main, read_cost
 from bench.plan.simulated_node import NodeShape, SimulatedNode
 from bench.plan.simulation import Deployment, PlannedRequest, Simulation
 from engine.scheduler.step_costs import StepCosts
-from router.placement import Goals
+from router.goals import Goals
 from wire.errors import InvalidSetting
 from wire.step_cost import StepCost
 
@@ -110,6 +110,24 @@ def test_any_load_ends_with_all_tokens_and_nothing_left_over(seed: int) -> None:
     run(deployment, requests)
 
 
+def good(deployment: Deployment, requests: Sequence[PlannedRequest]) -> int:
+    """Requests within the goals."""
+    simulation = Simulation(deployment)
+    outcomes = simulation.run(requests)
+    simulation.check()
+    good = [outcome for outcome in outcomes if outcome.failure is None and ttft_s(outcome) <= GOALS.ttft_s]
+    return sum((each.chunk_s[-1] - each.chunk_s[0]) / (len(each.chunk_s) - 1) <= GOALS.tpot_s for each in good)
+
+
+def test_in_overload_refusing_what_would_be_late_keeps_the_rest_in_time() -> None:
+    mixed = replace(ADAPTIVE, prefills=[BOUND], is_mixed=True)
+    refusing = replace(mixed, refuses_late=True)
+    peak = good(refusing, load(120, 0.08)) / (120 * 0.08)
+    overload = load(240, 0.04)
+    assert good(refusing, overload) / (240 * 0.04) > 0.8 * peak
+    assert good(mixed, overload) < good(refusing, overload) / 2
+
+
 @pytest.mark.parametrize("factor", [0.1, 10.0])
 def test_a_wrong_cost_model_costs_time_and_nothing_else(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     fit = StepCosts._fit
@@ -123,6 +141,7 @@ def test_a_wrong_cost_model_costs_time_and_nothing_else(factor: float, monkeypat
 
     monkeypatch.setattr(StepCosts, "_fit", wrong)
     run(ADAPTIVE, load(40, 0.1))
+    run(Deployment([BOUND] * 2, [BOUND] * 2, GOALS, is_mixed=True, adapts=True), load(40, 0.05))
 
 
 def test_a_node_has_learned_its_costs_before_the_load() -> None:
@@ -135,10 +154,13 @@ def test_the_command_prints_a_table_for_each_rate(tmp_path: Path, capsys: pytest
     file = tmp_path / "metrics"
     file.write_text(METRICS)
     flags = ["--prefill-cost", str(file), "--one-cost", str(file), "--num-prompts", "6", "--random-input-len", "64"]
-    assert main([*flags, "--random-output-len", "4", "--rates", "2,inf"]) == 0
+    picture = tmp_path / "shares.svg"
+    more = ["--random-output-len", "4", "--rates", "2,4", "--picture", str(picture)]
+    assert main([*flags, *more]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("one node | split | with goals") == 2
-    assert "all at once, 6 requests" in printed
+    assert printed.count("one node | split | with goals | adaptive | refusing") == 3
+    assert picture.read_text().startswith("<svg")
+    assert "4 requests/s, 6 requests" in printed
 
 
 def test_metrics_without_costs_are_refused(tmp_path: Path) -> None:

@@ -141,11 +141,18 @@ def test_a_step_stays_short_when_a_stream_may_join() -> None:
     assert sizes[1] < 70
 
 
-def prompts_in_steps(costs: StepCosts, seconds: float) -> list[int]:
-    """Prompt tokens of each step while a request decodes and a prompt of 200 tokens comes."""
+def test_the_tightest_goal_of_the_requests_that_decode_bounds_the_step() -> None:
+    costs = Machine()
+    costs.mix(600, random.Random(8))
+    tight, usual, loose = (max(prompts_in_steps(costs.costs, 0.012, goal_s)) for goal_s in (0.004, 0.0, 0.03))
+    assert tight < usual < loose
+
+
+def prompts_in_steps(costs: StepCosts, seconds: float, goal_s: float = 0.0) -> list[int]:
+    """Prompt tokens of each step while a request decodes and a prompt of 200 tokens comes. `goal_s`: of the request."""
     pool = BlockPool(64)
     scheduler = Scheduler(pool, SchedulerLimits(16, 8, 128, 1024), frozenset(), StepBound(costs, seconds))
-    params = DecodingParams(temperature=0.0, max_tokens=100)
+    params = DecodingParams(temperature=0.0, max_tokens=100, goal_tpot_s=goal_s)
     running = Request(RequestKey.numbered(next(NUMBERS)), [5] * 20, 20, params, b"r", 1024)
     scheduler.add(running)
     found = []

@@ -1,0 +1,1 @@
+"""Both legs over one engine, for nodes whose role is a preference."""

@@ -1,0 +1,63 @@
+"""Builds a mixed node: a decode node, and a prefill leg over the same engine and the same sending side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decode_node.node import DecodeRole
+from engine.runner.kv_memory import ByteArray, SharedRegion
+from kvtransfer.sending_end import SendingEnd
+from kvtransfer.transports.registry import NIXL
+from mixed_node.leg import MixedLeg
+from node.first_steps import FirstSteps
+from node.loop import Leg
+from node.metrics import StepCounters
+from node.process import Context, NodeParts
+from node.settings import NodeSettings
+from prefill_node.leg import PrefillLeg
+from wire import links
+from wire.errors import InvalidSetting
+from wire.messages import DECODE
+
+
+class MixedRole:
+    """See `node.process.Role`. To the router and to other nodes it is a decode node that takes prefill legs too."""
+
+    name = DECODE
+
+    def __init__(
+        self, settings: NodeSettings, context: Context, link_settings: links.LinkSettings, preference: str
+    ) -> None:
+        if settings.kv_transport == NIXL:
+            raise InvalidSetting("--kv-transport nixl: the agent of a node either sends or receives, so take auto")
+        self.preference = preference
+        self._decode = DecodeRole(settings, context, link_settings)
+
+    def allocate(self, num_bytes: int) -> ByteArray | SharedRegion:
+        """See `Role`."""
+        return self._decode.allocate(num_bytes)
+
+    def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
+        """See `Role`."""
+        counters, layer_ends = StepCounters(), parts.engine.memory.layout.layer_ends
+
+        def beside(end: SendingEnd) -> PrefillLeg:
+            return PrefillLeg(parts.engine.core, end, layer_ends, FirstSteps(), counters)
+
+        decode, prefill, address = self._decode.open_legs(parts, beside, counters)
+        return MixedLeg(prefill, decode), address
+
+    def close(self) -> None:
+        """See `Role`."""
+        self._decode.close()
+
+
+@dataclass(slots=True)
+class MixedRoles:
+    """See `node.process.RoleFactory`; of nodes with this preference."""
+
+    preference: str
+    name: str = DECODE
+
+    def __call__(self, settings: NodeSettings, context: Context, link_settings: links.LinkSettings, /) -> MixedRole:
+        return MixedRole(settings, context, link_settings, self.preference)
