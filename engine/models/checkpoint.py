@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.models.facts import ModelFacts
-from engine.models.gguf.folder import checkpoint_folder
 from wire.errors import InvalidSetting, ModelLoadError
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -40,6 +39,9 @@ def resolve_checkpoint(model: str, weights: bool = True) -> Path:
     if folder.is_file():
         if folder.suffix != ".gguf":
             raise ModelLoadError(f"model {model!r} is a file, expected a checkpoint folder, a .gguf file or a hub id")
+        # imported late: its blocks are read with numpy, which routers do without
+        from engine.models.gguf.folder import checkpoint_folder
+
         return checkpoint_folder(folder)
     return _hub_snapshot(model, [*_TEXT_FILES, *(_WEIGHT_FILES if weights else ())])
 

@@ -13,13 +13,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from engine.models.gguf.file import read_gguf
-from engine.models.gguf.weights import View, views
 from wire.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from engine.models.gguf.weights import View
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -68,6 +70,9 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     right or does not describe exactly the bytes of the file (a truncated download). Of a GGUF file: see
     `engine.models.gguf.weights`."""
     if path.name == GGUF_FILE:
+        # imported late: its blocks are read with numpy, which routers do without
+        from engine.models.gguf.weights import views
+
         return {name: _view_entry(view) for name, view in views(read_gguf(path)).items()}
     try:
         content, data_bytes = _raw_header(path)

@@ -68,5 +68,5 @@ def test_the_products_of_a_prompt_are_its_linear_operations() -> None:
 
 def test_shapes_come_from_a_checkpoint() -> None:
     found = shapes_of(load_config(find_checkpoint("")), 2)
-    assert (found.hidden_size, found.num_layers, found.head_dim, found.vocab_size) == (256, 4, 64, 1792)
+    assert (found.hidden_size, found.num_layers, found.head_dim, found.vocab_size) == (256, 4, 64, 1800)
     assert found.kv_bytes_per_token == 2 * 4 * 2 * 64 * 2
