@@ -99,6 +99,8 @@ class RotationTables:
         first = self._num_positions
         if num_positions <= first:
             return
+        if num_positions > len(self._tables[0]):
+            raise RuntimeError(f"a step of {num_positions} positions; there is room for {len(self._tables[0])}")
         last = max(num_positions, min(first + _NEXT_POSITIONS, len(self._tables[0])))
         kinds = self._decoder.rotations(torch.arange(first, last))
         for table, values in zip(self._tables, (values for kind in kinds for values in kind), strict=True):

@@ -19,6 +19,11 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
 TIMEOUT_S = 1800.0
 
 
+def _library(compiler: str, name: str) -> str:
+    command = [compiler, f"-print-file-name={name}"]
+    return subprocess.run(command, check=True, timeout=60, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
 def main() -> int:
     """Compile, and run the tests with the sanitizers' library loaded first, as they ask for."""
     compiler = os.environ.get("CXX", "g++")
@@ -26,13 +31,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.so"
         subprocess.run([compiler, *FLAGS, *SANITIZERS, *sources, "-o", str(path)], check=True, timeout=TIMEOUT_S)
-        runtime = subprocess.run(
-            [compiler, "-print-file-name=libasan.so"], check=True, timeout=60, stdout=subprocess.PIPE, text=True
-        ).stdout.strip()
+        # the second is what torch throws exceptions with, which the first has to find when it is loaded
+        runtimes = [_library(compiler, "libasan.so"), _library(compiler, "libstdc++.so.6")]
         environment = {
             **os.environ,
             OTHER_LIBRARY: str(path),
-            "LD_PRELOAD": runtime,
+            "LD_PRELOAD": ":".join(runtimes),
             # Python and torch keep memory to the end, and hold their own in ways that look like leaks
             "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1",
             "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
