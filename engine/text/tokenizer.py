@@ -195,8 +195,8 @@ class Tokenizer:
 
 
 def _decoder_spec(backend: tokenizers.Tokenizer) -> Mapping[str, object] | None:
-    """The decoder's settings. Its pickle state is its JSON; serialising the whole tokenizer would take far
-    longer."""
+    """The decoder's settings: JSON, which only `__getstate__` gives of the decoder alone. Writing out the whole
+    tokenizer would take far longer."""
     decoder = backend.decoder
     if decoder is None:
         return None

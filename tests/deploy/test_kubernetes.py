@@ -35,7 +35,6 @@ VERSIONS = ("1.31", "1.37")
 """The oldest one whose preStop may sleep without a feature gate is 1.30; the newest that has schemas here."""
 SETTINGS = {"router": RouterSettings, "prefill": PrefillNodeSettings, "decode": DecodeNodeSettings}
 _CUSTOM = ("LeaderWorkerSet",)
-_OF_RANKS = {"BATON_TENSOR_PARALLEL_SIZE", "BATON_DISTRIBUTED_EXECUTOR_BACKEND"}
 _FROM_POD = {"POD_NAME": "baton-decode-1", "POD_IP": "10.1.2.3"}
 
 
@@ -115,7 +114,7 @@ def test_every_command_is_one_of_baton(objects: list[dict[str, Any]]) -> None:
     roles = [role for _, _, role, _ in _baton(objects)]
     assert roles[:3] == ["router", "prefill", "decode"]
     for _, container, role, _ in _baton(objects):
-        known = {ENVIRONMENT_PREFIX + field.name.upper() for field in dataclasses.fields(SETTINGS[role])} | _OF_RANKS
+        known = {ENVIRONMENT_PREFIX + field.name.upper() for field in dataclasses.fields(SETTINGS[role])}
         names = {variable["name"] for variable in container["env"]}
         assert {name for name in names if name.startswith(ENVIRONMENT_PREFIX)} <= known
 

@@ -102,6 +102,16 @@ def test_nodes_with_other_code_do_not_share_kv(tmp_path: Path) -> None:
     assert other.fingerprint != built(tmp_path, model_impl="transformers").fingerprint
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"tensor_parallel_size": 2}, "cannot be divided among ranks"), ({"quantization": "int8"}, "is not quantized")],
+)
+def test_what_only_batons_own_decoders_can_do_is_refused(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    make_model(tmp_path, COMPUTED["gemma"])
+    with pytest.raises(InvalidSetting, match=words):
+        built(tmp_path, **settings)
+
+
 def test_files_that_lack_tensors_or_hold_nan_are_refused(tmp_path: Path) -> None:
     make_model(tmp_path, COMPUTED["gemma"])
     tensors = load_file(tmp_path / SINGLE_FILE)
