@@ -137,20 +137,27 @@ def refusal(family: Family, folder: Path) -> str:
 
 
 def table(rows: Mapping[str, tuple[str, Found]], refused: Mapping[str, str]) -> str:
-    """The part of the page between the marks."""
+    """The part of the page between the marks, of what was right."""
     lines = [
-        "| model | architecture | computed by | tokens | largest difference | handoffs: shm, zmq | cached at P, D |",
-        "|---|---|---|---|---|---|---|",
+        f"{len(rows)} models, of each {_range([found.num_tokens for _, found in rows.values()])} tokens compared, "
+        f"{_range([count for _, found in rows.values() for count in found.handoffs])} handoffs over each transport, and "
+        f"{_range([found.num_cached[0] for _, found in rows.values()])} tokens of prompts found in the prefix cache of P "
+        f"and {_range([found.num_cached[1] for _, found in rows.values()])} in those of D:",
+        "",
+        "| model | architecture | computed by | largest difference |",
+        "|---|---|---|---|",
     ]
-    for name, (whose, found) in rows.items():
-        handoffs, cached = (", ".join(map(str, counts)) for counts in (found.handoffs, found.num_cached))
-        difference = f"{found.difference:.0e}" if not found.wrong else f"WRONG: {'; '.join(found.wrong)}"
-        lines.append(
-            f"| {name} | `{found.architecture}` | {whose} | {found.num_tokens} | {difference} | {handoffs} | {cached} |"
-        )
+    lines += [
+        f"| {name} | `{found.architecture}` | {whose} | {found.difference:.0e} |"
+        for name, (whose, found) in rows.items()
+    ]
     lines += ["", "Refused:", ""]
     lines += [f"- {words}" for words in refused.values()]
     return "\n".join(lines) + "\n"
+
+
+def _range(counts: Sequence[int]) -> str:
+    return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
 def with_table(page: str, text: str) -> str:
