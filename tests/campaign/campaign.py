@@ -70,10 +70,11 @@ async def _run_faults(
     excused: Counter[str] = Counter()
 
     def done(asked: Asked) -> None:
-        if finding := checks.finding_of(asked, injector.happened, deployment.outages):
+        known = (injector.happened, deployment.outages, deployment.deaths_s)
+        if finding := checks.finding_of(asked, *known):
             timeline.found(finding)
         elif asked.message:
-            excused[checks.excuse(asked, injector.happened, deployment.outages).partition(" (")[0]] += 1
+            excused[checks.excuse(asked, *known).partition(" (")[0]] += 1
         if gap := checks.long_gap(asked):
             timeline.note(gap)
 

@@ -1,8 +1,9 @@
 """What must be true of a campaign: which errors may come, progress, gaps, and quiescence at the end.
 
 Judges; makes nothing happen. Errors are excused by faults of the router, and by `NODE_WAIT_S` without any decode
-node; the schedule always leaves one alone unless all are to be killed. That a stream which broke cannot be resumed is
-excused by a router that could not write its journal, and by nothing else.
+node; the schedule always leaves one alone unless all are to be killed. A request may be taken for poison where so many
+nodes were killed while it ran. That a stream which broke cannot be resumed is excused by a router that could not write
+its journal, and by nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import chain, pairwise
 
 import psutil
 
+from router.suspicion import MAX_SUSPICIOUS
 from tests.campaign.deployment import NODE_WAIT_S, Deployment, Footprint, Outage, tail
 from tests.campaign.faults import Happened
 from tests.campaign.load import FAILED, FORGOTTEN, WRONG, Asked
@@ -25,6 +27,9 @@ ROUTER_SILENT_S = 8.0
 """A router that is frozen for longer loses its nodes, which drop what it asked for."""
 _AFTER_ROUTER_S = 3.0
 """So long after a fault of the router, connections of before may still break."""
+_POISONOUS = "nodes were lost again and again"
+_NOTICED_S = 1.0
+"""The death of a node is noticed later than a node that is started again."""
 _AFTER_FAULT_S = 6.0
 _LONG_GAP_S = 4.0
 GAP_S = 0.4
@@ -33,8 +38,10 @@ _QUIET_S, _LOOK_S = 90.0, 0.5
 _MORE_FILES, _MORE_THREADS, _MORE_BYTES = 24, 4, 96 * 2**20
 
 
-def excuse(asked: Asked, happened: Iterable[Happened], outages: Iterable[Outage]) -> str:
-    """Why a request may have ended with an error; "" if it may not."""
+def excuse(
+    asked: Asked, happened: Iterable[Happened], outages: Iterable[Outage] = (), deaths_s: Iterable[float] = ()
+) -> str:
+    """Why a request may have ended with an error; "" if it may not. `deaths_s`: when nodes were killed."""
     ended_s = asked.ended_s or time.monotonic()
     if asked.end == FORGOTTEN:
         return _without_journal(asked, happened)
@@ -42,6 +49,9 @@ def excuse(asked: Asked, happened: Iterable[Happened], outages: Iterable[Outage]
         lasted_s = min(outage.ended_s or ended_s, ended_s) - max(outage.begun_s, asked.begun_s)
         if lasted_s > NODE_WAIT_S - 2 * _LOOK_S:
             return f"no decode node (for {lasted_s:.0f} s)"
+    num_deaths = sum(asked.begun_s - _NOTICED_S <= death_s <= ended_s for death_s in deaths_s)
+    if _POISONOUS in asked.message and num_deaths >= MAX_SUSPICIOUS:
+        return f"taken for poison ({num_deaths} nodes were killed meanwhile)"
     for each in happened:
         until_s = (each.ended_s or ended_s) + _AFTER_ROUTER_S
         if each.begun_s <= ended_s and until_s >= asked.begun_s:
@@ -60,11 +70,13 @@ def _without_journal(asked: Asked, happened: Iterable[Happened]) -> str:
     return ""
 
 
-def finding_of(asked: Asked, happened: Iterable[Happened], outages: Iterable[Outage] = ()) -> str:
+def finding_of(
+    asked: Asked, happened: Iterable[Happened], outages: Iterable[Outage] = (), deaths_s: Iterable[float] = ()
+) -> str:
     """What is wrong with how a request ended; "" if nothing is."""
     if asked.end == WRONG:
         return str(asked)
-    if asked.end in FAILED and not excuse(asked, happened, outages):
+    if asked.end in FAILED and not excuse(asked, happened, outages, deaths_s):
         return str(asked)
     return ""
 

@@ -97,6 +97,7 @@ class Deployment:
         self.router_delay_s = 0.0
         self.num_poisons = 0
         self.outages: list[Outage] = []
+        self.deaths_s: list[float] = []
         self._settings = settings
         self._model = model
         self._note, self._found = note, found
@@ -227,6 +228,8 @@ class Deployment:
     def _judge_end(self, member: Member, node: Node) -> None:
         status = node.process.returncode
         assert status is not None  # it is called when the process has ended
+        if status:
+            self.deaths_s.append(time.monotonic())
         if member.excuses:
             self._note(f"{member.name} has ended with {status}: {', '.join(member.excuses)}")
             return

@@ -106,6 +106,16 @@ async def test_errors_and_broken_streams_are_found_unless_the_router_was_killed(
         assert checks.finding_of(asked, [Happened(KILLED_ROUTER, asked.begun_s - 60, asked.begun_s - 59)])
 
 
+async def test_a_request_may_be_taken_for_poison_when_enough_nodes_were_killed_meanwhile() -> None:
+    refused = {"error": {"message": "nodes were lost again and again as they began to compute this request"}}
+    asked = await outcome([WHOLE[0], refused], end=b"")
+    now_s = asked.begun_s
+    assert not checks.finding_of(asked, [], [], [now_s - 0.5, now_s, now_s])
+    assert checks.finding_of(asked, [], [], [now_s - 9, now_s, now_s])
+    other = await outcome([WHOLE[0], {"error": {"message": "no"}}], end=b"")
+    assert checks.finding_of(other, [], [], [other.begun_s] * 3)
+
+
 async def test_a_stream_that_broke_is_resumed_or_found_unless_there_was_no_room_for_its_journal() -> None:
     resumed = await outcome(WHOLE[:1], b"", ("resume",), ids="known")
     assert (resumed.end, resumed.num_resumed, resumed.message) == (WELL, 1, "")
