@@ -17,7 +17,7 @@ from wire import links
 def open_watched(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, settings: links.LinkSettings
 ) -> tuple[zmq.Socket[bytes], LinkWatch]:
-    """A socket of `kind` that has not dialled yet, and what watches it. Raises `zmq.ZMQError` where there is no room."""
+    """A socket of `kind` that has not dialled yet, and what watches it. Raises `zmq.ZMQError`."""
     link = links.open_socket(context, kind, settings)
     try:
         return link, LinkWatch(link)

@@ -35,7 +35,8 @@ _LONG_GAP_S = 4.0
 GAP_S = 0.4
 """A shorter time between two tokens is no gap: steps of a busy machine take as long."""
 _QUIET_S, _LOOK_S = 90.0, 0.5
-_MORE_FILES, _MORE_THREADS, _MORE_BYTES = 24, 4, 96 * 2**20
+_MORE_FILES, _MORE_THREADS, _MORE_BYTES = 8, 4, 96 * 2**20
+"""Files: for each other node, because at first not every two are connected."""
 
 
 def excuse(
@@ -209,7 +210,7 @@ def footprints(deployment: Deployment) -> tuple[list[str], list[str]]:
         line = f"{name}: {now}; undisturbed {before}"
         lines.append(line)
         if (
-            now.num_files > before.num_files + _MORE_FILES
+            now.num_files > before.num_files + _MORE_FILES * (len(deployment.members) - 1)
             or now.num_threads > before.num_threads + _MORE_THREADS
             or now.num_bytes > before.num_bytes + _MORE_BYTES
         ):

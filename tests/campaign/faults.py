@@ -62,16 +62,14 @@ class Injector:
         self.happened: list[Happened] = []
         self._deployment = deployment
         self._note, self._found = note, found
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self, faults: list[Fault]) -> None:
         """Make all faults at their times, and return when the last has ended."""
         begun_s = time.monotonic()
         for fault in faults:
             await asyncio.sleep(max(0.0, begun_s + fault.at_s - time.monotonic()))
-            task = asyncio.ensure_future(self._make(fault))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.append(asyncio.ensure_future(self._make(fault)))
         await asyncio.gather(*self._tasks)
 
     async def close(self) -> None:
@@ -209,7 +207,8 @@ class Injector:
             try:
                 with _FILL.open("wb") as file:
                     free_bytes = os.statvfs(SHM).f_bavail * os.statvfs(SHM).f_bsize
-                    os.posix_fallocate(file.fileno(), 0, max(1, free_bytes))
+                    with contextlib.suppress(OSError):  # a node has taken some of it meanwhile: it is full anyway
+                        os.posix_fallocate(file.fileno(), 0, max(1, free_bytes))
                 await asyncio.sleep(lasts_s / 4)
                 self._kill(member, 0.1)
                 await asyncio.sleep(lasts_s * 3 / 4)
