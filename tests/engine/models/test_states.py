@@ -95,6 +95,14 @@ def test_rows_of_the_mlp_are_rounded_as_the_file_says(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3-next"])
+def test_what_a_block_held_before_changes_nothing(tmp_path: Path, family: str) -> None:
+    model, engine = make_model(tmp_path, family), built(tmp_path)
+    engine.memory.paged.blocks.fill_(float("nan"))
+    for answer in answers(engine, prompts()[0], prompts()[0][:1]):
+        assert_same(model, answer)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3-next"])
 def test_states_lie_in_blocks_of_any_type(tmp_path: Path, family: str) -> None:
     make_model(tmp_path, family)
     found = []
