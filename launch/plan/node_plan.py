@@ -183,9 +183,9 @@ class NodePlanner:
         return gpu_num_blocks(self.settings, stage.layout, capacity, GpuNeeds(before, after, later))
 
     def _workspace_bytes(self, stage: RankSize, ranks: Ranks, limits: RunnerLimits) -> int:
-        """Of flashinfer; attention to latents has none."""
+        """Of flashinfer; attention to latents, and beside states, has none."""
         kvs = [group.kv for group in stage.layout.groups]
-        if any(kv.kind == LATENT for kv in kvs):
+        if any(kv.kind in (LATENT, STATE) for kv in kvs):
             return 0
         heads, sequences = self.config.num_heads // ranks.tensor, limits.max_decodes
         sizes = [

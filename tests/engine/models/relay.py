@@ -17,7 +17,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,26 +138,26 @@ def refusal(family: Family, folder: Path) -> str:
 
 def table(rows: Mapping[str, tuple[str, Found]], refused: Mapping[str, str]) -> str:
     """The part of the page between the marks, of what was right."""
+    all_found = [found for _, found in rows.values()]
+    at_prefill, at_decode = zip(*(found.num_cached for found in all_found), strict=True)
     lines = [
-        f"{len(rows)} models, of each {_range([found.num_tokens for _, found in rows.values()])} tokens compared, "
-        f"{_range([count for _, found in rows.values() for count in found.handoffs])} handoffs over each transport, and "
-        f"{_range([found.num_cached[0] for _, found in rows.values()])} tokens of prompts found in the prefix cache of P "
-        f"and {_range([found.num_cached[1] for _, found in rows.values()])} in those of D:",
+        f"{len(rows)} models, of each {_range(found.num_tokens for found in all_found)} tokens compared, "
+        f"{_range(count for found in all_found for count in found.handoffs)} handoffs over each transport, and "
+        f"{_range(at_prefill)} tokens of prompts found in the prefix cache of P and {_range(at_decode)} in those of D:",
         "",
         "| model | architecture | computed by | largest difference |",
         "|---|---|---|---|",
     ]
-    lines += [
-        f"| {name} | `{found.architecture}` | {whose} | {found.difference:.0e} |"
-        for name, (whose, found) in rows.items()
-    ]
+    for name, (whose, found) in rows.items():
+        lines.append(f"| {name} | `{found.architecture}` | {whose} | {found.difference:.0e} |")
     lines += ["", "Refused:", ""]
     lines += [f"- {words}" for words in refused.values()]
     return "\n".join(lines) + "\n"
 
 
-def _range(counts: Sequence[int]) -> str:
-    return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+def _range(counts: Iterable[int]) -> str:
+    found = sorted(set(counts))
+    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
 def with_table(page: str, text: str) -> str:

@@ -94,6 +94,27 @@ def test_rows_of_the_mlp_are_rounded_as_the_file_says(folder: Path, tmp_path: Pa
     assert inner(layer_types=None, full_attn_idxs=[1]) == inner()
 
 
+@pytest.mark.parametrize("family", ["lfm2", "qwen3-next"])
+def test_what_a_block_held_before_changes_nothing(tmp_path: Path, family: str) -> None:
+    model, engine = make_model(tmp_path, family), built(tmp_path)
+    engine.memory.paged.blocks.fill_(float("nan"))
+    for answer in answers(engine, prompts()[0], prompts()[0][:1]):
+        assert_same(model, answer)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3-next"])
+def test_states_lie_in_blocks_of_any_type(tmp_path: Path, family: str) -> None:
+    make_model(tmp_path, family)
+    found = []
+    for budget in (8, 64):
+        engine = built(tmp_path, dtype="bfloat16", max_num_batched_tokens=budget)
+        (answer,) = answers(engine, prompts()[0])
+        assert answer.tokens[0].logprobs is not None
+        found.append((answer.tokens[0].token_id, answer.tokens[0].logprobs.logprob))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == pytest.approx(found[1][1], abs=0.1)
+
+
 def test_states_are_not_divided_among_ranks(folder: Path) -> None:
     with pytest.raises((ModelLoadError, InvalidSetting), match="layers of Lfm2ForCausalLM that keep a state cannot"):
         built(folder, tensor_parallel_size=2)

@@ -119,6 +119,8 @@ def test_named_templates_are_chosen_like_in_transformers(folder: Path, has_tools
 
 
 def test_the_template_file_wins_over_the_config(folder: Path) -> None:
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "from the processor"}))
+    assert ChatTemplate.from_folder(folder).render(TURNS) == "from the processor"
     configure(folder, "from the config")
     assert ChatTemplate.from_folder(folder).render(TURNS) == "from the config"
     (folder / "chat_template.jinja").write_text("from the file")
