@@ -60,7 +60,9 @@ class PlayedView(RouterView):
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"id": name, "load": load} for name, load in self.loads.items()]
+        """A name with a slash is that of a node in a group."""
+        groups = {name: name.partition("/")[0] if "/" in name else "" for name in self.loads}
+        return [{"id": name, "group": groups[name], "load": load} for name, load in self.loads.items()]
 
 
 class Deployment:
@@ -221,9 +223,18 @@ def test_only_one_change_is_under_way(deployment: Deployment) -> None:
     assert deployment.status.groups["decode"].desired == 3
 
 
-def test_the_node_with_the_least_to_finish_is_drained(deployment: Deployment) -> None:
+@pytest.mark.parametrize(
+    "loads",
+    [
+        pytest.param({"decode-0": 5, "decode-1": 1, "decode-2": 3}, id="nodes"),
+        pytest.param(
+            {"decode-0/0": 2, "decode-0/1": 2, "decode-1/0": 3, "decode-2/0": 2, "decode-2/1": 2}, id="groups"
+        ),
+    ],
+)
+def test_the_node_with_the_least_to_finish_is_drained(deployment: Deployment, loads: dict[str, int]) -> None:
     deployment.scale_up()
-    deployment.view.loads = {"decode-0": 5, "decode-1": 1, "decode-2": 3}
+    deployment.view.loads = loads
     deployment.view.says = CALM
     deployment.run(60)
     assert next(line for line in deployment.world.log if line.startswith("terminate decode")) == "terminate decode-1"
