@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from device.host import HostStaging
-from engine.attention import native_backend
 from engine.attention.base import LayerStored, SequenceShare
 from engine.attention.native_backend import NativeAttention
 from engine.attention.paged_kv import PagedKv
@@ -142,7 +141,7 @@ def test_a_step_for_which_there_was_no_memory_leaves_the_next_ones_theirs(
         raise RuntimeError("can't allocate memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(native_backend.torch, "empty", refuse)
+        patch.setattr(torch, "empty", refuse)
         with pytest.raises(RuntimeError, match="allocate"):
             model.plan([SequenceShare(0, 1, (number,)) for number in range(30)])
     assert arrays() is not None, "the kernels have their addresses"
