@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.scheduler.request import PromptScores, RequestOutput
+from engine.structured.matcher import OUT_OF_RESOURCES
 from wire.errors import BatonError, InvalidRequest, RequestFailed
 from wire.messages import PromptLogprobs, StepTimes, TokenEvent
 from wire.prompt_logprobs import MAX_ROWS, row_bytes
@@ -12,7 +13,9 @@ from wire.prompt_logprobs import MAX_ROWS, row_bytes
 
 def failure_of(output: RequestOutput) -> BatonError:
     """The error of a request with `has_failed`, for which no token could be sampled. What its grammar cannot do here it
-    cannot do at another node either."""
+    cannot do at another node either, unless this one lacked something."""
+    if output.failure == OUT_OF_RESOURCES:
+        return RequestFailed(output.failure)
     if output.failure:
         return InvalidRequest(f"output {output.output_index} cannot follow the grammar: {output.failure}", "grammar")
     return RequestFailed(f"the model computed NaN for output {output.output_index}", "not_a_number")

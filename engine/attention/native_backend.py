@@ -163,13 +163,15 @@ class NativeAttention:
         """For the arrays and the scratch of a step: twice what is needed, because the next step is often larger.
         Returns its new plan."""
         held = self._arrays
-        self._arrays = _StepArrays(
+        arrays = _StepArrays(
             max(2 * needed.num_tokens, len(held.slots)),
             max(2 * needed.num_sequences, len(held.start)),
             max(2 * needed.num_blocks, len(held.tables)),
         )
-        num_bytes = 64 + self._kernels.attention_scratch(len(self._arrays.start), self._largest_head)
-        self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
+        num_bytes = 64 + self._kernels.attention_scratch(len(arrays.start), self._largest_head)
+        scratch = torch.empty(num_bytes, dtype=torch.uint8)
+        # only now: where there was no memory for all of it, the plan and the layers go on with what they have
+        self._arrays, self._scratch = arrays, scratch
         for layer in self._layers:
             layer.store.slots = self._arrays.slots.ctypes.data
             self._set_addresses(layer.attention)

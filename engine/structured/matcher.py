@@ -5,7 +5,8 @@ tokens of the output alone, so any node can make it at any place of an output. C
 Python's lock: a request whose grammar is not compiled yet waits, and nothing waits with it.
 
 Whatever goes wrong with a grammar, here or in llguidance, is the `error` of that one matcher: its masks are empty, no
-token can be sampled, and its request fails.
+token can be sampled, and its request fails. `OUT_OF_RESOURCES` is no fault of the grammar: it is compiled anew when it
+is needed again, and another node may have what lacks here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.structured.vocabulary import Vocabulary, require_sound
-from wire.errors import BatonError, InvalidRequest
+from wire.errors import BatonError, InvalidRequest, RequestFailed
 from wire.grammar import Grammar
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 MAX_COMPILED = 32
+OUT_OF_RESOURCES = "this node has no memory or no descriptor left to compile the grammar"
 _NUM_THREADS = 2
 _Result = TypeVar("_Result")
 
@@ -145,7 +147,7 @@ class Grammars:
     def prepare(self, grammar: Grammar) -> Future[LLMatcher]:
         """Begin to compile `grammar`, unless that was done."""
         found = self._compiled.get(grammar)
-        if found is None:
+        if found is None or (found.done() and isinstance(found.exception(), RequestFailed)):
             found = self._compiled[grammar] = self._submit(self._compile, grammar)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
@@ -176,6 +178,9 @@ class Grammars:
             return self._loaded().compile(grammar)
         except BatonError:
             raise
+        except (OSError, MemoryError) as error:
+            _log.warning("a grammar could not be compiled: %s", error)
+            raise RequestFailed(OUT_OF_RESOURCES) from None
         except Exception as error:  # the outer edge of a thread: whatever it was, it fails the requests concerned
             _log.warning("a grammar could not be compiled: %s", type(error).__name__)
             raise InvalidRequest("the grammar could not be compiled", "grammar") from None

@@ -181,11 +181,11 @@ class Injector:
             return False
 
     async def _take(self, what: str, member: Member, lasts_s: float) -> None:
-        """The node gets no more of something than it has now."""
+        """The node gets no more of something than it has now. It may end of having no memory, and of nothing else."""
         if member.running is None or not member.is_ready:
             return
         kind, now = _TAKEN[what]
-        with self._excused([member], f"it had no {what} left") if what != "disk-full" else contextlib.nullcontext():
+        with self._excused([member] if what == "memory" else [], "it had no memory left"):
             await _limit(member.running, kind, now, lasts_s)
             await asyncio.sleep(_EXCUSED_S)
 

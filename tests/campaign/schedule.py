@@ -17,7 +17,7 @@ just that. So an error outside of those is a finding.
 | throttle | the link carries 2 to 64 kB/s |
 | loss | packets of the link are lost: one chunk in thirty comes late by TCP's repetition, all by up to 0.1 s |
 | hole, hole-one-way | nothing passes; what was sent meanwhile comes at the end, or the connections are reset then |
-| descriptors | the soft limit of open files is what is open now |
+| descriptors | the soft limit of open files is what is open now; the node lives |
 | disk-full | no file may grow: logs, journals, segments of shared memory |
 | memory | the address space may not grow; a node may die of it |
 | shm-full | /dev/shm has no page left, and a node is killed and started again meanwhile |

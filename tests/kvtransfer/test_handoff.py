@@ -44,6 +44,7 @@ from tests.kvtransfer.pair import (
     sending_facts,
 )
 from tests.kvtransfer.pools import BLOCK_BYTES, LEASE_S, digest_of, first_token, key_of
+from tests.kvtransfer.wire import FakeDealer
 from wire.request_key import RequestKey
 
 KEY = key_of(1)
@@ -650,7 +651,7 @@ def test_without_room_for_a_socket_a_handoff_fails_and_the_thread_lives(
 
     pair = quick_pair
     with monkeypatch.context() as patch:
-        patch.setattr(zmq.Socket, "get_monitor_socket", refuse)
+        patch.setattr(FakeDealer, "get_monitor_socket", refuse)
         pair.decode.grant(KEY, _NUM_TOKENS, replace(pair.prefill.peer, node_id="another", epoch=99))
     assert any("no socket for another prefill node" in reason for _, reason in pair.decode.pool.failures)
     assert pair.is_quiet

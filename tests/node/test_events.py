@@ -3,8 +3,10 @@ from __future__ import annotations
 import struct
 
 from engine.scheduler.request import PromptScores, RequestOutput, SampledToken
-from node.events import prompt_logprobs, token_event
+from engine.structured.matcher import OUT_OF_RESOURCES
+from node.events import failure_of, prompt_logprobs, token_event
 from tests.request_keys import A
+from wire.errors import InvalidRequest, RequestFailed
 from wire.messages import NODE_TO_ROUTER
 from wire.prompt_logprobs import MAX_ROWS, read_rows
 
@@ -29,3 +31,9 @@ def test_forced_tokens_are_told_with_the_token_before_them() -> None:
     event = token_event(output)
     assert event is not None
     assert (event.index, event.token_ids, event.finish_reason) == (4, (7, 8, 9), "complete")
+
+
+def test_a_grammar_that_one_node_cannot_compile_may_be_tried_at_another() -> None:
+    failed = RequestOutput(A, 1, 9, 0, 4, None, "", False, has_failed=True, failure=OUT_OF_RESOURCES)
+    assert isinstance(failure_of(failed), RequestFailed)
+    assert isinstance(failure_of(failed._replace(failure="a token does not fit")), InvalidRequest)

@@ -179,6 +179,7 @@ def _round(trial: Trial, threads: ThreadPoolExecutor, number: int, options: argp
     pause_ms, usual_ms = (1000 * max(each.longest_pause_s for each in some) for some in (own, undisturbed))
     ends = sorted({each.error or "whole" for each in others})
     when = f"its requests were gone after {gone_s:.2f} s" if went_on else "the others ended before it was looked at"
+    when = f"back after {options.freeze_s:g} s" if options.freeze_s else when
     _say(
         f"round {number}: {len(own)} streams exact, longest pause {pause_ms:.0f} ms, undisturbed {usual_ms:.0f} ms; "
         f"at the other router: {', '.join(ends)}, {late_s:.2f} s after it was back; {when}"

@@ -31,6 +31,7 @@ from wire.errors import InvalidSetting
 
 _FIRST_START_S = 30.0
 _REAP_S = 1.0
+_RETRY_S = 1.0
 _MAX_TAIL_BYTES = 4096
 _MODULE = "kvtransfer.transports.nixl.agent"
 _log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class AgentProcess:
         self._sizes = (num_blocks, block_bytes)
         self._environment = {"NIXL_LOG_LEVEL": "WARN", **ucx_environment(host, os.environ)}
         self._crashes = Crashes()
+        self._start_s = 0.0
         self._tail = b""
         self._child: Child | None = None
         self._channel: Channel | None = None
@@ -95,8 +97,8 @@ class AgentProcess:
         if self._is_closed:
             return []
         if self._child is None:
-            if self._crashes.may_start:
-                self._start()
+            if self._crashes.may_start and time.monotonic() >= self._start_s:
+                self._start_if_possible()
             return []
         reports = self._take_reports()
         if self._channel is None or not self._channel.is_open:
@@ -117,18 +119,30 @@ class AgentProcess:
         self.kill()
         self._is_closed = True
 
+    def _start_if_possible(self) -> None:
+        try:
+            self._start()
+        except OSError as error:
+            _log.warning("the nixl agent cannot be started now: %s", error.strerror or error)
+            self._start_s = time.monotonic() + _RETRY_S
+
     def _start(self) -> None:
+        """Begin a life. Raises `OSError` when the system has no descriptor, process or memory for it."""
         ours, theirs = socket.socketpair()
         segment = self._segment.descriptor
         numbers = (theirs.fileno(), segment, *self._sizes)
-        with theirs:
-            self._child = Child(
-                _MODULE,
-                *map(str, numbers),
-                environment=self._environment,
-                stderr=PIPE,
-                pass_fds=(theirs.fileno(), segment),
-            )
+        try:
+            with theirs:
+                self._child = Child(
+                    _MODULE,
+                    *map(str, numbers),
+                    environment=self._environment,
+                    stderr=PIPE,
+                    pass_fds=(theirs.fileno(), segment),
+                )
+        except OSError:
+            ours.close()
+            raise
         os.set_blocking(self._child.stderr.fileno(), False)
         self._channel = Channel(ours, COMMANDS, REPORTS)
         self._is_killed = self._is_ending = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,6 +127,25 @@ def test_positions_that_come_late_are_rotated_as_the_decoder_rotates_them(tmp_pa
     for start in (3, 254, 255, 20, 515, MAX_POSITIONS - 5):
         shares = [SequenceShare(start, 5, table), SequenceShare(start // 2, 1, table)]
         assert torch.equal(model.replay(shares), model.run(shares)), start
+
+
+def test_a_step_for_which_there_was_no_memory_leaves_the_next_ones_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(tmp_path, "llama")
+    small = [SequenceShare(0, 3, (0,))]
+    expected = model.replay(small)
+    arrays = weakref.ref(model.attention._arrays)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", refuse)
+        with pytest.raises(RuntimeError, match="allocate"):
+            model.plan([SequenceShare(0, 1, (number,)) for number in range(30)])
+    assert arrays() is not None, "the kernels have their addresses"
+    assert torch.equal(model.replay(small), expected)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from engine.structured.matcher import MAX_COMPILED, GrammarMatcher, Grammars
+from engine.structured.matcher import MAX_COMPILED, OUT_OF_RESOURCES, GrammarMatcher, Grammars
 from engine.structured.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
 from tests.engine.structured.answers import GRAMMARS, PERSON
@@ -200,3 +200,21 @@ def test_a_grammar_has_a_text_of_bounded_length(text: str) -> None:
         Grammar("regex", text)
     with pytest.raises(InvalidRequest):
         Grammar("yaml", "a")
+
+
+def test_what_a_node_could_not_compile_for_want_of_memory_it_compiles_when_it_is_asked_again(
+    vocabulary: Vocabulary,
+) -> None:
+    lacking: list[Exception] = [OSError(24, "Too many open files"), MemoryError()]
+
+    def load() -> Vocabulary:
+        if lacking:
+            raise lacking.pop()
+        return vocabulary
+
+    grammars = Grammars(load)
+    for _ in range(2):
+        matcher = grammars.matcher(Grammar.regex("a"), ())
+        assert matcher.mask() is None
+        assert matcher.error == OUT_OF_RESOURCES
+    assert grammars.matcher(Grammar.regex("a"), ()).mask() is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,8 @@ import pytest
 from kvtransfer.messages import ProcessIdentity
 from kvtransfer.process_identity import is_gone
 from kvtransfer.transports.base import Move
+from kvtransfer.transports.nixl import process
+from program.child import Child
 from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of
 from wire.errors import TransferFailed
 
@@ -76,7 +80,17 @@ def test_a_killed_receiving_agent_fails_the_sender_and_is_replaced(pair: NixlPai
     assert pair.senders.num_crashes == 0
 
 
-def test_a_killed_sending_agent_fails_every_sender_and_is_replaced(pair: NixlPair) -> None:
+def test_a_killed_sending_agent_fails_every_sender_and_is_replaced_as_soon_as_the_system_allows(
+    pair: NixlPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = [OSError(errno.EMFILE, "Too many open files")]
+
+    def start(*arguments: Any, **options: Any) -> Child:
+        if refusals:
+            raise refusals.pop()
+        return Child(*arguments, **options)
+
+    monkeypatch.setattr(process, "Child", start)
     sender, moves = pair.open(), all_blocks()
     key, num_crashes = pair.expect(moves), pair.receiver.num_crashes
     for _ in range(4):
