@@ -60,7 +60,10 @@ class Doors(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """Run a router and its nodes until a signal; returns the exit status. Raises `BatonError` when one cannot start."""
-    return run(resolve_serve(arguments, os.environ), os.environ)
+    deployment = resolve_serve(arguments, os.environ)
+    if deployment.serve.prefill is None and not deployment.num_prefill:
+        Console(sys.stderr).log("serve", "one node does everything, in steps that keep to the goals (--prefill 1: two)")
+    return run(deployment, os.environ)
 
 
 def run(deployment: Deployment, environment: Mapping[str, str]) -> int:

@@ -15,7 +15,7 @@ from launch.cluster.policy import Load, Reading
 from launch.cluster.readings import RouterView
 from launch.cluster.status import Status
 from tests.launch.cluster.fake_backend import FakeBackend, World
-from wire.errors import RequestFailed
+from wire.errors import ChildFailed, RequestFailed
 
 FILE = """
 name = "tests"
@@ -150,6 +150,22 @@ def test_what_cannot_be_started_is_tried_again_and_holds_nobody_up() -> None:
     assert "decode-0 cannot be started: Ray does not answer" in deployment.notes
     del deployment.world.behaviours["decode-0"]
     deployment.run(20)
+    assert deployment.status.is_ready
+
+
+def test_what_runs_is_left_alone_while_the_backend_is_away(deployment: Deployment) -> None:
+    pid = deployment.world.members["prefill-0"].report.pid
+    num_done = len(deployment.world.log)
+    deployment.world.is_away = True
+    for _ in range(600):
+        with pytest.raises(ChildFailed, match="does not answer"):
+            deployment.run(1)
+        deployment.now_s += 1.0
+    deployment.lose("decode-0")
+    deployment.world.is_away = False
+    deployment.run(5)
+    assert deployment.world.log[num_done:] == ["start decode-0"]
+    assert deployment.world.members["prefill-0"].report.pid == pid
     assert deployment.status.is_ready
 
 
