@@ -124,7 +124,7 @@ def test_each_field_rejects_values_of_another_type(codec: Codec, message: Any) -
         ("Hello", "layout.block_size", 0),
         ("Hello", "layout.groups", []),
         ("Hello", "layout.groups.0.layers", [1, 2]),
-        ("Hello", "layout.groups.0.kv.kind", "state"),
+        ("Hello", "layout.groups.0.kv.kind", "flow"),
         ("Hello", "layout.groups.0.kv.window", 0),
         ("Grant", "generations", b"\x00" * 7),
     ],

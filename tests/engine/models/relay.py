@@ -140,9 +140,9 @@ def table(rows: Mapping[str, tuple[str, Found]], refused: Mapping[str, str]) -> 
     """The part of the page between the marks, of what was right."""
     lines = [
         f"{len(rows)} models, of each {_range([found.num_tokens for _, found in rows.values()])} tokens compared, "
-        f"{_range([count for _, found in rows.values() for count in found.handoffs])} handoffs over each transport, and "
-        f"{_range([found.num_cached[0] for _, found in rows.values()])} tokens of prompts found in the prefix cache of P "
-        f"and {_range([found.num_cached[1] for _, found in rows.values()])} in those of D:",
+        f"{_range([count for _, found in rows.values() for count in found.handoffs])} handoffs over each transport, "
+        f"and {_range([found.num_cached[0] for _, found in rows.values()])} tokens of prompts found in the "
+        f"prefix cache of P and {_range([found.num_cached[1] for _, found in rows.values()])} in those of D:",
         "",
         "| model | architecture | computed by | largest difference |",
         "|---|---|---|---|",
