@@ -1,8 +1,8 @@
 """`python -m bench.scale`: how the router's cost grows with nodes, requests in flight and streams.
 
 cluster: the router's own work, nodes in its process, CPU time.
-streams: many streams through a router's process over many nodes, to clients. Router, nodes and client together need less
-    than two cores; with --realtime they get them whatever else runs on the machine.
+streams: many streams through a router's process over many nodes, to clients. Router, nodes and client together need
+    less than two cores; with --realtime they get them whatever else runs on the machine.
 """
 
 from __future__ import annotations

@@ -37,12 +37,12 @@ the requests that fit its steps which a decode group may have."""
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One group's share of a reading: means over the window. `num_requests`: those on its nodes. `busy_share`: of its
-    nodes that had any. `kv_share`: of its blocks that were held. `seqs_share`: of the requests that fit its steps."""
+    """One group's share of a reading: means over the window. `num_requests`: those on its nodes. `num_busy`: its nodes
+    that had any. `kv_share`: of its blocks that were held. `seqs_share`: of the requests that fit its steps."""
 
     num_requests: float = 0.0
     num_waiting: float = 0.0
-    busy_share: float = 0.0
+    num_busy: float = 0.0
     kv_share: float = 0.0
     seqs_share: float = 0.0
 
@@ -88,8 +88,7 @@ def prefill_pressure(reading: Reading, ttft_goal_s: float, count: int) -> Pressu
             return Pressure()
         return Pressure(reading.window_s / allowed_s, f"prompts wait, and none was answered in {reading.window_s:g} s")
     # a prompt that is alone on its node is computed no sooner when there are more nodes
-    num_busy = count * reading.prefill.busy_share
-    if count and reading.prefill.num_requests * (1 - _MEETING_SHARE) <= num_busy:
+    if count and reading.prefill.num_requests * (1 - _MEETING_SHARE) <= reading.prefill.num_busy:
         return Pressure(0.0, "prompts are alone on their nodes")
     if reading.queue_s is not None:
         return Pressure(
@@ -165,7 +164,7 @@ class Policy:
         share = count / (count - 1)
         if role == PREFILL:
             is_calm = share * self.pressures[PREFILL].value <= _ROOM
-            return is_calm and share * reading.prefill.busy_share <= _BUSY_SHARE
+            return is_calm and reading.prefill.num_busy <= _BUSY_SHARE * (count - 1)
         expected = decode_pressure(reading, self.file.tpot_goal_s, count - 1, share)
         return expected.value <= _ROOM and share * reading.decode.seqs_share <= _BUSY_SHARE
 

@@ -86,7 +86,7 @@ class RouterView:
         return Load(
             num_requests=_mean([load.num_requests for load in loads]),
             num_waiting=_mean([load.num_waiting for load in loads]),
-            busy_share=_mean([load.busy_share for load in loads]),
+            num_busy=_mean([load.num_busy for load in loads]),
             kv_share=_mean([load.kv_share for load in loads]),
             seqs_share=_mean([load.seqs_share for load in loads]),
         )
@@ -145,7 +145,7 @@ def _load(nodes: Sequence[Mapping[str, Any]]) -> Load:
     return Load(
         num_requests=sum(loads),
         num_waiting=sum(_number(node, "num_waiting") for node in nodes),
-        busy_share=_mean([float(load > 0) for load in loads]),
+        num_busy=float(sum(load > 0 for load in loads)),
         kv_share=sum(_number(node, "num_held_blocks") for node in nodes) / num_blocks if num_blocks else 0.0,
         seqs_share=sum(_number(node, "num_running") for node in nodes) / num_seqs if num_seqs else 0.0,
     )

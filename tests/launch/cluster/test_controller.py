@@ -38,8 +38,8 @@ min = 1
 max = 3
 flags = { shutdown-timeout-s = 30 }
 """
-SLOW = Reading(10.0, queue_s=0.01, tpot_s=0.2, prefill=Load(1, busy_share=0.9), decode=Load(9, seqs_share=0.9))
-QUEUES = Reading(10.0, queue_s=0.5, tpot_s=0.04, prefill=Load(9, busy_share=0.9), decode=Load(9, seqs_share=0.9))
+SLOW = Reading(10.0, queue_s=0.01, tpot_s=0.2, prefill=Load(1, num_busy=0.9), decode=Load(9, seqs_share=0.9))
+QUEUES = Reading(10.0, queue_s=0.5, tpot_s=0.04, prefill=Load(9, num_busy=1.8), decode=Load(9, seqs_share=0.9))
 CALM = Reading(10.0)
 
 

@@ -28,7 +28,7 @@ max = 3
 """
 CALM = Reading(10.0)
 """No requests."""
-BUSY = Reading(10.0, queue_s=0.1, ttft_s=0.2, tpot_s=0.04, prefill=Load(2, busy_share=0.9), decode=Load(4))
+BUSY = Reading(10.0, queue_s=0.1, ttft_s=0.2, tpot_s=0.04, prefill=Load(2, num_busy=0.9), decode=Load(4))
 """Within its goals, and no node could be spared."""
 QUEUES = replace(BUSY, queue_s=0.4)
 SLOW = replace(BUSY, tpot_s=0.1)
@@ -109,15 +109,15 @@ def test_what_a_request_alone_on_its_node_misses_is_no_reason_for_more_nodes() -
 
 
 def test_a_prefill_node_that_is_busy_stays() -> None:
-    busy = replace(CALM, queue_s=0.01, prefill=Load(1, busy_share=0.6))
+    busy = replace(CALM, queue_s=0.01, prefill=Load(1, num_busy=1.2))
     assert changes([(busy, 300)], prefill=2) == []
-    idle = replace(busy, prefill=Load(1, busy_share=0.2))
+    idle = replace(busy, prefill=Load(1, num_busy=0.4))
     ((_, change),) = changes([(idle, 61)], prefill=2)
     assert (change.count, change.reason) == (1, "1 would do: prompts wait 10 ms, of 200 ms that they may")
 
 
 def test_a_prompt_that_is_alone_on_its_node_is_no_reason_for_more_nodes_however_late_it_is() -> None:
-    alone = replace(CALM, queue_s=0.5, ttft_s=2.0, prefill=Load(0.1, busy_share=0.1))
+    alone = replace(CALM, queue_s=0.5, ttft_s=2.0, prefill=Load(0.1, num_busy=0.1))
     assert changes([(alone, 100)]) == []
     ((_, change),) = changes([(alone, 100)], prefill=2)
     assert (change.count, change.reason) == (1, "1 would do: prompts are alone on their nodes")
@@ -127,7 +127,7 @@ def test_a_prompt_that_is_alone_on_its_node_is_no_reason_for_more_nodes_however_
 
 
 def test_without_a_common_clock_the_ttft_counts() -> None:
-    pressure = prefill_pressure(replace(CALM, ttft_s=0.6, prefill=Load(3, busy_share=1.0)), 0.4, 1)
+    pressure = prefill_pressure(replace(CALM, ttft_s=0.6, prefill=Load(3, num_busy=1.0)), 0.4, 1)
     assert pressure.value == pytest.approx(1.5)
     assert pressure.reason == "TTFT is 600 ms, the goal 400 ms"
 

@@ -71,8 +71,8 @@ def test_a_router_that_was_started_anew_begins_a_window() -> None:
 def test_loads_are_means_over_the_window_by_role() -> None:
     reading = view(look(0.0), look(10.0)).reading()
     assert reading is not None
-    assert (reading.prefill.num_requests, reading.prefill.busy_share) == (0.0, 0.0)
-    assert (reading.decode.num_requests, reading.decode.busy_share) == (4.0, 0.5)
+    assert (reading.prefill.num_requests, reading.prefill.num_busy) == (0.0, 0.0)
+    assert (reading.decode.num_requests, reading.decode.num_busy) == (4.0, 1.0)
     assert (reading.decode.kv_share, reading.decode.seqs_share) == (0.2, 0.25)
 
 
