@@ -25,8 +25,8 @@ _INT8_GROUP, _LARGEST_INT8 = 64, 127
 _INT4_GROUP, _TOP_CODE, _MIDDLE_CODE = 32, 15, 8
 _RANGES = (15.0, 14.2, 15.8, 16.6)
 """Of codes that a group's numbers are spread over; what lies beyond the outermost codes has these."""
-_NUMBERS_AT_ONCE = 1 << 18
-"""Rounded together: what the second cache holds."""
+_NUMBERS_AT_ONCE = 1 << 16
+"""Rounded together: with what is made of them they stay in the second cache."""
 _SMALLEST_HALF = 2.0**-14
 """Below, float16 has fewer bits: such scales stay float32."""
 

@@ -44,7 +44,7 @@ class Dequantized:
     """What another method quantizes or reads, as plain float32. See `Quantization`."""
 
     def __init__(self, method: Quantization) -> None:
-        self.name = method.name
+        self.name, self.is_published = method.name, method.is_published
         self.unread, self.held_bytes, self._method = method.unread, method.held_bytes, method
 
     def quantized(self, weight: LoadedWeight) -> LoadedWeight:
