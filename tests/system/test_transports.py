@@ -1,7 +1,8 @@
 """`baton serve --kv-transport X`, for every X: real processes, real client, tokens equal to those of transformers.
 
 A transport moves bytes of a `KvLayout` and knows no model, so the families are spread over transports and devices: each
-family runs on both devices and over two transports.
+family runs on both devices and over two transports, and two of them are quantized while they are loaded. transformers
+has the numbers then that quantizing makes of the weights.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import openai
 import psutil
 import pytest
 
+from engine.models.quantization.while_loading import AUTO
+from tests.engine.models.quantization.answers import dequantized
 from tests.system.conftest import Checkpoints
 from tests.system.harness import BLOCK_SIZE, REQUEST_TIMEOUT_S, START_TIMEOUT_S, wait_until
 from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
@@ -28,14 +31,14 @@ _LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 
 _NUM_TOKENS = 16
 _AGENT = "kvtransfer.transports.nixl.agent"
 _RELAYS = (
-    ("shm", "cpu", "llama"),
-    ("shm", "emulated", "qwen2"),
-    ("zmq", "cpu", "mistral"),
-    ("zmq", "emulated", "llama"),
-    ("nixl", "cpu", "qwen3"),
-    ("nixl", "emulated", "mistral"),
-    ("nccl", "cpu", "qwen2"),
-    ("nccl", "emulated", "qwen3"),
+    ("shm", "cpu", "llama", "int8"),
+    ("shm", "emulated", "qwen2", "auto"),
+    ("zmq", "cpu", "mistral", "int4"),
+    ("zmq", "emulated", "llama", "auto"),
+    ("nixl", "cpu", "qwen3", "auto"),
+    ("nixl", "emulated", "mistral", "auto"),
+    ("nccl", "cpu", "qwen2", "auto"),
+    ("nccl", "emulated", "qwen3", "auto"),
 )
 _FLAGS = ("--served-model-name", "tiny", "--local-prefill-tokens", "0", "--max-num-batched-tokens", "40")
 
@@ -77,20 +80,24 @@ def end(program: Serve) -> None:
     program.require_nothing_left(children)
 
 
-@pytest.mark.parametrize(("transport", "device", "family"), _RELAYS)
+@pytest.mark.parametrize(("transport", "device", "family", "quantization"), _RELAYS)
 def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does(
     transport: str,
     device: str,
     family: str,
+    quantization: str,
     checkpoints: Checkpoints,
     references: Callable[[str], Reference],
     tmp_path: Path,
 ) -> None:
-    reference = references(family)
+    folder = checkpoints(family)
+    if quantization == AUTO:
+        reference = references(family)
+    else:
+        reference = Reference(dequantized(folder, tmp_path / "dequantized", quantization))
     prompts = [make_prompt(length, 7) for length in _LENGTHS]
-    with serving(
-        tmp_path, str(checkpoints(family)), "--kv-transport", transport, "--device", device, *_FLAGS
-    ) as program:
+    flags = ("--kv-transport", transport, "--device", device, "--quantization", quantization, *_FLAGS)
+    with serving(tmp_path, str(folder), *flags) as program:
         with client_of(program) as client:
             for prompt in prompts:
                 answer, transfer = ask(client, prompt)

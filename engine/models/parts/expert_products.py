@@ -49,7 +49,11 @@ def make_products(gate: Gate, experts: Iterable[ExpertMatrices], setup: PartSetu
     for."""
     if setup.device.type == "cuda" and setup.dtype == torch.bfloat16 and not setup.quantization.name:
         return GroupedProducts(gate, list(experts))
-    pairs = [_packed(expert, setup) for expert in experts]
+    return products_of(gate, [_packed(expert, setup) for expert in experts], setup)
+
+
+def products_of(gate: Gate, pairs: Sequence[tuple[Linear, Linear]], setup: PartSetup) -> Products:
+    """The same of gate_up and down of each expert, packed."""
     return DenseProducts(gate, pairs) if setup.device.type == "cuda" else LoopedProducts(gate, pairs)
 
 

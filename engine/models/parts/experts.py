@@ -15,7 +15,8 @@ from engine.models.config import ModelConfig
 from engine.models.expert_settings import ExpertSettings
 from engine.models.parameters import Box, Parameter, Source
 from engine.models.parts.base import PartSetup
-from engine.models.parts.expert_products import ExpertMatrices, Products, make_products
+from engine.models.parts.expert_products import ExpertMatrices, Products, make_products, products_of
+from engine.models.parts.linear import Linear, Matrix
 from engine.models.parts.mlp import gate_of
 
 
@@ -66,3 +67,40 @@ class Experts:
         # where the products have copies in another format, nothing refers to these any more
         self._gate_up = self._down = None
         self._parameters = []
+
+
+class SeparateExperts:
+    """The same where the checkpoint is quantized: each matrix is loaded as it is published, and stays so. See
+    `Part`."""
+
+    def __init__(
+        self, name: str, tensors: str, settings: ExpertSettings, config: ModelConfig, setup: PartSetup
+    ) -> None:
+        """See `SparseMlp`."""
+        names, inner, size = config.names, settings.intermediate_size, config.hidden_size
+        share = setup.shard.share_of(inner, "rows of an expert")
+        self._pairs: list[tuple[Linear, Linear]] = []
+        for expert in range(settings.num_experts):
+            own, prefix = f"{name}.{expert}", f"{tensors}.{expert}"
+            matrices = [Matrix(f"{prefix}.{part}", inner, share) for part in (names.expert_gate, names.expert_up)]
+            gate_up = Linear.column_parallel(f"{own}.gate_up", matrices, size, False, setup)
+            down_matrix = f"{prefix}.{names.expert_down}"
+            down = Linear.row_parallel(f"{own}.down", down_matrix, size, inner, share, False, setup)
+            self._pairs.append((gate_up, down))
+        self._products = products_of(gate_of(config.hidden_act, setup), self._pairs, setup)
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """See `Experts`."""
+        return self._products(x, chosen, weights)
+
+    def parameters(self) -> Iterator[Parameter]:
+        """See `Part.parameters`."""
+        for pair in self._pairs:
+            for linear in pair:
+                yield from linear.parameters()
+
+    def pack(self) -> None:
+        """See `Part.pack`."""
+        for pair in self._pairs:
+            for linear in pair:
+                linear.pack()

@@ -18,10 +18,12 @@ from torch import Tensor
 from engine.attention.base import Attention, LayerRule
 from engine.models.config import ModelConfig
 from engine.models.latent_settings import LatentSettings
-from engine.models.parameters import Parameter, Source
+from engine.models.linear_weights import PlainWeight
+from engine.models.parameters import Parameter, Source, whole
 from engine.models.parts.base import PartSetup
 from engine.models.parts.linear import Linear, Matrix
 from engine.models.parts.norm import HeadRotation, ResidualNorm
+from engine.models.quantization.base import Piece
 from engine.models.rope import Rotations, head_order
 from engine.models.shard import scaled
 from wire.layout import LATENT, LayerKv
@@ -126,21 +128,19 @@ class _Queries:
 
 
 class _Expansion:
-    """What a latent expands to, head by head: a key [N] and a value [V]. See `Part`."""
+    """What a latent expands to, head by head: a key [N] and a value [V]. See `Part`. It is multiplied in the model's
+    dtype also where the checkpoint has it quantized: its keys are summed over other dimensions than its values."""
 
     def __init__(
         self, name: str, tensors: str, config: ModelConfig, latent: LatentSettings, heads: range, setup: PartSetup
     ) -> None:
         both = latent.nope_dim + latent.v_dim
-        shape = (config.num_heads * both, latent.kv_rank)
-        tensor = setup.empty(len(heads) * both, latent.kv_rank)
-        taken = (scaled(heads, both), range(latent.kv_rank))
-        region = (range(len(heads) * both), range(latent.kv_rank))
-        source = Source(f"{tensors}.kv_b_proj.weight", shape, taken, region)
-        self._parameter = Parameter(f"{name}.kv_b", tensor, (source,))
-        # [H, N, C] and [H, C, V]
-        by_head = tensor.view(len(heads), both, latent.kv_rank)
-        self._keys, self._values = by_head[:, : latent.nope_dim], by_head[:, latent.nope_dim :].transpose(1, 2)
+        shape, taken = (config.num_heads * both, latent.kv_rank), (scaled(heads, both), range(latent.kv_rank))
+        piece = Piece(f"{name}.kv_b", f"{tensors}.kv_b_proj", shape, *taken, setup.dtype, setup.device)
+        self._unread = setup.quantization.unread(piece) or _plain(piece, setup)
+        self._sizes = (len(heads), both, latent.kv_rank)
+        self._nope_dim, self._dtype = latent.nope_dim, setup.dtype
+        self._keys = self._values = setup.empty(0)
 
     def queries(self, x: Tensor) -> Tensor:
         """[T, H, C]: whose product with a latent is that of x [T, H, N] with the latent's key."""
@@ -151,10 +151,21 @@ class _Expansion:
         return torch.bmm(x.transpose(0, 1), self._values).transpose(0, 1)
 
     def parameters(self) -> Iterator[Parameter]:
-        yield self._parameter
+        yield from self._unread.parameters()
 
     def pack(self) -> None:
-        """Both stay views of what was loaded."""
+        """Both are views of what was loaded: [H, N, C] and [H, C, V]."""
+        weight = self._unread.loaded()
+        matrix = weight.matrix if isinstance(weight, PlainWeight) else weight.plain(self._dtype)
+        self._unread = PlainWeight(matrix)
+        by_head = matrix.view(self._sizes)
+        self._keys, self._values = by_head[:, : self._nope_dim], by_head[:, self._nope_dim :].transpose(1, 2)
+
+
+def _plain(piece: Piece, setup: PartSetup) -> PlainWeight:
+    tensor = setup.empty(len(piece.rows), len(piece.columns))
+    source = Source(f"{piece.tensor}.weight", piece.shape, (piece.rows, piece.columns), whole(tuple(tensor.shape)))
+    return PlainWeight(tensor, (Parameter(piece.name, tensor, (source,)),))
 
 
 def _order(config: ModelConfig, num_before: int, num_heads: int) -> Tensor | None:

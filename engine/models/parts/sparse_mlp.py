@@ -15,7 +15,7 @@ from engine.models.expert_settings import ExpertSettings
 from engine.models.parameters import Parameter
 from engine.models.parts.base import Part, PartSetup
 from engine.models.parts.clamped_experts import ClampedExperts
-from engine.models.parts.experts import Experts
+from engine.models.parts.experts import Experts, SeparateExperts
 from engine.models.parts.linear import Linear, Matrix
 from engine.models.parts.mlp import GatedMlp
 from engine.models.parts.routing import ExpertRouting
@@ -31,7 +31,9 @@ class SparseMlp:
         names = config.names
         self._collectives, setup = setup.collectives, replace(setup, collectives=None)
         self._routing = ExpertRouting(name, f"{tensors}.{names.routing}", settings, config, setup)
-        kind = ClampedExperts if settings.is_clamped else Experts
+        kind: type[ClampedExperts | SeparateExperts | Experts] = Experts
+        if settings.is_clamped or setup.quantization.is_published:
+            kind = ClampedExperts if settings.is_clamped else SeparateExperts
         self._experts = kind(f"{name}.experts", f"{tensors}.experts", settings, config, setup)
         self._shared: GatedMlp | None = None
         self._shared_gate: Linear | None = None

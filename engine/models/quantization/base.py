@@ -44,9 +44,11 @@ class Unread(Protocol):
 
 
 class Quantization(Protocol):
-    """One method, as a model uses it. `name`: "" for none; nodes that exchange KV have the same one."""
+    """One method, as a model uses it. `name`: "" for none; nodes that exchange KV have the same one. `is_published`:
+    the checkpoint is quantized, and `unread` finds weights in it."""
 
     name: str
+    is_published: bool
 
     def unread(self, piece: Piece) -> Unread | None:
         """The weight as the checkpoint has it quantized; None for one that it has plain. Raises `ModelLoadError`."""
@@ -65,6 +67,7 @@ class Unquantized:
     """Plain weights stay plain. See `Quantization`."""
 
     name = ""
+    is_published = False
 
     def unread(self, piece: Piece) -> Unread | None:
         """See `Quantization`."""

@@ -29,7 +29,7 @@ def choose_quantization(setting: str, config: ModelConfig, folder: Path) -> Quan
         )
     if config.quantization is None:
         return quantization_while_loading(setting)
-    _require_dense(config)
+    _require_supported(config)
     entries = {name: entry for file in weight_files(folder) for name, entry in read_header(file).items()}
     if config.quantization.method == GGUF:
         return QuantizedParts(entries)
@@ -48,9 +48,6 @@ def _published_method(config: ModelConfig) -> str:
     return "" if config.quantization is None else config.quantization.method
 
 
-def _require_dense(config: ModelConfig) -> None:
-    if config.experts is not None or config.latent is not None:
-        raise ModelLoadError(
-            f"config.json: quantization_config is not supported for {config.architecture}, whose experts or latents it "
-            "would quantize"
-        )
+def _require_supported(config: ModelConfig) -> None:
+    if config.experts is not None and config.experts.is_clamped:
+        raise ModelLoadError(f"config.json: quantization_config: {config.architecture} is known plain or in mxfp4 only")

@@ -23,6 +23,7 @@ class QuantizedParts:
     """See `Quantization`. `entries`: of the checkpoint's tensors, by name."""
 
     name = ""
+    is_published = True
 
     def __init__(self, entries: Mapping[str, TensorEntry]) -> None:
         self._entries = entries

@@ -48,6 +48,7 @@ class Published:
     """See `Quantization`. `entries`: of the checkpoint's tensors, by name."""
 
     name = ""
+    is_published = True
 
     def __init__(self, settings: PublishedQuantization, entries: Mapping[str, TensorEntry]) -> None:
         self._settings = settings

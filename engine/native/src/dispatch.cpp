@@ -21,7 +21,9 @@ int levels(const Level** found) {
         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     static const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    static const Level all[] = {{&kAvx512Bf16, has_avx512 && __builtin_cpu_supports("avx512bf16")},
+    static const bool has_bf16 =
+        has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+    static const Level all[] = {{&kAvx512Bf16, has_bf16},
                                 {&kAvx512, has_avx512},
                                 {&kAvx2, has_avx2},
                                 {&kBaseline, true}};

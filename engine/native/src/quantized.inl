@@ -16,14 +16,14 @@ template <class T, class Codes, int kRows>
 BATON_INLINE void add_step_of_codes(Floats (*sums)[kPanelVectors], const uint8_t* codes, const char* x,
                                     int64_t x_stride) {
 #if BATON_BF16_DOT
-    if constexpr (Packing<T>::kInputs == 2) {
-        __m512bh loaded[kPanelVectors];
-        for (int part = 0; part < kPanelVectors; ++part) loaded[part] = (__m512bh)Codes::pairs(codes, part);
+    if constexpr (kIsDot<T>) {
+        __m512i loaded[kPanelVectors];
+        Codes::pairs(loaded, codes);
         for (int row = 0; row < kRows; ++row) {
             const __m512bh pair = (__m512bh)_mm512_set1_epi32(read_value<int>(x + row * x_stride));
             for (int part = 0; part < kPanelVectors; ++part)
                 sums[row][part] =
-                    reinterpret_cast<Floats>(_mm512_dpbf16_ps((__m512)sums[row][part], loaded[part], pair));
+                    reinterpret_cast<Floats>(_mm512_dpbf16_ps((__m512)sums[row][part], (__m512bh)loaded[part], pair));
         }
         return;
     }
@@ -137,45 +137,152 @@ BATON_INLINE float sum_of(const T* x, int64_t count) {
     return sum_of_lanes(sums);
 }
 
-// sums of all rows += scale * sums of codes + offset * sum of x
-template <class T, class Scale>
-BATON_INLINE void add_scaled(float* sums, const float* of_codes, const Block<T>& block, const Scale* scales,
-                             const Scale* offsets, int64_t first_input, int64_t num_inputs) {
-    Floats scale[kPanelVectors], offset[kPanelVectors] = {};
-    for (int part = 0; part < kPanelVectors; ++part) {
-        scale[part] = load(scales + part * kLanes);
-        if (offsets != nullptr) offset[part] = load(offsets + part * kLanes);
+// The sums of the inputs of each group, for the rows of a block. They are the same for all panels, and computed once
+// where there is room for those of all groups.
+struct InputSums {
+    static constexpr int64_t kRoom = 12288;
+    float values[kRoom];
+    int64_t first = 0, count = 0;
+
+    static bool has_room(int64_t num_groups, int64_t num_rows) { return num_groups * num_rows <= kRoom; }
+
+    template <class T>
+    const float* of(const Block<T>& block, const BatonQuantizedLinear& a, int64_t group) {
+        if (group < first || group >= first + count) {
+            first = group;
+            count = smaller(divided_up(a.num_in, a.group_size) - group, kRoom / block.num_rows);
+            float* to = values;
+            for (int64_t k = group * a.group_size; k < smaller(a.num_in, (group + count) * a.group_size);
+                 k += a.group_size)
+                for (int64_t row = block.first_row; row < block.first_row + block.num_rows; ++row)
+                    *to++ = sum_of(static_cast<const T*>(a.x) + row * a.x_stride + k,
+                                   smaller(a.group_size, a.num_in - k));
+        }
+        return values + (group - first) * block.num_rows;
     }
+};
+
+// Scales and offsets of a group, for the outputs of a panel.
+struct GroupScales {
+    Floats scales[kPanelVectors], offsets[kPanelVectors];
+    bool has_offsets;
+};
+
+BATON_INLINE Floats load_scales(const uint8_t* from, int part, int32_t dtype) {
+    return dtype == BATON_FLOAT16 ? load(reinterpret_cast<const Float16*>(from) + part * kLanes)
+                                  : load(reinterpret_cast<const float*>(from) + part * kLanes);
+}
+
+BATON_INLINE GroupScales group_scales(const uint8_t* from, const Grouping& g, const BatonQuantizedLinear& a) {
+    GroupScales found;
+    found.has_offsets = a.has_offsets != 0;
+    for (int part = 0; part < kPanelVectors; ++part) {
+        found.scales[part] = load_scales(from, part, a.scale_dtype);
+        found.offsets[part] = found.has_offsets ? load_scales(from + g.scale_bytes, part, a.scale_dtype) : Floats{};
+    }
+    return found;
+}
+
+// Rounded: the compiler may fuse it with no addition in one of the ways to compute a row, and not in another.
+BATON_INLINE Floats product(Floats a, Floats b) { return round_to(a * b, static_cast<const float*>(nullptr)); }
+
+// The sum of a group's inputs, and what the bias of its codes adds to sums.
+struct RowSum {
+    Floats x, bias;
+};
+template <class T, class Codes>
+BATON_INLINE RowSum row_sum(const float* x_sum) {
+    RowSum found;
+    found.x = all_lanes(x_sum == nullptr ? 0.0f : *x_sum);
+    found.bias = product(found.x, all_lanes(kBiasOf<T, Codes>));
+    return found;
+}
+
+// The sum of a row and some outputs with that of a group added.
+template <class T, class Codes>
+BATON_INLINE Floats with_group(Floats sum, Floats of_codes, const GroupScales& s, int part, const RowSum& row) {
+    if constexpr (kBiasOf<T, Codes> != 0.0f) of_codes -= row.bias;
+    sum += product(of_codes, s.scales[part]);
+    return s.has_offsets ? sum + product(s.offsets[part], row.x) : sum;
+}
+
+template <class T, class Codes>
+BATON_INLINE bool needs_input_sums(const BatonQuantizedLinear& a) {
+    return kBiasOf<T, Codes> != 0.0f || a.has_offsets;
+}
+
+template <class T, class Codes>
+BATON_INLINE void add_group(float* sums, float* of_codes, const Block<T>& block, const uint8_t* panel,
+                            const Grouping& g, const BatonQuantizedLinear& a, int64_t group, InputSums& input_sums) {
+    const uint8_t* codes = panel + group * g.group_bytes;
+    sum_codes<T, Codes>(of_codes, block, codes, g.steps, group * a.group_size);
+    const GroupScales scales = group_scales(codes + g.steps * g.code_bytes, g, a);
+    const float* x_sums = needs_input_sums<T, Codes>(a) ? input_sums.of(block, a, group) : nullptr;
     for (int64_t row = 0; row < block.num_rows; ++row) {
-        float x_sum = 0.0f;
-        if (offsets != nullptr)
-            x_sum = sum_of(static_cast<const T*>(block.a.x) + (block.first_row + row) * block.a.x_stride + first_input,
-                           num_inputs);
+        const RowSum of_row = row_sum<T, Codes>(x_sums != nullptr ? x_sums + row : nullptr);
         for (int part = 0; part < kPanelVectors; ++part) {
             const int64_t place = row * kPanelOutputs + part * kLanes;
-            Floats sum = first_input == 0 ? Floats{} : load(sums + place);
-            sum += load(of_codes + place) * scale[part];
-            if (offsets != nullptr) sum += offset[part] * x_sum;
-            store(sums + place, sum);
+            const Floats sum = group == 0 ? Floats{} : load(sums + place);
+            store(sums + place, with_group<T, Codes>(sum, load(of_codes + place), scales, part, of_row));
         }
     }
 }
 
-template <class T, class Codes>
-BATON_INLINE void add_group(float* sums, float* of_codes, const Block<T>& block, const uint8_t* group,
-                            const Grouping& g, const BatonQuantizedLinear& a, int64_t first_input) {
-    sum_codes<T, Codes>(of_codes, block, group, g.steps, first_input);
-    const uint8_t* scales = group + g.steps * g.code_bytes;
-    const int64_t num_inputs = smaller(a.group_size, a.num_in - first_input);
-    if (a.scale_dtype == BATON_FLOAT16) {
-        add_scaled(sums, of_codes, block, reinterpret_cast<const Float16*>(scales),
-                   a.has_offsets ? reinterpret_cast<const Float16*>(scales + g.scale_bytes) : nullptr, first_input,
-                   num_inputs);
-    } else {
-        add_scaled(sums, of_codes, block, reinterpret_cast<const float*>(scales),
-                   a.has_offsets ? reinterpret_cast<const float*>(scales + g.scale_bytes) : nullptr, first_input,
-                   num_inputs);
+// All groups of a panel for few rows, whose inputs need not be staged: `add_group` of each, from register to register.
+template <class T, class Codes, int kRows>
+__attribute__((noinline)) void sum_groups_of(float* stored, const uint8_t* codes, const Inputs in, const Grouping& g,
+                                             const BatonQuantizedLinear& a, const float* x_sums) {
+    constexpr int64_t kCodeBytes = kStepElements<T> * Codes::kBits / 8;
+    const int64_t scale_bytes = g.group_bytes - g.steps * kCodeBytes;
+    const char* x = in.x;
+    Floats sums[kRows][kPanelVectors] = {};
+    for (int64_t group = 0; group < g.num_groups; ++group) {
+        Floats of_codes[kRows][kPanelVectors] = {};
+        for (int64_t step = 0; step < g.steps; ++step, codes += kCodeBytes, x += kInputBytes<T>) {
+            for (int64_t line = 0; line < kCodeBytes; line += 64)
+                __builtin_prefetch(codes + kStreamAhead + line, 0, kFetchToSecondCache);
+            add_step_of_codes<T, Codes, kRows>(of_codes, codes, x, in.x_stride);
+        }
+        for (int64_t line = 0; line < scale_bytes; line += 64)
+            __builtin_prefetch(codes + kStreamAhead + line, 0, kFetchToSecondCache);
+        const GroupScales scales = group_scales(codes, g, a);
+        codes += scale_bytes;
+        for (int row = 0; row < kRows; ++row) {
+            const RowSum of_row = row_sum<T, Codes>(x_sums != nullptr ? x_sums + group * kRows + row : nullptr);
+            for (int part = 0; part < kPanelVectors; ++part)
+                sums[row][part] = with_group<T, Codes>(sums[row][part], of_codes[row][part], scales, part, of_row);
+        }
     }
+    for (int row = 0; row < kRows; ++row)
+        for (int part = 0; part < kPanelVectors; ++part)
+            store(stored + row * kPanelOutputs + part * kLanes, sums[row][part]);
+}
+
+template <class T, class Codes, int kRows = kMaxRows>
+BATON_INLINE void sum_groups(int64_t num_rows, float* stored, const uint8_t* codes, const Inputs& in,
+                             const Grouping& g, const BatonQuantizedLinear& a, const float* x_sums) {
+    if (num_rows == kRows) {
+        sum_groups_of<T, Codes, kRows>(stored, codes, in, g, a, x_sums);
+    } else if constexpr (kRows > 1) {
+        sum_groups<T, Codes, kRows - 1>(num_rows, stored, codes, in, g, a, x_sums);
+    }
+}
+
+// The sums of all rows of a block and one panel.
+template <class T, class Codes>
+BATON_INLINE void sum_panel(float* sums, float* of_codes, const Block<T>& block, const Grouping& g,
+                            const BatonQuantizedLinear& a, InputSums& input_sums) {
+    const uint8_t* panel = static_cast<const uint8_t*>(a.packed) + block.panel * g.panel_bytes();
+    if constexpr (Input<T>::kInPlace)
+        if (block.num_rows <= kMaxRows && a.num_in % Packing<T>::kInputs == 0 &&
+            input_sums.has_room(g.num_groups, block.num_rows)) {
+            const T* x = static_cast<const T*>(a.x) + block.first_row * a.x_stride;
+            const Inputs in = {reinterpret_cast<const char*>(x), a.x_stride * int64_t{sizeof(T)}, g.steps};
+            const float* x_sums = needs_input_sums<T, Codes>(a) ? input_sums.of(block, a, 0) : nullptr;
+            return sum_groups<T, Codes>(block.num_rows, sums, panel, in, g, a, x_sums);
+        }
+    for (int64_t group = 0; group < g.num_groups; ++group)
+        add_group<T, Codes>(sums, of_codes, block, panel, g, a, group, input_sums);
 }
 
 template <class T, class Codes>
@@ -186,13 +293,12 @@ void quantized_linear_of(Pool& threads, const BatonQuantizedLinear& a) {
     const Tiling t = tiling<T>(threads, plain);
     threads.each(t.num_tiles(), [&](int64_t tile, int) {
         alignas(64) float sums[kMaxBlockRows * kPanelOutputs], of_codes[kMaxBlockRows * kPanelOutputs];
+        InputSums input_sums;
         const int64_t number = tile % t.num_blocks, first_row = a.num_tokens * number / t.num_blocks;
         const int64_t first_panel = tile / t.num_blocks * t.panels_per_tile;
         Block<T> block = {plain, first_panel, first_row, a.num_tokens * (number + 1) / t.num_blocks - first_row};
         for (; block.panel < smaller(first_panel + t.panels_per_tile, t.num_panels); ++block.panel) {
-            const uint8_t* panel = static_cast<const uint8_t*>(a.packed) + block.panel * g.panel_bytes();
-            for (int64_t group = 0; group < g.num_groups; ++group)
-                add_group<T, Codes>(sums, of_codes, block, panel + group * g.group_bytes, g, a, group * a.group_size);
+            sum_panel<T, Codes>(sums, of_codes, block, g, a, input_sums);
             if (a.out_is_float32) {
                 finish<T, float>(sums, block);
             } else {

@@ -30,7 +30,8 @@ from tests.request_keys import key_of
 from wire.sampling import DecodingParams
 
 END_S = 5.0
-Build = Callable[[Path, int], Engine]
+Build = Callable[..., Engine]
+"""Of a folder and a number of ranks, and further settings."""
 
 
 @pytest.fixture
@@ -38,8 +39,9 @@ def build() -> Iterator[Build]:
     """Engines that end with the test."""
     engines: list[Engine] = []
 
-    def make(folder: Path, size: int) -> Engine:
-        settings = EngineSettings(str(folder), num_threads=1, num_blocks=32, block_size=4, tensor_parallel_size=size)
+    def make(folder: Path, size: int, **more: str) -> Engine:
+        common = {"num_threads": 1, "num_blocks": 32, "block_size": 4, "tensor_parallel_size": size, **more}
+        settings = EngineSettings(str(folder), **common)  # type: ignore[arg-type]
         engines.append(build_engine(settings, allocate_shared if size > 1 else allocate_private))
         return engines[-1]
 
@@ -69,8 +71,9 @@ def ranks_of(engine: Engine) -> list[psutil.Process]:
 
 
 def test_processes_compute_together_and_one_that_is_killed_ends_all(tmp_path: Path, build: Build) -> None:
-    folder = make_checkpoint(tmp_path / "model", "llama")
-    engine, alone = build(folder, 2), build(folder, 1)
+    # quantized while they load: each of two ranks has whole groups of inputs
+    folder = make_checkpoint(tmp_path / "model", "llama", changes={"hidden_size": 128})
+    engine, alone = (build(folder, size, quantization="int8") for size in (2, 1))
     assert answer(engine) == answer(alone)
     each_round = engine.executor.guarded(lambda: None)
     each_round()

@@ -1,13 +1,19 @@
 """What quantization costs on real text: `python -m tests.engine.models.perplexity CHECKPOINT [FILE.gguf]`.
 
-Prints a table for docs/models.md: perplexity of a fixed text, and how far the distributions of next tokens are from
-those of the same checkpoint in float32. The text is Python's own help on statements, 4 times 512 tokens.
+Prints a table for docs/models.md. Each kind of weights is compared with two models in float32: with its dequantized
+reference, whose weights are the same codes times the same scales, and with the checkpoint as it is. The first says
+whether products are computed right, the second what quantizing costs. The text is Python's own help on statements,
+4 times 512 tokens.
+
+A checkpoint that was made from a quantized file lies on that file's grid, where a method with the same groups finds its
+codes again. So int4 is measured once more with the inputs of each product in random order, where groups are others.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -17,55 +23,115 @@ from torch import Tensor
 from engine.models.checkpoint import resolve_checkpoint
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
+from engine.models.linear_weights import LoadedWeight, PlainWeight, QuantizedWeight
 from engine.models.loading import load_weights
 from engine.models.ops.choose import choose_ops
+from engine.models.quantization.base import Quantization
 from engine.models.quantization.choose import choose_quantization
-from engine.native.library import AUTO, open_kernels
+from engine.models.quantization.while_loading import Int4
+from engine.native.library import AUTO, TORCH, open_kernels
 from engine.text.tokenizer import Tokenizer
 from tests.engine.models.dense_attention import DenseAttention
 
 NUM_SEQUENCES, LENGTH = 4, 512
+HEADER = (
+    "| weights | perplexity | of its dequantized reference | divergence from the checkpoint (nats a token) "
+    "| same best token |\n|---|---|---|---|---|\n"
+)
 
 
-def token_ids(folder: Path) -> Tensor:
+class Dequantized:
+    """What another method quantizes or reads, as plain float32. See `Quantization`."""
+
+    def __init__(self, method: Quantization) -> None:
+        self.name, self.is_published = method.name, method.is_published
+        self.unread, self.held_bytes, self._method = method.unread, method.held_bytes, method
+
+    def quantized(self, weight: LoadedWeight) -> LoadedWeight:
+        found = self._method.quantized(weight)
+        return PlainWeight(found.plain(torch.float32)) if isinstance(found, QuantizedWeight) else found
+
+
+class Regrouped(Int4):
+    """int4, where the inputs of a group are not neighbours."""
+
+    def quantized(self, weight: LoadedWeight) -> LoadedWeight:
+        if not isinstance(weight, PlainWeight):
+            return weight
+        num_in = weight.matrix.shape[1]
+        order = torch.randperm(num_in, generator=torch.Generator().manual_seed(num_in))
+        found = super().quantized(PlainWeight(weight.matrix[:, order]))
+        return replace(found, input_order=order) if isinstance(found, QuantizedWeight) else weight
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`method` None: as the checkpoint in `folder` has its weights."""
+
+    name: str
+    folder: Path
+    setting: str = AUTO
+    method: Quantization | None = None
+
+    def quantization(self) -> Quantization:
+        return self.method or choose_quantization(self.setting, load_config(self.folder), self.folder)
+
+
+def token_ids(folder: Path, num_sequences: int = NUM_SEQUENCES, length: int = LENGTH) -> Tensor:
     text = "\n".join(topics[name] for name in ("compound", "assignment", "function", "class", "import", "typesmapping"))
-    return torch.tensor(Tokenizer.from_folder(folder).encode(text)[: NUM_SEQUENCES * LENGTH]).view(-1, LENGTH)
+    return torch.tensor(Tokenizer.from_folder(folder).encode(text)[: num_sequences * length]).view(-1, length)
 
 
 @torch.inference_mode()
-def log_probabilities(folder: Path, dtype: torch.dtype, setting: str, ids: Tensor) -> Tensor:
-    """[sequences, LENGTH, V]."""
+def log_probabilities(
+    folder: Path, dtype: torch.dtype, quantization: Quantization, kernels: str, ids: Tensor
+) -> Tensor:
+    """[sequences, length, V]."""
     config = load_config(folder)
-    quantization = choose_quantization(setting, config, folder)
-    kernels = open_kernels(AUTO, torch.get_num_threads())
-    decoder = Decoder(config, dtype, "cpu", choose_ops(torch.device("cpu"), kernels), quantization=quantization)
+    ops = choose_ops(torch.device("cpu"), open_kernels(kernels, torch.get_num_threads()))
+    decoder = Decoder(config, dtype, "cpu", ops, quantization=quantization)
     load_weights(folder, decoder)
-    positions, found = torch.arange(LENGTH), []
+    length = ids.shape[1]
+    positions, found = torch.arange(length), []
     for sequence in ids:
-        hidden = decoder.forward(sequence, positions, DenseAttention([LENGTH], config.windows))
+        hidden = decoder.forward(sequence, positions, DenseAttention([length], config.windows))
         found.append(decoder.logits(hidden).log_softmax(-1))
     return torch.stack(found)
 
 
+def perplexity(found: Tensor, ids: Tensor) -> float:
+    return float(torch.exp(-found[:, :-1].gather(2, ids[:, 1:, None]).mean()))
+
+
+def both(kind: Kind, dtype: torch.dtype, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The log probabilities of a kind, and those of its dequantized reference."""
+    found = log_probabilities(kind.folder, dtype, kind.quantization(), AUTO, ids)
+    reference = Dequantized(kind.quantization())
+    return found, log_probabilities(kind.folder, torch.float32, reference, TORCH, ids)
+
+
 def rows(folder: Path, gguf: Path | None) -> Iterator[str]:
+    kinds = [Kind("bfloat16", folder)]
+    kinds += [Kind(f"bfloat16, `--quantization {setting}`", folder, setting) for setting in ("int8", "int4")]
+    kinds.append(Kind("the same `int4`, other groups", folder, method=Regrouped()))
+    kinds += [Kind(f"bfloat16, `{gguf.name}`", resolve_checkpoint(str(gguf)))] if gguf else []
     ids = token_ids(folder)
-    exact = log_probabilities(folder, torch.float32, AUTO, ids)
-    cases = [("float32", folder, torch.float32, AUTO), ("bfloat16", folder, torch.bfloat16, AUTO)]
-    cases += [
-        (f"bfloat16, `--quantization {setting}`", folder, torch.bfloat16, setting) for setting in ("int8", "int4")
-    ]
-    cases += [(f"bfloat16, `{gguf.name}`", resolve_checkpoint(str(gguf)), torch.bfloat16, AUTO)] if gguf else []
-    for name, model, dtype, setting in cases:
-        found = exact if dtype == torch.float32 else log_probabilities(model, dtype, setting, ids)
-        chosen = found[:, :-1].gather(2, ids[:, 1:, None])
+    exact: Tensor | None = None
+    for kind in kinds:
+        found, reference = both(kind, torch.bfloat16, ids)
+        exact = reference if exact is None else exact
         divergence = (exact.exp() * (exact - found)).sum(-1)[:, :-1].mean()
         same = (found.argmax(-1) == exact.argmax(-1)).float().mean()
-        yield f"| {name} | {torch.exp(-chosen.mean()):.3f} | {divergence:.4f} | {same:.1%} |"
+        of_both = perplexity(found, ids), perplexity(reference, ids)
+        yield (
+            f"| {kind.name} | {of_both[0]:.3f} | {of_both[1]:.3f} ({of_both[0] / of_both[1] - 1:+.2%}) "
+            f"| {divergence:.4f} | {same:.1%} |"
+        )
 
 
 def main() -> None:
     checkpoint, *more = (Path(argument) for argument in sys.argv[1:])
-    sys.stdout.write("| weights | perplexity | divergence (nats a token) | same best token |\n|---|---|---|---|\n")
+    sys.stdout.write(HEADER)
     for row in rows(checkpoint, more[0] if more else None):
         sys.stdout.write(f"{row}\n")
         sys.stdout.flush()

@@ -22,6 +22,9 @@ SHAPES = (
     (130, 777, 0, 13),
     (17, 1024, 64, 5),
     (33, 96, 32, 201),
+    # more groups than the sums of their inputs are kept for, of few rows and of many
+    (3, 8200, 2, 4),
+    (66, 1024, 4, 120),
 )
 
 

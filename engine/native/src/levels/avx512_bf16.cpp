@@ -1,10 +1,11 @@
-// x86-64 with AVX-512 and its dot products of bfloat16 (Cooper Lake, Sapphire Rapids, Zen 4 and later).
+// x86-64 with AVX-512 and its dot products of bfloat16 and byte permutations (Sapphire Rapids, Zen 4
+// and later).
 #if defined(__x86_64__)
 #include <immintrin.h>
 
 #include "../kernel_table.h"
 
-#define BATON_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c"
+#define BATON_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c"
 #include "target_begin.h"
 #define BATON_LEVEL avx512_bf16
 #define BATON_VECTOR_BYTES 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.build import build_engine
+from engine.models.linear_weights import PlainWeight, QuantizedWeight
+from engine.models.quantization.while_loading import quantization_while_loading
 from engine.models.weight_files import SINGLE_FILE
 from engine.runner.kv_memory import allocate_private
 from engine.settings import EngineSettings
@@ -44,7 +47,8 @@ def assert_same_answer(folder: Path, reference: Path, tolerance: float = 1e-4, *
 def matrices_of(folder: Path) -> dict[str, Tensor]:
     """The weights of a checkpoint's products within layers, by their names without ending."""
     tensors = load_file(folder / SINGLE_FILE)
-    return {name.removesuffix(".weight"): values for name, values in tensors.items() if name.endswith("_proj.weight")}
+    is_matrix = re.compile(r".*_proj(_with_mqa)?\.weight").fullmatch
+    return {name.removesuffix(".weight"): values for name, values in tensors.items() if is_matrix(name)}
 
 
 def republished(
@@ -63,3 +67,18 @@ def republished(
     content = json.loads((into / "config.json").read_text())
     (into / "config.json").write_text(json.dumps({**content, **(config or {})}))
     return into
+
+
+def rounded(matrix: Tensor, setting: str) -> Tensor:
+    """The numbers that `--quantization` makes of a matrix."""
+    weight = quantization_while_loading(setting).quantized(PlainWeight(matrix))
+    assert isinstance(weight, QuantizedWeight)
+    return weight.plain(torch.float32)
+
+
+def dequantized(folder: Path, into: Path, setting: str) -> Path:
+    """A plain copy of a checkpoint with a head of its own, with the numbers that `--quantization` makes of it."""
+    copy = republished(folder, into, lambda name, matrix: {f"{name}.weight": rounded(matrix, setting)})
+    tensors = load_file(copy / SINGLE_FILE)
+    write_weights(copy, {**tensors, "lm_head.weight": rounded(tensors["lm_head.weight"], setting)})
+    return copy

@@ -24,6 +24,7 @@ from engine.models.quantization.choose import choose_quantization
 from engine.models.shard import Shard
 from engine.models.weight_files import SINGLE_FILE
 from tests.checkpoints import make_checkpoint
+from tests.engine.models.families import FAMILIES, make_model
 from tests.engine.models.quantization.answers import assert_same_answer, republished
 from wire.errors import InvalidSetting, ModelLoadError
 
@@ -179,6 +180,26 @@ def test_answers_are_those_of_the_numbers_in_the_files(tmp_path: Path, method: s
     folder, reference = published(tmp_path, method)
     for kernels in ("auto", "torch"):
         assert_same_answer(folder, reference, 3e-4, cpu_kernels=kernels)
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("deepseek-v3", "fp8-blocks"), ("qwen3-moe", "gptq"), ("qwen2-moe", "w8a8")],
+)
+def test_experts_and_latents_may_be_quantized(tmp_path: Path, family: str, method: str) -> None:
+    model_type, changes = FAMILIES[family]
+    make_model(tmp_path / "plain", (model_type, {**changes, "vocab_size": 256, "moe_intermediate_size": 64}))
+    make, settings = METHODS[method]
+
+    def parts(name: str, matrix: Tensor) -> dict[str, Tensor]:
+        return {f"{name}.{ending}": values for ending, values in make(matrix).tensors.items()}
+
+    config = {"quantization_config": settings}
+    folder = republished(tmp_path / "plain", tmp_path / "quantized", parts, config)
+    reference = republished(
+        tmp_path / "plain", tmp_path / "reference", lambda name, matrix: {f"{name}.weight": make(matrix).meaning}
+    )
+    assert_same_answer(folder, reference, 3e-4)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "w4a16-zeros", "w8a8", "fp8-blocks"])

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.models.config import load_config
@@ -13,48 +12,75 @@ from engine.models.dummy import fill_with_noise
 from engine.models.linear_weights import PlainWeight, QuantizedWeight
 from engine.models.loading import load_weights
 from engine.models.quantization.while_loading import Int4, Int8, quantization_while_loading
-from engine.models.weight_files import SINGLE_FILE
-from tests.checkpoints import make_checkpoint, write_weights
-from tests.engine.models.quantization.answers import assert_same_answer, republished
+from tests.checkpoints import make_checkpoint
+from tests.engine.models.quantization.answers import assert_same_answer, dequantized
 from wire.errors import InvalidSetting
 
+METHODS = [Int8(), Int4()]
 
-def rounded(matrix: Tensor, setting: str) -> Tensor:
-    """To whole multiples of a scale: of the largest number of an output, or of 32 inputs."""
-    num_in = matrix.shape[1]
-    if setting == "int4" and num_in % 32 == 0:
-        grouped = matrix.double().reshape(len(matrix), -1, 32)
-        low, high = grouped.amin(2, keepdim=True), grouped.amax(2, keepdim=True)
-        scale = (torch.where(-low >= high, low, high).float() / -8).half().double()
-        return (torch.round(grouped / scale).clamp(-8, 7) * scale).reshape(matrix.shape).float()
-    scale = matrix.float().abs().amax(1, keepdim=True) / 127
-    return (torch.round(matrix.double() / scale.double()).clamp(-127, 127) * scale.double()).float()
+
+def quantized(method: Int8, matrix: Tensor) -> QuantizedWeight:
+    weight = method.quantized(PlainWeight(matrix))
+    assert isinstance(weight, QuantizedWeight)
+    return weight
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("setting", ["int8", "int4"])
 def test_answers_are_those_of_the_rounded_weights(tmp_path: Path, setting: str, kernels: str) -> None:
-    def expected(matrix: Tensor) -> Tensor:
-        return rounded(matrix, setting)
-
+    # inputs that groups of 64 do not divide, and some that they do
     folder = make_checkpoint(tmp_path / "plain", "qwen3", changes={"hidden_size": 96})
-    reference = republished(folder, tmp_path / "rounded", lambda name, matrix: {f"{name}.weight": expected(matrix)})
-    tensors = load_file(reference / SINGLE_FILE)
-    write_weights(reference, {**tensors, "lm_head.weight": expected(tensors["lm_head.weight"])})
+    reference = dequantized(folder, tmp_path / "rounded", setting)
     assert_same_answer(folder, reference, 2e-4, quantization=setting, cpu_kernels=kernels)
 
 
-@pytest.mark.parametrize("method", [Int8(), Int4()])
-def test_numbers_are_off_by_half_a_step_at_most(method: Int8) -> None:
-    matrix = torch.randn((70, 128), generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    matrix[3] = 0.0
-    weight = method.quantized(PlainWeight(matrix))
-    assert isinstance(weight, QuantizedWeight)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_each_number_gets_the_code_that_is_nearest(method: Int8) -> None:
+    matrix = noise(70, 128)
+    matrix[3], matrix[4], matrix[5, :32] = 0.0, 1e-7, 0.25
+    weight = quantized(method, matrix)
     steps = weight.scales.repeat_interleave(weight.group_size, 1)
-    # numbers opposite to the furthest may lie beyond the last code
-    bound = 0.51 if method.name == "int8" else 1.02
-    assert ((weight.plain(torch.float32) - matrix.float()).abs() <= steps.abs() * bound).all()
-    assert method.held_bytes(70, 128) <= 70 * 128 * (1.05 if method.name == "int8" else 0.57)
+    off = weight.plain(torch.float32) - matrix.float()
+    lowest, highest = (-127, 127) if method.name == "int8" else (-8, 7)
+    codes = weight.codes if method.name == "int8" else torch.stack((weight.codes & 15, weight.codes >> 4), 2).flatten(1)
+    codes = codes.to(torch.int8) - (0 if method.name == "int8" else 8)
+    # what lies beyond the outermost codes has these, and is not far from them
+    is_within = (off.abs() <= steps * 0.501) | ((codes == lowest) & (off > 0)) | ((codes == highest) & (off < 0))
+    assert is_within.all()
+    assert (off.abs() <= steps * 2 + 1e-7).all()
+    assert method.held_bytes(70, 128) <= 70 * 128 * (1.05 if method.name == "int8" else 0.63)
+
+
+def test_numbers_of_4_bits_are_found_again() -> None:
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 16, (8, 4, 32), generator=generator).float()
+    codes[:, :, 0], codes[:, :, 1] = 0.0, 15.0
+    scale, low = torch.rand((2, 8, 4, 1), generator=generator).half().float()
+    matrix = (codes * scale - 8 * low).half().float().view(8, 128)
+    found = quantized(Int4(), matrix).plain(torch.float32)
+    torch.testing.assert_close(found, matrix, rtol=0, atol=8e-3)
+
+
+def test_ranges_are_chosen_that_leave_a_smaller_error() -> None:
+    matrix = noise(64, 512).float()
+    grouped = matrix.view(-1, 32)
+    low, high = grouped.aminmax(dim=1, keepdim=True)
+    step = (high - low) / 15
+    plainly = (((grouped - low) / step).round() * step + low - grouped).square().sum()
+    assert (quantized(Int4(), matrix).plain(torch.float32) - matrix).square().sum() < 0.93 * plainly
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_rank_has_the_numbers_that_one_node_has(method: Int8) -> None:
+    matrix = noise(40, 256)
+    whole = quantized(method, matrix).plain(torch.float32)
+    halves = [quantized(method, half.contiguous()).plain(torch.float32) for half in matrix.chunk(2, dim=1)]
+    assert torch.equal(torch.cat(halves, dim=1), whole)
+    assert torch.equal(quantized(method, matrix[16:]).plain(torch.float32), whole[16:])
 
 
 def test_a_plain_weight_is_freed_before_the_next_part_is_packed(tmp_path: Path) -> None:

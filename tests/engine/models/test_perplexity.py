@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import demo
+from tests.engine.models.perplexity import Kind, both, perplexity, token_ids
+
+FOLDER = Path(demo.__file__).parent / "checkpoint"
+
+
+@pytest.mark.parametrize("setting", ["int8", "int4"])
+def test_text_is_as_likely_as_with_the_dequantized_weights(setting: str) -> None:
+    ids = token_ids(FOLDER, 2, 96)
+    found, reference = both(Kind("", FOLDER, setting), torch.bfloat16, ids)
+    assert perplexity(found, ids) == pytest.approx(perplexity(reference, ids), rel=0.01)
