@@ -20,6 +20,7 @@ import os
 import re
 import secrets
 import stat
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,7 @@ class Mapping:
         self._descriptor = -1
         try:
             self._descriptor = os.open(FOLDER / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            self._end = weakref.finalize(self, os.close, self._descriptor)
             found = os.fstat(self._descriptor)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
                 raise TransferFailed("the peer's segment is not a segment of this user")
@@ -108,7 +110,7 @@ class Mapping:
         """Unmap it. The mapping ends with the last reference to it: whoever closes may still hold a part."""
         self.array = np.empty(0, dtype=np.uint8)
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            self._end()
             self._descriptor = -1
 
 
