@@ -2,9 +2,9 @@
 
 A flight ends in exactly one way: its last delivery carries a finish reason, or an error is handed to its reader, or its
 reader closes it. When an attempt fails (a node reports it, or a node is lost) the next one carries prompt + emitted
-tokens, and tokens of earlier attempts are recognised by their attempt number and dropped. A handoff that failed twice
-is not tried a third time: the decode node computes the prompt itself. A request that nodes may have died of is
-not given to others (`router/suspicion.py`).
+tokens, and tokens of earlier attempts are recognised by their attempt number and dropped. When the handoff or the
+prefill node has failed twice, the decode node computes the prompt itself. A request that nodes may have died of is not
+given to others (`router/suspicion.py`).
 
 When its decode node leaves, a flight is moved (`router/moves.py`, `router/moving.py`): another node gets its KV and
 goes on, as the next attempt. If that fails, the one after it computes everything again.
@@ -47,7 +47,7 @@ from wire.messages import Failed, HandedOver, PromptLogprobs, TokenEvent
 from wire.request_key import new_handoff_id, owner_of_epoch
 
 _RETRYABLE = (RequestFailed, Overloaded)
-_MAX_TRANSFER_FAILURES = 2
+_MAX_HANDOFF_FAILURES = 2
 _log = logging.getLogger(__name__)
 
 
@@ -69,7 +69,7 @@ class Flight:
         self._cached = CachedTokens()
         self._legs: Legs | None = None
         self._avoided: set[int] = set()
-        self._num_transfer_failures = 0
+        self._num_handoff_failures = 0
         self._has_failed = False
         self._is_paused = False
         self._retries = Retries(context.max_attempts)
@@ -134,6 +134,7 @@ class Flight:
                 self._attempt_failed(RequestFailed("log probabilities of the prompt were lost"))
                 return
         elif is_of_decode and not legs.has_decoded:
+            self._context.routing.ejections.succeeded(legs.prefill_epoch)
             legs.decode_began()
             self._context.routing.probation.end(self.handoff_id)
         try:
@@ -158,13 +159,17 @@ class Flight:
     def on_failed(self, failed: Failed, epoch: int) -> None:
         """The node of that epoch reports that an attempt failed."""
         self._moving.heard(failed.attempt)
-        if failed.attempt != self._journal.attempt or not self._needs(epoch):
+        legs, is_transfer = self._legs, failed.code == TransferFailed.code
+        if legs is None or failed.attempt != self._journal.attempt or not self._needs(epoch):
             return  # an earlier attempt, or a leg that is over: the other leg goes on without it
-        if failed.code == TransferFailed.code:
-            self._num_transfer_failures += 1
-        else:
+        self._num_handoff_failures += is_transfer or epoch != legs.decode_epoch
+        if not is_transfer:
             self._avoided.add(epoch)
-        self._attempt_failed(remote_error(failed.code, failed.message))
+        error = remote_error(failed.code, failed.message)
+        if isinstance(error, RequestFailed):
+            guilty = legs.epochs if is_transfer else (epoch,)
+            self._context.routing.ejections.failed(guilty, asyncio.get_running_loop().time())
+        self._attempt_failed(error)
 
     @property
     def is_moving(self) -> bool:
@@ -248,6 +253,8 @@ class Flight:
         """The reader wants no more tokens: cancel the legs that still run. Must be called once."""
         self._context.counters.num_cancelled += not (self._has_failed or self._journal.has_finished)
         self.trace.closed()
+        if self._legs is not None:
+            self._context.routing.ejections.succeeded(self._legs.epoch_at_end)
         self._stop()
 
     def _deliver(self, deliveries: list[Delivery]) -> None:
@@ -344,7 +351,7 @@ class Flight:
             self._avoided,
             request.max_tokens_behind(len(journal.token_ids)),
             now_s=now_s,
-            allows_handoff=self._num_transfer_failures < _MAX_TRANSFER_FAILURES,
+            allows_handoff=self._num_handoff_failures < _MAX_HANDOFF_FAILURES,
             computes_all=journal.awaits_prompt,
             confinement=self._suspicion.confinement,
             goals=request.goals,

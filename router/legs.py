@@ -149,6 +149,21 @@ class Legs:
             return False
         return self._decode.epoch == epoch
 
+    @property
+    def epochs(self) -> AbstractSet[int]:
+        """Of the nodes that were given a leg."""
+        return self._sent.keys()
+
+    @property
+    def prefill_epoch(self) -> int | None:
+        """Of the prefill node whose leg is not over."""
+        return None if self._prefill is None else self._prefill.epoch
+
+    @property
+    def epoch_at_end(self) -> int | None:
+        """Of the node that has served the request up to now; None: none has yet."""
+        return self.decode_epoch if self.has_decoded else self.prefill_epoch if self.has_prefilled else None
+
     def leave(self) -> None:
         """The node that generated has ended its leg, and hands its KV over."""
         if self._decode is not None:

@@ -289,6 +289,8 @@ class _RelayCollector(Collector):
         for name, value in asdict(self._relay.counters).items():
             doc = _RELAY_COUNTERS.get(name, "Requests of the relay")
             yield CounterMetricFamily(f"baton:relay_{name.removeprefix('num_')}", doc, value)
+        doc = "Times that a node was given no requests for a while, because it failed several in a row"
+        yield CounterMetricFamily("baton:node_ejections", doc, self._relay.ejections.num_ejections)
         doc = "Messages of nodes that could not be understood"
         yield CounterMetricFamily("baton:rejected_messages", doc, self._control.num_rejected_messages)
 
@@ -307,6 +309,8 @@ class _NodesCollector(Collector):
         usage = GaugeMetricFamily("baton:kv_cache_usage_perc", "Share of KV blocks held, 0 to 1", labels=labels)
         doc = "Requests that gave their blocks up and were computed again"
         preemptions = CounterMetricFamily("baton:num_preemptions", doc, labels=labels)
+        doc = "1 for a node that is given no requests for a while, because it failed several in a row"
+        ejected = GaugeMetricFamily("baton:node_ejected", doc, labels=labels)
         for node in self._nodes.all():
             place, status, total = [node.role, node.node_id, node.model], node.status, node.hello.num_blocks
             load.add_metric(place, node.load)
@@ -315,7 +319,8 @@ class _NodesCollector(Collector):
             blocks.add_metric([*place, "held"], status.num_held_blocks)
             usage.add_metric(place, status.num_held_blocks / total if total else 0.0)
             preemptions.add_metric(place, status.num_preemptions)
-        yield from (load, blocks, usage, preemptions, *self._by_group(), *self._by_model())
+            ejected.add_metric(place, node.is_ejected)
+        yield from (load, blocks, usage, preemptions, ejected, *self._by_group(), *self._by_model())
 
     def _by_group(self) -> Iterable[Metric]:
         labels = ["role", "group", MODEL_LABEL]

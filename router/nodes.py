@@ -43,9 +43,10 @@ class Node:
     by handoff id, in the order in which they were sent, and `missed_ids` those that it did not know when it last said
     which it knows, for the `num_pongs`th time. `prompts` are those that it has to compute itself.
     `num_other_legs` and `num_other_prompt_tokens` are of other routers, as of its last `Pong`. `num_steps` counts those
-    that have told tokens. `preference`: which legs it is given where there is a choice, see `NodeRegistry.prefer`; ""
-    becomes that of its Hello. `session` is the router's end of it. `rival`: the epoch of another one that wants to join
-    under the same node_id, and when it first asked."""
+    that have told tokens. `is_ejected`: it is given no legs for a while, see `router/ejection.py`. `preference`: which
+    legs it is given where there is a choice, see `NodeRegistry.prefer`; "" becomes that of its Hello. `session` is the
+    router's end of it. `rival`: the epoch of another one that wants to join under the same node_id, and when it first
+    asked."""
 
     hello: Hello
     model: str
@@ -58,6 +59,7 @@ class Node:
     num_steps: int = 0
     prompts: PromptQueue = field(default_factory=PromptQueue)
     is_leaving: bool = False
+    is_ejected: bool = False
     preference: str = ""
     live_keys: dict[bytes, bytes] = field(default_factory=dict)
     missed_ids: set[bytes] = field(default_factory=set)
@@ -168,7 +170,8 @@ class NodeRegistry:
         there is no other. Somebody has to decode: if nobody prefers to, whoever can."""
         nodes = self._available.get((role, model))
         if nodes is None:
-            nodes = [node for node in self.of_model(model) if node.prefers(role) and not node.is_leaving]
+            staying = (node for node in self.of_model(model) if not (node.is_leaving or node.is_ejected))
+            nodes = [node for node in staying if node.prefers(role)]
             self._available[role, model] = nodes
         left = [node for node in nodes if node.epoch not in without] if without else nodes
         return left or (self.able(role, model, without) if role == DECODE else nodes)
@@ -189,6 +192,13 @@ class NodeRegistry:
         """The node of that name, or else those of the group of that name."""
         nodes = list(self._nodes.values())
         return [node for node in nodes if node.node_id == name] or [node for node in nodes if node.hello.group == name]
+
+    def set_ejected(self, epoch: int, *, is_ejected: bool) -> None:
+        """A node is given no more legs, or is given them again. Nothing happens when it is gone."""
+        node = self._nodes.get(epoch)
+        if node is not None:
+            node.is_ejected = is_ejected
+            self._forget_views()
 
     def of_model(self, model: str) -> list[Node]:
         """The registered nodes of a model."""

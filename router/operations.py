@@ -129,6 +129,7 @@ def node_info(node: Node) -> dict[str, object]:
         "prefers": [role for role in (PREFILL, DECODE) if node.prefers(role)],
         "model": node.model,
         "is_leaving": node.is_leaving,
+        "is_ejected": node.is_ejected,
         "load": node.load,
         "num_requests_of_other_routers": node.num_other_legs,
         "num_running": status.num_running,

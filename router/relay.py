@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from program.clock import host_clock
 from router.attainment import Attainment
+from router.ejection import Ejections
 from router.flight import Flight
 from router.flight_context import FlightContext, RelayCounters
 from router.goals import NO_GOALS, Goals
@@ -64,6 +65,7 @@ class Relay:
         settings: RelaySettings,
     ) -> None:
         self.counters = RelayCounters()
+        self.ejections = Ejections(registry)
         self.attainments = {model: Attainment(settings.goals or NO_GOALS) for model in registry.models}
         self.node_wait = NodeWait(
             lambda model: bool(registry.of_model(model)), settings.node_wait_s, settings.max_concurrent_requests
@@ -78,6 +80,7 @@ class Relay:
                 decode_policy,
                 settings.local_prefill_tokens,
                 Probation(),
+                self.ejections,
                 None if settings.goals is None else Placement(settings.goals),
                 self._refuse_late if settings.refuse_late else None,
             ),

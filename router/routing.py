@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from engine.cache.hashing import extend_hashes, root_hash
+from router.ejection import Ejections
 from router.goals import Goals
 from router.nodes import Node, NodeRegistry
 from router.placement import Placement
@@ -35,6 +36,7 @@ class Routing:
     decode_policy: Policy
     local_prefill_tokens: int
     probation: Probation
+    ejections: Ejections
     placement: Placement | None = None
     refuse: Callable[[str, Route], None] | None = None
 
@@ -63,6 +65,7 @@ class Routing:
 
         Raises `NoNode` without a decode node, and `Overloaded` when it is refused because it would miss its goals.
         """
+        self.ejections.readmit(now_s)
         find = self.registry.available if confinement is None else self.registry.able
         decodes = self._with_room(find, DECODE, model, avoided, len(token_ids) + (max_tokens or 1))
         prefills = self._with_room(find, PREFILL, model, avoided, len(token_ids) + 1) if allows_handoff else []

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from router.ejection import Ejections
 from router.goals import Goals
 from router.nodes import NodeRegistry
 from router.placement import Placement
@@ -56,7 +57,7 @@ def decision_s(num_nodes: int, num_tokens: int, goals: Goals | None) -> float:
             node.prompts.add(chance.random(), 0.0)
     placement = None if goals is None else Placement(goals)
     policies = make_policy("prefix"), make_policy("prefix")
-    routing = Routing(registry, *policies, 16, Probation(), placement)
+    routing = Routing(registry, *policies, 16, Probation(), Ejections(registry), placement)
     prompts = [tuple(chance.randrange(32_000) for _ in range(num_tokens)) for _ in range(_ROUNDS)]
     begun_s = time.process_time()
     for token_ids in prompts:

@@ -19,6 +19,7 @@ from bench.plan.simulated_node import BLOCK_SIZE, FINGERPRINT, NodeShape, Simula
 from engine.scheduler.request import RequestOutput
 from router.adaptation import WINDOW_S, Adaptation
 from router.attainment import Attainment
+from router.ejection import Ejections
 from router.goals import NO_GOALS, Goals
 from router.legs import Attempt, Legs, RelayRequest, send_legs
 from router.nodes import Node, NodeRegistry
@@ -97,7 +98,13 @@ class Simulation:
         policies = make_policy("prefix"), make_policy("prefix")
         refuse = self._refuse if deployment.refuses_late else None
         routing = Routing(
-            self._registry, *policies, deployment.local_prefill_tokens, Probation(), self._placement, refuse
+            self._registry,
+            *policies,
+            deployment.local_prefill_tokens,
+            Probation(),
+            Ejections(self._registry),
+            self._placement,
+            refuse,
         )
         self._num_left = len(requests)
         if deployment.adapts:

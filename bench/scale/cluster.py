@@ -19,6 +19,7 @@ from typing import Any, cast
 from bench.scale.fake_cluster import FINGERPRINT, LAYOUT, FakeCluster
 from engine.cache.hashing import extend_hashes, root_hash
 from router.control import PING_INTERVAL_S, ControlLink
+from router.ejection import Ejections
 from router.flight import Flight
 from router.inbox import Inbox
 from router.legs import RelayRequest
@@ -92,7 +93,7 @@ async def _measure(plan: ClusterPlan) -> ClusterCosts:
     metrics.watch(relay, registry, control)
     control.start(relay)
     try:
-        routing = Routing(registry, *policies, _LOCAL_TOKENS, Probation())
+        routing = Routing(registry, *policies, _LOCAL_TOKENS, Probation(), Ejections(registry))
         return await _Cluster(plan, cluster, registry, relay, metrics, control, routing).measure()
     finally:
         await control.close()

@@ -384,7 +384,7 @@
     const [name, role, load, steps, pool] = row.children;
     setText(name, node.id);
     const of = group ? `, 1 of ${group.nodes} of ${node.group} with ${count(group.load)} in all` : "";
-    setText(role, `${node.role}${of}${node.is_leaving ? ", leaving" : ""}`);
+    setText(role, `${node.role}${of}${node.is_leaving ? ", leaving" : node.is_ejected ? ", ejected" : ""}`);
     setText(load, count(node.load));
     setText(steps, node.num_waiting ? `${node.num_running} + ${node.num_waiting} waiting` : count(node.num_running));
     const label = `${count(node.num_held_blocks)} held, ${count(node.num_cached_blocks)} cached, ${count(node.num_free_blocks)} free`;
@@ -471,7 +471,7 @@
 
   function box(node, x, y) {
     const total = node.num_blocks || 1, held = 92 * node.num_held_blocks / total, cached = 92 * node.num_cached_blocks / total;
-    shape("rect", { x, y, width: 116, height: 40, rx: 7, class: node.is_leaving ? "box leaving" : "box" });
+    shape("rect", { x, y, width: 116, height: 40, rx: 7, class: node.is_leaving || node.is_ejected ? "box leaving" : "box" });
     text(x + 58, y + 18, shortened(node.id));
     for (const [kind, from, width] of [["free", 0, 92], ["held", 0, held], ["cached", held, cached]]) {
       shape("rect", { x: x + 12 + from, y: y + 26, width, height: 6, class: `pool ${kind}` });
@@ -518,7 +518,7 @@
     const of = (role) => doc.nodes.filter((node) => node.role === role).sort((a, b) => a.id < b.id ? -1 : 1).slice(0, MOST_BOXES);
     const prefill = of("prefill"), decode = of("decode"), hidden = doc.num_nodes - prefill.length - decode.length;
     const share = (blocks, node) => Math.round(92 * blocks / (node.num_blocks || 1));
-    const state = [...prefill, ...decode].map((node) => [node.role, node.id, node.is_leaving, share(node.num_held_blocks, node), share(node.num_cached_blocks, node)]);
+    const state = [...prefill, ...decode].map((node) => [node.role, node.id, node.is_leaving || node.is_ejected, share(node.num_held_blocks, node), share(node.num_cached_blocks, node)]);
     const wanted = JSON.stringify([state, hidden]);
     if (wanted !== drawn) draw(prefill, decode, hidden);
     drawn = wanted;

@@ -15,7 +15,8 @@ GIVE_UP_S = 60.0
 
 
 class FakeEndpoint(ThreadingHTTPServer):
-    """Collects request bodies and authorization headers; `client_left` is set when a client closes a running stream."""
+    """Collects request bodies, authorization headers and the ids of last events; `client_left` is set when a client
+    closes a running stream."""
 
     daemon_threads = True
 
@@ -23,6 +24,7 @@ class FakeEndpoint(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.bodies: list[dict[str, Any]] = []
         self.authorizations: list[str | None] = []
+        self.last_ids: list[str | None] = []
         self.client_left = threading.Event()
 
     @property
@@ -40,14 +42,21 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.bodies.append(body)
-        wish = body["messages"][-1]["content"]
+        wish, last_id = body["messages"][-1]["content"], self.headers["Last-Event-ID"]
+        self.server.last_ids.append(last_id)
         if wish == "refuse":
             message = "temperature must be at most 2"
             self._send_json(400, {"error": {"message": message, "param": "temperature", "code": "invalid_value"}})
             return
+        if last_id and wish in ("forgotten", "down"):
+            self._send_json(404 if wish == "forgotten" else 503, {"error": {"message": f"it is {wish}"}})
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
+        if wish in ("resume", "forgotten", "down"):
+            self._send_numbered(["You ", "said ", f"{wish}."], int(last_id.split(".")[1]) if last_id else 0)
+            return
         self._send_chunk({"role": "assistant", "content": ""})
         if wish == "think":
             self._send_chunk({"reasoning_content": "Let me see"})
@@ -65,6 +74,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+    def _send_numbered(self, texts: list[str], num_received: int) -> None:
+        """One event with an id, and half of the next; the end behind the last."""
+        for number in range(num_received + 1, len(texts) + 1):
+            self.wfile.write(f"id: s.{number}\n".encode())
+            self._send_chunk({"content": texts[number - 1]})
+            if number < len(texts):
+                self.wfile.write(f"id: s.{number + 1}\ndata: {{".encode())
+                return
+        self._send_data("[DONE]")
 
     def _wait_for_the_client_to_leave(self) -> None:
         deadline = time.monotonic() + GIVE_UP_S

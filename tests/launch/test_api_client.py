@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from launch import api_client
 from launch.api_client import ApiClient, chat_body, describe_error
 from tests.launch.endpoint import FakeEndpoint
 from wire.errors import InvalidSetting, RequestFailed
@@ -48,6 +49,26 @@ def test_closing_a_stream_early_closes_its_connection(endpoint: FakeEndpoint) ->
     next(chunks)
     chunks.close()
     assert endpoint.client_left.wait(5)
+
+
+def test_a_stream_that_breaks_off_is_resumed_behind_its_last_event(
+    endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_client, "RESUME_PAUSE_S", 0.0)
+    assert ask(endpoint, "resume") == "You said resume."
+    assert endpoint.last_ids == [None, "s.1", "s.2"]
+    assert all(body == endpoint.bodies[0] for body in endpoint.bodies)
+
+
+@pytest.mark.parametrize(("wish", "bound_s"), [("forgotten", 60.0), ("down", 0.05)])
+def test_a_stream_that_cannot_be_resumed_ends_with_the_reason(
+    endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch, wish: str, bound_s: float
+) -> None:
+    monkeypatch.setattr(api_client, "RESUME_S", bound_s)
+    monkeypatch.setattr(api_client, "RESUME_PAUSE_S", 0.01)
+    with pytest.raises(RequestFailed, match=f"it is {wish}"):
+        ask(endpoint, wish)
+    assert set(endpoint.last_ids) == {None, "s.1"}
 
 
 def test_nothing_listening_is_said_plainly() -> None:

@@ -11,105 +11,21 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
-import zmq
 
-from engine.models.config import load_config
-from engine.models.identity import model_fingerprint
 from launch.ports import listening
 from router.access.keys import digest_of
 from router.lives import SHORTEST_LIFE_S
-from tests.router.fake_node import Context, FakeNode, make_hello
 from tests.router.http_client import Connection, Reply, parse_reply, request_bytes
-from wire.messages import DECODE, Cancel, Decode
+from tests.router.router_process import ROOT, router_process
+from wire.messages import Cancel, Decode
 
-ROOT = Path(__file__).resolve().parents[2]
 CERTIFICATE = Path(__file__).with_name("access") / "certificates" / "one.pem"
-COMPLETION = {"prompt": "The quick brown fox", "stream": True}
-
-
-@dataclass(slots=True)
-class RouterProcess:
-    """A router that has said that it is ready."""
-
-    process: asyncio.subprocess.Process
-    ready: dict[str, Any]
-    node: FakeNode
-    name: str
-
-    async def request(self, last_event_id: str = "", **members: Any) -> Connection:
-        """A connection on which a completion has been asked for."""
-        body = json.dumps({"model": self.name, **COMPLETION, **members}).encode()
-        return await self._send(request_bytes("POST", "/v1/completions", body, {"last-event-id": last_event_id}))
-
-    async def stop(self) -> None:
-        """Send SIGTERM and wait until it takes no more requests."""
-        self.process.send_signal(signal.SIGTERM)
-        await self.is_not_ready()
-
-    async def is_not_ready(self) -> None:
-        """Wait until it takes no requests, or has noticed that its node is lost."""
-        async with asyncio.timeout(60):
-            while await self._health() != 503:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
-    async def _health(self) -> int:
-        connection = await self._send(request_bytes("GET", "/health"))
-        status = parse_reply(await connection.to_end()).status
-        connection.break_off()
-        return status
-
-    async def models(self, api_key: str) -> int:
-        """The status of a request with that key."""
-        headers = {"authorization": f"Bearer {api_key}"}
-        connection = await self._send(request_bytes("GET", "/v1/models", headers=headers))
-        status = parse_reply(await connection.to_end()).status
-        connection.break_off()
-        return status
-
-    async def _send(self, request: bytes) -> Connection:
-        host, _, port = self.ready["address"].removeprefix("http://").rpartition(":")
-        connection = Connection(*await asyncio.open_connection(host, int(port)))
-        await connection.send(request)
-        return connection
-
-    async def ended(self, within_s: float) -> int:
-        """Wait for its end; the exit status."""
-        async with asyncio.timeout(within_s):
-            return await self.process.wait()
-
-
-@asynccontextmanager
-async def _router(checkpoint: Path, *flags: str, fds: Sequence[int] = ()) -> AsyncIterator[RouterProcess]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "router", str(checkpoint), "--port=0", "--control-port=0", *flags,
-        cwd=ROOT, stdout=asyncio.subprocess.PIPE, pass_fds=fds,
-    )  # fmt: skip
-    context: Context = zmq.Context()
-    node: FakeNode | None = None
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(60):
-            ready = json.loads(await process.stdout.readline())
-        fingerprint = model_fingerprint(checkpoint, load_config(checkpoint))
-        node = FakeNode(context, ready["control_address"], make_hello(DECODE, fingerprint=fingerprint))
-        await node.join()
-        yield RouterProcess(process, ready, node, str(checkpoint))
-    finally:
-        if node is not None:
-            node.die()
-        context.destroy(linger=0)
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 def _start(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -127,7 +43,7 @@ def taken_port() -> Iterator[int]:
 
 
 async def test_it_says_where_it_is_ready(checkpoint: Path) -> None:
-    async with _router(checkpoint) as router:
+    async with router_process(checkpoint) as router:
         assert router.ready["event"] == "ready"
         assert router.ready["role"] == "router"
         connection = await router.request(stream=False)
@@ -170,7 +86,7 @@ def test_settings_that_cannot_be_used_are_one_line(checkpoint: Path, arguments: 
 
 
 async def test_sigterm_lets_a_stream_finish(checkpoint: Path) -> None:
-    async with _router(checkpoint) as router:
+    async with router_process(checkpoint) as router:
         connection = await router.request()
         leg = await router.node.expect(Decode)
         router.node.emit(leg, [70])
@@ -188,13 +104,13 @@ async def test_sigterm_lets_a_stream_finish(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_an_idle_router_stops_at_once(checkpoint: Path, number: signal.Signals) -> None:
-    async with _router(checkpoint) as router:
+    async with router_process(checkpoint) as router:
         router.process.send_signal(number)
         assert await router.ended(10.0) == 0
 
 
 async def test_a_second_signal_breaks_streams_off(checkpoint: Path) -> None:
-    async with _router(checkpoint) as router:
+    async with router_process(checkpoint) as router:
         connection = await router.request()
         router.node.emit(await router.node.expect(Decode), [70])
         await connection.until(b"data: ")
@@ -209,7 +125,7 @@ async def test_a_second_signal_breaks_streams_off(checkpoint: Path) -> None:
 
 
 async def test_the_shutdown_deadline_breaks_streams_off(checkpoint: Path) -> None:
-    async with _router(checkpoint, "--shutdown-timeout-s=0.3") as router:
+    async with router_process(checkpoint, "--shutdown-timeout-s=0.3") as router:
         connection = await router.request()
         router.node.emit(await router.node.expect(Decode), [70])
         await connection.until(b"data: ")
@@ -223,13 +139,13 @@ async def test_who_connects_while_the_router_is_away_waits_for_the_next_one(chec
     with listening("127.0.0.1", 0, "--port") as http, listening("127.0.0.1", 0, "--control-port") as control:
         fds = (*http.fds, *control.fds)
         flags = (f"--listen-fds={http.fds[0]}", f"--control-fd={control.fds[0]}")
-        async with _router(checkpoint, *flags, fds=fds) as router:
+        async with router_process(checkpoint, *flags, fds=fds) as router:
             assert urlsplit(router.ready["address"]).port == http.port
             assert urlsplit(router.ready["control_address"]).port == control.port
             router.process.kill()
             await router.ended(60.0)
             waiting = await router.request(stream=False)
-            async with _router(checkpoint, *flags, fds=fds) as successor:
+            async with router_process(checkpoint, *flags, fds=fds) as successor:
                 await router.node.join()
                 successor.node.leave()
                 router.node.emit(await router.node.expect(Decode), [70], finish="length")
@@ -243,7 +159,7 @@ async def test_a_router_with_inherited_sockets_begins_another_life_when_one_ends
     with listening("127.0.0.1", 0, "--port") as http, listening("127.0.0.1", 0, "--control-port") as control:
         flags = [f"--listen-fds={http.fds[0]}", f"--control-fd={control.fds[0]}"]
         flags += ["--resumable-streams-s=60", f"--journal-dir={tmp_path / 'streams'}"]
-        async with _router(checkpoint, *flags, fds=(*http.fds, *control.fds)) as router:
+        async with router_process(checkpoint, *flags, fds=(*http.fds, *control.fds)) as router:
             await asyncio.sleep(SHORTEST_LIFE_S)
             connection = await router.request(max_tokens=2)
             router.node.emit(await router.node.expect(Decode), [70])
@@ -267,7 +183,7 @@ async def test_sighup_reads_the_keys_again(checkpoint: Path, tmp_path: Path) -> 
     path = tmp_path / "keys.toml"
     entries = [f'[{name}]\nsha256 = "{digest_of(name).hex()}"\n' for name in ("alice", "bob")]
     path.write_text(entries[0])
-    async with _router(checkpoint, f"--api-key-file={path}") as router:
+    async with router_process(checkpoint, f"--api-key-file={path}") as router:
         assert [await router.models(name) for name in ("alice", "bob", "")] == [200, 401, 401]
         path.write_text(entries[1])
         router.process.send_signal(signal.SIGHUP)
@@ -279,7 +195,7 @@ async def test_sighup_reads_the_keys_again(checkpoint: Path, tmp_path: Path) -> 
 
 async def test_it_serves_https_and_keeps_an_audit_log(checkpoint: Path, tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    async with _router(checkpoint, f"--ssl-certfile={CERTIFICATE}", f"--audit-log={path}") as router:
+    async with router_process(checkpoint, f"--ssl-certfile={CERTIFICATE}", f"--audit-log={path}") as router:
         parts = urlsplit(router.ready["address"])
         assert parts.scheme == "https"
         trusting = ssl.create_default_context(cafile=str(CERTIFICATE))
@@ -293,7 +209,7 @@ async def test_it_serves_https_and_keeps_an_audit_log(checkpoint: Path, tmp_path
 
 
 async def test_a_shutdown_does_not_wait_for_nodes(checkpoint: Path) -> None:
-    async with _router(checkpoint) as router:
+    async with router_process(checkpoint) as router:
         running = await router.request(stream=False)
         await router.node.expect(Decode)
         router.node.die()

@@ -56,6 +56,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._selector = self
         self._ready: deque[asyncio.Handle]
         self._scheduled: list[asyncio.TimerHandle]
+        self._timer_cancelled_count: int
         self._clock_resolution = 1e-9
         self.errors: list[BaseException] = []
         self.signalled: set[int] = set()
@@ -79,7 +80,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """When `run_due` has something to do; None for never."""
         if self._ready or not self.signalled.isdisjoint(self._readers):
             return self._clock.now_s
-        return min((handle.when() for handle in self._scheduled if not handle.cancelled()), default=None)
+        while self._scheduled and self._scheduled[0].cancelled():
+            self._timer_cancelled_count -= 1
+            heapq.heappop(self._scheduled)._scheduled = False  # type: ignore[attr-defined]
+        return self._scheduled[0].when() if self._scheduled else None
 
     @property
     def num_timers(self) -> int:

@@ -22,7 +22,6 @@ _REDIAL_S, _MAX_REDIAL_S = 0.05, 1.0
 _HANDSHAKE_S = 0.002
 _MAX_QUEUED = 4096
 _CLOSED_S = 0.001
-_AGAIN = zmq.Again()
 
 
 class Host:
@@ -163,7 +162,7 @@ class SimSocket:
 
     def recv_multipart(self, flags: int) -> list[bytes]:
         if not self.inbox:
-            raise _AGAIN
+            raise zmq.Again
         return self.inbox.popleft()
 
     def recv(self, flags: int) -> bytes:
@@ -226,7 +225,7 @@ class Connection:
         """Send to the listener. Raises `zmq.Again` without room."""
         if not self._is_up:
             if self.dealer.is_immediate or len(self._waiting) >= _MAX_QUEUED:
-                raise _AGAIN
+                raise zmq.Again
             self._waiting.append(frames)
             return
         listener, life = self.listener, self._life

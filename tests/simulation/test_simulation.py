@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -36,6 +38,15 @@ def test_a_seed_happens_in_the_same_way_again() -> None:
         assert first.world.timeline == second.world.timeline
         assert first.world.clock.now_s == second.world.clock.now_s
         assert first.world.clock.num_asked == second.world.clock.num_asked
+
+
+def test_nothing_holds_a_world_when_its_schedule_is_over() -> None:
+    schedule = Schedule(3)
+    schedule.run()
+    world = weakref.ref(schedule.world)
+    del schedule
+    gc.collect()
+    assert world() is None
 
 
 def test_without_faults_every_stream_ends_well() -> None:

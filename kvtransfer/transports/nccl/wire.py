@@ -25,7 +25,7 @@ class StoreEntry:
     """Either way, while the group is formed."""
 
     key: Annotated[str, Length(256)]
-    value: Annotated[bytes, Length(2**16)]
+    value: Annotated[bytes, Length(2**12)]
 
 
 @dataclass(frozen=True, slots=True)

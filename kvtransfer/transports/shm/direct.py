@@ -1,13 +1,10 @@
 """Same host: the receiver's pool is a shared-memory segment, a push is one copy per contiguous run.
 
-Owns the mappings of other nodes' pools. A name is accepted from a registered peer only and must look like one of ours:
-it never leads to another file.
+Owns the mappings of other nodes' pools (see `segment`). A name is accepted from a registered peer only.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,9 +13,8 @@ import numpy as np
 from kvtransfer.messages import Endpoint, ProcessIdentity
 from kvtransfer.runs import coalesce
 from kvtransfer.transports.base import Blocks, BlocksArrived, Move
-from kvtransfer.transports.shm.segment import FOLDER, SEGMENT_NAME, Segment
+from kvtransfer.transports.shm.segment import Mapping, Segment
 from kvtransfer.write_proof import WriteProof
-from wire.errors import TransferFailed
 from wire.request_key import RequestKey
 
 NAME = "shm"
@@ -78,26 +74,13 @@ class ShmSender:
     writer: ProcessIdentity | None = None
 
     def __init__(self, endpoint: Endpoint, blocks: Blocks, num_target_blocks: int) -> None:
-        if not SEGMENT_NAME.fullmatch(endpoint.address):
-            raise TransferFailed("the peer named something that is not a segment")
         self._blocks = blocks
-        num_bytes = num_target_blocks * blocks.shape[1]
-        try:
-            descriptor = os.open(FOLDER / endpoint.address, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
-            raise TransferFailed(f"the peer's segment cannot be opened: {error.strerror}") from None
-        try:
-            if os.fstat(descriptor).st_size != num_bytes:
-                raise TransferFailed("the peer's segment does not have the size of its pool")
-            region = mmap.mmap(descriptor, num_bytes)
-        except (OSError, ValueError, OverflowError) as error:
-            raise TransferFailed(f"the peer's segment cannot be mapped: {error}") from None
-        finally:
-            os.close(descriptor)
-        self._target = np.frombuffer(region, dtype=np.uint8).reshape(num_target_blocks, blocks.shape[1])
+        self._mapping = Mapping(endpoint.address, num_target_blocks * blocks.shape[1])
+        self._target = self._mapping.array.reshape(num_target_blocks, blocks.shape[1])
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         """See `Sender.push`: the bytes are there when it returns."""
+        self._mapping.require_whole()
         for run in coalesce([move.source for move in moves], [move.target for move in moves], len(moves)):
             np.copyto(
                 self._target[run.target : run.target + run.count], self._blocks[run.source : run.source + run.count]
@@ -106,6 +89,7 @@ class ShmSender:
 
     def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
         """See `Sender.push_part`."""
+        self._mapping.require_whole()
         for run in coalesce([move.source for move in moves], [move.target for move in moves], len(moves)):
             np.copyto(
                 self._target[run.target : run.target + run.count, begin_byte:end_byte],
@@ -126,3 +110,4 @@ class ShmSender:
     def close(self) -> None:
         """The mapping ends with the last reference to it."""
         self._target = np.empty((0, 0), dtype=np.uint8)
+        self._mapping.close()

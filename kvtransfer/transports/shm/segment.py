@@ -3,6 +3,12 @@
 Owns the segments of this process: random names, mode 0600, space reserved before use (a full tmpfs is an error at
 start, not a SIGBUS later), locked by their owner for as long as it lives. The lock is how a later start recognises and
 sweeps the segment of a process that was killed: process ids can be reused, a lock cannot outlive its holder.
+
+`Mapping` is a segment of another process. Its name comes from a peer: it must look like one of ours, and whatever it
+leads to must be a plain file of this user with exactly the right size, else it is refused. A process of this user could
+still cut the file off while it is mapped, and touching what is gone would end this process (SIGBUS), as a signal
+of that process could. Files in /dev/shm cannot be sealed against that. `require_whole` finds one that has been cut off
+or has holes before.
 """
 
 from __future__ import annotations
@@ -13,13 +19,18 @@ import mmap
 import os
 import re
 import secrets
+import stat
+import weakref
 from pathlib import Path
 
 import numpy as np
 
+from wire.errors import TransferFailed
+
 FOLDER = Path("/dev/shm")
 SEGMENT_NAME = re.compile(r"baton-[0-9a-f]{32}")
 _PREFIX = "baton-"
+_STAT_BLOCK_BYTES = 512
 
 
 class Segment:
@@ -49,6 +60,57 @@ class Segment:
         self._path.unlink(missing_ok=True)
         if self._descriptor >= 0:
             os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Mapping:
+    """The segment `name` of a peer, mapped; `array` is its memory, [num_bytes] uint8. Raises `TransferFailed` when what
+    the name leads to cannot be a segment of that size."""
+
+    def __init__(self, name: str, num_bytes: int) -> None:
+        if not SEGMENT_NAME.fullmatch(name):
+            raise TransferFailed("the peer named something that is not a segment")
+        self.name = name
+        self._num_bytes = num_bytes
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(FOLDER / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            self._end = weakref.finalize(self, os.close, self._descriptor)
+            found = os.fstat(self._descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+                raise TransferFailed("the peer's segment is not a segment of this user")
+            self.require_whole()
+            self.array = np.frombuffer(mmap.mmap(self._descriptor, num_bytes), dtype=np.uint8)
+        except (OSError, ValueError, OverflowError) as error:
+            self.close()
+            what = error.strerror if isinstance(error, OSError) else error
+            raise TransferFailed(f"the peer's segment cannot be mapped: {what}") from None
+        except TransferFailed:
+            self.close()
+            raise
+
+    def require_whole(self) -> None:
+        """Raise `TransferFailed` when it does not have its size, or has holes, for which there may be no memory."""
+        found = os.fstat(self._descriptor)
+        if found.st_size != self._num_bytes:
+            raise TransferFailed(f"the peer's segment has {found.st_size} bytes, not {self._num_bytes}")
+        if found.st_blocks * _STAT_BLOCK_BYTES < self._num_bytes:
+            raise TransferFailed("the peer's segment has holes")
+
+    def has_lost_its_owner(self) -> bool:
+        """Whether its owner has closed it, or is dead. Its name is removed in that case."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        (FOLDER / self.name).unlink(missing_ok=True)
+        return True
+
+    def close(self) -> None:
+        """Unmap it. The mapping ends with the last reference to it: whoever closes may still hold a part."""
+        self.array = np.empty(0, dtype=np.uint8)
+        if self._descriptor >= 0:
+            self._end()
             self._descriptor = -1
 
 

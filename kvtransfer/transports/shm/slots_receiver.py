@@ -138,6 +138,12 @@ class SlotsReceiver(ListeningReceiver):
             self.num_refused += 1
             self._end(connection, "the sender's headers do not fit together")
             return 0
+        try:
+            incoming.ring.require_whole()
+        except TransferFailed as error:
+            self.num_refused += 1
+            self._end(connection, str(error))
+            return 0
         incoming.next_number += 1
         key, num_bytes = batch.handoff.key, 0
         if self._announced.may_write(key, batch.first_index, batch.block_ids, batch.generations):

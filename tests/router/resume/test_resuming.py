@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from launch.api_client import ApiClient
 from router.access.guard import Guard
 from router.access.keys import digest_of
 from router.openai.prompts import PromptMaker
@@ -123,6 +124,31 @@ async def test_a_client_that_lost_its_connection_gets_the_rest_once(
     if path != MESSAGES:
         bodies = [json.loads(data) for _, data in before + after[:-1]]
         assert len({(each["id"], each["created"]) for each in bodies}) == 1
+
+
+async def test_baton_chat_gets_its_whole_answer_although_the_connection_breaks(prompts: PromptMaker) -> None:
+    texts: list[str] = []
+
+    def ask(url: str) -> None:
+        for chunk in ApiClient(url).stream_chat(chat_body(max_tokens=len(IDS))):
+            texts.extend(choice["delta"].get("content", "") for choice in chunk["choices"])
+
+    async with router(prompts, Memory()) as server:
+        node = await server.rig.join(DECODE)
+        asking = asyncio.create_task(asyncio.to_thread(ask, server.url))
+        leg = await node.expect(Decode)
+        node.emit(leg, IDS[:2], 0)
+        async with asyncio.timeout(30):
+            while not any(texts):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        inner = server.http._runner.server
+        assert inner is not None
+        for connection in inner.connections:
+            assert connection.transport is not None
+            connection.transport.abort()
+        finish(node, await node.expect(Decode))
+        await asking
+    assert "".join(texts) == prompts.tokenizer.decode(IDS)
 
 
 async def test_events_that_were_under_way_when_the_connection_broke_come_from_the_journal(prompts: PromptMaker) -> None:

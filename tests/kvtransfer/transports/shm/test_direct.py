@@ -67,7 +67,7 @@ def test_links_are_not_followed(tmp_path: Path, planted: Path, source: Blocks) -
     victim = tmp_path / "victim"
     victim.write_bytes(bytes(8 * BLOCK_BYTES))
     planted.symlink_to(victim)
-    with pytest.raises(TransferFailed, match="cannot be opened"):
+    with pytest.raises(TransferFailed, match="cannot be mapped"):
         ShmSender(Endpoint("shm", planted.name), source, 8)
     sweep_orphans()
     assert victim.exists()
@@ -75,7 +75,7 @@ def test_links_are_not_followed(tmp_path: Path, planted: Path, source: Blocks) -
 
 @pytest.mark.parametrize("num_blocks", [0, 7, 9, 2**40])
 def test_a_segment_of_another_size_is_refused(segment: Segment, source: Blocks, num_blocks: int) -> None:
-    with pytest.raises(TransferFailed, match="does not have the size"):
+    with pytest.raises(TransferFailed, match="has 1024 bytes, not"):
         ShmSender(Endpoint("shm", segment.name), source, num_blocks)
 
 
@@ -85,9 +85,39 @@ def test_an_empty_segment_is_refused(planted: Path, source: Blocks) -> None:
         ShmSender(Endpoint("shm", planted.name), source, 0)
 
 
+def test_a_segment_that_was_cut_off_after_it_was_mapped_is_not_touched(segment: Segment, source: Blocks) -> None:
+    sender = ShmSender(Endpoint("shm", segment.name), source, 8)
+    os.truncate(_FOLDER / segment.name, 0)  # touching what is gone ends the process
+    with pytest.raises(TransferFailed, match="has 0 bytes, not 1024"):
+        sender.push(key_of(1), [Move(0, 0, 7, 1)])
+    with pytest.raises(TransferFailed, match="has 0 bytes, not 1024"):
+        sender.push_part(key_of(1), [Move(0, 0, 7, 1)], 0, 64)
+    sender.close()
+
+
+def test_a_segment_with_holes_is_refused(planted: Path, source: Blocks) -> None:
+    planted.touch(0o600)
+    os.truncate(planted, 64 * BLOCK_BYTES)  # without memory: where there is none left, a write would end the process
+    with pytest.raises(TransferFailed, match="has holes"):
+        ShmSender(Endpoint("shm", planted.name), source, 64)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "of another user"])
+def test_what_is_no_file_of_this_user_is_refused(
+    planted: Path, source: Blocks, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if kind == "fifo":
+        os.mkfifo(planted)
+    else:
+        planted.write_bytes(bytes(8 * BLOCK_BYTES))
+        monkeypatch.setattr(os, "geteuid", lambda: os.stat(planted).st_uid + 1)
+    with pytest.raises(TransferFailed, match="not a segment of this user"):
+        ShmSender(Endpoint("shm", planted.name), source, 8)
+
+
 def test_a_segment_that_is_gone_is_refused(segment: Segment, source: Blocks) -> None:
     segment.close()
-    with pytest.raises(TransferFailed, match="cannot be opened"):
+    with pytest.raises(TransferFailed, match="cannot be mapped"):
         ShmSender(Endpoint("shm", segment.name), source, 8)
 
 

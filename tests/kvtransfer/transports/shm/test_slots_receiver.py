@@ -169,7 +169,17 @@ def test_names_never_lead_to_another_file(target: Target, peer: Peer, planted: P
     victim.write_bytes(bytes(SHAPE.num_bytes))
     planted.symlink_to(victim)
     peer.say(replace(peer.hello, name=planted.name))
-    assert "cannot be opened" in peer.hear().reason
+    assert "cannot be mapped" in peer.hear().reason
+
+
+def test_a_ring_that_was_cut_off_after_it_was_mapped_is_not_touched(target: Target, peer: Peer) -> None:
+    peer.say(peer.hello)
+    until(lambda: bool(target.arrived()) or target.receiver.num_rings == 1)
+    os.truncate(FOLDER / peer.ring.name, 0)  # touching what is gone ends the process
+    peer.say(batch())
+    assert "has 0 bytes, not" in peer.hear().reason
+    assert target.receiver.num_rings == 0
+    assert target.is_untouched
 
 
 def test_what_is_no_plain_file_is_refused(target: Target, peer: Peer, planted: Path) -> None:
