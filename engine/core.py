@@ -15,7 +15,7 @@ Choices of one prompt can be asked for together: the prompt is computed, or rece
 forks become requests of their own, which share the prompt's full blocks and have a copy of the last one.
 
 Scheduling is asynchronous where the runner allows it: a step is launched while the one before it is computed. At most
-two are in flight, and at most one between two calls of `step` (see `engine.steps_in_flight`).
+two are in flight, or one for each stage, and one less between two calls of `step` (see `engine.steps_in_flight`).
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ class EngineCore:
             if not first.requests:
                 return []
             in_flight.launch(first, watch)
-        if (
+        while (
             in_flight.can_launch_another
             and (ahead := self._scheduler.schedule_ahead(expects_streams=expects_streams)) is not None
         ):

@@ -209,7 +209,7 @@ def _group(
         minimum,
         maximum,
         count,
-        settings.tensor_parallel_size,
+        settings.num_ranks,
         _resources(table.resources, place),
         dataclasses.replace(settings, model=file.model, goal_tpot_ms=file.goals.tpot_ms),
     )

@@ -42,7 +42,7 @@ class GroupedQueryAttention:
             self._sinks = _sinks(f"{name}.sinks", f"{tensors}.{config.names.sinks}", heads, config, setup)
         sinks = None if self._sinks is None else self._sinks.tensor
         self.rule = LayerRule(multipliers.attention_scale, multipliers.attention_cap, sinks)
-        self._layer = layer
+        self._place = layer - setup.shard.layers_of(config.num_layers).start
         self._rope = rope
         self._num_heads = len(heads)
         self._num_rotated = len(heads) + len(kv_heads)
@@ -75,7 +75,7 @@ class GroupedQueryAttention:
         # q and k are neighbours in the fused output: norm and rotation take both in one call.
         qk = self._rotation(fused[:, : self._num_rotated], rotations[self._rope])
         q, k, v = qk[:, : self._num_heads], qk[:, self._num_heads :], fused[:, self._num_rotated :]
-        attended = attention.run(self._layer, q, k, v)
+        attended = attention.run(self._place, q, k, v)
         return self._o(attended.flatten(1))
 
     def parameters(self) -> Iterator[Parameter]:
