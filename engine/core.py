@@ -102,12 +102,12 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` could do something (it may still find no room)."""
-        return self.has_step_in_flight or not self._scheduler.requests.is_empty
+        return bool(self._in_flight) or not self._scheduler.requests.is_empty
 
     @property
-    def has_step_in_flight(self) -> bool:
-        """Whether a step was launched whose result `step` has not taken yet."""
-        return bool(self._in_flight)
+    def num_steps_in_flight(self) -> int:
+        """Steps that were launched, and whose results `step` has not taken yet."""
+        return len(self._in_flight)
 
     @property
     def awaits_grammar(self) -> bool:

@@ -40,7 +40,7 @@ from engine.scheduler.step_costs import StepCosts
 from wire.request_key import RequestKey
 
 LEAST_S = 10.0
-_PATIENCE = 20.0
+_PATIENCE = 10.0
 """A machine that is busy with other things may take so many times as long."""
 
 

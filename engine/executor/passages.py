@@ -79,7 +79,7 @@ class Incoming:
         """The residual stream [T, E] of the next step, which is that of `num_tokens` tokens; valid until as many steps
         were received as there are slots. Raises `RanksLost`."""
         try:
-            word = self._end.recv(_WORD.size, socket.MSG_WAITALL)
+            word = self._end.recv(_WORD.size)
         except OSError as error:  # a wait that was too long, too
             raise RanksLost(f"the stage before hands no step on: {error}") from None
         if word != _WORD.pack(num_tokens):

@@ -95,7 +95,7 @@ def kill_one(
         time.sleep(0.4 + 0.3 * (seed % 4))
         victim.send_signal(how)
         begin_s = time.monotonic()
-        end_s = END_S if how == signal.SIGKILL else END_S + LEAST_S
+        end_s = END_S if how == signal.SIGKILL else END_S + 2 * LEAST_S
         wait_until(lambda: not any(process.is_running() for process in (node, *others)), f"{name} ended", end_s)
         ended_s = time.monotonic() - begin_s
         wait_until(

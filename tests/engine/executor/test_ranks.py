@@ -149,6 +149,23 @@ def test_each_rank_reads_and_holds_its_share(tmp_path: Path, num_ranks: int, tie
     assert {norms for _, _, norms in shares} == {whole[2]}
 
 
+@pytest.mark.parametrize("tie", [False, True])
+def test_each_stage_reads_its_layers_and_a_tied_head_the_table(tmp_path: Path, tie: bool) -> None:
+    folder = make_checkpoint(tmp_path, "llama", tie=tie, changes={"num_hidden_layers": 3})
+    config = load_config(folder)
+
+    def names(shard: Shard) -> list[str]:
+        decoder = Decoder(config, torch.float32, "cpu", TorchOps(), shard)
+        found = [source.name for parameter in decoder.parameters() for source in parameter.sources]
+        load_weights(folder, decoder)
+        return found
+
+    first, last = names(Shard(0, 1, 0, 2)), names(Shard(0, 1, 1, 2))
+    assert sorted(first + last) == sorted(names(WHOLE) + ["model.embed_tokens.weight"] * tie)
+    assert {name.split(".")[2] for name in first if ".layers." in name} == {"0", "1"}
+    assert {name.split(".")[2] for name in last if ".layers." in name} == {"2"}
+
+
 def test_a_message_that_is_none_is_refused() -> None:
     ours, theirs = socket.socketpair()
     channel = Channel(ours, "rank 1")

@@ -333,7 +333,7 @@ class Simulation:
         assert self.pool.num_free + self.pool.num_cached + self.pool.num_held == self.pool.num_blocks
 
     def _watch(self, step: Step) -> None:
-        if self.core.has_step_in_flight:
+        if self.core.num_steps_in_flight:
             self.num_steps_ahead += 1
             assert self.scheduler.num_preemptions == self._num_preemptions, "nothing is preempted ahead"
         self._num_preemptions = self.scheduler.num_preemptions
@@ -381,7 +381,7 @@ class Simulation:
     def _note_failure(self) -> None:
         self.num_failures += 1
         self._in_flight.clear()
-        assert not self.core.has_step_in_flight
+        assert not self.core.num_steps_in_flight
         for request in self.live():
             assert PENDING_TOKEN not in request.token_ids
             assert request.token_ids[request.num_prompt_tokens :] == self.outputs[self._names[request.key]]
