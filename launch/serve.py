@@ -61,7 +61,10 @@ class Doors(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """Run a router and its nodes until a signal; returns the exit status. Raises `BatonError` when one cannot start."""
-    return run(resolve_serve(arguments, os.environ), os.environ)
+    deployment = resolve_serve(arguments, os.environ)
+    if deployment.serve.prefill is None and not deployment.num_prefill:
+        Console(sys.stderr).log("serve", "one node does everything, in steps that keep to the goals (--prefill 1: two)")
+    return run(deployment, os.environ)
 
 
 def run(deployment: Deployment, environment: Mapping[str, str]) -> int:
@@ -146,13 +149,13 @@ def _check_model(deployment: Deployment) -> None:
         require_number_of_ranks(*sizes)
         require_divisible(config, *sizes)
     if settings.device == "cpu" or (settings.device == "auto" and not find_devices(os.environ)):
-        num_nodes = deployment.serve.prefill + deployment.serve.decode
+        num_nodes = deployment.num_prefill + deployment.serve.decode
         require_memory_for_weights(folder, config, settings.dtype, num_nodes, read_host_memory())
 
 
 def placements(deployment: Deployment) -> list[Placement]:
     """The share of this machine that each node gets, prefill nodes first."""
-    num_nodes = deployment.serve.prefill + deployment.serve.decode
+    num_nodes = deployment.num_prefill + deployment.serve.decode
     has_own_threads = bool(deployment.decode.num_threads)
     pin_cpus = deployment.serve.pin_cpus and not has_own_threads
     named = deployment.decode.device
@@ -179,9 +182,9 @@ def child_specs(
     specs = [_router_spec(deployment.router, each, inherited, reloads=reloads) for each in doors]
     routers = ",".join(f"tcp://{LOOPBACK}:{each.control.port}" for each in doors)
     for index, share in enumerate(shares):
-        is_prefill = index < deployment.serve.prefill
+        is_prefill = index < deployment.num_prefill
         settings = deployment.prefill if is_prefill else deployment.decode
-        name = f"prefill-{index}" if is_prefill else f"decode-{index - deployment.serve.prefill}"
+        name = f"prefill-{index}" if is_prefill else f"decode-{index - deployment.num_prefill}"
         role = "prefill" if is_prefill else "decode"
         module, preference = ("mixed_node", [f"--role={role}"]) if deployment.serve.mixed else (f"{role}_node", [])
         flags = [*as_flags(_placed(settings, name, share, routers, len(shares))), *preference]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from decode_node.settings import DecodeNodeSettings
+from launch.placement import find_devices
 from node.settings import MAX_ROUTERS, NodeSettings
 from prefill_node.settings import PrefillNodeSettings
 from program.command_line import CommandParser, closest
@@ -33,7 +34,11 @@ _NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
 class ServeSettings:
     """What `baton serve` adds to the settings of the router and the nodes."""
 
-    prefill: int = setting(1, "number of prefill nodes; 0: decode nodes compute the prompts too")
+    prefill: int | None = setting(
+        None,
+        "number of prefill nodes; 0: decode nodes compute the prompts too; none: 1, but 0 with --goal-tpot-ms where "
+        "all nodes would share one device (the CPU, or one GPU)",
+    )
     decode: int = setting(1, "number of decode nodes")
     mixed: bool = setting(False, "nodes that do any leg: --prefill and --decode are then what they prefer")
     prefill_tensor_parallel_size: int = setting(0, "ranks of each prefill node; 0: --tensor-parallel-size")
@@ -47,12 +52,13 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """All settings of a `baton serve`, one value per program."""
+    """All settings of a `baton serve`, one value per program; and how many prefill nodes there are."""
 
     serve: ServeSettings
     router: RouterSettings
     prefill: PrefillNodeSettings
     decode: DecodeNodeSettings
+    num_prefill: int
 
 
 def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> Deployment:
@@ -73,12 +79,26 @@ def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> D
     _check(serve)
     prefill = _complete(PrefillNodeSettings, resolve(prefill_part, flags, environment))
     decode = _complete(DecodeNodeSettings, resolve(decode_part, flags, environment))
+    router = _complete(RouterSettings, resolve(router_part, flags, environment))
     return Deployment(
         serve,
-        _complete(RouterSettings, resolve(router_part, flags, environment)),
+        router,
         with_ranks(prefill, serve.prefill_tensor_parallel_size, serve.prefill_pipeline_parallel_size),
         with_ranks(decode, serve.decode_tensor_parallel_size, serve.decode_pipeline_parallel_size),
+        _num_prefill(serve, router, decode, environment),
     )
+
+
+def _num_prefill(
+    serve: ServeSettings, router: RouterSettings, decode: DecodeNodeSettings, environment: Mapping[str, str]
+) -> int:
+    """Two nodes of one device take it from each other. Where goals bound the steps, a single node with all of it keeps
+    streams going while it computes prompts, and has both the sooner."""
+    if serve.prefill is not None:
+        return serve.prefill
+    is_cpu_or_named = decode.device != "auto" and decode.device != "cuda"
+    has_one_device = is_cpu_or_named or len(find_devices(environment)) <= 1
+    return 0 if router.goal_tpot_ms and has_one_device and serve.decode == 1 and not serve.mixed else 1
 
 
 def settings_from_table(
@@ -115,7 +135,7 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check(serve: ServeSettings) -> None:
-    if serve.prefill < 0:
+    if serve.prefill is not None and serve.prefill < 0:
         raise InvalidSetting(f"--prefill {serve.prefill} must not be negative")
     if serve.decode < 1:
         raise InvalidSetting(f"--decode {serve.decode} must be at least 1: decode nodes finish every request")

@@ -153,7 +153,7 @@ class ClusterFile:
     def on_one_machine(self) -> Deployment:
         """The same as a deployment of `baton serve`, with each group at its count."""
         serve = ServeSettings(self.prefill.count, self.decode.count, start_timeout_s=self.start_timeout_s)
-        return Deployment(serve, self.router, self.prefill.settings, self.decode.settings)
+        return Deployment(serve, self.router, self.prefill.settings, self.decode.settings, self.prefill.count)
 
 
 def read_cluster_file(path: Path) -> tuple[ClusterFile, str]:

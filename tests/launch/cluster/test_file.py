@@ -28,7 +28,7 @@ def test_the_example_is_a_deployment_that_scales() -> None:
 
 def test_the_same_file_describes_one_machine() -> None:
     deployment = read_cluster_file(EXAMPLE)[0].on_one_machine()
-    assert (deployment.serve.prefill, deployment.serve.decode) == (1, 1)
+    assert (deployment.num_prefill, deployment.serve.decode) == (1, 1)
     assert deployment.router.port == 8000
     assert deployment.decode.max_num_seqs == 32
 
