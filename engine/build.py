@@ -122,7 +122,7 @@ def build_engine(
         runner = _runner(basis, model, sampler, attention, memory, executor, incoming, costs, on_graphs)
         executor.ready()
         fingerprint = with_quantization(_fingerprint(basis), model.quantization)
-        core = _core(basis, fingerprint, num_blocks, runner, grammars, costs)
+        core = _core(basis, fingerprint, memory, runner, grammars, costs)
         grammars.finish_loading()
         opened.pop_all()
     return Engine(
@@ -224,18 +224,19 @@ def _runner(
 
 
 def _core(
-    basis: Basis, fingerprint: str, num_blocks: int, runner: ModelRunner, grammars: Grammars, costs: StepCosts
+    basis: Basis, fingerprint: str, memory: KvMemory, runner: ModelRunner, grammars: Grammars, costs: StepCosts
 ) -> EngineCore:
     settings, capacity, config = basis.settings, basis.capacity, basis.config
-    pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching)
+    pool = BlockPool(memory.num_blocks, prefix_caching=settings.enable_prefix_caching)
     limits = SchedulerLimits(
         settings.block_size,
         settings.max_num_seqs,
         capacity.num_step_tokens,
-        min(capacity.max_model_len, num_blocks * settings.block_size),
+        min(capacity.max_model_len, memory.num_blocks * settings.block_size),
         vocab_size=config.vocab_size,
         # a recorded step takes no chunks, and is so much faster than another that jumping would cost more than it saves
         jumps_ahead=not basis.device.records or settings.enforce_eager,
+        has_states=memory.layout.has_states,
         num_stages=settings.pipeline_parallel_size,
     )
     bound = StepBound(costs, settings.goal_tpot_ms / 1000) if settings.goal_tpot_ms > 0 else None

@@ -6,7 +6,7 @@ ranks all of them run this, and where a function computes with the model they ru
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,6 +36,7 @@ from engine.models.ops.torch_ops import TorchOps
 from engine.models.quantization.choose import choose_quantization
 from engine.models.quantization.while_loading import AUTO
 from engine.models.shard import Shard
+from engine.models.text_part import published_names
 from engine.native.library import Kernels, open_kernels
 from engine.runner.forward import ForwardPass
 from engine.runner.limits import RunnerLimits
@@ -108,6 +109,8 @@ def load_share(
     settings, folder, config, device, kernels = basis.settings, basis.folder, basis.config, basis.device, basis.kernels
     if isinstance(config, ModellingConfig):
         return _load_modelling(settings, folder, config, device, kernels, on_weights)
+    if config.other_parts and settings.load_format != DUMMY:
+        config = replace(config, names=published_names(config.names, folder))
     dtype = choose_dtype(settings.dtype, config)
     quantization = choose_quantization(settings.quantization, config, folder)
     if collectives is not None and kernels is not None:

@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from decode_node.settings import DecodeNodeSettings
 from launch.placement import find_devices
@@ -22,10 +22,12 @@ from program.command_line import CommandParser, closest
 from program.settings import ENVIRONMENT_PREFIX, add_flags, check_file_keys, resolve, setting
 from router.settings import RouterSettings
 from wire.errors import InvalidSetting
+from wire.messages import DECODE, PREFILL
 
 ROUTER_SETTINGS_CHOSEN = frozenset({"control_host", "control_port", "control_fd", "listen_fds"})
-NODE_SETTINGS_CHOSEN = frozenset({"router", "host", "port", "http_port", "node_id", "cpu_affinity"})
+NODE_SETTINGS_CHOSEN = frozenset({"router", "host", "port", "http_port", "node_id", "node_group", "cpu_affinity"})
 LOOPBACK = "127.0.0.1"
+MAX_ENGINES = 256
 _SettingsT = TypeVar("_SettingsT")
 _NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
 
@@ -60,6 +62,34 @@ class Deployment:
     decode: DecodeNodeSettings
     num_prefill: int
 
+    @property
+    def node_names(self) -> list[NodeName]:
+        """All nodes, prefill nodes first."""
+        prefill = node_names(PREFILL, self.num_prefill, self.prefill.data_parallel_size)
+        return prefill + node_names(DECODE, self.serve.decode, self.decode.data_parallel_size)
+
+
+class NodeName(NamedTuple):
+    """A node of a deployment. `group`: the nodes that are counted and drained with it, "" for none."""
+
+    role: str
+    group: str
+    node_id: str
+
+
+def node_names(role: str, count: int, num_engines: int) -> list[NodeName]:
+    """Of `count` nodes of a role, or groups of `num_engines` nodes each."""
+    names = [f"{role}-{index}" for index in range(count)]
+    if num_engines == 1:
+        return [NodeName(role, "", name) for name in names]
+    return [NodeName(role, name, f"{name}-{engine}") for name in names for engine in range(num_engines)]
+
+
+def require_number_of_engines(settings: NodeSettings) -> None:
+    """Raise `InvalidSetting` for a group that cannot be."""
+    if not 1 <= settings.data_parallel_size <= MAX_ENGINES:
+        raise InvalidSetting(f"--data-parallel-size {settings.data_parallel_size} must be from 1 to {MAX_ENGINES}")
+
 
 def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> Deployment:
     """Settings from flags, environment and the file of `--config`. Raises `InvalidSetting`; exits on unknown flags."""
@@ -80,6 +110,7 @@ def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> D
     prefill = _complete(PrefillNodeSettings, resolve(prefill_part, flags, environment))
     decode = _complete(DecodeNodeSettings, resolve(decode_part, flags, environment))
     router = _complete(RouterSettings, resolve(router_part, flags, environment))
+    require_number_of_engines(decode)
     return Deployment(
         serve,
         router,
@@ -98,7 +129,8 @@ def _num_prefill(
         return serve.prefill
     is_cpu_or_named = decode.device != "auto" and decode.device != "cuda"
     has_one_device = is_cpu_or_named or len(find_devices(environment)) <= 1
-    return 0 if router.goal_tpot_ms and has_one_device and serve.decode == 1 and not serve.mixed else 1
+    is_single = serve.decode == 1 and decode.data_parallel_size == 1
+    return 0 if router.goal_tpot_ms and has_one_device and is_single and not serve.mixed else 1
 
 
 def settings_from_table(

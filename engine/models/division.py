@@ -32,6 +32,8 @@ def require_divisible(config: ModelConfig | ModellingConfig, num_ranks: int, num
         return
     if isinstance(config, ModellingConfig):
         raise ModelLoadError(f"{config.architecture}, in transformers' modelling code, cannot be divided among ranks")
+    if config.states is not None:
+        raise ModelLoadError(f"the layers of {config.architecture} that keep a state cannot be divided among ranks")
     first = Shard(0, num_ranks, 0, num_stages)
     first.layers_of(config.num_layers)
     if num_ranks == 1:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from engine.models.config import ModelConfig
 from engine.models.decoder import TORCH_DTYPES, Decoder
+from engine.models.division import require_divisible
 from engine.models.ops.torch_ops import TorchOps
 from engine.models.shard import Shard
 from wire.layout import KvLayout
@@ -36,6 +37,7 @@ def stage_sizes(
 
     Raises `ModelLoadError` for what cannot be divided.
     """
+    require_divisible(config, tensor_ranks, stages)
     shards = [Shard(0, tensor_ranks, stage, stages) for stage in range(stages)]
     return [
         _size(Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps(), shard), kv_dtype, block_size) for shard in shards

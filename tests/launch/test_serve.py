@@ -51,6 +51,17 @@ def test_mixed_nodes_are_told_what_to_prefer(tmp_path: Path) -> None:
     assert deployment.prefill.cluster_key == deployment.decode.cluster_key
 
 
+def test_with_data_parallelism_each_node_is_a_group() -> None:
+    found = specs("--data-parallel-size=2", "--prefill=2", shares=[Placement(1)] * 6)
+    names = ["prefill-0-0", "prefill-0-1", "prefill-1-0", "prefill-1-1", "decode-0-0", "decode-0-1"]
+    assert [spec.name for spec in found] == ["router", *names]
+    assert [flag for spec in found for flag in spec.arguments if flag.startswith("--node-group")] == [
+        f"--node-group={name[:-2]}" for name in names
+    ]
+    assert not any("data-parallel" in flag for spec in found for flag in spec.arguments)
+    assert len(placements(resolve_serve(["--data-parallel-size=2"], {}))) == 4
+
+
 def test_without_prefill_nodes_there_are_decode_nodes_only() -> None:
     assert [spec.name for spec in specs("--prefill=0", shares=[Placement(2)])] == ["router", "decode-0"]
 

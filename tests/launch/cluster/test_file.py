@@ -110,6 +110,18 @@ def test_all_ranks_of_a_node_have_one_place() -> None:
     assert {"--tensor-parallel-size=2", "--num-threads=6"} <= set(program.arguments)
 
 
+def test_a_group_of_nodes_has_one_place_and_is_one_program() -> None:
+    text = "[decode]\nresources = {{ CPU = 3, GPU = 0.5 }}\nflags = {{ data-parallel-size = {} }}"
+    file = parse_cluster_file(text.format(2), "it")
+    program = node_program(file, file.groups[DECODE], "decode-0", "tcp://h:1")
+    assert (program.module, program.arguments[0]) == ("baton", "decode")
+    assert program.resources == {"CPU": 6.0, "GPU": 1.0}
+    assert {"--data-parallel-size=2", "--num-threads=3", "--node-id=decode-0"} <= set(program.arguments)
+    assert not any("gpu-memory" in flag for flag in program.arguments), "the group divides its GPU by itself"
+    with pytest.raises(InvalidSetting, match=r"it: \[decode\] flags: --data-parallel-size 0 must be"):
+        parse_cluster_file(text.format(0), "it")
+
+
 def test_a_router_listens_where_the_file_says() -> None:
     text = "listen = '{}'\n[router.flags]\nhost = '{}'\nallow-unauthenticated = true"
     file = parse_cluster_file(text.format("machine", "0.0.0.0"), "it")
