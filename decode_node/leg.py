@@ -217,7 +217,7 @@ class DecodeLeg:
     def lost(self, error: BatonError, now_s: float) -> None:
         """See `Leg`. No KV of the failed steps has left this node."""
         self._first_steps.steps_lost()
-        self._source.step_over()
+        self._source.steps_lost()
 
     def take_failures(self) -> list[tuple[RequestKey, BatonError]]:
         """See `Leg`."""

@@ -78,7 +78,7 @@ class DecodeRole:
         self._transports = TransportSettings(
             settings.kv_transport, context, settings.host, link_settings, this_process(), settings.port
         )
-        has_ranks = settings.tensor_parallel_size > 1
+        has_ranks = settings.num_ranks > 1
         self._memory = PoolMemory(self._transports, "receiver", allocate_private, is_shared=has_ranks)
         self._opened = ExitStack()
         self._opened.callback(self._memory.close)

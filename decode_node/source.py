@@ -38,7 +38,7 @@ class Source:
         self._end = end
         self._pass_on = pass_on
         self._handoffs: set[RequestKey] = set()
-        self._awaiting_step: list[FinishHandoff] = []
+        self._awaiting_steps: list[tuple[int, FinishHandoff]] = []  # how many, and then what
 
     @property
     def handoffs(self) -> Collection[RequestKey]:
@@ -62,16 +62,26 @@ class Source:
         self._end.thread.post(BeginHandoff(key, order.decode_node_id, order.decode_epoch, num_tokens, digest))
         index = max(0, num_tokens - handed.num_prompt_tokens)
         first = TokenEvent(*key, index, (handed.next_token_id,), (), "", 0)
-        self._awaiting_step.append(FinishHandoff(key, tuple(handed.block_table), (first,), now_s))
-        if not self._core.has_step_in_flight:
-            self.step_over()
+        finish = FinishHandoff(key, tuple(handed.block_table), (first,), now_s)
+        self._awaiting_steps.append((self._core.num_steps_in_flight, finish))
+        self._finish_handoffs()
         return num_tokens
 
     def step_over(self) -> None:
-        """The step that was in flight has been collected, or has failed: it writes nothing any more."""
-        finishes, self._awaiting_step = self._awaiting_step, []
-        for finish in finishes:
-            self._end.thread.post(finish)
+        """The oldest step in flight has been collected: it writes nothing any more."""
+        self._awaiting_steps = [(max(0, num_steps - 1), finish) for num_steps, finish in self._awaiting_steps]
+        self._finish_handoffs()
+
+    def steps_lost(self) -> None:
+        """The steps in flight have failed, and write nothing any more."""
+        self._awaiting_steps = [(0, finish) for _, finish in self._awaiting_steps]
+        self._finish_handoffs()
+
+    def _finish_handoffs(self) -> None:
+        for num_steps, finish in self._awaiting_steps:
+            if num_steps == 0:
+                self._end.thread.post(finish)
+        self._awaiting_steps = [each for each in self._awaiting_steps if each[0]]
 
     def cancel(self, key: RequestKey) -> None:
         """Nobody wants this handoff any more. Harmless when it is unknown."""

@@ -13,28 +13,32 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from device.base import Device
-from device.choose import open_device
 from device.host_memory import read_host_memory
 from device.memory import MemoryReading, enough_memory, read_memory
 from engine.attention.choose import NATIVE, AttentionChoice
 from engine.cache.block_pool import BlockPool
-from engine.capacity import Capacity, find_capacity
 from engine.core import EngineCore
 from engine.executor.base import Executor
 from engine.executor.choose import open_executor
-from engine.executor.leading import LeadingRunner
+from engine.executor.leading import LeadingRunner, PipelineRunner
+from engine.executor.passages import Incoming
 from engine.first_costs import measure_first_costs
-from engine.model_share import DUMMY, ModelShare, attention_of, kernels_for, load_share, recorded_pass
-from engine.models.config import ModelConfig
+from engine.model_share import (
+    DUMMY,
+    Basis,
+    ModelShare,
+    attention_of,
+    load_share,
+    open_basis,
+    recorded_pass,
+    stream_of,
+)
 from engine.models.decoder import Decoder
 from engine.models.division import require_number_of_ranks
-from engine.models.facts import ModelFacts, load_facts
-from engine.models.identity import dummy_fingerprint, find_checkpoint, model_fingerprint
+from engine.models.facts import ModelFacts
+from engine.models.identity import dummy_fingerprint, model_fingerprint
 from engine.models.loading import OnProgress
-from engine.models.modelling.config import ModellingConfig
 from engine.models.ops.native_ops import NativeOps
 from engine.models.shard import Shard
 from engine.pool_size import (
@@ -45,8 +49,8 @@ from engine.pool_size import (
     report_shorter_requests,
     require_room,
 )
+from engine.runner.forward import decoded_pass
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory
-from engine.runner.limits import RunnerLimits
 from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -94,37 +98,31 @@ def build_engine(
     recorded graphs. Sets the number of torch threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and
     `DeviceFailed` when a rank does not come up.
     """
-    require_number_of_ranks(settings.tensor_parallel_size)
-    device = open_device(settings.device)
-    num_threads = max(1, (settings.num_threads or len(os.sched_getaffinity(0))) // settings.tensor_parallel_size)
-    torch.set_num_threads(num_threads)
-    kernels = kernels_for(settings, device, num_threads)
+    require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
+    num_threads = max(1, (settings.num_threads or len(os.sched_getaffinity(0))) // settings.num_ranks)
     with enough_memory(), ExitStack() as opened:
-        folder = find_checkpoint(settings.model, weights=settings.load_format != DUMMY)
-        config = load_facts(folder, settings.model_impl, remote_code=settings.trust_remote_code)
-        if isinstance(config, ModelConfig):
-            config = config.for_context(settings.max_model_len)
-        grammars = _grammars(folder, config)
-        capacity = find_capacity(settings, config, is_gpu=_is_gpu(device))
-        limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
+        basis = open_basis(settings, num_threads)
+        config, device = basis.config, basis.device
+        grammars = _grammars(basis.folder, config)
         executor = open_executor(settings, config, device, num_threads)
         opened.callback(executor.close)
-        before = read_memory(device.torch_device) if _is_gpu(device) else None
+        before = read_memory(device.torch_device) if basis.is_gpu else None
         rank = executor.shard
-        model = load_share(settings, folder, config, device, kernels, rank, executor.collectives, on_weights)
+        model = load_share(basis, rank, executor.collectives, on_weights)
         executor.loaded()
-        sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, kernels)
-        attention = attention_of(settings, model, limits, device, rank)
+        sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, basis.kernels)
+        attention = attention_of(basis, model, rank)
         if settings.batch_invariant:
             _require_batch_invariance(model, attention)
-        num_blocks = _num_blocks(settings, capacity, model, sampler, limits, attention, device, before, rank.size)
-        report_shorter_requests(settings, model.layout, capacity, num_blocks)
+        num_blocks = _num_blocks(basis, model, sampler, attention, before)
+        report_shorter_requests(settings, model.layout, basis.capacity, num_blocks)
         memory = _kv_memory(model, num_blocks, allocate, device, rank)
-        executor.share_memory(memory)
-        runner = _runner(settings, model, sampler, limits, attention, memory, device, executor, on_graphs)
+        incoming = executor.share_memory(memory, stream_of(basis, model, rank))
+        costs = StepCosts()
+        runner = _runner(basis, model, sampler, attention, memory, executor, incoming, costs, on_graphs)
         executor.ready()
-        fingerprint = with_quantization(_fingerprint(settings, folder, config, device), model.quantization)
-        core = _core(settings, capacity, config, fingerprint, memory, runner, grammars, device)
+        fingerprint = with_quantization(_fingerprint(basis), model.quantization)
+        core = _core(basis, fingerprint, memory, runner, grammars, costs)
         grammars.finish_loading()
         opened.pop_all()
     return Engine(
@@ -137,7 +135,7 @@ def build_engine(
         core.max_request_tokens,
         device,
         attention,
-        tokenizer_digest(folder),
+        tokenizer_digest(basis.folder),
         executor,
     )
 
@@ -150,15 +148,11 @@ def _grammars(folder: Path, config: ModelFacts) -> Grammars:
     return grammars
 
 
-def _is_gpu(device: Device) -> bool:
-    return device.torch_device.type == "cuda"
-
-
-def _fingerprint(settings: EngineSettings, folder: Path, config: ModelConfig | ModellingConfig, device: Device) -> str:
+def _fingerprint(basis: Basis) -> str:
     """Equal where the weights are. How many ranks have them makes no difference."""
-    if settings.load_format == DUMMY:
-        return dummy_fingerprint(config, device.torch_device.type)
-    return model_fingerprint(folder, config)
+    if basis.settings.load_format == DUMMY:
+        return dummy_fingerprint(basis.config, basis.device.torch_device.type)
+    return model_fingerprint(basis.folder, basis.config)
 
 
 def _require_batch_invariance(model: ModelShare, attention: AttentionChoice) -> None:
@@ -178,23 +172,18 @@ def _require_batch_invariance(model: ModelShare, attention: AttentionChoice) -> 
 
 
 def _num_blocks(
-    settings: EngineSettings,
-    capacity: Capacity,
-    model: ModelShare,
-    sampler: Sampler,
-    limits: RunnerLimits,
-    attention: AttentionChoice,
-    device: Device,
-    before: MemoryReading | None,
-    num_ranks: int,
+    basis: Basis, model: ModelShare, sampler: Sampler, attention: AttentionChoice, before: MemoryReading | None
 ) -> int:
     """The size of the pool (see `engine.pool_size`). Raises `InvalidSetting`."""
+    settings, capacity = basis.settings, basis.capacity
     chosen = chosen_num_blocks(settings, model.layout)
     if chosen is not None:
         return chosen
     if before is None:
-        return host_num_blocks(settings, model.layout, capacity, read_host_memory(), model.weights_bytes, num_ranks)
-    needs = measure_needs(settings, before, model.decoder, sampler, device, limits, attention.workspace_bytes)
+        memory, num_ranks = read_host_memory(), settings.num_ranks
+        return host_num_blocks(settings, model.layout, capacity, memory, model.weights_bytes, num_ranks)
+    workspace_bytes = attention.workspace_bytes
+    needs = measure_needs(settings, before, model.decoder, sampler, basis.device, basis.limits, workspace_bytes)
     return gpu_num_blocks(settings, model.layout, capacity, needs)
 
 
@@ -206,23 +195,27 @@ def _kv_memory(model: ModelShare, num_blocks: int, allocate: KvAllocator, device
 
 
 def _runner(
-    settings: EngineSettings,
+    basis: Basis,
     model: ModelShare,
     sampler: Sampler,
-    limits: RunnerLimits,
     choice: AttentionChoice,
     memory: KvMemory,
-    device: Device,
     executor: Executor,
+    incoming: Incoming | None,
+    costs: StepCosts,
     on_graphs: OnProgress | None,
 ) -> ModelRunner:
-    attention = choice.build(memory.paged)
-    with_spare = replace(limits, spare_block=memory.spare_block)
-    run = recorded_pass(settings, model, attention, limits)
-    parts = (model.decoder, attention, memory.paged.blocks, sampler, device, with_spare, run)
+    settings, attention = basis.settings, choice.build(memory.paged)
+    with_spare = replace(basis.limits, spare_block=memory.spare_block)
+    run = recorded_pass(basis, model, attention)
+    parts = (model.decoder, attention, memory.paged.blocks, sampler, basis.device, with_spare)
     if executor.leader is not None:
-        return LeadingRunner(executor.leader, settings.block_size, *parts)
-    runner = ModelRunner(*parts)
+        led = (executor.leader, costs, settings.block_size, *parts)
+        if incoming is None:
+            return LeadingRunner(*led, run)
+        num_before = model.layout.num_layers - model.own.num_layers
+        return PipelineRunner(incoming, num_before, run or decoded_pass(model.decoder, attention), *led)
+    runner = ModelRunner(*parts, run)
     # transformers' modelling code may look at values, so nothing of it is recorded
     if not settings.enforce_eager and isinstance(model.decoder, Decoder):
         runner.record_graphs(on_graphs)
@@ -231,15 +224,9 @@ def _runner(
 
 
 def _core(
-    settings: EngineSettings,
-    capacity: Capacity,
-    config: ModelFacts,
-    fingerprint: str,
-    memory: KvMemory,
-    runner: ModelRunner,
-    grammars: Grammars,
-    device: Device,
+    basis: Basis, fingerprint: str, memory: KvMemory, runner: ModelRunner, grammars: Grammars, costs: StepCosts
 ) -> EngineCore:
+    settings, capacity, config = basis.settings, basis.capacity, basis.config
     pool = BlockPool(memory.num_blocks, prefix_caching=settings.enable_prefix_caching)
     limits = SchedulerLimits(
         settings.block_size,
@@ -248,10 +235,10 @@ def _core(
         min(capacity.max_model_len, memory.num_blocks * settings.block_size),
         vocab_size=config.vocab_size,
         # a recorded step takes no chunks, and is so much faster than another that jumping would cost more than it saves
-        jumps_ahead=not device.records or settings.enforce_eager,
+        jumps_ahead=not basis.device.records or settings.enforce_eager,
         has_states=memory.layout.has_states,
+        num_stages=settings.pipeline_parallel_size,
     )
-    costs = StepCosts()
     bound = StepBound(costs, settings.goal_tpot_ms / 1000) if settings.goal_tpot_ms > 0 else None
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound)
     return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs)

@@ -15,7 +15,7 @@ Choices of one prompt can be asked for together: the prompt is computed, or rece
 forks become requests of their own, which share the prompt's full blocks and have a copy of the last one.
 
 Scheduling is asynchronous where the runner allows it: a step is launched while the one before it is computed. At most
-two are in flight, and at most one between two calls of `step` (see `engine.steps_in_flight`).
+two are in flight, or one for each stage, and one less between two calls of `step` (see `engine.steps_in_flight`).
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` could do something (it may still find no room)."""
-        return self.has_step_in_flight or not self._scheduler.requests.is_empty
+        return bool(self._in_flight) or not self._scheduler.requests.is_empty
 
     @property
-    def has_step_in_flight(self) -> bool:
-        """Whether a step was launched whose result `step` has not taken yet."""
-        return bool(self._in_flight)
+    def num_steps_in_flight(self) -> int:
+        """Steps that were launched, and whose results `step` has not taken yet."""
+        return len(self._in_flight)
 
     @property
     def awaits_grammar(self) -> bool:
@@ -317,7 +317,7 @@ class EngineCore:
             if not first.requests:
                 return []
             in_flight.launch(first, watch)
-        if (
+        while (
             in_flight.can_launch_another
             and (ahead := self._scheduler.schedule_ahead(expects_streams=expects_streams)) is not None
         ):

@@ -62,7 +62,7 @@ class LLM:
 
     def __init__(self, model: str = "", **settings: Any) -> None:
         chosen = EngineSettings(model=model, **settings)
-        engine = build_engine(chosen, allocate_shared if chosen.tensor_parallel_size > 1 else allocate_private)
+        engine = build_engine(chosen, allocate_shared if chosen.num_ranks > 1 else allocate_private)
         self._core = engine.core
         weakref.finalize(self, engine.executor.close)
         folder = find_checkpoint(model)

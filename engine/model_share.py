@@ -1,7 +1,7 @@
 """A rank's share of a model, from the checkpoint to what computes a step: what every rank of an engine does alike.
 
-Owns the order: check the files and the memory, load, choose attention, record the layers. With several ranks all of
-them run this, and where a function computes with the model they run it at the same time.
+Owns the order: read the config, check the files and the memory, load, choose attention, record the layers. With several
+ranks all of them run this, and where a function computes with the model they run it at the same time.
 """
 
 from __future__ import annotations
@@ -9,18 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from device.base import Device
+from device.choose import open_device
 from device.host_memory import GIB, SMALLER, read_host_memory
 from engine.attention.base import AttentionBackend
 from engine.attention.choose import AttentionChoice, AttentionShape, choose_attention
 from engine.attention.native_backend import NativeAttention
+from engine.capacity import Capacity, find_capacity
 from engine.executor.noted import NotedCollectives
+from engine.executor.passages import StreamShape
 from engine.models.base import RunnableDecoder
 from engine.models.checkpoint import choose_dtype
 from engine.models.collectives import Collectives
 from engine.models.config import ModelConfig
 from engine.models.decoder import TORCH_DTYPES, Decoder
 from engine.models.dummy import fill_with_noise
+from engine.models.facts import load_facts
+from engine.models.identity import find_checkpoint
 from engine.models.loading import OnProgress, check_weights, load_weights
 from engine.models.modelling.config import ModellingConfig
 from engine.models.ops.base import DecoderOps
@@ -42,9 +49,42 @@ DUMMY = "dummy"
 
 
 @dataclass(frozen=True, slots=True)
+class Basis:
+    """What is known of an engine before weights are loaded, in each of its ranks."""
+
+    settings: EngineSettings
+    folder: Path
+    config: ModelConfig | ModellingConfig
+    device: Device
+    kernels: Kernels | None
+    capacity: Capacity
+    limits: RunnerLimits
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the device is one."""
+        return self.device.torch_device.type == "cuda"
+
+
+def open_basis(settings: EngineSettings, num_threads: int) -> Basis:
+    """Open the device and read the checkpoint's config. `num_threads`: of torch and of the kernels in this process.
+    Raises `ModelLoadError` and `InvalidSetting`."""
+    device = open_device(settings.device)
+    torch.set_num_threads(num_threads)
+    kernels = _kernels_for(settings, device, num_threads)
+    folder = find_checkpoint(settings.model, weights=settings.load_format != DUMMY)
+    config = load_facts(folder, settings.model_impl, remote_code=settings.trust_remote_code)
+    if isinstance(config, ModelConfig):
+        config = config.for_context(settings.max_model_len)
+    capacity = find_capacity(settings, config, is_gpu=device.torch_device.type == "cuda")
+    limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
+    return Basis(settings, folder, config, device, kernels, capacity, limits)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShare:
     """A loaded share of a model on its device. `layout`: of a block of all ranks; `own`: what this rank has in one.
-    `weights_bytes`: of this rank's parameters; `quantization`: by what name they are quantized, "" for none."""
+    `weights_bytes`: of the parameters of all ranks; `quantization`: by what name they are quantized, "" for none."""
 
     decoder: RunnableDecoder
     layout: KvLayout
@@ -55,7 +95,7 @@ class ModelShare:
     quantization: str = ""
 
 
-def kernels_for(settings: EngineSettings, device: Device, num_threads: int) -> Kernels | None:
+def _kernels_for(settings: EngineSettings, device: Device, num_threads: int) -> Kernels | None:
     """Baton's own CPU kernels, where they can be called on the tensors of `device`: at once, in the order of the
     program, in host memory. Raises `InvalidSetting`."""
     can_run = device.torch_device.type == "cpu" and not device.is_asynchronous
@@ -63,16 +103,10 @@ def kernels_for(settings: EngineSettings, device: Device, num_threads: int) -> K
 
 
 def load_share(
-    settings: EngineSettings,
-    folder: Path,
-    config: ModelConfig | ModellingConfig,
-    device: Device,
-    kernels: Kernels | None,
-    shard: Shard,
-    collectives: Collectives | None,
-    on_weights: OnProgress | None,
+    basis: Basis, shard: Shard, collectives: Collectives | None, on_weights: OnProgress | None
 ) -> ModelShare:
     """Load this rank's share, and nothing else of the files. Raises `ModelLoadError` and `InvalidSetting`."""
+    settings, folder, config, device, kernels = basis.settings, basis.folder, basis.config, basis.device, basis.kernels
     if isinstance(config, ModellingConfig):
         return _load_modelling(settings, folder, config, device, kernels, on_weights)
     if config.other_parts and settings.load_format != DUMMY:
@@ -81,7 +115,8 @@ def load_share(
     quantization = choose_quantization(settings.quantization, config, folder)
     if collectives is not None and kernels is not None:
         collectives = NotedCollectives(collectives, kernels)
-    shapes = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps(), shard, collectives, quantization)
+    all_stages = Shard(shard.rank, shard.size)
+    shapes = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps(), all_stages, collectives, quantization)
     weights_bytes = _checked_weights(settings, folder, shapes, device, shard)
     ops = choose_ops(device.torch_device, kernels)
     decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops, shard, collectives, quantization)
@@ -91,16 +126,15 @@ def load_share(
         load_weights(folder, decoder, on_weights)
     own = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
     layout = own
-    if shard.size > 1:
+    if not shard.is_whole:
         whole = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps())
         layout = KvLayout.of_layers(dtype, settings.block_size, whole.layer_kvs)
     return ModelShare(decoder, layout, own, ops, weights_bytes, kernels, quantization.name)
 
 
-def attention_of(
-    settings: EngineSettings, model: ModelShare, limits: RunnerLimits, device: Device, shard: Shard
-) -> AttentionChoice:
+def attention_of(basis: Basis, model: ModelShare, shard: Shard) -> AttentionChoice:
     """The attention of this rank's heads. Raises `InvalidSetting`."""
+    settings, limits = basis.settings, basis.limits
     shape = AttentionShape(
         num_heads=len(shard.share_of(model.decoder.num_heads, "attention heads")),
         dtype=model.decoder.dtype,
@@ -109,13 +143,12 @@ def attention_of(
         max_graph_sequences=0 if settings.enforce_eager else limits.max_decodes,
         rules=model.decoder.layer_rules,
     )
-    return choose_attention(settings.attention_backend, device, shape, model.kernels)
+    return choose_attention(settings.attention_backend, basis.device, shape, model.kernels)
 
 
-def recorded_pass(
-    settings: EngineSettings, model: ModelShare, attention: AttentionBackend, limits: RunnerLimits
-) -> ForwardPass | None:
+def recorded_pass(basis: Basis, model: ModelShare, attention: AttentionBackend) -> ForwardPass | None:
     """The forward pass as recorded calls of kernels, where that is possible. Computes in block 0."""
+    settings, limits = basis.settings, basis.limits
     if model.kernels is None or not isinstance(attention, NativeAttention) or settings.enforce_eager:
         return None
     if not isinstance(model.decoder, Decoder):
@@ -123,6 +156,14 @@ def recorded_pass(
     max_positions = limits.max_blocks_per_request * settings.block_size
     sizes = StepSizes(limits.max_num_batched_tokens, limits.max_num_seqs, max_positions)
     return record_layers(model.decoder, attention, model.kernels, sizes)
+
+
+def stream_of(basis: Basis, model: ModelShare, shard: Shard) -> StreamShape | None:
+    """What stages hand on; None where there is one."""
+    if shard.num_stages == 1 or not isinstance(basis.config, ModelConfig):
+        return None
+    size, dtype = basis.config.hidden_size, model.decoder.dtype
+    return StreamShape(basis.limits.max_num_batched_tokens, size, dtype, shard.num_stages)
 
 
 def _load_modelling(
@@ -153,14 +194,14 @@ def _load_modelling(
 
 
 def _checked_weights(settings: EngineSettings, folder: Path, shapes: Decoder, device: Device, shard: Shard) -> int:
-    """The bytes of this rank's parameters, once it is known that the files have them and that the host has room for
-    those of all ranks: nothing has been allocated. Raises `ModelLoadError` and `InvalidSetting`."""
+    """The bytes of the parameters of all ranks, once it is known that the files have them and that the host has room:
+    nothing has been allocated. `shapes`: a rank's share of all stages. Raises `ModelLoadError` and `InvalidSetting`."""
     if settings.load_format != DUMMY:
         check_weights(folder, shapes)
-    num_bytes = sum(parameter.num_bytes for parameter in shapes.parameters())
-    # asked by the first rank, before the others have taken theirs
-    if shard.rank == 0:
-        _require_room(num_bytes * shard.size, device)
+    num_bytes = shard.size * sum(parameter.num_bytes for parameter in shapes.parameters())
+    # asked by the driver, before the others have taken theirs
+    if shard.rank == 0 and shard.is_last_stage:
+        _require_room(num_bytes, device)
     return num_bytes
 
 

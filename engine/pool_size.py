@@ -83,7 +83,7 @@ def host_num_blocks(
     weights_bytes: int,
     num_ranks: int = 1,
 ) -> int:
-    """The size of a pool in host memory when the settings leave it open. `weights_bytes`: of one of `num_ranks`.
+    """The size of a pool in host memory when the settings leave it open. `weights_bytes`: of all ranks.
 
     A `--max-model-len` that was asked for has to fit. The model's own limit does not: requests are shorter then.
     Raises `InvalidSetting` when it is too small.
@@ -91,7 +91,7 @@ def host_num_blocks(
     usable = capacity.blocks_per_request * settings.max_num_seqs
     affordable = max(_HOST_KV_BYTES // layout.block_bytes, capacity.blocks_per_request)
     wanted = max(_FEWEST_BLOCKS, min(usable, affordable))
-    weights_bytes = num_ranks * weights_bytes + (num_ranks - 1) * _HOST_PROCESS_BYTES
+    weights_bytes += (num_ranks - 1) * _HOST_PROCESS_BYTES
     allowed = host_budget(settings, memory, weights_bytes) // layout.block_bytes
     fewest = capacity.blocks_per_request if settings.max_model_len else _FEWEST_BLOCKS
     if allowed < max(_FEWEST_BLOCKS, fewest):

@@ -67,6 +67,9 @@ class EngineSettings:
     tensor_parallel_size: int = setting(
         1, "ranks that divide the model among them: its heads, the rows of its MLPs, its vocabulary"
     )
+    pipeline_parallel_size: int = setting(
+        1, "stages that divide the layers of the model among them, each of tensor-parallel-size ranks"
+    )
     distributed_executor_backend: str = setting(
         "auto",
         "where the ranks run; auto: this process for one, and for more of them processes of this machine (mp)",
@@ -80,3 +83,8 @@ class EngineSettings:
         "auto", "auto: the checkpoint's weights; dummy: random ones, for measurements", choices=("auto", "dummy")
     )
     num_threads: int = setting(0, "compute threads; 0: one per core this process may use")
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size

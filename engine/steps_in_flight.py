@@ -1,4 +1,5 @@
-"""The steps that were launched and not collected yet: at most two, so that the device need not wait for the host.
+"""The steps that were launched and not collected yet: at most two, so that the device need not wait for the host, or
+one for each stage of a pipeline.
 
 Owns their order, the handling of a step that fails, and the blocks that wait for a step. A request can end, or be
 aborted, while the device still writes into its blocks. They are released when that step was collected, not earlier: the
@@ -79,14 +80,15 @@ class StepsInFlight:
         self._costs = costs
         self._steps: deque[_StepInFlight] = deque()
         self._scores: list[PromptScores] = []
+        self._most = 2 if runner.is_asynchronous else scheduler.limits.num_stages
 
     def __len__(self) -> int:
         return len(self._steps)
 
     @property
     def can_launch_another(self) -> bool:
-        """Whether the next step may be launched before the only one in flight is collected."""
-        return self._runner.is_asynchronous and not isinstance(self._steps[0].running, _NotLaunched)
+        """Whether the next step may be launched before the oldest in flight is collected."""
+        return len(self._steps) < self._most and not isinstance(self._steps[-1].running, _NotLaunched)
 
     def launch(self, step: Step, watch: StepWatch) -> None:
         """Begin to compute a step that was just scheduled. Raises `DeviceFailed` only."""

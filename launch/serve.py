@@ -144,8 +144,9 @@ def _check_model(deployment: Deployment) -> None:
     config = load_facts(folder, settings.model_impl, remote_code=settings.trust_remote_code)
     find_capacity(settings, config, is_gpu=False)
     for node in (deployment.prefill, deployment.decode):
-        require_number_of_ranks(node.tensor_parallel_size)
-        require_divisible(config, node.tensor_parallel_size)
+        sizes = node.tensor_parallel_size, node.pipeline_parallel_size
+        require_number_of_ranks(*sizes)
+        require_divisible(config, *sizes)
     if settings.device == "cpu" or (settings.device == "auto" and not find_devices(os.environ)):
         num_nodes = len(deployment.node_names)
         require_memory_for_weights(folder, config, settings.dtype, num_nodes, read_host_memory())

@@ -45,6 +45,8 @@ class ServeSettings:
     mixed: bool = setting(False, "nodes that do any leg: --prefill and --decode are then what they prefer")
     prefill_tensor_parallel_size: int = setting(0, "ranks of each prefill node; 0: --tensor-parallel-size")
     decode_tensor_parallel_size: int = setting(0, "ranks of each decode node; 0: --tensor-parallel-size")
+    prefill_pipeline_parallel_size: int = setting(0, "stages of each prefill node; 0: --pipeline-parallel-size")
+    decode_pipeline_parallel_size: int = setting(0, "stages of each decode node; 0: --pipeline-parallel-size")
     routers: int = setting(1, "number of routers: they share the port and all nodes; more serve more streams at once")
     pin_cpus: bool = setting(True, "give every node cores of its own if there are enough and --num-threads is unset")
     start_timeout_s: float = setting(1800.0, "seconds until every process must be ready, loading weights included")
@@ -112,8 +114,8 @@ def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> D
     return Deployment(
         serve,
         router,
-        with_ranks(prefill, serve.prefill_tensor_parallel_size),
-        with_ranks(decode, serve.decode_tensor_parallel_size),
+        with_ranks(prefill, serve.prefill_tensor_parallel_size, serve.prefill_pipeline_parallel_size),
+        with_ranks(decode, serve.decode_tensor_parallel_size, serve.decode_pipeline_parallel_size),
         _num_prefill(serve, router, decode, environment),
     )
 
@@ -148,9 +150,13 @@ def settings_from_table(
         raise InvalidSetting(f"{origin}: {error}") from None
 
 
-def with_ranks(settings: _NodeSettingsT, num_ranks: int) -> _NodeSettingsT:
-    """The settings of a node with so many ranks; 0: as they are."""
-    return settings if num_ranks == 0 else dataclasses.replace(settings, tensor_parallel_size=num_ranks)
+def with_ranks(settings: _NodeSettingsT, num_ranks: int, num_stages: int) -> _NodeSettingsT:
+    """The settings of a node with so many ranks in each stage and so many stages; 0: as they are."""
+    return dataclasses.replace(
+        settings,
+        tensor_parallel_size=num_ranks or settings.tensor_parallel_size,
+        pipeline_parallel_size=num_stages or settings.pipeline_parallel_size,
+    )
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -165,7 +171,7 @@ def _check(serve: ServeSettings) -> None:
         raise InvalidSetting(f"--prefill {serve.prefill} must not be negative")
     if serve.decode < 1:
         raise InvalidSetting(f"--decode {serve.decode} must be at least 1: decode nodes finish every request")
-    for name in ("prefill_tensor_parallel_size", "decode_tensor_parallel_size"):
+    for name in (f"{role}_{kind}_parallel_size" for role in ("prefill", "decode") for kind in ("tensor", "pipeline")):
         if getattr(serve, name) < 0:
             raise InvalidSetting(f"--{name.replace('_', '-')} {getattr(serve, name)} must not be negative")
     if not 1 <= serve.routers <= MAX_ROUTERS:

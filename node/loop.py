@@ -205,7 +205,7 @@ class EngineLoop:
         self._could_step = self._awaits_grammar = False
         if not self._core.has_work:
             return
-        was_in_flight = self._core.has_step_in_flight
+        was_in_flight = self._core.num_steps_in_flight > 0
         try:
             outputs = self._core.step(self._leg.watch)
         except StepFailed as error:

@@ -32,7 +32,7 @@ class PrefillRole:
         self._transports = TransportSettings(
             settings.kv_transport, context, settings.host, link_settings, this_process()
         )
-        has_ranks = settings.tensor_parallel_size > 1
+        has_ranks = settings.num_ranks > 1
         self._memory = PoolMemory(self._transports, "sender", allocate_private, is_shared=has_ranks)
         self._opened = ExitStack()
         self._opened.callback(self._memory.close)

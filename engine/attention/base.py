@@ -67,7 +67,8 @@ class Attention(Protocol):
     """Attention as a decoder sees it in a step."""
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store k and v of the step's tokens in layer `layer`, then attend causally, by the layer's `LayerRule`.
+        """Store k and v of the step's tokens in layer `layer` of this stage, then attend causally, by the layer's
+        `LayerRule`.
 
         q: [T, Hq, D], k and v: [T, Hkv, D], rotated already. All three may be views: the last dimension is contiguous
         and heads are D apart, the distance between tokens is the tensor's own. Returns [T, Hq, D].

@@ -20,7 +20,7 @@ class PagedKv:
     """`blocks`: [B, elements of a block], contiguous, in the dtype that `layout` names.
 
     `layout` is what this rank stores of each token. With `whole`, the layout of all ranks together, a block is one of
-    that: the ranks share the memory, and each has its heads in it. Without, a block is one of `layout`.
+    that: the ranks share the memory, and each has its layers and heads in it. Without, a block is one of `layout`.
     """
 
     layout: KvLayout
@@ -29,9 +29,10 @@ class PagedKv:
     shard: Shard = WHOLE
 
     def layer(self, number: int) -> Tensor:
-        """A view [B, planes, Hkv, block_size, D] of one layer; with `key_value`, plane 0 are keys and 1 values. The
-        heads of a plane are contiguous; blocks are as far apart as all layers together are large."""
+        """A view [B, planes, Hkv, block_size, D] of one layer of this rank; with `key_value`, plane 0 are keys and 1
+        values. The heads of a plane are contiguous; blocks are as far apart as all layers together are large."""
         layout = self.whole or self.layout
+        number += self.shard.layers_of(layout.num_layers).start
         kv, element_bytes = layout.layers[number], self.blocks.element_size()
         end = layout.layer_ends[number] // element_bytes
         size = layout.layer_bytes(kv) // element_bytes

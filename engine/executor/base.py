@@ -10,9 +10,11 @@ The order of calls: construct, build this rank's share of the model, `loaded`, `
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from engine.executor.messages import Order
+from engine.executor.passages import Incoming, StreamShape
 from engine.models.collectives import Collectives
 from engine.models.shard import Shard
 from engine.runner.kv_memory import KvMemory
@@ -22,8 +24,17 @@ from wire.errors import BatonError
 class Leader(Protocol):
     """Tells all ranks but this one what to do."""
 
+    def tell_ahead(self, order: Order) -> None:
+        """Send an order to every rank of the stages before this one. Raises `DeviceFailed`."""
+        ...
+
     def tell(self, order: Order) -> None:
-        """Send an order to every rank. Raises `DeviceFailed`."""
+        """Send an order to every other rank of this stage. Raises `DeviceFailed`."""
+        ...
+
+    def within(self, limit_s: float) -> AbstractContextManager[None]:
+        """What is done with the ranks meanwhile takes longer than `limit_s` only if one of them stands still: all of
+        them are ended then, so that it fails."""
         ...
 
     def reason_of(self, error: Exception) -> BatonError:
@@ -57,8 +68,10 @@ class Executor(Protocol):
         """This rank has loaded its share: wait for the others. Raises `DeviceFailed`."""
         ...
 
-    def share_memory(self, memory: KvMemory) -> None:
-        """Let every rank attend over this memory; they are preparing when it returns. Raises `DeviceFailed`."""
+    def share_memory(self, memory: KvMemory, stream: StreamShape | None) -> Incoming | None:
+        """Let every rank attend over this memory, and hand on to the next stage what has this shape, where there are
+        stages; they are preparing when it returns. What this rank receives from the stage before; None: it is in the
+        first. Raises `DeviceFailed`."""
         ...
 
     def ready(self) -> None:

@@ -1,4 +1,5 @@
-"""Opens the executor of the settings `--tensor-parallel-size` and `--distributed-executor-backend`.
+"""Opens the executor of the settings `--tensor-parallel-size`, `--pipeline-parallel-size` and
+`--distributed-executor-backend`.
 
 Owns the names, and the refusals that need no process: what cannot be divided, or does not work with several ranks.
 """
@@ -22,17 +23,19 @@ def open_executor(
 ) -> Executor:
     """The ranks of an engine, running. `num_threads`: of each. Raises `InvalidSetting`, and `DeviceFailed` when they do
     not come up."""
-    size = settings.tensor_parallel_size
-    if size == 1:
+    if settings.num_ranks == 1:
         return UniExecutor()
     _require_possible(settings, config, device)
     from engine.executor.mp import MpExecutor
 
-    return MpExecutor(settings, size, num_threads)
+    return MpExecutor(settings, num_threads)
 
 
 def _require_possible(settings: EngineSettings, config: ModelConfig | ModellingConfig, device: Device) -> None:
+    stages = settings.pipeline_parallel_size
     flag = f"--tensor-parallel-size {settings.tensor_parallel_size}"
+    if stages > 1:
+        flag = f"--pipeline-parallel-size {stages}" + (f" with {flag}" if settings.tensor_parallel_size > 1 else "")
     if settings.distributed_executor_backend == UNI:
         raise InvalidSetting(f"{flag}: --distributed-executor-backend uni is one process, and so one rank; use mp")
     if device.has_own_memory:
@@ -42,9 +45,9 @@ def _require_possible(settings: EngineSettings, config: ModelConfig | ModellingC
         )
     if settings.batch_invariant:
         raise InvalidSetting(
-            f"{flag}: --batch-invariant cannot be promised, since ranks add up long prompts in another order"
+            f"{flag}: --batch-invariant is promised of one rank alone: ranks add up long prompts in another order"
         )
     try:
-        require_divisible(config, settings.tensor_parallel_size)
+        require_divisible(config, settings.tensor_parallel_size, stages)
     except ModelLoadError as error:
         raise InvalidSetting(f"{flag}: {error}") from None

@@ -1,7 +1,8 @@
 """What every rank but the first does with a step: compute its share of the forward pass and of the logits.
 
 Owns the order of calls among the ranks, which must be that of `LeadingRunner`: forward pass, logits of scored rows
-piece by piece, logits of due rows. Samples nothing, keeps nothing between steps.
+piece by piece, logits of due rows. In a stage that is not the last, the residual stream goes to the next one instead
+of logits. Samples nothing, keeps nothing between steps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 from device.base import Array, Device
 from engine.attention.base import AttentionBackend, SequenceShare
 from engine.executor.messages import ChannelBroken, Compute
+from engine.executor.passages import Incoming, Outgoing
 from engine.models.base import RunnableDecoder
 from engine.runner.forward import DueRows, ForwardPass
 from engine.runner.limits import RunnerLimits, staging_bytes
@@ -20,7 +22,8 @@ from engine.runner.prompt_scoring import score_pieces
 
 
 class Follower:
-    """Computes orders over the KV of `attention`. `run`: the forward pass of `decoder`."""
+    """Computes orders over the KV of `attention`. `run`: the forward pass of `decoder`. `incoming`: from the stage
+    before, None in the first; `outgoing`: to the next stage, None in the last."""
 
     def __init__(
         self,
@@ -29,7 +32,10 @@ class Follower:
         device: Device,
         limits: RunnerLimits,
         run: ForwardPass,
+        incoming: Incoming | None = None,
+        outgoing: Outgoing | None = None,
     ) -> None:
+        self._incoming, self._outgoing = incoming, outgoing
         self._decoder = decoder
         self._attention = attention
         self._staging = device.staging(staging_bytes(limits))
@@ -48,9 +54,14 @@ class Follower:
             raise ChannelBroken(f"the driver orders {len(token_ids)} tokens and places for another number")
         self._staging.begin()
         self._attention.plan(shares, self._staging)
-        placed = [self._staging.put(values) for values in (token_ids, _positions(shares))]
+        first, positions = [self._staging.put(values) for values in (token_ids, _positions(shares))]
         self._staging.upload()
-        stream = self._run(placed[0], placed[1])
+        if self._incoming is not None:
+            first = self._incoming.receive(len(first))
+        stream = self._run(first, positions)
+        if self._outgoing is not None:
+            self._outgoing.send(stream.rows())
+            return
         if order.scored:
             scored = _row_numbers(order.scored)
             for piece in score_pieces(len(scored), self._decoder.config.vocab_size):

@@ -1,52 +1,80 @@
-"""The runner of rank 0: before it computes a step, it has the other ranks compute the same.
+"""The runners of the driver: before it computes a step, it has the other ranks compute the same.
 
 Owns the one order of a step and what has to happen in which place of it, since all ranks share one KV memory:
 
 - Blocks are copied, and begun blocks wiped, by this rank alone, before it adds up the embedding. Every rank attends
-  after that sum, so none reads a block that is not prepared, and none wipes what another has stored.
+  after that sum, so none reads a block that is not prepared, and none wipes what another has stored. With stages it
+  happens before any of them is told of the step.
 - A layer counts as stored when every rank has stored its heads of it. That is certain once the ranks have added up
-  what the layer's attention returned, so each layer is told with the next one, and the last one after the step.
+  what the layer's attention returned, so each layer is told with the next one, and the last one after the step. Those
+  of earlier stages are stored when the residual stream is here.
 
 The other ranks have no queues and sample nothing: what a step says is all that they know. When a step fails here after
-it was ordered, the ranks may be anywhere in it: the node has to end.
+it was ordered, the ranks may be anywhere in it: the node has to end. A rank that stands still ends it, too: a step may
+take `_PATIENCE` times what is expected of it, within bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from device.base import DeviceFailed
+from device.base import STEP_TIMEOUT_S, DeviceFailed
 from engine.attention.base import LayerStored, SequenceShare
 from engine.attention.torch_backend import begun_blocks
 from engine.executor.base import Leader
 from engine.executor.messages import Compute, Share
+from engine.executor.passages import Incoming
 from engine.runner.base import RunningStep
+from engine.runner.forward import ForwardPass, Stream
 from engine.runner.inputs import StepInputs
-from engine.runner.model_runner import ModelRunner, due_requests
+from engine.runner.model_runner import ModelRunner, PlannedStep, due_requests
 from engine.runner.prompt_scoring import scored_rows
-from engine.scheduler.request import Step
+from engine.scheduler.request import PromptScores, SampledToken, Step
+from engine.scheduler.step_costs import StepCosts
+from wire.request_key import RequestKey
+
+LEAST_S = 10.0
+_PATIENCE = 10.0
+"""A machine that is busy with other things may take so many times as long."""
 
 
 class LeadingRunner(ModelRunner):
-    """See `Runner`. `block_size`: tokens of a block; `arguments`: those of `ModelRunner`."""
+    """See `Runner`. `costs`: of this engine; `block_size`: tokens of a block; `arguments`: those of `ModelRunner`."""
 
-    def __init__(self, leader: Leader, block_size: int, *arguments: Any) -> None:
+    def __init__(self, leader: Leader, costs: StepCosts, block_size: int, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._leader = leader
+        self._costs = costs
         self._block_size = block_size
 
     def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
-        try:
+        with self._together():
             self._wipe_begun(step)
             self._leader.tell(_order(step, inputs))
-            stored = None if layer_stored is None else _OneLater(layer_stored)
-            launched = super()._launch(step, inputs, stored)
-            if stored is not None:
-                stored.finish()
-            return launched
+            return self._lead(self._plan(step, inputs), layer_stored)
+
+    def _lead(self, planned: PlannedStep, layer_stored: LayerStored | None) -> RunningStep:
+        """Compute a step that the other ranks of this stage were told of."""
+        stored = None if layer_stored is None else _OneLater(layer_stored)
+        launched = self._compute(planned, stored)
+        if stored is not None:
+            stored.finish()
+        return launched
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Whatever fails meanwhile fails for the reason that the ranks have; a rank that stands still makes it fail."""
+        expected_s = self._costs.expected_s
+        limit_s = STEP_TIMEOUT_S if expected_s is None else min(max(_PATIENCE * expected_s, LEAST_S), STEP_TIMEOUT_S)
+        try:
+            with self._leader.within(limit_s):
+                yield
         except Exception as error:
             raise self._leader.reason_of(error) from error
 
@@ -55,6 +83,66 @@ class LeadingRunner(ModelRunner):
         shares = [SequenceShare(each.start, each.num_tokens, each.block_table) for each in step.requests]
         for block in begun_blocks(shares, self._block_size):
             self._blocks[block].zero_()
+
+
+class PipelineRunner(LeadingRunner):
+    """The same in the last of several stages. A launch has the stages before this one compute a step; this one computes
+    it when its result is asked for, and other steps may be launched meanwhile.
+
+    `incoming`: from the stage before; `num_before`: how many layers the stages before have; `run`: the forward pass of
+    this one; `arguments`: those of `LeadingRunner` but for that.
+    """
+
+    def __init__(self, incoming: Incoming, num_before: int, run: ForwardPass, *arguments: Any) -> None:
+        super().__init__(*arguments, self._run_stage)
+        self._incoming = incoming
+        self._num_before = num_before
+        self._run = run
+        self._layer_stored: LayerStored | None = None
+
+    def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
+        with self._together():
+            self._wipe_begun(step)
+            super()._copy_blocks(step)
+            order = _order(step, inputs)
+            self._leader.tell_ahead(order)
+            planned = self._plan(step, inputs)
+        return _EnteredStep(lambda: self._finish(order, planned, layer_stored))
+
+    @torch.inference_mode()
+    def _finish(self, order: Compute, planned: PlannedStep, layer_stored: LayerStored | None) -> RunningStep:
+        with self._together():
+            self._leader.tell(order)
+            self._layer_stored = layer_stored
+            return self._lead(planned, layer_stored)
+
+    def _run_stage(self, token_ids: Tensor, positions: Tensor) -> Stream:
+        """See `ForwardPass`."""
+        stream = self._incoming.receive(len(positions))
+        if self._layer_stored is not None:
+            for _ in range(self._num_before):
+                self._layer_stored()
+        return self._run(stream, positions)
+
+    def _copy_blocks(self, step: Step) -> None:
+        """Nothing: it was done before the stages were told of the step."""
+
+
+class _EnteredStep:
+    """A step that was launched and that this stage has not computed. See `RunningStep`."""
+
+    def __init__(self, finish: Callable[[], RunningStep]) -> None:
+        self._finish = finish
+        self._finished: RunningStep | None = None
+
+    def result(self) -> Mapping[RequestKey, SampledToken]:
+        """See `RunningStep.result`."""
+        self._finished = self._finish()
+        return self._finished.result()
+
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        """See `RunningStep.prompt_scores`."""
+        return {} if self._finished is None else self._finished.prompt_scores()
 
 
 class _OneLater:
@@ -75,7 +163,7 @@ class _OneLater:
 
 
 def _order(step: Step, inputs: StepInputs) -> Compute:
-    """The step in plain values. No token is pending: with ranks, a step is collected before the next is launched."""
+    """The step in plain values. No token is pending: with ranks, a request is in one step that samples at a time."""
     if inputs.has_pending:
         raise DeviceFailed("a token that is still sampled cannot be told to other ranks")
     shares = tuple(

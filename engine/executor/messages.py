@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from typing import ClassVar, TypeAlias
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from wire.errors import BatonError
 
 MAX_MESSAGE_BYTES = 64 * 2**20
+_MOST_DESCRIPTORS = 5
 _LENGTH = struct.Struct("<I")
 Setting: TypeAlias = str | int | float | bool
 
@@ -34,11 +36,10 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Begin(_Message, frozen=True):
-    """Driver: rank `rank` of `size`, with the fields of `EngineSettings`. The ranks find each other in the file
-    `meeting`, and know each other by `nonce`."""
+    """Driver: the rank is process `number` of those of `settings`, which are the fields of `EngineSettings`. The ranks
+    of a stage find each other in a file whose name begins with `meeting`, and know each other by `nonce`."""
 
-    rank: int
-    size: int
+    number: int
     settings: dict[str, Setting]
     meeting: str
     nonce: bytes
@@ -46,7 +47,9 @@ class Begin(_Message, frozen=True):
 
 
 class UsePool(_Message, frozen=True):
-    """Driver: the KV pool has `num_blocks` blocks. A descriptor comes with it, of a file of `num_bytes` bytes."""
+    """Driver: the KV pool has `num_blocks` blocks. A descriptor comes with it, of a file of `num_bytes` bytes. In a
+    later stage come the receiver's end and the memory of the passage from the stage before, and in an earlier stage the
+    sender's end and the memory of the passage to the next."""
 
     num_blocks: int
     num_bytes: int
@@ -112,9 +115,9 @@ class Channel:
         """For `select`."""
         return self._socket.fileno()
 
-    def send(self, message: Order | Report, timeout_s: float, descriptor: int | None = None) -> None:
-        """Send a message, and a descriptor with it. Raises `ChannelBroken`."""
-        self.send_encoded(self.encode(message), timeout_s, descriptor)
+    def send(self, message: Order | Report, timeout_s: float, descriptors: Sequence[int] = ()) -> None:
+        """Send a message, and descriptors with it. Raises `ChannelBroken`."""
+        self.send_encoded(self.encode(message), timeout_s, descriptors)
 
     @classmethod
     def encode(cls, message: Order | Report) -> bytes:
@@ -122,13 +125,13 @@ class Channel:
         body = cls._encoder.encode(message)
         return _LENGTH.pack(len(body)) + body
 
-    def send_encoded(self, frame: bytes, timeout_s: float, descriptor: int | None = None) -> None:
+    def send_encoded(self, frame: bytes, timeout_s: float, descriptors: Sequence[int] = ()) -> None:
         """See `send`."""
         try:
             self._socket.settimeout(timeout_s)
-            if descriptor is not None:
-                # the first byte carries it
-                socket.send_fds(self._socket, [frame[:1]], [descriptor])
+            if descriptors:
+                # the first byte carries them
+                socket.send_fds(self._socket, [frame[:1]], descriptors)
                 frame = frame[1:]
             self._socket.sendall(frame)
         except OSError as error:
@@ -146,10 +149,10 @@ class Channel:
         return message
 
     def take_descriptor(self) -> int:
-        """The descriptor that came with a message; the caller closes it. Raises `ChannelBroken`."""
+        """The next descriptor that came with a message; the caller closes it. Raises `ChannelBroken`."""
         if not self._descriptors:
             raise ChannelBroken(f"{self._closed_by} sent no descriptor")
-        return self._descriptors.pop()
+        return self._descriptors.pop(0)
 
     def close(self) -> None:
         """Close this end. Whoever reads at the other end learns that."""
@@ -163,7 +166,7 @@ class Channel:
         try:
             self._socket.settimeout(timeout_s)
             while len(read) < num_bytes:
-                piece, descriptors, _, _ = socket.recv_fds(self._socket, num_bytes - len(read), 1)
+                piece, descriptors, _, _ = socket.recv_fds(self._socket, num_bytes - len(read), _MOST_DESCRIPTORS)
                 self._descriptors += descriptors
                 if not piece:
                     raise ChannelBroken(f"{self._closed_by} is gone")

@@ -12,8 +12,9 @@ from functools import partial
 
 from device.base import DeviceFailed
 from engine.executor.messages import Loaded, Ready, UsePool
+from engine.executor.passages import Incoming, Passages, StreamShape
 from engine.executor.ranks import LOAD_TIMEOUT_S, Ranks
-from engine.executor.world import World
+from engine.executor.world import join_stage
 from engine.models.shard import Shard
 from engine.runner.kv_memory import KvMemory
 from engine.settings import EngineSettings
@@ -22,11 +23,12 @@ from engine.settings import EngineSettings
 class MpExecutor:
     """See `Executor`. `num_threads`: of each rank. Raises `DeviceFailed` when the ranks do not come up."""
 
-    def __init__(self, settings: EngineSettings, size: int, num_threads: int) -> None:
-        self.shard = Shard(0, size)
-        self.leader = Ranks(settings, size, num_threads)
+    def __init__(self, settings: EngineSettings, num_threads: int) -> None:
+        self.shard = Shard.of_process(0, settings.tensor_parallel_size, settings.pipeline_parallel_size)
+        self.leader = Ranks(settings, num_threads)
+        self._incoming: Incoming | None = None
         try:
-            self.collectives = World(self.shard, self.leader.meeting, self.leader.nonce)
+            self.collectives = join_stage(self.shard, self.leader.meeting, self.leader.nonce)
         except DeviceFailed as error:
             reason = self.leader.reason_of(error)
             self.leader.close()
@@ -41,11 +43,21 @@ class MpExecutor:
         """See `Executor.loaded`."""
         self.leader.await_all(Loaded, LOAD_TIMEOUT_S)
 
-    def share_memory(self, memory: KvMemory) -> None:
+    def share_memory(self, memory: KvMemory, stream: StreamShape | None) -> Incoming | None:
         """See `Executor.share_memory`. Raises `ValueError` for memory that other processes cannot map."""
-        if memory.descriptor is None:
+        pool, use = memory.descriptor, UsePool(memory.num_blocks, memory.num_blocks * memory.layout.block_bytes)
+        if pool is None:
             raise ValueError("ranks attend over one memory, and this is private")
-        self.leader.tell(UsePool(memory.num_blocks, memory.num_blocks * memory.layout.block_bytes), memory.descriptor)
+        if stream is None:
+            self.leader.share(use, lambda shard: [pool])
+            return None
+        passages = Passages(self.shard.size, stream)
+        try:
+            self.leader.share(use, lambda shard: [pool, *passages.descriptors_of(shard)])
+            self._incoming = passages.incoming()
+        finally:
+            passages.close()
+        return self._incoming
 
     def ready(self) -> None:
         """See `Executor.ready`."""
@@ -59,6 +71,8 @@ class MpExecutor:
     def close(self) -> None:
         """See `Executor.close`."""
         self.leader.close()
+        if self._incoming is not None:
+            self._incoming.close()
 
 
 def _round(ranks: Ranks, each_round: Callable[[], None]) -> None:

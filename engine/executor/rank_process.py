@@ -14,10 +14,6 @@ import signal
 import socket
 import sys
 
-import torch
-
-from device.choose import open_device
-from engine.capacity import find_capacity
 from engine.executor.following import Follower
 from engine.executor.messages import (
     Begin,
@@ -31,14 +27,12 @@ from engine.executor.messages import (
     Stop,
     UsePool,
 )
-from engine.executor.world import RanksLost, World
-from engine.model_share import DUMMY, attention_of, kernels_for, load_share, recorded_pass
-from engine.models.config import load_config
-from engine.models.identity import find_checkpoint
+from engine.executor.passages import taken_ends
+from engine.executor.world import RanksLost, World, join_stage
+from engine.model_share import attention_of, load_share, open_basis, recorded_pass, stream_of
 from engine.models.shard import Shard
 from engine.runner.forward import decoded_pass
 from engine.runner.kv_memory import mapped_kv
-from engine.runner.limits import RunnerLimits
 from engine.settings import EngineSettings
 from program.process import keep_freed_memory
 from wire.errors import BatonError
@@ -81,9 +75,10 @@ def _follow(channel: Channel) -> None:
     if not isinstance(begin, Begin):
         raise ChannelBroken("the driver begins with something else")
     channel.send(Here(), _SAY_S)
-    shard = Shard(begin.rank, begin.size)
-    world = World(shard, begin.meeting, begin.nonce)
-    follower = _prepared(channel, begin, shard, world)
+    settings = EngineSettings(**begin.settings)  # type: ignore[arg-type]  # they were one when they were sent
+    shard = Shard.of_process(begin.number, settings.tensor_parallel_size, settings.pipeline_parallel_size)
+    world = join_stage(shard, begin.meeting, begin.nonce)
+    follower = _prepared(channel, settings, begin.num_threads, shard, world)
     channel.send(Ready(), _SAY_S)
     while not isinstance(order := channel.receive(None), Stop):
         if not isinstance(order, Compute):
@@ -91,19 +86,14 @@ def _follow(channel: Channel) -> None:
         follower.compute(order)
 
 
-def _prepared(channel: Channel, begin: Begin, shard: Shard, world: World) -> Follower:
+def _prepared(
+    channel: Channel, settings: EngineSettings, num_threads: int, shard: Shard, world: World | None
+) -> Follower:
     """What the driver does for rank 0 in `build_engine`, in the same order."""
-    settings = EngineSettings(**begin.settings)  # type: ignore[arg-type]  # they were one when they were sent
-    device = open_device(settings.device)
-    torch.set_num_threads(begin.num_threads)
-    kernels = kernels_for(settings, device, begin.num_threads)
-    folder = find_checkpoint(settings.model, weights=settings.load_format != DUMMY)
-    config = load_config(folder).for_context(settings.max_model_len)
-    capacity = find_capacity(settings, config, is_gpu=False)
-    limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
-    model = load_share(settings, folder, config, device, kernels, shard, world, None)
+    basis = open_basis(settings, num_threads)
+    model = load_share(basis, shard, world, None)
     channel.send(Loaded(), _SAY_S)
-    choice = attention_of(settings, model, limits, device, shard)
+    choice = attention_of(basis, model, shard)
     use = channel.receive(_PREPARE_S)
     if not isinstance(use, UsePool):
         raise ChannelBroken(f"the driver says {type(use).__name__} out of turn")
@@ -112,9 +102,11 @@ def _prepared(channel: Channel, begin: Begin, shard: Shard, world: World) -> Fol
         paged = mapped_kv(model.layout, model.own, shard, use.num_bytes, descriptor)
     finally:
         os.close(descriptor)
+    stream = stream_of(basis, model, shard)
+    incoming, outgoing = (None, None) if stream is None else taken_ends(shard, stream, channel.take_descriptor)
     attention = choice.build(paged)
-    run = recorded_pass(settings, model, attention, limits) or decoded_pass(model.decoder, attention)
-    return Follower(model.decoder, attention, device, limits, run)
+    run = recorded_pass(basis, model, attention) or decoded_pass(model.decoder, attention)
+    return Follower(model.decoder, attention, basis.device, basis.limits, run, incoming, outgoing)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,13 @@
 Owns the processes, the channels to them, and the knowledge that one has ended and why. Does not know what they compute.
 
 A rank is alive until its channel closes. One thread reads all channels: what a rank says before it ends, or the signal
-that ended it, is why all of them have failed. The driver finds that out in one of two ways: a call among the ranks
-fails, since their connections close with the process; or, when there is nothing to compute, it asks. A node that does
-neither within `LAST_RESORT_S` is ended by the thread: it hangs in a call that nobody will answer.
+that ended it, is why all of them have failed, and the end of the others. The driver finds that out in one of two ways:
+a call among the ranks fails, since their connections close with the process; or, when there is nothing to compute, it
+asks. A node that does neither within `LAST_RESORT_S` is ended by the thread: it hangs in a call that nobody will
+answer.
+
+A rank that stands still says nothing. So the driver says for how long it may be in a call with the ranks (`within`),
+and the thread ends all of them when that is over.
 
 The processes are tied to the thread that starts them and die with it (`program.child`), so a driver that is killed
 leaves none behind.
@@ -23,10 +27,14 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import psutil
 
 from device.base import STEP_TIMEOUT_S, DeviceFailed
 from engine.executor.messages import Begin, Channel, ChannelBroken, Failed, Here, Loaded, Order, Ready, Report, Stop
+from engine.models.shard import Shard
 from engine.settings import EngineSettings
 from program.child import Child, describe_end
 
@@ -49,15 +57,25 @@ class RankFailed(DeviceFailed):
 @dataclasses.dataclass(slots=True)
 class _Rank:
     number: int
+    name: str
+    shard: Shard
     child: Child
     channel: Channel
 
 
-class Ranks:
-    """Ranks 1 to `size` - 1, each a process. Raises `RankFailed` when one does not start."""
+@dataclasses.dataclass(slots=True)
+class _Call:
+    """A call of the driver with the ranks. `waited_s`: as the thread has counted, without pauses of the process."""
 
-    def __init__(self, settings: EngineSettings, size: int, num_threads: int) -> None:
-        self.size = size
+    limit_s: float
+    waited_s: float = 0.0
+
+
+class Ranks:
+    """All ranks of `settings` but number 0, each a process. Raises `RankFailed` when one does not start."""
+
+    def __init__(self, settings: EngineSettings, num_threads: int) -> None:
+        self.size = settings.num_ranks
         self.nonce = secrets.token_bytes(_NONCE_BYTES)
         self._folder = tempfile.TemporaryDirectory(prefix="baton-ranks-")  # of mode 0700
         self.meeting = str(Path(self._folder.name) / "ranks")
@@ -66,15 +84,16 @@ class Ranks:
         self._failure = ""
         self._closing = threading.Event()
         self._ends_process = False
+        self._call: _Call | None = None
         self._news = threading.Condition()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         try:
-            for number in range(1, size):
-                self._ranks.append(_started(number, size))
+            for number in range(1, self.size):
+                self._ranks.append(_started(number, settings))
             self._watcher.start()
             plain = {field.name: getattr(settings, field.name) for field in dataclasses.fields(EngineSettings)}
             for rank in self._ranks:
-                self._send(rank, Channel.encode(Begin(rank.number, size, plain, self.meeting, self.nonce, num_threads)))
+                self._send(rank, Channel.encode(Begin(rank.number, plain, self.meeting, self.nonce, num_threads)))
             self.await_all(Here, START_TIMEOUT_S)
         except BaseException:
             self.close()
@@ -97,11 +116,27 @@ class Ranks:
                 f"{num_missing} of {self.size} ranks did not come up within {timeout_s:g} s ({kind.__name__})"
             )
 
-    def tell(self, order: Order, descriptor: int | None = None) -> None:
-        """Send an order to every rank. Raises `RankFailed`."""
-        frame = Channel.encode(order)
+    def tell_ahead(self, order: Order) -> None:
+        """See `Leader.tell_ahead`. Raises `RankFailed`."""
+        self._tell([rank for rank in self._ranks if not rank.shard.is_last_stage], order)
+
+    def tell(self, order: Order) -> None:
+        """See `Leader.tell`. Raises `RankFailed`."""
+        self._tell([rank for rank in self._ranks if rank.shard.is_last_stage], order)
+
+    def share(self, order: Order, descriptors_of: Callable[[Shard], Sequence[int]]) -> None:
+        """Send an order to every rank, with the descriptors for its shard. Raises `RankFailed`."""
         for rank in self._ranks:
-            self._send(rank, frame, descriptor)
+            self._send(rank, Channel.encode(order), descriptors_of(rank.shard))
+
+    @contextlib.contextmanager
+    def within(self, limit_s: float) -> Iterator[None]:
+        """See `Leader.within`."""
+        self._call = _Call(limit_s)
+        try:
+            yield
+        finally:
+            self._call = None
 
     def require_alive(self) -> None:
         """Raise `RankFailed` when a rank has ended."""
@@ -134,9 +169,14 @@ class Ranks:
             rank.channel.close()
         self._folder.cleanup()
 
-    def _send(self, rank: _Rank, frame: bytes, descriptor: int | None = None) -> None:
+    def _tell(self, ranks: Sequence[_Rank], order: Order) -> None:
+        frame = Channel.encode(order) if ranks else b""
+        for rank in ranks:
+            self._send(rank, frame)
+
+    def _send(self, rank: _Rank, frame: bytes, descriptors: Sequence[int] = ()) -> None:
         try:
-            rank.channel.send_encoded(frame, STEP_TIMEOUT_S, descriptor)
+            rank.channel.send_encoded(frame, STEP_TIMEOUT_S, descriptors)
         except ChannelBroken as error:
             raise self.reason_of(error) from None
 
@@ -148,28 +188,48 @@ class Ranks:
             # that of the rank which others have lost, not theirs
             _, self._failure = min(reasons)
             self._news.notify_all()
+        for rank in self._ranks:
+            rank.child.kill()
         if not self._closing.wait(LAST_RESORT_S) and self._ends_process:
             _log.error("%s, and the driver hangs in a call with the ranks: this process ends", self._failure)
             os._exit(1)
 
     def _read_all(self) -> list[tuple[bool, str]]:
-        """Read what ranks report until one ends, and a little more from those that it brings down with it: (only
-        because of another, reason) of each."""
+        """Read what ranks report until one ends, or stands still, and a little more from those that it brings down with
+        it: (only because of another, reason) of each."""
         by_descriptor = {rank.channel.fileno(): rank for rank in self._ranks}
         reasons: list[tuple[bool, str]] = []
+        looked_s = time.monotonic()
         while by_descriptor and not self._closing.is_set():
             readable, _, _ = select.select(list(by_descriptor), [], [], _LOOK_S)
             if reasons and not readable:
                 break
+            pause_s, looked_s = time.monotonic() - looked_s, time.monotonic()
+            if not reasons and self._is_overdue(min(pause_s, 2 * _LOOK_S)):
+                reasons.append((False, self._standing()))
             for descriptor in readable:
                 if reason := self._read(by_descriptor[descriptor]):
                     reasons.append(reason)
                     del by_descriptor[descriptor]
         return reasons
 
+    def _is_overdue(self, passed_s: float) -> bool:
+        """Count `passed_s` to the call that the driver is in; whether that is too long."""
+        call = self._call
+        if call is None:
+            return False
+        call.waited_s += passed_s
+        return call.waited_s > call.limit_s
+
+    def _standing(self) -> str:
+        """Who is stopped, as far as the system tells."""
+        limit = "" if self._call is None else f", and a step was to take {self._call.limit_s:.3g} s at most"
+        stopped = [rank.name for rank in self._ranks if _is_stopped(rank.child.pid)]
+        return f"{' and '.join(stopped) or 'one of the ranks'} {'is stopped' if stopped else 'stands still'}{limit}"
+
     def _read(self, rank: _Rank) -> tuple[bool, str] | None:
         """Take a report; why the rank has ended, if it has."""
-        who = f"rank {rank.number} of {self.size}"
+        who = rank.name
         try:
             report = rank.channel.receive(_REASON_S)
         except ChannelBroken as error:
@@ -185,12 +245,23 @@ class Ranks:
         return None
 
 
-def _started(number: int, size: int) -> _Rank:
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
+
+
+def _started(number: int, settings: EngineSettings) -> _Rank:
+    shard = Shard.of_process(number, settings.tensor_parallel_size, settings.pipeline_parallel_size)
+    name = f"rank {number} of {settings.num_ranks}"
+    if shard.num_stages > 1:
+        name += f" (stage {shard.stage} of {shard.num_stages})"
     ours, theirs = socket.socketpair()
     with theirs:
         try:
             child = Child(_MODULE, str(theirs.fileno()), pass_fds=(theirs.fileno(),))
         except OSError as error:
             ours.close()
-            raise RankFailed(f"rank {number} of {size} could not be started: {error}") from None
-    return _Rank(number, child, Channel(ours, f"rank {number}"))
+            raise RankFailed(f"{name} could not be started: {error}") from None
+    return _Rank(number, name, shard, child, Channel(ours, f"rank {number}"))

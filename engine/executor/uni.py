@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from engine.executor.passages import StreamShape
 from engine.models.shard import WHOLE
 from engine.runner.kv_memory import KvMemory
 
@@ -18,7 +19,7 @@ class UniExecutor:
     def loaded(self) -> None:
         """See `Executor.loaded`: there are no others."""
 
-    def share_memory(self, memory: KvMemory) -> None:
+    def share_memory(self, memory: KvMemory, stream: StreamShape | None) -> None:
         """See `Executor.share_memory`: nobody else attends."""
 
     def ready(self) -> None:

@@ -1,4 +1,4 @@
-"""The world of an engine's ranks: a group of `torch.distributed` over which they add up and gather.
+"""The world of the ranks of a stage: a group of `torch.distributed` over which they add up and gather.
 
 Owns how the group is formed and its deadlines. No state of the whole process: nothing is initialized globally. The
 ranks meet in a file of a folder that only this user can read, listen on loopback, and show each other a nonce that the
@@ -97,6 +97,11 @@ class World:
             waited_s = time.monotonic() - begin_s
             reason = str(error).partition("\n")[0]
             raise RanksLost(f"the ranks lost each other after {waited_s:.1f} s: {reason:.200}") from None
+
+
+def join_stage(shard: Shard, meeting: str, nonce: bytes) -> World | None:
+    """The world of a stage; None for one rank. Raises as `World`."""
+    return World(shard, f"{meeting}-{shard.stage}", nonce) if shard.size > 1 else None
 
 
 def _to_first() -> Any:

@@ -40,7 +40,11 @@ TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32":
 
 
 class Decoder:
-    """One model, or one rank's share of it, on one device. Construct, load (`engine.models.loading`), then run."""
+    """One model, or one rank's share of it, on one device. Construct, load (`engine.models.loading`), then run.
+
+    `is_divided`: the parts of several ranks are put together, the logits too. `has_all_layers`: there are no other
+    stages. `has_head`: it computes logits; without, what `forward` returns is the next stage's input.
+    """
 
     def __init__(
         self,
@@ -53,34 +57,46 @@ class Decoder:
         quantization: Quantization = UNQUANTIZED,
     ) -> None:
         """Allocates all parameters without setting them. `ops`: `None` for what is fastest on `device`. The layers of a
-        `shard` compute its share of heads and rows, and `collectives` put the shares of all ranks together; without,
-        nothing does. Every rank then makes the same calls, and the first has the logits. Raises `ModelLoadError` for a
-        checkpoint's quantization that does not fit the model."""
+        `shard` are those of its stage; they compute its share of heads and rows, and `collectives` put the shares of
+        the ranks of a stage together; without, nothing does. Every one of them then makes the same calls, and the first
+        of the last stage has the logits. Raises `ModelLoadError` for a checkpoint's quantization that does not fit the
+        model, and for what cannot be divided."""
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
         chosen = choose_ops(self.device) if ops is None else ops
         setup = PartSetup(dtype, self.device, chosen, shard, collectives, quantization)
+        self.is_divided = collectives is not None
+        self.has_all_layers = shard.num_stages == 1
+        self.has_head = shard.is_last_stage
         self._rotations = ModelRotations(config, self.device)
-        self._embedding = make_embedding(config, setup)
-        ropes = self._rotations.of_layer
-        self._layers = [make_layer(layer, config, ropes[layer], setup) for layer in range(config.num_layers)]
-        self._norm = make_norm("norm", config.names.final_norm, config, setup)
-        self._head = make_head(self._embedding, config, setup)
+        self._embedding = make_embedding(config, setup) if shard.is_first_stage else None
+        ropes, layers = self._rotations.of_layer, shard.layers_of(config.num_layers)
+        self._layers = [make_layer(layer, config, ropes[layer], setup) for layer in layers]
+        self._norm = make_norm("norm", config.names.final_norm, config, setup) if self.has_head else None
+        self._head = make_head(self._embedding, config, setup) if self.has_head else None
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Run all layers over the step's tokens.
 
         token_ids and positions: [T] int64 on this decoder's device, sequences one after another, prompts and decodes
-        mixed as `attention` has planned. Returns the residual stream [T, E] before the final norm, which `logits`
-        applies to the rows that need it.
+        mixed as `attention` has planned. In a later stage, what the stage before has returned takes the place of token
+        ids. Returns the residual stream [T, E] before the final norm, which `logits` applies to the rows that need it.
         """
         residual, rotations = self.embed(token_ids, positions), self.rotations(positions)
         return residual.add_(self.run_layers(residual, rotations, attention))
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """The residual stream [T, E] that the layers begin with, of token ids and positions, each [T] int64."""
-        return self._embedding(token_ids, positions)
+        """The residual stream [T, E] that the layers begin with, which the caller may change: of token ids and
+        positions, each [T] int64. In a later stage the residual stream itself is given, instead of token ids."""
+        return token_ids.clone() if self._embedding is None else self._embedding(token_ids, positions)
+
+    def trial_inputs(self, num_tokens: int) -> Tensor:
+        """What `forward` takes as its first argument, to try it out: token ids, or a residual stream."""
+        if self._embedding is not None:
+            return torch.arange(num_tokens, device=self.device)
+        values = torch.linspace(-1.0, 1.0, num_tokens * self.config.hidden_size, device=self.device)
+        return values.to(self.dtype).view(num_tokens, -1)
 
     def rotations(self, positions: Tensor) -> Rotations:
         """The rotations of positions [T] int64, for all layers."""
@@ -101,18 +117,15 @@ class Decoder:
 
     def head(self, residual: Tensor, delta: Tensor | None) -> Tensor:
         """[N, V] in the model's dtype of rows [N, E] of the residual stream. What was not added to them yet, `delta`
-        [N, E], is added in place."""
+        [N, E], is added in place. Only with `has_head`."""
+        assert self._head is not None
+        assert self._norm is not None
         return self._head(self._norm(residual, delta))
 
     @property
     def lookup_table(self) -> Tensor | None:
         """The table [V, E] whose rows `embed` returns as they are; None where it returns something else."""
-        return self._embedding.lookup_table
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether the parts of several ranks are put together, the logits too."""
-        return self._embedding.is_divided
+        return None if self._embedding is None else self._embedding.lookup_table
 
     @property
     def is_recordable(self) -> bool:
@@ -127,7 +140,7 @@ class Decoder:
 
     @property
     def layer_kvs(self) -> tuple[LayerKv, ...]:
-        """The KV that each layer stores for a token; a KV pool for this model must have room for it."""
+        """The KV that each layer of this stage stores for a token; a KV pool for this model must have room for it."""
         return tuple(layer.kv for layer in self._layers)
 
     @property
@@ -148,11 +161,13 @@ class Decoder:
 
     def parts(self) -> Iterator[Part]:
         """All parts, each of which may be packed when its parameters are loaded."""
-        yield self._embedding
+        if self._embedding is not None:
+            yield self._embedding
         for layer in self._layers:
             yield from layer.parts()
-        yield self._norm
-        yield self._head
+        if self._norm is not None and self._head is not None:
+            yield self._norm
+            yield self._head
 
 
 def _is_plain(config: ModelConfig) -> bool:

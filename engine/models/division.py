@@ -7,6 +7,7 @@ themselves what is asked for here.
 from __future__ import annotations
 
 from engine.models.config import ModelConfig
+from engine.models.expert_settings import MXFP4_GROUP
 from engine.models.modelling.config import ModellingConfig
 from engine.models.shard import Shard
 from wire.errors import InvalidSetting, ModelLoadError
@@ -14,23 +15,29 @@ from wire.errors import InvalidSetting, ModelLoadError
 MAX_RANKS = 64
 
 
-def require_number_of_ranks(num_ranks: int) -> None:
-    """Raise `InvalidSetting` for a number of ranks that no machine has."""
-    if not 1 <= num_ranks <= MAX_RANKS:
-        raise InvalidSetting(f"--tensor-parallel-size must lie between 1 and {MAX_RANKS}, got {num_ranks}")
+def require_number_of_ranks(num_tensor: int, num_stages: int = 1) -> None:
+    """Raise `InvalidSetting` for numbers of ranks in a stage, and of stages, that no machine has."""
+    for flag, number in (("tensor", num_tensor), ("pipeline", num_stages)):
+        if not 1 <= number <= MAX_RANKS:
+            raise InvalidSetting(f"--{flag}-parallel-size must lie between 1 and {MAX_RANKS}, got {number}")
+    if num_tensor * num_stages > MAX_RANKS:
+        raise InvalidSetting(
+            f"--tensor-parallel-size {num_tensor} in {num_stages} stages are more than {MAX_RANKS} ranks"
+        )
 
 
-def require_divisible(config: ModelConfig | ModellingConfig, num_ranks: int) -> None:
-    """Raise `ModelLoadError` with what cannot be divided among so many ranks."""
-    if num_ranks == 1:
+def require_divisible(config: ModelConfig | ModellingConfig, num_ranks: int, num_stages: int = 1) -> None:
+    """Raise `ModelLoadError` with what cannot be divided among so many ranks in so many stages."""
+    if num_ranks == num_stages == 1:
         return
     if isinstance(config, ModellingConfig):
         raise ModelLoadError(f"{config.architecture}, in transformers' modelling code, cannot be divided among ranks")
     if config.states is not None:
         raise ModelLoadError(f"the layers of {config.architecture} that keep a state cannot be divided among ranks")
-    first = Shard(0, num_ranks)
-    if config.qk_norm == "whole":
-        raise ModelLoadError(f"{config.architecture} norms all heads together and cannot be divided among ranks")
+    first = Shard(0, num_ranks, 0, num_stages)
+    first.layers_of(config.num_layers)
+    if num_ranks == 1:
+        return
     first.share_of(config.num_heads, "attention heads")
     if config.latent is None:
         first.kv_heads_of(config.num_kv_heads)
@@ -38,7 +45,10 @@ def require_divisible(config: ModelConfig | ModellingConfig, num_ranks: int) -> 
     if experts is None or not all(experts.sparse_layers):
         first.share_of(config.intermediate_size, "rows of the MLP")
     if experts is not None:
-        if experts.is_clamped:
-            raise ModelLoadError(f"experts of {config.architecture} cannot be divided among ranks")
-        first.share_of(experts.intermediate_size, "rows of an expert")
+        share = first.share_of(experts.intermediate_size, "rows of an expert")
+        if experts.is_mxfp4 and len(share) % MXFP4_GROUP:
+            raise ModelLoadError(
+                f"{experts.intermediate_size} rows of an expert cannot be divided among {num_ranks} ranks in groups of "
+                f"{MXFP4_GROUP}, as MXFP4 has them"
+            )
         first.share_of(experts.shared_size, "rows of the shared expert")

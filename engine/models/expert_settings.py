@@ -12,6 +12,8 @@ from typing import Literal
 from engine.models.config_fields import Fields
 
 MAX_EXPERTS = 1024
+MXFP4_GROUP = 32
+"""Numbers of a weight in MXFP4 that share a scale, behind each other along the inputs."""
 Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 """What the numbers of routing become before the chosen ones are weights: probabilities over all experts, a probability
 for each alone, or probabilities over the chosen ones."""

@@ -21,7 +21,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.gguf.weights import opened_gguf
 from engine.models.parameters import Parameter, Source, slices
@@ -83,7 +82,7 @@ def load_weights(folder: Path, decoder: Decoder, progress: OnProgress | None = N
     """
     headers = {path: read_header(path) for path in weight_files(folder)}
     uses = _Uses(decoder.parameters())
-    _check_complete(headers, uses, decoder.config)
+    _check_complete(headers, uses, decoder)
     waiting = _Waiting(decoder)
     bytes_total = sum(entry.num_bytes for header in headers.values() for entry in header.values())
     bytes_done = 0
@@ -138,10 +137,11 @@ def check_weights(folder: Path, decoder: Decoder) -> None:
     """Compare the headers of the files with what `decoder` needs, which may be on the device "meta": before anything is
     allocated. Raises `ModelLoadError`."""
     headers = {path: read_header(path) for path in weight_files(folder)}
-    _check_complete(headers, _Uses(decoder.parameters()), decoder.config)
+    _check_complete(headers, _Uses(decoder.parameters()), decoder)
 
 
-def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, config: ModelConfig) -> None:
+def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, decoder: Decoder) -> None:
+    config = decoder.config
     found: dict[str, TensorEntry] = {}
     for path, header in headers.items():
         twice = [name for name in header if name in found]
@@ -159,7 +159,7 @@ def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Us
     unused = [
         name for name in found if name not in used and not _DERIVED.fullmatch(name) and not name.startswith(ignored)
     ]
-    if unused:
+    if unused and decoder.has_all_layers:  # else they are other stages'
         raise ModelLoadError(
             f"the checkpoint has {len(unused)} tensors that {config.architecture} does not use: {listed(unused)}"
         )

@@ -1,7 +1,9 @@
-"""A shard: the share of a model that one of several ranks has (tensor parallelism). Imports no torch.
+"""A shard: the share of a model that one of several ranks has. Imports no torch.
 
-Owns the division only: what is divided, rows of a weight or columns, is the part's knowledge. Ranks have equal and
-neighbouring shares, but for the vocabulary, and together they have everything.
+Owns the division only: what is divided, rows of a weight or columns, is the part's knowledge. Within a stage, ranks
+have equal and neighbouring shares, but for the vocabulary (tensor parallelism). Stages have neighbouring layers
+(pipeline parallelism): the first one has the embedding, too, and the last one norm and head. Together ranks have
+everything.
 """
 
 from __future__ import annotations
@@ -13,14 +15,50 @@ from wire.errors import InvalidSetting, ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank `rank` of `size`. The default is the whole model."""
+    """Rank `rank` of `size` in stage `stage` of `num_stages`. The default is the whole model."""
 
     rank: int = 0
     size: int = 1
+    stage: int = 0
+    num_stages: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise InvalidSetting(f"there is no rank {self.rank} of {self.size}")
+        if not 0 <= self.stage < self.num_stages:
+            raise InvalidSetting(f"there is no stage {self.stage} of {self.num_stages}")
+
+    @classmethod
+    def of_process(cls, number: int, size: int, num_stages: int) -> Shard:
+        """What process `number` of a node has, with `size` ranks in each of its stages. The driver, which is number 0,
+        is in the last stage, where logits are; then come the others of its stage, and those of the first stage, the
+        second, and so on."""
+        group, rank = divmod(number, size)
+        return cls(rank, size, (group - 1) % num_stages, num_stages)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there are no other ranks."""
+        return self.size == self.num_stages == 1
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether its layers begin with the embedding."""
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether norm and head come behind its layers."""
+        return self.stage == self.num_stages - 1
+
+    def layers_of(self, num_layers: int) -> range:
+        """The layers of its stage; the first stages have one more where they do not divide. Raises `ModelLoadError`
+        when there are fewer layers than stages."""
+        if num_layers < self.num_stages:
+            raise ModelLoadError(f"{num_layers} layers cannot be divided among {self.num_stages} stages")
+        few, num_longer = divmod(num_layers, self.num_stages)
+        first = self.stage * few + min(self.stage, num_longer)
+        return range(first, first + few + (self.stage < num_longer))
 
     def share_of(self, count: int, what: str) -> range:
         """The share of `count` heads, rows or columns. Raises `ModelLoadError`, naming `what`, if that cannot be."""

@@ -75,7 +75,7 @@ def host_kv_memory(
     memory[::_PAGE_BYTES] = 0
     blocks: ByteArray = memory.reshape(num_blocks, layout.block_bytes)
     paged = _paged(torch.from_numpy(memory), layout)
-    if own is not None and shard.size > 1:
+    if own is not None and not shard.is_whole:
         paged = PagedKv(own, paged.blocks, layout, shard)
     return KvMemory(layout, num_blocks, blocks, paged, descriptor=descriptor)
 
@@ -103,7 +103,7 @@ def allocate_shared(num_bytes: int) -> SharedRegion:
     """Memory without a name that processes of this one can map by its descriptor. Raises `InvalidSetting` where the
     system has none."""
     if not hasattr(os, "memfd_create"):
-        raise InvalidSetting("--tensor-parallel-size: this system has no memory that processes share without a name")
+        raise InvalidSetting("a node of several ranks: this system has no memory that processes share without a name")
     descriptor = os.memfd_create("baton-kv", os.MFD_CLOEXEC)
     os.truncate(descriptor, num_bytes)
     return SharedRegion(np.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=np.uint8), descriptor)

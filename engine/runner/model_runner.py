@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -59,6 +60,17 @@ class LaunchedStep:
             return {}
         scoring, outputs = self.scored
         return scoring.read(outputs.wait())
+
+
+class PlannedStep(NamedTuple):
+    """A step that was read: `due`, `rows` and `plan` say what it samples, and how."""
+
+    step: Step
+    inputs: StepInputs
+    due: Sequence[tuple[int, ScheduledRequest]]
+    rows: DueRows
+    plan: SamplingPlan
+    scoring: PromptScoring | None
 
 
 class ModelRunner:
@@ -148,9 +160,17 @@ class ModelRunner:
                 raise
 
     def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
+        return self._compute(self._plan(step, inputs), layer_stored)
+
+    def _plan(self, step: Step, inputs: StepInputs) -> PlannedStep:
+        """Begin staging, and read of `step` all that may change once it was launched."""
         due = due_requests(step, inputs)
         rows, plan = self._begin(due, len(inputs.token_ids))
         scoring = PromptScoring(step, inputs.last_tokens, self._staging) if step.spans else None
+        return PlannedStep(step, inputs, due, rows, plan, scoring)
+
+    def _compute(self, planned: PlannedStep, layer_stored: LayerStored | None) -> RunningStep:
+        step, inputs, due, rows, plan, scoring = planned
         forward = self._stage(step, inputs, layer_stored, scoring)
         plan = plan.stage_changes(self._staging)
         self._staging.upload()

@@ -1,5 +1,5 @@
 """A decoder's forward pass on a CPU as two recordings of kernel calls: from token ids through all layers, and from
-there to logits.
+there to logits. A later stage begins with the residual stream in the place of token ids.
 
 Owns what the recordings read and hand on: the residual stream, and tables of the rotation of each position. What
 `graphs.py` is for decode steps on a GPU, this is for all steps on a CPU; a host step has no padding, since a recording
@@ -55,7 +55,7 @@ class RecordedLayers:
         self._embedded = decoder.lookup_table
         self.residual = torch.empty(sizes.max_tokens, decoder.config.hidden_size, dtype=decoder.dtype)
         self._rotations = RotationTables(decoder, sizes)
-        token_ids, positions = torch.zeros(_NUM_NOTED, dtype=torch.int64), torch.arange(_NUM_NOTED)
+        token_ids, positions = decoder.trial_inputs(_NUM_NOTED), torch.arange(_NUM_NOTED)
         attention.plan([SequenceShare(0, _NUM_NOTED, (0, 0))], HostStaging())
         self._rotations.extend(attention.num_positions)
         residual = self.residual[:_NUM_NOTED].copy_(decoder.embed(token_ids, positions))
@@ -184,13 +184,13 @@ def record_layers(
     except LookupError as error:
         _log.warning("the forward pass is not recorded, and steps take longer: %s", error)
         return None
-    token_ids, positions = torch.arange(_NUM_COMPARED), torch.arange(_NUM_COMPARED)
+    token_ids, positions = decoder.trial_inputs(_NUM_COMPARED), torch.arange(_NUM_COMPARED)
     attention.plan([SequenceShare(0, _NUM_COMPARED, (0,) * _NUM_COMPARED)], HostStaging())
     expected = decoder.forward(token_ids, positions, attention)
     if not _are_equal(expected, recorded(token_ids, positions).rows()):
         _log.warning("the forward pass is not recorded, and steps take longer: not all of it is calls of the kernels")
         return None
-    if not decoder.is_divided:
+    if decoder.has_head and not decoder.is_divided:
         _record_head(decoder, kernels, recorded, sizes, expected)
     return recorded
 
@@ -200,13 +200,13 @@ def _record_head(
 ) -> None:
     """Give `recorded` a recording of the head, where that computes what `decoder` computes. hidden: [T, E] behind all
     layers of the first tokens there are."""
-    token_ids = torch.arange(len(hidden))
+    token_ids, positions = decoder.trial_inputs(len(hidden)), torch.arange(len(hidden))
     try:
         recorded.head = RecordedHead(decoder, kernels, recorded, sizes.max_rows)
     except LookupError as error:
         _log.info("the head is computed operation by operation: %s", error)
         return
-    logits = recorded(token_ids, token_ids).logits(DueRows(len(hidden), None))
+    logits = recorded(token_ids, positions).logits(DueRows(len(hidden), None))
     if not _are_equal(decoder.head(hidden, None), logits):
         recorded.head = None
 

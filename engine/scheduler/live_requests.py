@@ -137,14 +137,21 @@ class LiveRequests:
         """The waiting requests that hold blocks already."""
         return [request for request in self._waiting if request.block_table]
 
-    def by_age(self) -> tuple[list[Request], list[Request]]:
+    def by_age(self, num_stages: int = 1) -> tuple[list[Request], list[Request]]:
         """Running requests that decode, and those with more to compute, the oldest first; without those whose last
-        token is being sampled."""
+        token is being sampled.
+
+        Of several stages the first does not know tokens that are being sampled, and each is to have a step: so only
+        those that decode and lack none, and no more of them than their part of a step for each stage.
+        """
         decoding: list[Request] = []
         prompts: list[Request] = []
         for request in sorted(self.running.values(), key=_ARRIVAL):
             if not request.awaits_last_token:
                 (decoding if request.num_uncomputed_tokens == 1 else prompts).append(request)
+        if num_stages > 1:
+            at_most = -(-len(decoding) // num_stages)
+            decoding = [request for request in decoding if not request.num_pending_tokens][:at_most]
         return decoding, prompts
 
     def _keep_forks(self, request: Request, forks: tuple[Fork, ...]) -> None:

@@ -60,7 +60,7 @@ class SchedulerLimits:
 
     Token ids lie below `vocab_size`: one that does not would fail the whole step it is computed in. `jumps_ahead`: the
     tokens that a grammar forces are computed as one chunk. `has_states`: a block that is not full holds a state, which
-    only the one sequence that goes on in it may use.
+    only one sequence may use. `num_stages`: see `LiveRequests.by_age`.
     """
 
     block_size: int
@@ -71,6 +71,7 @@ class SchedulerLimits:
     vocab_size: int = 2**32
     jumps_ahead: bool = True
     has_states: bool = False
+    num_stages: int = 1
 
     def check_size(self, num_tokens: int) -> None:
         """Raise `ContextLengthExceeded` when `num_tokens` leave no room for output, `InvalidRequest` when it is 0."""
@@ -179,7 +180,7 @@ class Scheduler:
     def schedule(self, *, expects_streams: bool = False) -> Step:
         """The next step, while none is in flight; empty when nothing can be computed now. `expects_streams`: requests
         that decode may join at any moment, so a long step would hold them up."""
-        return self._fill(*self.requests.by_age(), expects_streams=expects_streams)
+        return self._fill(*self.requests.by_age(self.limits.num_stages), expects_streams=expects_streams)
 
     def schedule_ahead(self, *, expects_streams: bool = False) -> Step | None:
         """The step after the one that is in flight, if it can be known before that one's result, as `schedule`.
@@ -188,7 +189,7 @@ class Scheduler:
         that is not known, and the others go on without them. None when room for the step needs a preemption, or when
         there is nothing to compute. To be asked again once the result was applied.
         """
-        everyone, prompts = self.requests.by_age()
+        everyone, prompts = self.requests.by_age(self.limits.num_stages)
         decoding = [each for each in everyone if not (each.num_pending_tokens and each.params.needs_last_token)]
         if not self.requests.running:
             return None

@@ -83,6 +83,14 @@ class StepCosts:
         """Predict from what was learned so far, however little it is."""
         self._fit()
 
+    @property
+    def expected_s(self) -> float | None:
+        """How long the oldest step in flight takes, as far as that is known."""
+        if self.cost is None or not self._launched:
+            return None
+        work = self._launched[0][1]
+        return None if work.num_prompt_tokens and not self.cost.knows_prompts else self.cost.seconds(work)
+
     def launched(self, step: Step) -> None:
         """`step` is about to be launched."""
         self._launched.append((self._clock(), work_of(step)))

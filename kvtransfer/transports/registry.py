@@ -97,7 +97,7 @@ class PoolMemory:
         except OSError as error:
             reason = f"no shared memory for a pool of {num_bytes} bytes ({error.strerror})"
             if self.is_shared:
-                raise InvalidSetting(f"--tensor-parallel-size: {reason}, which its ranks share") from None
+                raise InvalidSetting(f"a node of several ranks: {reason}, which its ranks share") from None
             if set(names) <= set(_IN_SEGMENT[self.role]):
                 raise InvalidSetting(f"--kv-transport {self.settings.choice}: {reason}") from None
             _log.warning("%s: handoffs use %s", reason, ZMQ)

@@ -217,7 +217,7 @@ def _group(
         minimum,
         maximum,
         count,
-        settings.tensor_parallel_size,
+        settings.num_ranks,
         settings.data_parallel_size,
         _resources(table.resources, place),
         dataclasses.replace(settings, model=file.model, goal_tpot_ms=file.goals.tpot_ms),

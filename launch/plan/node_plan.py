@@ -145,7 +145,8 @@ class NodePlanner:
     def _read_weights_bytes(self, node: PlannedNode, num_tokens: int) -> float:
         """Of the rank that reads most, in a step of so many tokens."""
         unread = 1.0 - share_of_experts(self.config, num_tokens)
-        has_own_head = not self.config.tie_word_embeddings
+        # a tied head reads all of the table, where that is in the same stage
+        has_own_head = not self.config.tie_word_embeddings or node.ranks.stages > 1
         return max(
             stage.weights_bytes - unread * stage.expert_bytes - (stage.table_bytes if has_own_head else 0)
             for stage in node.stages

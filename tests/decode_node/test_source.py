@@ -5,10 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import zmq
 
+from decode_node.source import Source
+from engine.cache.block_pool import pack_blocks
+from engine.core import EngineCore, HandedOver
+from kvtransfer.commands import FinishHandoff
+from kvtransfer.sending_end import SendingEnd
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.legs import Node, open_decode, params, undisturbed
 from tests.kvtransfer.loopback import Fault, LoopbackNetwork
@@ -268,3 +275,32 @@ def test_the_step_in_flight_fails_after_a_request_was_handed_over(decodes: Decod
     decodes.left.runner.error = ValueError("device lost")
     decodes.until(lambda: SECOND in decodes.other.finished and decodes.is_empty)
     assert output + decodes.other.stream(SECOND)[1:] == undisturbed(PROMPT, max_tokens=NUM_TOKENS)
+
+
+def test_a_handoff_is_finished_when_every_step_that_was_in_flight_is_over() -> None:
+    posted: list[object] = []
+    core = SimpleNamespace(hand_over=lambda *_, **__: HandedOver((1, 2, 3), 4, 2, pack_blocks((0,))))
+    source = Source(cast("EngineCore", core), cast("SendingEnd", SimpleNamespace(thread=PostBox(posted))))
+    order = HandOver(ID, 1, 2, "E", 5)
+    for core.num_steps_in_flight, over, num_finished in ((0, source.step_over, 1), (2, source.steps_lost, 1)):
+        source.hand_over(order, 0.0)
+        assert sum(isinstance(each, FinishHandoff) for each in posted) == (core.num_steps_in_flight == 0)
+        over()
+        assert sum(isinstance(each, FinishHandoff) for each in posted) == num_finished
+        posted.clear()
+    core.num_steps_in_flight = 2
+    source.hand_over(order, 0.0)
+    source.step_over()
+    assert not any(isinstance(each, FinishHandoff) for each in posted)
+    source.step_over()
+    assert isinstance(posted[-1], FinishHandoff)
+
+
+@dataclass(frozen=True)
+class PostBox:
+    """Stands for the transfer thread."""
+
+    posted: list[object]
+
+    def post(self, command: object) -> None:
+        self.posted.append(command)

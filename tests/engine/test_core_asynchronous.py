@@ -111,11 +111,11 @@ def test_two_steps_are_in_flight_at_most_and_one_between_calls() -> None:
     core.add(A, prompt(5), ENDLESS)
     for number in range(1, 12):
         core.step()
-        assert core.has_step_in_flight
+        assert core.num_steps_in_flight
         assert len(runner.in_flight) == 1
         assert runner.num_launched == number + 1
     core.step()
-    assert not core.has_step_in_flight
+    assert not core.num_steps_in_flight
     assert not core.has_work
     assert runner.num_launched == 12
 
@@ -125,7 +125,7 @@ def test_a_runner_that_is_not_asynchronous_has_nothing_in_flight_between_calls()
     core.add(A, prompt(5), ENDLESS)
     for number in range(1, 13):
         core.step()
-        assert not core.has_step_in_flight
+        assert not core.num_steps_in_flight
         assert runner.num_launched == number
     assert not core.has_work
 
@@ -320,7 +320,7 @@ def test_a_step_that_fails_can_be_tried_again_wherever_it_lay(number: int, is_at
         try:
             note(core.step(), tokens)
         except StepFailed as error:
-            failures.append((error.keys, core.has_step_in_flight or bool(runner.in_flight)))
+            failures.append((error.keys, bool(core.num_steps_in_flight or runner.in_flight)))
         core.check()
     assert failures == [([A, B], False)]
     assert tokens == {A: positions(5), B: positions(5)}
@@ -335,7 +335,7 @@ def test_a_next_step_that_cannot_be_launched_costs_the_one_before_nothing() -> N
     core.add(B, prompt(5, 200), ENDLESS)
     (first, _) = core.step()
     assert (first.key, first.token) == (A, SampledToken(5, None))
-    assert core.has_step_in_flight
+    assert core.num_steps_in_flight
     with pytest.raises(StepFailed) as caught:
         core.step()
     assert runner.num_launched == 2, "nothing is launched after what failed"

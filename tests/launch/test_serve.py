@@ -93,6 +93,8 @@ def test_prefill_and_decode_nodes_may_have_different_numbers_of_ranks() -> None:
     uneven = ("--tensor-parallel-size=4", "--prefill-tensor-parallel-size=2")
     assert ranks(*uneven) == [2, 4]
     assert ranks(*uneven, "--decode-tensor-parallel-size=1") == [2, 1]
+    stages = resolve_serve(("--pipeline-parallel-size=2", "--decode-pipeline-parallel-size=3", *uneven), {})
+    assert (stages.prefill.num_ranks, stages.decode.num_ranks) == (2 * 2, 4 * 3)
     router, prefill, decode = specs(*uneven)
     assert "--tensor-parallel-size=2" in prefill.arguments
     assert "--tensor-parallel-size=4" in decode.arguments
@@ -105,6 +107,7 @@ def test_prefill_and_decode_nodes_may_have_different_numbers_of_ranks() -> None:
     ("flags", "reason"),
     [
         (["--tensor-parallel-size=3"], "4 attention heads cannot be divided among 3 ranks"),
+        (["--prefill-pipeline-parallel-size=3"], "2 layers cannot be divided among 3 stages"),
         (["--decode-tensor-parallel-size=65"], "must lie between 1 and 64, got 65"),
     ],
 )

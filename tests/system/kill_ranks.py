@@ -1,8 +1,10 @@
 """Killing each rank of each node of a `baton serve` under load: `python -m tests.system.kill_ranks`.
 
-Every node has two ranks. For each process of the ranks, drivers among them: streams run, it gets SIGKILL, and then
+Every node has two ranks, or those of `--ranks 2x2`: two in each of two stages. For each process of the ranks, drivers
+among them: streams run, it gets SIGKILL, and then
 
-- its node ends within 5 s, and says in one line of the log which rank ended it;
+- its node ends within 5 s, and says in one line of the log which rank ended it; with `--stop` the ranks get SIGSTOP,
+  drivers excepted, and the node has as long as a step may take in addition;
 - every stream goes on elsewhere, or waits for the node that comes back, and has the tokens of transformers;
 - the supervisor starts the node again, and no node that lived on holds a block.
 
@@ -25,8 +27,10 @@ from pathlib import Path
 import openai
 import psutil
 
+from engine.executor.leading import LEAST_S
 from tests.checkpoints import make_checkpoint
 from tests.system.harness import MODEL_NAME, REQUEST_TIMEOUT_S, Metrics, Stream, wait_until
+from tests.system.parallel_grid import ranks_of as flags_of
 from tests.system.parallel_grid import say
 from tests.system.reference import Reference, make_prompt
 from tests.system.serve import Serve, serving
@@ -36,7 +40,7 @@ _BACK_S = 90.0
 _NUM_STREAMS = 6
 _NUM_TOKENS = 48
 _RANK = "engine.executor.rank_process"
-_NODES = ("--prefill", "1", "--decode", "2", "--tensor-parallel-size", "2", "--num-threads", "1", "--num-blocks", "96")
+_NODES = ("--prefill", "1", "--decode", "2", "--num-threads", "1", "--num-blocks", "96")
 _FLAGS = (*_NODES, "--served-model-name", MODEL_NAME, "--local-prefill-tokens", "0", "--max-num-batched-tokens", "24")
 
 
@@ -52,7 +56,8 @@ def nodes_of(program: Serve) -> dict[str, psutil.Process]:
 
 def ranks_of(node: psutil.Process) -> list[psutil.Process]:
     """Its ranks, the driver first."""
-    return [node, *(child for child in node.children() if _RANK in child.cmdline())]
+    ranks = [child for child in node.children() if _RANK in child.cmdline()]
+    return [node, *sorted(ranks, key=lambda child: (child.create_time(), child.pid))]
 
 
 def addresses(program: Serve) -> dict[str, str]:
@@ -75,10 +80,11 @@ def read(program: Serve, prompt: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def kill_one(
-    program: Serve, reference: Reference, survivors: Mapping[str, str], name: str, number: int, seed: int
+    program: Serve, reference: Reference, survivors: Mapping[str, str], name: str, number: int, how: signal.Signals
 ) -> str:
-    """Kill rank `number` of node `name` under streams; what to print. `survivors`: the addresses of nodes that were
-    never killed."""
+    """Send a signal to rank `number` of node `name` under streams; what to print. `survivors`: the addresses of nodes
+    that were never killed."""
+    seed = len(survivors) + 4 * number
     node = nodes_of(program)[name]
     victim, others = ranks_of(node)[number], [rank for rank in ranks_of(node) if rank.pid != node.pid]
     prompts = [make_prompt(30 + 17 * index, seed) for index in range(_NUM_STREAMS)]
@@ -86,17 +92,19 @@ def kill_one(
     num_lines = len(program.err.splitlines())
     with ThreadPoolExecutor(_NUM_STREAMS) as threads:
         answers = [threads.submit(read, program, prompt) for prompt in prompts]
-        time.sleep(0.4 + 0.3 * (seed % 4))
-        victim.send_signal(signal.SIGKILL)
+        if how == signal.SIGKILL:  # a rank that is stopped is noticed in a step: before the streams are over
+            time.sleep(0.4 + 0.3 * (seed % 4))
+        victim.send_signal(how)
         begin_s = time.monotonic()
-        wait_until(lambda: not any(process.is_running() for process in (node, *others)), f"{name} ended", END_S)
+        end_s = END_S if how == signal.SIGKILL else END_S + 2 * LEAST_S
+        wait_until(lambda: not any(process.is_running() for process in (node, *others)), f"{name} ended", end_s)
         ended_s = time.monotonic() - begin_s
         wait_until(
             lambda: name in nodes_of(program) and nodes_of(program)[name].pid != node.pid, f"{name} is back", _BACK_S
         )
         found = [answer.result() for answer in answers]
     assert found == expected, "a stream went on with other tokens"
-    said = [line for line in program.err.splitlines()[num_lines:] if f"rank {number} of 2" in line]
+    said = [line for line in program.err.splitlines()[num_lines:] if f"rank {number} of {1 + len(others)}" in line]
     assert number == 0 or len(said) == 1, said
     wait_until(lambda: counted(program), "the router counts all nodes", _BACK_S)
     for other, address in survivors.items():
@@ -117,19 +125,24 @@ def counted(program: Serve) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Kill each once; 0 when all was right."""
-    argparse.ArgumentParser(prog="python -m tests.system.kill_ranks", description=__doc__).parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m tests.system.kill_ranks", description=__doc__)
+    parser.add_argument("--ranks", default="2", help="of each node; 2x3: 2 in each of 3 stages")
+    parser.add_argument("--stop", action="store_true", help="stop ranks instead of killing them")
+    asked = parser.parse_args(arguments)
+    how = signal.SIGSTOP if asked.stop else signal.SIGKILL
     num_wrong = 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         model = make_checkpoint(folder / "model", "llama")
         reference = Reference(model)
-        with serving(folder, str(model), *_FLAGS) as program:
-            cases = [(name, number) for name in sorted(nodes_of(program)) for number in (1, 0)]
+        with serving(folder, str(model), *_FLAGS, *flags_of(asked.ranks)) as program:
+            found = {name: len(ranks_of(node)) for name, node in sorted(nodes_of(program).items())}
+            cases = [(name, number) for name, count in found.items() for number in reversed(range(asked.stop, count))]
             survivors = {name: at for name, at in addresses(program).items() if name != "router"}
-            for seed, (name, number) in enumerate(cases):
+            for name, number in cases:
                 survivors.pop(name, None)
                 try:
-                    said = kill_one(program, reference, survivors, name, number, seed)
+                    said = kill_one(program, reference, survivors, name, number, how)
                 except AssertionError as error:
                     num_wrong += 1
                     said = f"WRONG: {error}"

@@ -1,5 +1,6 @@
 """Prefill nodes of m ranks and decode nodes of n, over each transport: `python -m tests.system.parallel_grid`.
 
+`2x3` are 2 ranks in each of 3 stages, `2` are 2 ranks in one. `--prefill 8 --decode 1` has more ranks than KV heads.
 Each relay is real processes on loopback over a tiny model in float32. What is compared with transformers: greedy tokens
 and log probabilities of prompts of many lengths, in chunks, alone and together, again with hits in the prefix caches of
 both sides, and with so little room on both sides that requests are preempted. What is counted: every byte of KV leaves
@@ -22,12 +23,15 @@ from tests.checkpoints import make_checkpoint
 from tests.system.harness import BLOCK_SIZE, Answer, Relay, start_relay
 from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
 
-SIZES = (1, 2, 4)
+SIZES = ("1", "2", "4", "1x2", "2x2")
 TRANSPORTS = ("shm", "zmq", "nixl")
 _LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 10, 150)
 _NUM_TOKENS = 16
 _NUM_BLOCKS = 21
 """Room for two of the longest requests, so that four at once preempt each other."""
+_NUM_LAYERS = 3
+_MODEL = {"num_attention_heads": 8, "head_dim": 16, "num_hidden_layers": _NUM_LAYERS}
+"""Two stages have different numbers of layers."""
 _ROUTER = ("--local-prefill-tokens", "0")
 
 
@@ -52,7 +56,7 @@ def moved(relay: Relay) -> tuple[int, int, int]:
 
 def check(relay: Relay, reference: Reference) -> str:
     """Ask, compare, count; what to print."""
-    size = block_bytes()
+    size = block_bytes(_NUM_LAYERS)
     prompts = [make_prompt(length, 1) for length in _LENGTHS]
     expected = [reference.greedy(prompt, _NUM_TOKENS) for prompt in prompts]
     num_tokens = compare(relay.ask_all(prompts, 1, _NUM_TOKENS, logprobs=0), expected)
@@ -76,14 +80,20 @@ def check(relay: Relay, reference: Reference) -> str:
     return f"{num_tokens} tokens, {blocks} blocks, {received} bytes once, {preempted} preempted"
 
 
-def run(model: Path, reference: Reference, folder: Path, transport: str, num_prefill: int, num_decode: int) -> str:
+def ranks_of(size: str) -> tuple[str, ...]:
+    """The flags of a node of that size."""
+    num_tensor, _, num_stages = size.partition("x")
+    return "--tensor-parallel-size", num_tensor, "--pipeline-parallel-size", num_stages or "1"
+
+
+def run(model: Path, reference: Reference, folder: Path, transport: str, prefill: str, decode: str) -> str:
     """One relay from its start to its end."""
     common = ("--num-blocks", str(_NUM_BLOCKS), "--max-num-batched-tokens", "40", "--kv-transport", transport)
     relay = start_relay(
         model,
         folder,
-        prefill=[(*common, "--tensor-parallel-size", str(num_prefill))],
-        decode=[(*common, "--tensor-parallel-size", str(num_decode))],
+        prefill=[(*common, *ranks_of(prefill))],
+        decode=[(*common, *ranks_of(decode))],
         router=_ROUTER,
     )
     try:
@@ -94,10 +104,10 @@ def run(model: Path, reference: Reference, folder: Path, transport: str, num_pre
     return said
 
 
-def block_bytes() -> int:
+def block_bytes(num_layers: int = 2) -> int:
     """Of all heads and layers of the tiny model, whatever the number of ranks: layers, keys and values, heads, tokens,
     elements, bytes of a float32."""
-    return 2 * 2 * 2 * BLOCK_SIZE * 16 * 4
+    return num_layers * 2 * 2 * BLOCK_SIZE * 16 * 4
 
 
 def say(text: str) -> None:
@@ -109,18 +119,18 @@ def say(text: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the grid; 0 when every relay was right."""
     parser = argparse.ArgumentParser(prog="python -m tests.system.parallel_grid", description=__doc__)
-    parser.add_argument("--prefill", type=int, nargs="+", default=SIZES, help="ranks of prefill nodes")
-    parser.add_argument("--decode", type=int, nargs="+", default=SIZES, help="ranks of decode nodes")
+    parser.add_argument("--prefill", nargs="+", default=SIZES, help="ranks of prefill nodes")
+    parser.add_argument("--decode", nargs="+", default=SIZES, help="ranks of decode nodes")
     parser.add_argument("--transport", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
     asked = parser.parse_args(arguments)
     num_wrong = 0
     with tempfile.TemporaryDirectory() as place:
-        model = make_checkpoint(Path(place) / "model", "llama")
+        model = make_checkpoint(Path(place) / "model", "llama", changes=_MODEL)
         reference = Reference(model)
-        for transport, num_prefill, num_decode in itertools.product(asked.transport, asked.prefill, asked.decode):
-            name, begin_s = f"{transport} {num_prefill} -> {num_decode}", time.monotonic()
+        for transport, prefill, decode in itertools.product(asked.transport, asked.prefill, asked.decode):
+            name, begin_s = f"{transport} {prefill} -> {decode}", time.monotonic()
             try:
-                said = run(model, reference, Path(place) / name.replace(" ", ""), transport, num_prefill, num_decode)
+                said = run(model, reference, Path(place) / name.replace(" ", ""), transport, prefill, decode)
             except AssertionError as error:
                 num_wrong += 1
                 said = f"WRONG: {error}"

@@ -43,7 +43,7 @@ class GroupedQueryAttention:
             self._sinks = _sinks(f"{name}.sinks", f"{tensors}.{config.names.sinks}", heads, config, setup)
         sinks = None if self._sinks is None else self._sinks.tensor
         self.rule = LayerRule(multipliers.attention_scale, multipliers.attention_cap, sinks)
-        self._layer = layer
+        self._place = layer - setup.shard.layers_of(config.num_layers).start
         self._rope = rope
         self._num_heads = len(heads)
         self._num_rotated = len(heads) + len(kv_heads)
@@ -79,7 +79,7 @@ class GroupedQueryAttention:
         qk = self._rotation(fused[:, : self._num_rotated], rotations[self._rope])
         unrotated = fused[:, self._num_rotated :]
         q, k, v = qk[:, : self._num_heads], qk[:, self._num_heads :], unrotated[:, : self._num_unrotated]
-        attended = attention.run(self._layer, q, k, v)
+        attended = attention.run(self._place, q, k, v)
         if unrotated.shape[1] > self._num_unrotated:
             attended = attended * unrotated[:, self._num_unrotated :].sigmoid()
         return self._o(attended.flatten(1))

@@ -9,16 +9,18 @@ Letters: T tokens of the step, E hidden size, X experts, I intermediate size.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.models.config import ModelConfig
-from engine.models.expert_settings import ExpertSettings
-from engine.models.mxfp4 import GROUP, GROUP_BYTES, from_mxfp4
+from engine.models.expert_settings import MXFP4_GROUP, ExpertSettings
+from engine.models.mxfp4 import GROUP_BYTES, from_mxfp4
 from engine.models.parameters import Parameter, Source, whole
 from engine.models.parts.base import PartSetup
 from engine.models.parts.expert_products import ExpertMatrices, Products, make_products
+from engine.models.shard import scaled
 from wire.errors import ModelLoadError
 
 
@@ -29,12 +31,16 @@ class ClampedExperts:
         self, name: str, tensors: str, settings: ExpertSettings, config: ModelConfig, setup: PartSetup
     ) -> None:
         """See `SparseMlp`."""
-        if setup.shard.size > 1:
-            raise ModelLoadError(f"experts of {config.architecture} cannot be divided among ranks")
-        inner, size = settings.intermediate_size, config.hidden_size
-        form = _Mxfp4 if settings.is_mxfp4 else _Plain
-        self._gate_up = form(name, f"{tensors}.gate_up_proj", settings.num_experts, 2 * inner, size, setup)
-        self._down = form(name, f"{tensors}.down_proj", settings.num_experts, size, inner, setup)
+        inner, size = settings.intermediate_size, range(config.hidden_size)
+        share = setup.shard.share_of(inner, "rows of an expert")
+        form, whole_size = _Mxfp4 if settings.is_mxfp4 else _Plain, len(size)
+        gate_up = _Cut(settings.num_experts, 2 * inner, whole_size, scaled(share, 2), size, scaled(share, 2))
+        # what ranks compute is added up, so one of them adds the bias
+        biased = size if setup.shard.rank == 0 else range(0)
+        down = _Cut(settings.num_experts, whole_size, inner, size, share, biased)
+        self._gate_up = form(name, f"{tensors}.gate_up_proj", gate_up, setup)
+        self._down = form(name, f"{tensors}.down_proj", down, setup)
+        self._num_experts, self._num_rows = settings.num_experts, 2 * len(share)
         self._settings = settings
         self._setup = setup
         self._products: Products | None = None
@@ -51,10 +57,9 @@ class ClampedExperts:
 
     def pack(self) -> None:
         """See `Part.pack`."""
-        num_rows = 2 * self._settings.intermediate_size
         # gates first, as everywhere else
-        order = torch.cat((torch.arange(0, num_rows, 2), torch.arange(1, num_rows, 2))).to(self._setup.device)
-        experts = (self._expert(number, order) for number in range(self._settings.num_experts))
+        order = torch.cat([torch.arange(first, self._num_rows, 2) for first in (0, 1)]).to(self._setup.device)
+        experts = (self._expert(number, order) for number in range(self._num_experts))
         self._products = make_products(self._gate, experts, self._setup)
         self._gate_up.free()
         self._down.free()
@@ -62,7 +67,7 @@ class ClampedExperts:
     def _expert(self, number: int, order: Tensor) -> ExpertMatrices:
         gate_up, gate_up_bias = self._gate_up.expert(number)
         down, down_bias = self._down.expert(number)
-        return ExpertMatrices(gate_up[order], down, gate_up_bias[order], down_bias)
+        return ExpertMatrices(gate_up[order], down, gate_up_bias[order], down_bias if len(down_bias) else None)
 
     def _gate(self, gate_up: Tensor) -> Tensor:
         """[T, I] of gate and up side by side."""
@@ -72,20 +77,34 @@ class ClampedExperts:
         return (up + 1) * (gate * torch.sigmoid(gate * self._settings.gate_slope))
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """This rank's `rows` and `columns` of matrices [num_out, num_in], one for each of `count` experts, and the rows
+    that it has of their biases."""
+
+    count: int
+    num_out: int
+    num_in: int
+    rows: range
+    columns: range
+    biased: range
+
+
 class _Plain:
     """Matrices [in, out] of all experts, and their biases."""
 
-    def __init__(self, name: str, tensor: str, count: int, num_out: int, num_in: int, setup: PartSetup) -> None:
+    def __init__(self, name: str, tensor: str, cut: _Cut, setup: PartSetup) -> None:
         self._setup = setup
-        self._bias = setup.empty(count, num_out)
-        self._matrices = setup.empty(count, num_in, num_out)
+        self._bias = setup.empty(cut.count, len(cut.biased))
+        self._matrices = setup.empty(cut.count, len(cut.columns), len(cut.rows))
+        shape = (cut.count, cut.num_in, cut.num_out)
         self.parameters = [
-            _whole(f"{name}.{tensor}", tensor, self._matrices),
-            _whole(f"{name}.{tensor}.bias", f"{tensor}_bias", self._bias),
+            _taken(f"{name}.{tensor}", tensor, shape, self._matrices, cut.columns, cut.rows),
+            _taken(f"{name}.{tensor}.bias", f"{tensor}_bias", (cut.count, cut.num_out), self._bias, cut.biased),
         ]
 
     def expert(self, number: int) -> tuple[Tensor, Tensor]:
-        """The matrix [out, in] of an expert, and its bias [out]."""
+        """The matrix [out, in] of an expert, and its bias [out], without elements where another rank has it."""
         return self._matrix(number), self._bias[number]
 
     def free(self) -> None:
@@ -100,19 +119,25 @@ class _Plain:
 class _Mxfp4(_Plain):
     """The same in MXFP4."""
 
-    def __init__(self, name: str, tensor: str, count: int, num_out: int, num_in: int, setup: PartSetup) -> None:
-        if num_in % GROUP:
-            raise ModelLoadError(f"{tensor}: {num_in} inputs are no multiple of {GROUP}, as MXFP4 needs")
+    def __init__(self, name: str, tensor: str, cut: _Cut, setup: PartSetup) -> None:
+        num_in = len(cut.columns)
+        if num_in % MXFP4_GROUP:
+            raise ModelLoadError(f"{tensor}: {num_in} inputs are no multiple of {MXFP4_GROUP}, as MXFP4 needs")
         self._setup = setup
-        self._bias = setup.empty(count, num_out)
-        groups = (count, num_out, num_in // GROUP)
-        self._blocks = torch.empty(*groups, GROUP_BYTES, dtype=torch.uint8, device=setup.device)
-        self._scales = torch.empty(groups, dtype=torch.uint8, device=setup.device)
-        held = count * num_out * num_in * setup.dtype.itemsize
+        self._bias = setup.empty(cut.count, len(cut.biased))
+        groups = range(cut.columns.start // MXFP4_GROUP, cut.columns.stop // MXFP4_GROUP)
+        own = (cut.count, len(cut.rows), len(groups))
+        self._blocks = torch.empty(*own, GROUP_BYTES, dtype=torch.uint8, device=setup.device)
+        self._scales = torch.empty(own, dtype=torch.uint8, device=setup.device)
+        held = cut.count * len(cut.rows) * num_in * setup.dtype.itemsize
+        shape, per_group = (cut.count, cut.num_out, cut.num_in // MXFP4_GROUP), range(GROUP_BYTES)
+        blocks, scales, bias = (f"{tensor}_{part}" for part in ("blocks", "scales", "bias"))
         self.parameters = [
-            _whole(f"{name}.{tensor}.blocks", f"{tensor}_blocks", self._blocks, held),
-            _whole(f"{name}.{tensor}.scales", f"{tensor}_scales", self._scales),
-            _whole(f"{name}.{tensor}.bias", f"{tensor}_bias", self._bias),
+            _taken(
+                f"{name}.{blocks}", blocks, (*shape, GROUP_BYTES), self._blocks, cut.rows, groups, per_group, held=held
+            ),
+            _taken(f"{name}.{scales}", scales, shape, self._scales, cut.rows, groups),
+            _taken(f"{name}.{bias}", bias, shape[:2], self._bias, cut.biased),
         ]
 
     def free(self) -> None:
@@ -124,6 +149,7 @@ class _Mxfp4(_Plain):
         return from_mxfp4(self._blocks[expert], self._scales[expert], self._setup.dtype)
 
 
-def _whole(name: str, tensor: str, values: Tensor, held_bytes: int = 0) -> Parameter:
-    box = whole(tuple(values.shape))
-    return Parameter(name, values, (Source(tensor, tuple(values.shape), box, box),), held_bytes=held_bytes)
+def _taken(name: str, tensor: str, shape: tuple[int, ...], values: Tensor, *places: range, held: int = 0) -> Parameter:
+    """Of each expert, what is in `places` of the other dimensions."""
+    source = Source(tensor, shape, (range(shape[0]), *places), whole(tuple(values.shape)))
+    return Parameter(name, values, (source,), held_bytes=held)

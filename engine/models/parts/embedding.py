@@ -166,13 +166,15 @@ def _tied(embedding: Embedding, config: ModelConfig, setup: PartSetup) -> Unread
     return setup.quantization.unread(piece) or PlainWeight(embedding.table)
 
 
-def make_head(embedding: Embedding, config: ModelConfig, setup: PartSetup) -> Head:
+def make_head(embedding: Embedding | None, config: ModelConfig, setup: PartSetup) -> Head:
     """The product that gives logits [N, V]. A head tied to the embedding has no parameters; packed, it is a copy of the
-    table, since it is the largest product of a decode step."""
-    if config.tie_word_embeddings:
+    table, since it is the largest product of a decode step. None: the embedding is another stage's, and a tied head
+    loads the table as its own."""
+    if config.tie_word_embeddings and embedding is not None:
         unread: Sequence[Unread] = [_tied(embedding, config, setup)]
     else:
-        rows = Matrix(config.names.head, config.vocab_size, _rows(config, setup))
+        name = config.names.embedding if config.tie_word_embeddings else config.names.head
+        rows = Matrix(name, config.vocab_size, _rows(config, setup))
         unread = unread_weight("head", [rows], config.hidden_size, range(config.hidden_size), setup)
     head = Linear(unread, None, setup)
     if setup.collectives is not None:

@@ -8,19 +8,20 @@ Letters: T tokens of the step, H heads of queries and keys, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.models.collectives import Collectives
 from engine.models.config import ModelConfig
 from engine.models.parameters import Parameter, Source, whole
 from engine.models.parts.base import Part, PartSetup
 from engine.models.parts.norm import OFFSET, HeadRotation, OffsetWeight
 from engine.models.rope import Rotation, head_order
-from wire.errors import ModelLoadError
+from engine.models.shard import scaled
 
 
 class HeadPart(Part, Protocol):
@@ -46,30 +47,43 @@ def make_head_rotation(
 
 
 class WholeHeadNorm:
-    """RMS norms over all queries, and over all keys, of a token. See `HeadPart`."""
+    """RMS norms over all queries, and over all keys, of a token: those of all ranks together. See `HeadPart`."""
 
     def __init__(self, name: str, tensors: tuple[str, ...], config: ModelConfig, setup: PartSetup) -> None:
         """`tensors`: of the weights of queries [Hq * D] and keys [Hkv * D]."""
-        if setup.shard.size > 1:
-            raise ModelLoadError(f"{config.architecture} norms all heads together and cannot be divided among ranks")
         self._eps = config.rms_norm_eps
-        self._ops = setup.ops
-        self._num_heads = config.num_heads
-        sizes = [config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim]
-        self._weights = [setup.empty(size) for size in sizes]
+        self._ops, self._collectives, self._num_ranks = setup.ops, setup.collectives, setup.shard.size
+        heads = setup.shard.share_of(config.num_heads, "attention heads")
+        shares = (heads, setup.shard.kv_heads_of(config.num_kv_heads))
+        self._num_heads = len(heads)
+        self._weights = [setup.empty(len(share) * config.head_dim) for share in shares]
+        counts = (config.num_heads, config.num_kv_heads)
         self._parameters = [
-            Parameter(f"{name}.{part}", weight, (Source(tensor, (size,), whole((size,)), whole((size,))),), center=1.0)
-            for part, tensor, weight, size in zip("qk", tensors, self._weights, sizes, strict=True)
+            _weight(f"{name}.{part}", tensor, weight, count * config.head_dim, scaled(share, config.head_dim))
+            for part, tensor, weight, count, share in zip("qk", tensors, self._weights, counts, shares, strict=True)
         ]
 
     def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
         """See `HeadPart`."""
-        q, k = x[:, : self._num_heads].flatten(1), x[:, self._num_heads :].flatten(1)
-        normed = [
-            self._ops.add_norm(part, None, weight, self._eps)
-            for part, weight in zip((q, k), self._weights, strict=True)
-        ]
+        both = x[:, : self._num_heads].flatten(1), x[:, self._num_heads :].flatten(1)
+        if self._collectives is not None:
+            normed = self._normed_together(both, self._collectives)
+        else:
+            normed = [
+                self._ops.add_norm(part, None, weight, self._eps)
+                for part, weight in zip(both, self._weights, strict=True)
+            ]
         return self._ops.norm_rotate(torch.cat(normed, dim=1).view(x.shape), None, self._eps, rotation)
+
+    def _normed_together(self, both: Sequence[Tensor], collectives: Collectives) -> list[Tensor]:
+        """As `DecoderOps.add_norm`, with the mean over the shares of all ranks. Heads that several ranks have count as
+        often, in the sum and in the number."""
+        squares = collectives.add_up(torch.stack([part.float().square().sum(1) for part in both], dim=1))
+        normed = []
+        for number, (part, weight) in enumerate(zip(both, self._weights, strict=True)):
+            mean = squares[:, number, None] / (self._num_ranks * part.shape[1])
+            normed.append((part.float() * torch.rsqrt(mean + self._eps)).to(part.dtype) * weight)
+        return normed
 
     def parameters(self) -> Iterator[Parameter]:
         """See `Part.parameters`."""
@@ -77,6 +91,10 @@ class WholeHeadNorm:
 
     def pack(self) -> None:
         """See `Part.pack`: norms have one format."""
+
+
+def _weight(name: str, tensor: str, weight: Tensor, size: int, taken: range) -> Parameter:
+    return Parameter(name, weight, (Source(tensor, (size,), (taken,), whole((len(taken),))),), center=1.0)
 
 
 class OffsetHeadNorm:

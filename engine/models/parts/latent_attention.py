@@ -41,7 +41,8 @@ class LatentAttention:
         heads = setup.shard.share_of(config.num_heads, "attention heads")
         self.kv = LayerKv(1, latent.kv_rank + latent.rope_dim, None, LATENT)
         self.rule = LayerRule(config.multipliers.attention_scale)
-        self._layer, self._rope, self._latent, self._num_heads = layer, rope, latent, len(heads)
+        self._place = layer - setup.shard.layers_of(config.num_layers).start
+        self._rope, self._latent, self._num_heads = rope, latent, len(heads)
         self._queries = _Queries(name, tensors, config, latent, heads, setup)
         stored = latent.kv_rank + latent.rope_dim
         rows = Matrix(f"{tensors}.kv_a_proj_with_mqa", stored, range(stored))
@@ -75,7 +76,7 @@ class LatentAttention:
         key = torch.cat((normed, rotated[:, -1]), dim=1)[:, None]
         absorbed = self._expansion.queries(queries[:, :, : latent.nope_dim])
         query = torch.cat((absorbed, rotated[:, :-1]), dim=2)
-        attended = attention.run(self._layer, query, key, key)[:, :, : latent.kv_rank]
+        attended = attention.run(self._place, query, key, key)[:, :, : latent.kv_rank]
         return self._o(self._expansion.values(attended).flatten(1))
 
     def parameters(self) -> Iterator[Parameter]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,9 +16,10 @@ import pytest
 import torch
 
 from engine.build import Engine, build_engine
-from engine.executor.messages import Channel, ChannelBroken, Compute, Share, Stop
+from engine.executor import ranks as rank_processes
+from engine.executor.messages import Channel, ChannelBroken, Compute, Here, Share, Stop
 from engine.executor.mp import MpExecutor
-from engine.executor.ranks import RankFailed
+from engine.executor.ranks import RankFailed, Ranks
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
 from engine.models.loading import load_weights
@@ -89,6 +92,40 @@ def test_processes_compute_together_and_one_that_is_killed_ends_all(tmp_path: Pa
     assert not rank.is_running()
 
 
+class StoppedChild:
+    """A rank that has come up, and then was stopped. See `Child`."""
+
+    def __init__(self, module: str, descriptor: str, pass_fds: Sequence[int]) -> None:
+        self._process = subprocess.Popen(["sleep", "60"])
+        self.pid = self._process.pid
+        self._channel = Channel(socket.socket(fileno=os.dup(int(descriptor))), "the driver")
+        self._channel.send(Here(), 1.0)
+        self._process.send_signal(signal.SIGSTOP)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._channel.close()
+
+    def wait(self, timeout_s: float) -> int | None:
+        return self._process.wait(timeout_s)
+
+    def end(self) -> None:
+        self.kill()
+
+
+def test_a_rank_that_stands_still_in_a_step_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_processes, "Child", StoppedChild)
+    ranks = Ranks(EngineSettings(tensor_parallel_size=1, pipeline_parallel_size=2), num_threads=1)
+    (pid,) = ranks.pids
+    with ranks.within(END_S * 60):
+        repeat(ranks.require_alive, 0.3)
+    reason = r"^rank 1 of 2 \(stage 0 of 2\) is stopped, and a step was to take 0\.25 s at most$"
+    with ranks.within(0.25), pytest.raises(RankFailed, match=reason):
+        repeat(ranks.require_alive, END_S)
+    ranks.close()
+    assert not psutil.pid_exists(pid)
+
+
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("tie", [False, True])
 def test_each_rank_reads_and_holds_its_share(tmp_path: Path, num_ranks: int, tie: bool) -> None:
@@ -113,6 +150,23 @@ def test_each_rank_reads_and_holds_its_share(tmp_path: Path, num_ranks: int, tie
     # a vocabulary of 321 is not divided equally
     assert max(held for _, held, _ in shares) <= whole[1] / num_ranks + 2 * 64
     assert {norms for _, _, norms in shares} == {whole[2]}
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_each_stage_reads_its_layers_and_a_tied_head_the_table(tmp_path: Path, tie: bool) -> None:
+    folder = make_checkpoint(tmp_path, "llama", tie=tie, changes={"num_hidden_layers": 3})
+    config = load_config(folder)
+
+    def names(shard: Shard) -> list[str]:
+        decoder = Decoder(config, torch.float32, "cpu", TorchOps(), shard)
+        found = [source.name for parameter in decoder.parameters() for source in parameter.sources]
+        load_weights(folder, decoder)
+        return found
+
+    first, last = names(Shard(0, 1, 0, 2)), names(Shard(0, 1, 1, 2))
+    assert sorted(first + last) == sorted(names(WHOLE) + ["model.embed_tokens.weight"] * tie)
+    assert {name.split(".")[2] for name in first if ".layers." in name} == {"0", "1"}
+    assert {name.split(".")[2] for name in last if ".layers." in name} == {"2"}
 
 
 def test_a_message_that_is_none_is_refused() -> None:
@@ -141,7 +195,7 @@ def test_a_descriptor_travels_with_its_message(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     (tmp_path / "file").write_bytes(b"pool")
     with (tmp_path / "file").open("rb") as file:
-        Channel(ours, "rank 1").send(Stop(), 1.0, file.fileno())
+        Channel(ours, "rank 1").send(Stop(), 1.0, [file.fileno()])
     other = Channel(theirs, "the driver")
     assert other.receive(1.0) == Stop()
     with os.fdopen(other.take_descriptor(), "rb") as received:

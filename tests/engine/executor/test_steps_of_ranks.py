@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from device.base import STEP_TIMEOUT_S
 from engine.attention.base import LayerStored
 from engine.build import Engine, build_engine
+from engine.executor.leading import LEAST_S
 from engine.models.config import load_config
 from engine.models.division import require_divisible
 from engine.runner.kv_memory import allocate_private
@@ -16,7 +18,7 @@ from engine.scheduler.request import PromptScores, Step
 from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
 from tests.engine.executor.thread_ranks import built
-from tests.engine.models.families import FAMILIES, VOCAB_SIZE, make_model
+from tests.engine.models.families import VOCAB_SIZE, make_model
 from tests.request_keys import key_of
 from wire.errors import InvalidSetting, ModelLoadError
 from wire.request_key import RequestKey
@@ -57,22 +59,30 @@ def answers(engine: Engine) -> dict[RequestKey, list[int]]:
     return found | tokens(engine)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks_give_the_tokens_of_one_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int) -> None:
-    make_checkpoint(tmp_path, "qwen3", tie=size == 4)
-    engine, executor = built(monkeypatch, tmp_path, size)
+@pytest.mark.parametrize(("size", "num_stages"), [(2, 1), (4, 1), (1, 2), (2, 3)])
+def test_ranks_give_the_tokens_of_one_rank(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, num_stages: int
+) -> None:
+    make_checkpoint(tmp_path, "qwen3", tie=size == 4 or num_stages == 3, changes={"num_hidden_layers": 4})
+    engine, executor = built(monkeypatch, tmp_path, size, num_stages)
     assert answers(engine) == answers(alone(tmp_path))
     # what travels is plain and small: a step of 8 tokens names its tokens and its blocks
     assert max(map(len, executor.orders)) < 400
+    # chunks of a prompt are in all stages at once
+    assert executor.most_in_flight == (num_stages if num_stages > 1 else 0)
     executor.close()
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
-def test_preempted_requests_of_ranks_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels: str) -> None:
+@pytest.mark.parametrize(
+    ("kernels", "sizes"), [("auto", (2, 1)), ("torch", (2, 1)), ("auto", (1, 2)), ("torch", (2, 2))]
+)
+def test_preempted_requests_of_ranks_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels: str, sizes: tuple[int, int]
+) -> None:
     make_checkpoint(tmp_path, "llama")
     found = []
     for engine in (
-        built(monkeypatch, tmp_path, 2, num_blocks=9, cpu_kernels=kernels)[0],
+        built(monkeypatch, tmp_path, *sizes, num_blocks=9, cpu_kernels=kernels)[0],
         alone(tmp_path, num_blocks=9, cpu_kernels=kernels),
     ):
         for number in range(3):
@@ -84,11 +94,39 @@ def test_preempted_requests_of_ranks_go_on(monkeypatch: pytest.MonkeyPatch, tmp_
     assert len(found[0]) == 3
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2-moe", "deepseek-v2", "gpt2", "cohere2", "phi3"])
-def test_families_are_divided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "size", "num_stages"),
+    [
+        ("mixtral", 2, 1),
+        ("qwen2-moe", 2, 1),
+        ("deepseek-v2", 2, 2),
+        ("gpt2", 2, 1),
+        ("cohere2", 1, 2),
+        ("phi3", 2, 1),
+        ("olmo2", 4, 1),
+        ("olmoe", 2, 1),
+        ("gpt-oss", 2, 2),
+    ],
+)
+def test_families_are_divided(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, size: int, num_stages: int
+) -> None:
     make_model(tmp_path, family)
-    engine, executor = built(monkeypatch, tmp_path, 2)
+    engine, executor = built(monkeypatch, tmp_path, size, num_stages)
     assert answers(engine) == answers(alone(tmp_path))
+    executor.close()
+
+
+def test_a_step_may_take_as_long_as_the_engine_has_learnt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama")
+    engine, executor = built(monkeypatch, tmp_path, 1, 2)
+    engine.core.add(key_of(1), prompt(4), DecodingParams(temperature=0.0, max_tokens=1))
+    tokens(engine)
+    assert set(executor.limits) == {STEP_TIMEOUT_S}
+    engine.learn_costs()
+    engine.core.add(key_of(1), prompt(4), DecodingParams(temperature=0.0, max_tokens=1))
+    tokens(engine)
+    assert executor.limits[-1] == LEAST_S
     executor.close()
 
 
@@ -102,6 +140,22 @@ def test_log_probabilities_of_a_prompt_are_those_of_one_rank(monkeypatch: pytest
         found.append(each.core.take_prompt_scores())
     assert [scores.first for scores in found[0]] == [scores.first for scores in found[1]]
     assert all(scores.is_valid for scores in found[0])
+    executor.close()
+
+
+def test_layers_of_earlier_stages_count_as_stored_when_the_driver_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    make_checkpoint(tmp_path, "llama", changes={"num_hidden_layers": 3})
+    engine, executor = built(monkeypatch, tmp_path, 1, 2)
+    engine.core.add(key_of(1), prompt(4), DecodingParams(temperature=0.0, max_tokens=1))
+    blocks, told = engine.memory.paged.blocks.zero_(), list[int]()
+
+    def watch(step: Step) -> LayerStored:
+        return lambda: told.append(sum(bool(layer.any()) for layer in blocks.chunk(3, dim=1)))
+
+    tokens(engine, watch)
+    assert told == [2, 2, 3]
     executor.close()
 
 
@@ -157,21 +211,13 @@ def test_what_cannot_be_divided_is_said_before_anything_starts(
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"),
-    [("olmo2", "Olmo2ForCausalLM norms all heads together"), ("gpt-oss", "experts of GptOssForCausalLM")],
-)
-def test_families_that_cannot_be_divided_are_named(tmp_path: Path, family: str, reason: str) -> None:
-    assert family in FAMILIES
-    make_model(tmp_path, family)
-    with pytest.raises(InvalidSetting, match=reason):
-        alone(tmp_path, tensor_parallel_size=2)
-
-
-@pytest.mark.parametrize(
     ("settings", "reason"),
     [
         ({"tensor_parallel_size": 0}, "must lie between 1 and 64, got 0"),
         ({"tensor_parallel_size": 65}, "must lie between 1 and 64, got 65"),
+        ({"pipeline_parallel_size": 65}, "--pipeline-parallel-size must lie between 1 and 64, got 65"),
+        ({"tensor_parallel_size": 8, "pipeline_parallel_size": 9}, "8 in 9 stages are more than 64 ranks"),
+        ({"pipeline_parallel_size": 3}, "--pipeline-parallel-size 3: 2 layers cannot be divided among 3 stages"),
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "uni is one process"),
         ({"tensor_parallel_size": 2, "batch_invariant": True}, "ranks add up long prompts in another order"),
         ({"tensor_parallel_size": 2, "device": "emulated"}, "ranks share their KV in host memory"),

@@ -1,13 +1,16 @@
-"""Ranks as threads of the test: the product's runner, followers and shared KV memory, with calls among ranks in memory.
+"""Ranks as threads of the test: the product's runners, followers, passages and shared KV memory, with calls among ranks
+in memory.
 
 What is left out are processes, sockets and gloo; `test_ranks.py` has those.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -17,17 +20,15 @@ from torch import Tensor
 import engine.build
 from device.base import Device
 from engine.build import Engine, build_engine
-from engine.capacity import find_capacity
 from engine.executor.following import Follower
 from engine.executor.messages import Channel, Compute, Order
 from engine.executor.mp import MpExecutor
-from engine.model_share import attention_of, kernels_for, load_share, recorded_pass
+from engine.executor.passages import Incoming, Outgoing, Passages, StreamShape, taken_ends
+from engine.model_share import attention_of, load_share, open_basis, recorded_pass, stream_of
 from engine.models.config import ModelConfig
-from engine.models.identity import find_checkpoint
 from engine.models.shard import Shard
 from engine.runner.forward import decoded_pass
 from engine.runner.kv_memory import KvMemory, allocate_shared, mapped_kv
-from engine.runner.limits import RunnerLimits
 from engine.settings import EngineSettings
 
 _WAIT_S = 60.0
@@ -69,47 +70,72 @@ class ThreadExecutor:
     """See `Executor`. `orders`: what the ranks were told, as it travels."""
 
     def __init__(self, settings: EngineSettings, config: ModelConfig, device: Device, num_threads: int) -> None:
-        size = settings.tensor_parallel_size
-        calls = SharedCalls(size)
-        self.calls = calls
-        self.shard = Shard(0, size)
-        self.collectives = ThreadCollectives(0, calls)
+        sizes = size, num_stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
+        self._stages = [SharedCalls(size) for _ in range(num_stages)]
+        self.calls = self._stages[-1]
+        self.shard = Shard.of_process(0, *sizes)
+        self.collectives = self._collectives(self.shard)
         self.leader = self
         self.orders: list[bytes] = []
-        self.memory: Future[KvMemory] = Future()
-        self._threads = [ThreadPoolExecutor(1) for _ in range(1, size)]
+        self.limits: list[float] = []
+        self.most_in_flight = 0
+        self.memory: Future[tuple[KvMemory, Passages | None]] = Future()
+        self._shards = [Shard.of_process(number, *sizes) for number in range(1, settings.num_ranks)]
+        self._threads = [ThreadPoolExecutor(1) for _ in self._shards]
         self._followers = [
-            thread.submit(self._follower, Shard(rank, size), settings, config, device)
-            for rank, thread in enumerate(self._threads, 1)
+            thread.submit(self._follower, shard, settings)
+            for shard, thread in zip(self._shards, self._threads, strict=True)
         ]
         self._computing: list[Future[None]] = []
+        self._num_entered = 0
+        self.passages: Passages | None = None
+        self._ends: list[Incoming | Outgoing] = []
 
-    def _follower(self, shard: Shard, settings: EngineSettings, config: ModelConfig, device: Device) -> Follower:
-        kernels = kernels_for(settings, device, 1)
-        capacity = find_capacity(settings, config, is_gpu=False)
-        limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
-        collectives = ThreadCollectives(shard.rank, self.calls)
-        folder = find_checkpoint(settings.model)
-        model = load_share(settings, folder, config, device, kernels, shard, collectives, None)
-        choice = attention_of(settings, model, limits, device, shard)
-        memory = self.memory.result(_WAIT_S)
+    def _collectives(self, shard: Shard) -> ThreadCollectives | None:
+        return ThreadCollectives(shard.rank, self._stages[shard.stage]) if shard.size > 1 else None
+
+    def _follower(self, shard: Shard, settings: EngineSettings) -> Follower:
+        basis = open_basis(settings, 1)
+        model = load_share(basis, shard, self._collectives(shard), None)
+        choice = attention_of(basis, model, shard)
+        memory, passages = self.memory.result(_WAIT_S)
         assert memory.descriptor is not None
         paged = mapped_kv(
             model.layout, model.own, shard, memory.num_blocks * memory.layout.block_bytes, memory.descriptor
         )
+        stream = stream_of(basis, model, shard)
+        ends: tuple[Incoming | None, Outgoing | None] = (None, None)
+        if stream is not None and passages is not None:
+            ends = taken_ends(shard, stream, map(os.dup, passages.descriptors_of(shard)).__next__)
         attention = choice.build(paged)
-        run = recorded_pass(settings, model, attention, limits) or decoded_pass(model.decoder, attention)
-        return Follower(model.decoder, attention, device, limits, run)
+        run = recorded_pass(basis, model, attention) or decoded_pass(model.decoder, attention)
+        self._ends += [end for end in ends if end is not None]
+        return Follower(model.decoder, attention, basis.device, basis.limits, run, *ends)
+
+    def tell_ahead(self, order: Order) -> None:
+        self._num_entered += 1
+        self.most_in_flight = max(self.most_in_flight, self._num_entered)
+        self._tell(order, lambda shard: not shard.is_last_stage)
 
     def tell(self, order: Order) -> None:
         self.orders.append(Channel.encode(order))
+        self._num_entered -= 1
+        self._tell(order, lambda shard: shard.is_last_stage)
+
+    def _tell(self, order: Order, is_told: Callable[[Shard], bool]) -> None:
         assert isinstance(order, Compute)
-        for computing in self._computing:
-            computing.result(_WAIT_S)
-        self._computing = [
+        for computing in [each for each in self._computing if each.done()]:
+            self._computing.remove(computing)
+            computing.result()
+        self._computing += [
             thread.submit(follower.result().compute, order)
-            for thread, follower in zip(self._threads, self._followers, strict=True)
+            for thread, follower, shard in zip(self._threads, self._followers, self._shards, strict=True)
+            if is_told(shard)
         ]
+
+    def within(self, limit_s: float) -> AbstractContextManager[None]:
+        self.limits.append(limit_s)
+        return nullcontext()
 
     def reason_of(self, error: Exception) -> Any:
         return error
@@ -117,8 +143,14 @@ class ThreadExecutor:
     def loaded(self) -> None:
         """Nothing to wait for."""
 
-    def share_memory(self, memory: KvMemory) -> None:
-        self.memory.set_result(memory)
+    def share_memory(self, memory: KvMemory, stream: StreamShape | None) -> Incoming | None:
+        self.passages = None if stream is None else Passages(self.shard.size, stream)
+        self.memory.set_result((memory, self.passages))
+        if self.passages is None:
+            return None
+        incoming = self.passages.incoming()
+        self._ends.append(incoming)
+        return incoming
 
     def ready(self) -> None:
         for follower in self._followers:
@@ -130,13 +162,22 @@ class ThreadExecutor:
     def close(self) -> None:
         for thread in self._threads:
             thread.shutdown()
+        for computing in self._computing:
+            computing.result()
+        for end in self._ends:
+            end.close()
+        if self.passages is not None:
+            self.passages.close()
 
 
-def built(monkeypatch: pytest.MonkeyPatch, folder: Any, size: int, **settings: Any) -> tuple[Engine, ThreadExecutor]:
+def built(
+    monkeypatch: pytest.MonkeyPatch, folder: Any, size: int, num_stages: int = 1, **settings: Any
+) -> tuple[Engine, ThreadExecutor]:
     """An engine whose ranks are threads. Blocks of 4 tokens, steps of 8."""
     monkeypatch.setattr(engine.build, "open_executor", ThreadExecutor)
     values = {"num_threads": 1, "num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 8, **settings}
-    made = build_engine(EngineSettings(str(folder), tensor_parallel_size=size, **values), allocate_shared)
+    values |= {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages}
+    made = build_engine(EngineSettings(str(folder), **values), allocate_shared)
     executor = made.executor
     assert isinstance(executor, ThreadExecutor)
     assert not isinstance(executor, MpExecutor)

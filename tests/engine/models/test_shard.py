@@ -39,5 +39,24 @@ def test_a_rank_that_there_is_not_is_refused(rank: int, size: int) -> None:
         Shard(rank, size)
 
 
+@pytest.mark.parametrize(("num_layers", "num_stages"), [(4, 1), (5, 2), (7, 3), (4, 4)])
+def test_stages_have_all_layers_and_the_first_ones_one_more(num_layers: int, num_stages: int) -> None:
+    stages = [Shard(0, 1, stage, num_stages).layers_of(num_layers) for stage in range(num_stages)]
+    assert [layer for stage in stages for layer in stage] == list(range(num_layers))
+    assert [len(stage) for stage in stages] == sorted(map(len, stages), reverse=True)
+    assert len(stages[0]) - len(stages[-1]) <= 1
+    with pytest.raises(ModelLoadError, match="layers cannot be divided among 9 stages"):
+        Shard(0, 1, 0, 9).layers_of(num_layers)
+
+
+def test_the_driver_is_the_first_rank_of_the_last_stage() -> None:
+    shards = [Shard.of_process(number, 2, 3) for number in range(6)]
+    assert [(shard.stage, shard.rank) for shard in shards] == [(2, 0), (2, 1), (0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [shard.is_last_stage for shard in shards] == [True, True, False, False, False, False]
+    assert Shard.of_process(0, 1, 1) == WHOLE
+    with pytest.raises(InvalidSetting, match="no stage 2 of 2"):
+        Shard(0, 1, 2, 2)
+
+
 def test_heads_become_rows() -> None:
     assert scaled(range(2, 4), 16) == range(32, 64)

@@ -4,9 +4,10 @@ The device "computes" a token by writing the hash of the whole sequence up to it
 when a slot before it holds anything else: KV that was lost, overwritten or of a wrong prefix is noticed at once.
 The next token is a function of all tokens before it, so outputs can be compared with `continuation`.
 
-An asynchronous device computes a step at any moment between its launch and its result, by what it read at the launch.
-It takes pending tokens from what it sampled last. What another node writes into reserved blocks (`reserve`) is there at
-once, in no order with the device: a step that still writes into released blocks destroys it.
+A device of several stages has a step in each, and no pending tokens. An asynchronous device computes a step at any
+moment between its launch and its result, by what it read at the launch. It takes pending tokens from what it sampled
+last. What another node writes into reserved blocks (`reserve`) is there at once, in no order with the device: a step
+that still writes into released blocks destroys it.
 """
 
 from __future__ import annotations
@@ -121,8 +122,10 @@ class Device:
     is_asynchronous: bool = False
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     failure_rate: float = 0.0
+    num_stages: int = 1
     slots: dict[tuple[int, int], int | None] = field(default_factory=dict)
     num_computed_tokens: int = 0
+    most_in_flight: int = 0
     _launched: deque[LaunchedStep] = field(default_factory=deque)
     _sampled: dict[RequestKey, SampledToken] = field(default_factory=dict)
 
@@ -134,7 +137,7 @@ class Device:
         rows = [_row(share) for share in step.requests]
         for row, share in zip(rows, step.requests, strict=True):
             num_pending = row.token_ids.count(PENDING_TOKEN)
-            assert num_pending <= (1 if self._launched else 0)
+            assert num_pending <= (1 if self._launched and self.num_stages == 1 else 0)
             assert row.needs_sample == (row.start + row.num_tokens == len(row.token_ids))
             if num_pending:
                 assert row.token_ids[-1] == PENDING_TOKEN
@@ -144,7 +147,8 @@ class Device:
         is_void = any(before.has_failed for before in self._launched)
         launched = LaunchedStep(self, rows, has_failed=is_void or self.chance.random() < self.failure_rate)
         self._launched.append(launched)
-        assert len(self._launched) <= (2 if self.is_asynchronous else 1)
+        assert len(self._launched) <= (2 if self.is_asynchronous else self.num_stages)
+        self.most_in_flight = max(self.most_in_flight, len(self._launched))
         if self.chance.random() < 0.5:
             for one in self._launched:
                 self._compute(one)
@@ -217,10 +221,10 @@ class Simulation:
         device: Device | None = None,
     ) -> None:
         limit = min(max_request_tokens or 10**9, num_blocks * block_size)
-        self.limits = SchedulerLimits(block_size, max_num_seqs, budget, limit)
+        self.device = device or Device(block_size)
+        self.limits = SchedulerLimits(block_size, max_num_seqs, budget, limit, num_stages=self.device.num_stages)
         self.pool = BlockPool(num_blocks, prefix_caching=prefix_caching)
         self.scheduler = Scheduler(self.pool, self.limits, frozenset({EOS}))
-        self.device = device or Device(block_size)
         self.core = EngineCore(self.pool, self.scheduler, self.device, "model")
         self.outputs: dict[Name, list[int]] = {}
         self.finished: dict[Name, str] = {}
@@ -329,7 +333,7 @@ class Simulation:
         assert self.pool.num_free + self.pool.num_cached + self.pool.num_held == self.pool.num_blocks
 
     def _watch(self, step: Step) -> None:
-        if self.core.has_step_in_flight:
+        if self.core.num_steps_in_flight:
             self.num_steps_ahead += 1
             assert self.scheduler.num_preemptions == self._num_preemptions, "nothing is preempted ahead"
         self._num_preemptions = self.scheduler.num_preemptions
@@ -346,7 +350,7 @@ class Simulation:
             assert share.num_tokens >= 1
             assert len(share.block_table) * self.limits.block_size >= share.start + share.num_tokens
         sizes = [share.num_tokens for share in step.requests]
-        if max(sizes, default=0) > 1:
+        if max(sizes, default=0) > 1 and self.limits.num_stages == 1:
             scheduled = {share.key for share in step.requests}
             running = self.live()[: self.scheduler.requests.num_running]
             streams = {request.key for request in running if request.num_uncomputed_tokens == 1}
@@ -377,7 +381,7 @@ class Simulation:
     def _note_failure(self) -> None:
         self.num_failures += 1
         self._in_flight.clear()
-        assert not self.core.has_step_in_flight
+        assert not self.core.num_steps_in_flight
         for request in self.live():
             assert PENDING_TOKEN not in request.token_ids
             assert request.token_ids[request.num_prompt_tokens :] == self.outputs[self._names[request.key]]

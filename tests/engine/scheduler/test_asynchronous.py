@@ -345,7 +345,9 @@ class Run:
             self.expected[key] = continuation(prompt, params, self.simulation.limits.max_request_tokens)
 
 
-def simulate(seed: int, failure_rate: float, *, is_asynchronous: bool) -> tuple[Run, Traffic]:
+def simulate(
+    seed: int, failure_rate: float, *, is_asynchronous: bool = False, num_stages: int = 1
+) -> tuple[Run, Traffic]:
     """An engine and a traffic that depend on nothing but `seed`."""
     draw = random.Random(seed)
     block_size = draw.choice((2, 4))
@@ -355,7 +357,7 @@ def simulate(seed: int, failure_rate: float, *, is_asynchronous: bool) -> tuple[
         max_num_seqs=draw.choice((1, 3, 8)),
         budget=draw.choice((1, 5, 16, 64)),
         prefix_caching=draw.random() < 0.7,
-        device=Device(block_size, is_asynchronous, random.Random(seed), failure_rate),
+        device=Device(block_size, is_asynchronous, random.Random(seed), failure_rate, num_stages),
     )
     return Run(simulation), random_traffic(draw, simulation.limits.max_request_tokens)
 
@@ -376,6 +378,27 @@ def test_random_traffic_has_the_same_tokens_asynchronously_and_one_step_after_th
     assert plain.simulation.num_steps_ahead == 0
     assert ahead.simulation.num_steps_ahead > 20
     assert (ahead.simulation.num_failures > 0) == (failure_rate > 0)
+
+
+@pytest.mark.parametrize(("seed", "num_stages"), [(0, 2), (1, 3), (3, 4)])
+def test_random_traffic_has_the_same_tokens_in_several_stages(seed: int, num_stages: int) -> None:
+    run, traffic = simulate(seed, 0.1, num_stages=num_stages)
+    assert run.serve(traffic) == run.expected
+    assert run.simulation.device.most_in_flight == num_stages
+    assert run.simulation.num_rows_wasted == 0 or traffic.aborted
+
+
+def test_stages_take_turns_with_the_requests_that_decode() -> None:
+    simulation = Simulation(device=Device(4, num_stages=3))
+    for name in range(7):
+        simulation.add(name, [100 + name], endless(9))
+    simulation.step()
+    batches = [len(simulation.step().requests) for _ in range(12)]
+    assert max(batches) == 3
+    # in three steps each request has a token
+    assert all(sum(batches[first : first + 3]) == 7 for first in range(3, 9))
+    simulation.run()
+    assert simulation.outputs[0] == continuation([100], endless(9), 99)[0]
 
 
 def test_the_traffic_preempts_hands_over_and_overruns() -> None:

@@ -164,7 +164,7 @@ def test_memory_that_ranks_share_is_a_segment_whatever_the_transport_is(
     assert memory.segment is not None
     assert os.fstat(memory.segment.descriptor).st_size == array.size == _BLOCK_BYTES
     memory.close()
-    with pytest.raises(InvalidSetting, match=r"--tensor-parallel-size: no shared memory .* which its ranks share"):
+    with pytest.raises(InvalidSetting, match=r"a node of several ranks: no shared memory .* which its ranks share"):
         PoolMemory(settings, role, is_shared=True).allocate(2**60)
 
 

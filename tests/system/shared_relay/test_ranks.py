@@ -1,4 +1,4 @@
-"""Nodes of two ranks beside nodes of one: KV goes from either to either, and every byte of it once.
+"""Nodes of two ranks, in stages or not, beside nodes of one: KV goes from either to either, and every byte of it once.
 
 The small version of `python -m tests.system.parallel_grid`.
 """
@@ -11,14 +11,16 @@ from tests.system.harness import BLOCK_SIZE, Relay
 from tests.system.parallel_grid import block_bytes, compare
 from tests.system.reference import Reference, make_prompt
 
-_RANKS = ("--tensor-parallel-size", "2", "--max-num-batched-tokens", "24", "--num-blocks", "64")
+_COMMON = ("--max-num-batched-tokens", "24", "--num-blocks", "64")
+_STAGES = ("--pipeline-parallel-size", "2", *_COMMON)
+_RANKS = ("--tensor-parallel-size", "2", *_COMMON)
 _LENGTHS = (7, BLOCK_SIZE, 2 * BLOCK_SIZE + 3, 60)
 
 
 def test_kv_goes_between_nodes_of_any_number_of_ranks(
     llama_relay: Relay, references: Callable[[str], Reference]
 ) -> None:
-    added = llama_relay.join(llama_relay.launch("prefill", *_RANKS), llama_relay.launch("decode", *_RANKS))
+    added = llama_relay.join(llama_relay.launch("prefill", *_STAGES), llama_relay.launch("decode", *_RANKS))
     prefill, decode = added
     try:
         llama_relay.wait_for_members()
