@@ -3,14 +3,15 @@
 Owns the decoder, the attention backend and the sampler of one device, the staging memory, and the tokens that the last
 step sampled. Knows no queues, leases or nodes: it is given a `Step` and returns tokens.
 
-A step goes to the device in one upload and comes back in one fetch; between them nothing asks the device for a value,
-so a launch returns while the device computes. All of a step is read in its launch. A token that the step before samples
-does not pass through the host: `sampled` holds one for each row of the last step, and the next step's inputs name the
-row.
+A step goes to the device in one upload, masks of grammars in another while it is computed, and comes back in one fetch;
+between them nothing asks the device for a value, so a launch returns while the device computes. All of a step is read
+in its launch. A token that the step before samples does not pass through the host: `sampled` holds one for each row of
+the last step, and the next step's inputs name the row.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.prompt_scoring import PromptScoring
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import SamplingPlan
+from engine.runner.step_masks import step_masks
 from engine.scheduler.request import PromptScores, SampledToken, ScheduledRequest, Step
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
@@ -83,6 +85,7 @@ class ModelRunner:
         self._device = device
         self._limits = limits
         self._staging = device.staging(staging_bytes(limits))
+        self._masks = step_masks(device, sampler.vocab_size, self._staging, len(os.sched_getaffinity(0)))
         self._sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
         self._eager = EagerSteps(
             decoder, run or decoded_pass(decoder, attention), attention, self._staging, self._sampled
@@ -155,13 +158,17 @@ class ModelRunner:
         plan = plan.stage_changes(self._staging)
         self._staging.upload()
         self._copy_blocks(step)
-        logits = forward.compute(rows)
+        self._masks.begin(plan.grammar_rows)
+        try:
+            logits = forward.compute(rows)
+        finally:  # after an error too: nobody may use a matcher meanwhile
+            masks = self._masks.finish()
         scored = None if scoring is None else (scoring, self._device.fetch(scoring.outputs))
         if logits is None:
             self._sampled_rows = {}
             return LaunchedStep((), plan, self._device.fetch(()), scored)
         requests = [request for _, request in due]
-        outputs = self._sampler.sample(plan, logits)
+        outputs = self._sampler.sample(plan, logits, masks)
         self._store_sampled(requests, outputs[0])
         keys = tuple(request.key for request in requests)
         return LaunchedStep(keys, plan, self._device.fetch(outputs), scored)

@@ -5,11 +5,11 @@ each row's parameters and noise; and, on the return path, from fetched arrays to
 `engine.runner.sampler` owns the operations.
 
 Arrays with a few values a row come first in the staging memory and have a fixed room there: what is staged after them
-lies where it lay in the step before. Lists of changed logits come last.
+lies where it lay in the step before. Lists of changed logits come last; masks of grammars are sent after the step.
 
-Those (bias, penalties, withheld and allowed tokens, masks of grammars) have no useful bound: a penalty names every
-token of a long context. They share `CHANGE_BYTES` of staging memory; what finds no room there stays on the host, and
-sampling brings it over with a plain, slow copy.
+Lists (bias, penalties, withheld and allowed tokens) have no useful bound: a penalty names every token of a long
+context. They share `CHANGE_BYTES` of staging memory, as masks do `MASK_BYTES`; what finds no room there stays on the
+host, and sampling brings it over with a plain, slow copy.
 
 Letters: N rows (requests that sample in this step), R rows of one group, C changed logits, V vocabulary.
 """
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from device.base import Array, Staging
 from device.staging import staged_bytes
-from engine.runner.grammar_masks import GrammarRow, Masks, MaskSource, stack_masks
+from engine.runner.grammar_masks import GrammarRow, MaskSource
 from engine.scheduler.request import PENDING_TOKEN, SampledToken
 from wire.messages import TokenLogprobs
 from wire.request_key import RequestKey
@@ -38,6 +38,8 @@ from wire.sampling import DecodingParams
 
 CHANGE_BYTES = 4 * 2**20
 """Room in staging memory for the changed logits of a step, some 350,000 of them."""
+MASK_BYTES = 4 * 2**20
+"""Room for the masks of a step, of 220 rows with 150,000 tokens."""
 NARROW_WIDTH = 1024
 """A row that needs at most this number of its best tokens in order is not sorted."""
 
@@ -84,7 +86,7 @@ class Changes:
     places: Tensor
     values: Tensor
 
-    def staged(self, room: _Room) -> Changes:
+    def staged(self, room: StagingRoom) -> Changes:
         """The same on the device, where there is room."""
         return Changes(room.put(self.places), room.put(self.values))
 
@@ -112,9 +114,9 @@ class SamplingPlan:
     """One step's sampling. Tensors are staged: valid in stream order from the upload to the next step's staging.
 
     `withheld`: tokens that are sampled only when nothing else is left. `allowed`: the tokens of some rows beside which
-    no other is sampled; its values are the numbers of those rows. `masks`: of the rows with a grammar.
+    no other is sampled; its values are the numbers of those rows. `grammar_rows`: those whose masks sampling needs.
     reported_rows: [rows with logprobs] int64, None when all rows have them. `wide_rows`: those that need more than the
-    largest of their masked logits.
+    largest of their masked logits, or one that is drawn from all of them.
     """
 
     num_rows: int
@@ -124,7 +126,7 @@ class SamplingPlan:
     presence: Changes | None
     withheld: Changes | None
     allowed: Changes | None
-    masks: Masks | None
+    grammar_rows: tuple[GrammarRow, ...]
     groups: tuple[SampleGroup, ...]
     reported_rows: Tensor | None
     reports: tuple[tuple[int, int], ...]
@@ -133,23 +135,11 @@ class SamplingPlan:
     def stage_changes(self, staging: Staging) -> SamplingPlan:
         """This plan with its changed logits staged."""
         kinds = (self.bias, self.repetition, self.presence, self.withheld, self.allowed)
-        if self.masks is None and kinds == (None,) * 5:
-            return self
-        room = _Room(staging)
-        masks = None if self.masks is None else self.masks.staged(room.put)
         if kinds == (None,) * 5:
-            ends = (masks, self.groups, self.reported_rows, self.reports)
-            return SamplingPlan(self.num_rows, self.wide_rows, *kinds, *ends)  # `replace` takes three times as long
+            return self
+        room = StagingRoom(staging, CHANGE_BYTES)
         bias, repetition, presence, withheld, allowed = (kind and kind.staged(room) for kind in kinds)
-        return replace(
-            self,
-            bias=bias,
-            repetition=repetition,
-            presence=presence,
-            withheld=withheld,
-            allowed=allowed,
-            masks=masks,
-        )
+        return replace(self, bias=bias, repetition=repetition, presence=presence, withheld=withheld, allowed=allowed)
 
     @property
     def reports_top(self) -> bool:
@@ -180,8 +170,9 @@ def uniform_noise(seed: int, choice: int, position: int) -> float:
 
 
 def sampling_bytes(max_num_rows: int) -> int:
-    """Staging memory that `plan_sampling` needs at most for `max_num_rows` rows."""
-    return staged_bytes(3 * max_num_rows, np.int64) + staged_bytes(4 * max_num_rows, np.float64) + CHANGE_BYTES
+    """Staging memory that `plan_sampling` and masks need at most for `max_num_rows` rows."""
+    rows = staged_bytes(3 * max_num_rows, np.int64) + staged_bytes(4 * max_num_rows, np.float64)
+    return rows + CHANGE_BYTES + MASK_BYTES
 
 
 def plan_sampling(
@@ -198,7 +189,7 @@ def plan_sampling(
     others = [(row, request) for row, request in enumerate(requests) if not _is_largest(request)]
     if not others:
         groups, reported = _stage_rows((), (), staging, max_num_rows)
-        return SamplingPlan(len(requests), (), None, None, None, None, None, None, groups, reported, ())
+        return SamplingPlan(len(requests), (), None, None, None, None, None, (), groups, reported, ())
     kinds = bias, repetition, presence, withheld, allowed = tuple(_Changes(vocab_size) for _ in range(5))
     sampled: list[_SampledRow] = []
     grammar_rows: list[GrammarRow] = []
@@ -237,7 +228,7 @@ def plan_sampling(
         presence=presence.joined(),
         withheld=withheld.joined(),
         allowed=allowed.joined(),
-        masks=stack_masks(grammar_rows, vocab_size) if grammar_rows else None,
+        grammar_rows=tuple(grammar_rows),
         groups=groups,
         reported_rows=reported,
         reports=tuple(reports),
@@ -256,7 +247,7 @@ def _wide_rows(
     sampled: Sequence[_SampledRow], reports: Sequence[tuple[int, int]], kinds: Sequence[_Changes]
 ) -> list[int]:
     """See `SamplingPlan`, in their order."""
-    rows = {row.row for row in sampled}
+    rows = {row.row for row in sampled if row.width}
     rows.update(row for row, _ in reports)
     for changes in kinds:
         rows.update(changes.rows)
@@ -283,12 +274,12 @@ def _stage_rows(
     return groups, integers[2 * len(sampled) :] if reported_rows else None
 
 
-class _Room:
-    """Gives out `CHANGE_BYTES` of staging memory until they are used up."""
+class StagingRoom:
+    """Gives out `num_bytes` of staging memory until they are used up."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: Staging, num_bytes: int) -> None:
         self._staging = staging
-        self._num_bytes = CHANGE_BYTES
+        self._num_bytes = num_bytes
 
     def put(self, values: Tensor) -> Tensor:
         """`values` on the device, or still on the host when they do not fit."""

@@ -45,7 +45,8 @@ class Matcher(Protocol):
         ...
 
     def forced_token(self) -> int | None:
-        """The only token that may be next; None when there are several, or none."""
+        """The only token that may be next; None when there are several, or none, or when it would take a mask to
+        know."""
         ...
 
     def fork(self, output: Sequence[int]) -> Matcher:
