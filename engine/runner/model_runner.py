@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from device.base import Device, HostCopy
-from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
+from engine.attention.base import AttentionBackend, LayerStored
 from engine.models.base import RunnableDecoder
 from engine.runner.base import RunningStep
 from engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
@@ -40,7 +40,7 @@ class LaunchedStep:
     """See `RunningStep`. `keys` are the requests of the plan's rows. `scored`: what the step found out about prompts,
     and a copy of that."""
 
-    keys: tuple[RequestKey, ...]
+    keys: Sequence[RequestKey]
     plan: SamplingPlan
     outputs: HostCopy
     scored: tuple[PromptScoring, HostCopy] | None = None
@@ -104,7 +104,7 @@ class ModelRunner:
             self._decoder,
             self._device,
             self._staging,
-            lambda: self._begin((), 0),
+            lambda: self._begin((), (), 0),
             self._sampled,
             self._limits.max_decodes,
             self._limits.spare_block,
@@ -148,8 +148,8 @@ class ModelRunner:
                 raise
 
     def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
-        due = due_requests(step, inputs)
-        rows, plan = self._begin(due, len(inputs.token_ids))
+        ends, due = due_requests(step, inputs)
+        rows, plan = self._begin(ends, due, len(inputs.token_ids))
         scoring = PromptScoring(step, inputs.last_tokens, self._staging) if step.spans else None
         forward = self._stage(step, inputs, layer_stored, scoring)
         plan = plan.stage_changes(self._staging)
@@ -160,23 +160,22 @@ class ModelRunner:
         if logits is None:
             self._sampled_rows = {}
             return LaunchedStep((), plan, self._device.fetch(()), scored)
-        requests = [request for _, request in due]
         outputs = self._sampler.sample(plan, logits)
-        self._store_sampled(requests, outputs[0])
-        keys = tuple(request.key for request in requests)
-        return LaunchedStep(keys, plan, self._device.fetch(outputs), scored)
+        self._store_sampled(due, outputs[0])
+        return LaunchedStep([request.key for request in due], plan, self._device.fetch(outputs), scored)
 
-    def _begin(self, due: Sequence[tuple[int, ScheduledRequest]], num_tokens: int) -> tuple[DueRows, SamplingPlan]:
+    def _begin(
+        self, ends: Sequence[int], due: Sequence[ScheduledRequest], num_tokens: int
+    ) -> tuple[DueRows, SamplingPlan]:
         """Begin staging with what has a fixed room, so that the inputs of graphs lie behind it where they always lie.
 
-        `due`: requests that sample, and the places of their last tokens.
+        `due`: what samples; `ends`: the places of the last tokens.
         """
         self._staging.begin()
         max_num_rows = self._limits.max_num_seqs
-        ends = [end for end, _ in due]
         are_all = len(due) == num_tokens and ends == list(range(num_tokens))
         index = self._staging.put(_NO_ENDS if are_all else np.array(ends, dtype=np.int64), max_num_rows)
-        plan = self._sampler.plan([request for _, request in due], self._staging, max_num_rows)
+        plan = self._sampler.plan(due, self._staging, max_num_rows)
         return DueRows(len(due), None if are_all else index), plan
 
     def _copy_blocks(self, step: Step) -> None:
@@ -191,25 +190,29 @@ class ModelRunner:
     ) -> Forward:
         """Stage the step for a graph when there is one that does all that is wanted, else for operation by
         operation."""
-        shares = [SequenceShare(r.start, r.num_tokens, r.block_table) for r in step.requests]
         if self._graphs is not None and layer_stored is None and scoring is None:
-            recorded = self._graphs.stage(inputs, shares)
+            recorded = self._graphs.stage(inputs, step.requests)
             if recorded is not None:
                 return recorded
-        return self._eager.stage(inputs, shares, layer_stored, scoring)
+        return self._eager.stage(inputs, step.requests, layer_stored, scoring)
 
-    def _store_sampled(self, requests: list[ScheduledRequest], token_ids: torch.Tensor) -> None:
+    def _store_sampled(self, requests: Sequence[ScheduledRequest], token_ids: torch.Tensor) -> None:
         """Store sampled tokens for the next step, also when a step between cannot be launched. token_ids: [N]."""
         if self.is_asynchronous:
             self._sampled[: len(requests)].copy_(token_ids)
             self._sampled_rows = {request.key: row for row, request in enumerate(requests)}
 
 
-def due_requests(step: Step, inputs: StepInputs) -> list[tuple[int, ScheduledRequest]]:
-    """What samples in this step, with the places of its last token: requests, and each of their forks as a request."""
-    due: list[tuple[int, ScheduledRequest]] = []
+def due_requests(step: Step, inputs: StepInputs) -> tuple[list[int], Sequence[ScheduledRequest]]:
+    """The places of the last tokens of what samples in this step, and what does: requests, and each of their forks as
+    a request."""
+    alone = [request for request in step.requests if request.needs_sample and not request.forks]
+    if len(alone) == len(step.requests):
+        return inputs.last_tokens, alone
+    ends: list[int] = []
+    due: list[ScheduledRequest] = []
     for end, request in zip(inputs.last_tokens, step.requests, strict=True):
         if request.needs_sample:
-            due.append((end, request))
-            due += [(end, request._replace(key=fork.key, params=fork.params)) for fork in request.forks]
-    return due
+            due += (request, *(request._replace(key=fork.key, params=fork.params) for fork in request.forks))
+            ends += [end] * (1 + len(request.forks))
+    return ends, due

@@ -46,6 +46,7 @@ class _HardestRequest:
     num_prompt_tokens: int = 1
     params: DecodingParams = _HARDEST
     matcher: MaskSource | None = field(default_factory=_AnyToken)
+    takes_largest: bool = False
 
 
 class StorelessAttention:

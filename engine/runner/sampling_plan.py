@@ -21,7 +21,9 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import blake2b
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -71,6 +73,11 @@ class SampledRequest(Protocol):
     @property
     def matcher(self) -> MaskSource | None:
         """What knows which tokens the grammar of the request allows next; None without a grammar."""
+        ...
+
+    @property
+    def takes_largest(self) -> bool:
+        """Whether `params` are known to ask for the largest logit alone."""
         ...
 
 
@@ -132,6 +139,8 @@ class SamplingPlan:
 
     def stage_changes(self, staging: Staging) -> SamplingPlan:
         """This plan with its changed logits staged."""
+        if self.masks is None and not self.wide_rows:
+            return self
         kinds = (self.bias, self.repetition, self.presence, self.withheld, self.allowed)
         if self.masks is None and kinds == (None,) * 5:
             return self
@@ -160,6 +169,8 @@ class SamplingPlan:
         """The sampled tokens, from the fetched outputs of `Sampler.sample`; None for a row that held NaN."""
         token_ids, is_number = arrays[0].tolist(), arrays[1].tolist()
         if not self.reports:
+            if all(is_number):
+                return list(map(SampledToken, token_ids, repeat(None)))
             pairs = zip(token_ids, is_number, strict=True)
             return [SampledToken(token_id, None) if valid else None for token_id, valid in pairs]
         logprobs: list[TokenLogprobs | None] = [None] * self.num_rows
@@ -195,10 +206,10 @@ def plan_sampling(
 
     Room is kept for `max_num_rows` rows.
     """
-    others = [(row, request) for row, request in enumerate(requests) if not _is_largest(request)]
+    others = [(row, request) for row, request in enumerate(requests) if not request.takes_largest]
     if not others:
-        groups, reported = _stage_rows((), (), staging, max_num_rows)
-        return SamplingPlan(len(requests), (), None, None, None, None, None, None, groups, reported, ())
+        _stage_rows((), (), staging, max_num_rows)
+        return _plan_of_largest(len(requests))
     kinds = bias, repetition, presence, withheld, allowed = tuple(_Changes(vocab_size) for _ in range(5))
     sampled: list[_SampledRow] = []
     grammar_rows: list[GrammarRow] = []
@@ -244,12 +255,10 @@ def plan_sampling(
     )
 
 
-def _is_largest(request: SampledRequest) -> bool:
-    """Whether its token is that of the largest logit, of which nothing else is asked."""
-    params = request.params
-    if params.temperature != 0.0 or request.matcher is not None or params.logprobs is not None:
-        return False
-    return not (params.needs_history or params.logit_bias_ids or params.allowed_token_ids or params.min_tokens)
+@cache
+def _plan_of_largest(num_rows: int) -> SamplingPlan:
+    """The plan of rows that all take the largest logit. There are no more of these than rows in a step."""
+    return SamplingPlan(num_rows, (), None, None, None, None, None, None, (), None, ())
 
 
 def _wide_rows(

@@ -101,11 +101,12 @@ def _scheduled(request: Request, count: int) -> ScheduledRequest:
         request.num_prompt_tokens,
         request.block_table,
         request.params,
-        count == request.num_uncomputed_tokens,
+        count == len(request.token_ids) - request.num_computed_tokens,
         request.arrival,
         request.forks,
         None if request.num_steps_in_flight else request.block_copy,
         request.matcher,
+        request.takes_largest,
     )
 
 
@@ -213,11 +214,14 @@ class Scheduler:
 
         The caller removes those that have left.
         """
-        owner = self.requests.owner
-        owned = [(request, share) for share in step.requests if (request := owner(share)) is not None]
+        running, token_of = self.requests.running, sampled.get
         outputs: list[RequestOutput] = []
-        for request, share in owned:
-            output = self._apply(request, share, sampled.get(share.key))
+        for share in step.requests:
+            key = share.key
+            request = running.get(key)
+            if request is None or request.arrival != share.arrival:
+                continue
+            output = self._apply(request, share, token_of(key))
             if share.needs_sample and share.forks:
                 outputs += self._fork(output, request, sampled)
             elif request.matcher is None:
@@ -258,15 +262,16 @@ class Scheduler:
         request.num_steps_in_flight -= 1
         if share.block_copy is not None:
             self.blocks.end_copy(request)
-        num_known, finish_reason = request.num_known_tokens, ""
+        num_known, finish_reason, has_failed = len(request.token_ids) - request.num_pending_tokens, "", False
         if share.needs_sample:
             request.num_pending_tokens -= 1
-            if token is not None:
+            if token is None:
+                has_failed = True
+            else:
                 request.token_ids[num_known] = token.token_id
                 finish_reason = self._ends.finish_reason(request)
         num_computed_tokens = share.start + share.num_tokens
         self.blocks.publish(request, num_computed_tokens)
-        has_failed = token is None and share.needs_sample
         has_left = bool(finish_reason) or has_failed or (token is not None and request.first_token_only)
         return RequestOutput(
             request.key,
@@ -310,12 +315,16 @@ class Scheduler:
         """One token for each of `decoding`, and of those that came with their KV, while the budget lasts; and prompts
         with the rest of it."""
         running, has_room = self.requests.running, self.blocks.has_room
-        budget = self.limits.max_num_batched_tokens
+        budget, block_size = self.limits.max_num_batched_tokens, self.limits.block_size
         shares: dict[RequestKey, ScheduledRequest] = {}
         spans: list[PromptSpan] = []
         for request in decoding:
-            if budget > 0 and request.key in running and (has_room(request) or self._make_room(request, shares)):
-                shares[request.key] = _scheduled(request, 1)
+            if budget <= 0:
+                break
+            key = request.key
+            has_slot = len(request.block_table) * block_size >= len(request.token_ids)  # preempted ones have none
+            if has_slot or (key in running and self._make_room(request, shares)):
+                shares[key] = _scheduled(request, 1)
                 budget -= 1
         while budget > 0 and self._first_is_computed and (admitted := self._admit()) is not None:
             budget -= self._share(admitted, 1, shares, spans)

@@ -49,15 +49,15 @@ SMALLEST_CHUNK = 16
 
 def work_of(step: Step) -> StepWork:
     """What `step` computes. The last token of a prompt alone counts as decoding, which it is like."""
-    prompt = pairs = decodes = context = 0
-    for share in step.requests:
+    chunks = [share for share in step.requests if share.num_tokens != 1]
+    decodes = len(step.requests) - len(chunks)
+    context = sum([share.start for share in step.requests])
+    prompt = pairs = 0
+    for share in chunks:
         count = share.num_tokens
-        if count == 1:
-            decodes += 1
-            context += share.start
-        else:
-            prompt += count
-            pairs += count * share.start + count * (count + 1) // 2
+        prompt += count
+        pairs += count * share.start + count * (count + 1) // 2
+        context -= share.start
     return StepWork(prompt, pairs, decodes, context)
 
 
