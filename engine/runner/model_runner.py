@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -35,22 +36,39 @@ from wire.sampling import DecodingParams
 _NO_ENDS = np.empty(0, dtype=np.int64)
 
 
+class SampledRows(Protocol):
+    """The tokens of a step's rows, on their way to the host."""
+
+    def tokens(self) -> list[SampledToken | None]:
+        """Wait for them; None for a row without a number. Raises as `HostCopy.wait`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedRows:
+    """See `SampledRows`. `outputs`: what sampling by `plan` has returned."""
+
+    plan: SamplingPlan
+    outputs: HostCopy
+
+    def tokens(self) -> list[SampledToken | None]:
+        """See `SampledRows.tokens`."""
+        arrays = self.outputs.wait()
+        return self.plan.tokens(arrays) if arrays else []
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """See `RunningStep`. `keys` are the requests of the plan's rows. `scored`: what the step found out about prompts,
+    """See `RunningStep`. `keys` are the requests of the sampled rows. `scored`: what the step found out about prompts,
     and a copy of that."""
 
     keys: Sequence[RequestKey]
-    plan: SamplingPlan
-    outputs: HostCopy
+    rows: SampledRows
     scored: tuple[PromptScoring, HostCopy] | None = None
 
     def result(self) -> Mapping[RequestKey, SampledToken]:
         """See `RunningStep.result`."""
-        arrays = self.outputs.wait()
-        if not self.keys:
-            return {}
-        sampled = zip(self.keys, self.plan.tokens(arrays), strict=True)
+        sampled = zip(self.keys, self.rows.tokens(), strict=True)
         return {key: token for key, token in sampled if token is not None}
 
     def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
@@ -89,6 +107,8 @@ class ModelRunner:
         )
         self._graphs: DecodeGraphs | None = None
         self._sampled_rows: dict[RequestKey, int] = {}
+        # entered in every step: as a decorator it would be made anew each time, which takes 30 us
+        self._inference = torch.inference_mode()
 
     @torch.inference_mode()
     def record_graphs(self, progress: ReportProgress | None = None) -> int:
@@ -133,12 +153,11 @@ class ModelRunner:
                 self.launch(step).result()
         self._sampled_rows = {}
 
-    @torch.inference_mode()
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         """See `Runner.launch`. Raises `TokenUnknown` for a pending token that the last step does not sample."""
         inputs = read_inputs(step, self._sampled_rows)
         told = None if layer_stored is None else lambda: self._device.notify(layer_stored)
-        with self._device.guard():
+        with self._inference, self._device.guard():
             try:
                 return self._launch(step, inputs, told)
             except Exception:
@@ -159,10 +178,15 @@ class ModelRunner:
         scored = None if scoring is None else (scoring, self._device.fetch(scoring.outputs))
         if logits is None:
             self._sampled_rows = {}
-            return LaunchedStep((), plan, self._device.fetch(()), scored)
+            return LaunchedStep((), FetchedRows(plan, self._device.fetch(())), scored)
+        return LaunchedStep([request.key for request in due], self._sample(plan, due, logits), scored)
+
+    def _sample(self, plan: SamplingPlan, due: Sequence[ScheduledRequest], logits: torch.Tensor) -> SampledRows:
+        if not self.is_asynchronous and (largest := self._sampler.sample_largest(plan, logits)) is not None:
+            return largest
         outputs = self._sampler.sample(plan, logits)
         self._store_sampled(due, outputs[0])
-        return LaunchedStep([request.key for request in due], plan, self._device.fetch(outputs), scored)
+        return FetchedRows(plan, self._device.fetch(outputs))
 
     def _begin(
         self, ends: Sequence[int], due: Sequence[ScheduledRequest], num_tokens: int

@@ -139,7 +139,7 @@ class SamplingPlan:
 
     def stage_changes(self, staging: Staging) -> SamplingPlan:
         """This plan with its changed logits staged."""
-        if self.masks is None and not self.wide_rows:
+        if self.takes_largest:
             return self
         kinds = (self.bias, self.repetition, self.presence, self.withheld, self.allowed)
         if self.masks is None and kinds == (None,) * 5:
@@ -161,6 +161,11 @@ class SamplingPlan:
         )
 
     @property
+    def takes_largest(self) -> bool:
+        """Whether each row takes its largest logit as the model computed it, and reports nothing."""
+        return self.masks is None and not self.wide_rows
+
+    @property
     def reports_top(self) -> bool:
         """Whether a row reports more than its chosen token."""
         return any(num_top > 0 for _, num_top in self.reports)
@@ -169,10 +174,7 @@ class SamplingPlan:
         """The sampled tokens, from the fetched outputs of `Sampler.sample`; None for a row that held NaN."""
         token_ids, is_number = arrays[0].tolist(), arrays[1].tolist()
         if not self.reports:
-            if all(is_number):
-                return list(map(SampledToken, token_ids, repeat(None)))
-            pairs = zip(token_ids, is_number, strict=True)
-            return [SampledToken(token_id, None) if valid else None for token_id, valid in pairs]
+            return as_tokens(token_ids, is_number)
         logprobs: list[TokenLogprobs | None] = [None] * self.num_rows
         chosen = arrays[2].tolist()
         top_ids, top_logprobs = (array.tolist() for array in arrays[3:]) if self.reports_top else ([], [])
@@ -182,6 +184,14 @@ class SamplingPlan:
             logprobs[row] = TokenLogprobs(chosen[place], ids, values)
         sampled = zip(token_ids, logprobs, is_number, strict=True)
         return [SampledToken(token_id, report) if valid else None for token_id, report, valid in sampled]
+
+
+def as_tokens(token_ids: Sequence[int], is_number: Sequence[int]) -> list[SampledToken | None]:
+    """The tokens of rows that report nothing; None for a row without a number."""
+    if all(is_number):
+        return list(map(SampledToken, token_ids, repeat(None)))
+    pairs = zip(token_ids, is_number, strict=True)
+    return [SampledToken(token_id, None) if valid else None for token_id, valid in pairs]
 
 
 def uniform_noise(seed: int, choice: int, position: int) -> float:
