@@ -124,7 +124,7 @@ def build_engine(
         runner = _runner(settings, model, sampler, limits, attention, memory, device, executor, on_graphs)
         executor.ready()
         fingerprint = with_quantization(_fingerprint(settings, folder, config, device), model.quantization)
-        core = _core(settings, capacity, config, fingerprint, num_blocks, runner, grammars, device)
+        core = _core(settings, capacity, config, fingerprint, memory, runner, grammars, device)
         grammars.finish_loading()
         opened.pop_all()
     return Engine(
@@ -235,20 +235,21 @@ def _core(
     capacity: Capacity,
     config: ModelFacts,
     fingerprint: str,
-    num_blocks: int,
+    memory: KvMemory,
     runner: ModelRunner,
     grammars: Grammars,
     device: Device,
 ) -> EngineCore:
-    pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching)
+    pool = BlockPool(memory.num_blocks, prefix_caching=settings.enable_prefix_caching)
     limits = SchedulerLimits(
         settings.block_size,
         settings.max_num_seqs,
         capacity.num_step_tokens,
-        min(capacity.max_model_len, num_blocks * settings.block_size),
+        min(capacity.max_model_len, memory.num_blocks * settings.block_size),
         vocab_size=config.vocab_size,
         # a recorded step takes no chunks, and is so much faster than another that jumping would cost more than it saves
         jumps_ahead=not device.records or settings.enforce_eager,
+        has_states=memory.layout.has_states,
     )
     costs = StepCosts()
     bound = StepBound(costs, settings.goal_tpot_ms / 1000) if settings.goal_tpot_ms > 0 else None

@@ -244,7 +244,8 @@ class EngineCore:
         `goes_on` does not end, and only full blocks are held: nothing writes into them any more.
 
         None, and nothing has changed, when there is no such request, when the KV of its tokens is not here, because it
-        has just begun or was preempted, or when `held_key` is in use.
+        has just begun or was preempted, when a step in flight changes a state in its last block, or when `held_key` is
+        in use.
         """
         request = self._scheduler.requests.get(key)
         if held_key in self._held or self.is_live(held_key):
@@ -255,6 +256,8 @@ class EngineCore:
         if num_tokens < request.num_prompt_tokens or self._in_flight.num_stored_tokens(request) < num_tokens:
             return None
         block_size = self._scheduler.limits.block_size
+        if not goes_on and self._scheduler.limits.has_states and request.num_steps_in_flight:
+            return None
         if goes_on and not (num_tokens := num_tokens // block_size * block_size):
             return None
         block_table = request.block_table[: -(-num_tokens // block_size)]

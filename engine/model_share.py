@@ -6,7 +6,7 @@ them run this, and where a function computes with the model they run it at the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from device.base import Device
@@ -29,6 +29,7 @@ from engine.models.ops.torch_ops import TorchOps
 from engine.models.quantization.choose import choose_quantization
 from engine.models.quantization.while_loading import AUTO
 from engine.models.shard import Shard
+from engine.models.text_part import published_names
 from engine.native.library import Kernels, open_kernels
 from engine.runner.forward import ForwardPass
 from engine.runner.limits import RunnerLimits
@@ -74,6 +75,8 @@ def load_share(
     """Load this rank's share, and nothing else of the files. Raises `ModelLoadError` and `InvalidSetting`."""
     if isinstance(config, ModellingConfig):
         return _load_modelling(settings, folder, config, device, kernels, on_weights)
+    if config.other_parts and settings.load_format != DUMMY:
+        config = replace(config, names=published_names(config.names, folder))
     dtype = choose_dtype(settings.dtype, config)
     quantization = choose_quantization(settings.quantization, config, folder)
     if collectives is not None and kernels is not None:

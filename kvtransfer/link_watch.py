@@ -11,6 +11,20 @@ from collections.abc import Iterator
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from wire import links
+
+
+def open_watched(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, settings: links.LinkSettings
+) -> tuple[zmq.Socket[bytes], LinkWatch]:
+    """A socket of `kind` that has not dialled yet, and what watches it. Raises `zmq.ZMQError`."""
+    link = links.open_socket(context, kind, settings)
+    try:
+        return link, LinkWatch(link)
+    except zmq.ZMQError:
+        link.close()
+        raise
+
 
 class LinkWatch:
     """Watches `link`, which has not dialled yet. `monitor` is readable when something has happened."""

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import zmq
 
 from kvtransfer.facts import ReceivingFacts
-from kvtransfer.link_watch import LinkWatch
+from kvtransfer.link_watch import LinkWatch, open_watched
 from kvtransfer.messages import RECEIVER_TO_SENDER, HandoffName, PeerHello, PeerWelcome, Renew
 from kvtransfer.transports.base import Receiver
 from wire import links
@@ -117,10 +117,9 @@ class ReceiverConnections:
     def _dial(self, peer: PrefillPeer) -> tuple[zmq.Socket[bytes], LinkWatch]:
         address = links.parse_address(peer.address, "peer address")
         try:
-            socket = links.open_socket(self._context, zmq.DEALER, self._settings)
+            socket, watch = open_watched(self._context, zmq.DEALER, self._settings)
         except zmq.ZMQError as error:
             raise Refused(f"no socket for another prefill node: {error}") from None
-        watch = LinkWatch(socket)
         try:
             links.connect(socket, address, self._settings)
         except (InvalidSetting, zmq.ZMQError) as error:

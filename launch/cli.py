@@ -24,19 +24,20 @@ INTERRUPTED_STATUS = 130
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A subcommand: the module whose `main(arguments) -> int` runs it, and its line in the help."""
+    """A subcommand: the module whose `function(arguments) -> int` runs it, and its line in the help."""
 
     module: str
     doc: str
+    function: str = "main"
 
 
 COMMANDS = {
     "serve": Command("launch.serve", "start a router, prefill nodes and decode nodes on this machine"),
     "cluster": Command("launch.cluster.command", "start, show and end a deployment that a file describes, on Ray"),
     "router": Command("router.__main__", "start one router"),
-    "prefill": Command("prefill_node.__main__", "start one prefill node"),
-    "decode": Command("decode_node.__main__", "start one decode node"),
-    "node": Command("mixed_node.__main__", "start one node that does any leg, whatever it prefers"),
+    "prefill": Command("launch.node_group", "start one prefill node, or a group of them", "prefill"),
+    "decode": Command("launch.node_group", "start one decode node, or a group of them", "decode"),
+    "node": Command("launch.node_group", "start one node that does any leg, or a group of them", "mixed"),
     "plan": Command("launch.plan.command", "what of a model fits on which devices, from its config alone"),
     "bench": Command("bench.command", "measure parts of Baton on this machine"),
     "chat": Command("launch.chat", "talk to a running router in the terminal"),
@@ -57,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if parsed.command not in COMMANDS:
         parser.error(f"unknown command {parsed.command!r:.100}{closest(parsed.command, COMMANDS)}")
-    run = cast("Callable[[Sequence[str]], int]", importlib.import_module(COMMANDS[parsed.command].module).main)
+    command = COMMANDS[parsed.command]
+    run = cast("Callable[[Sequence[str]], int]", getattr(importlib.import_module(command.module), command.function))
     try:
         return run(parsed.arguments)
     except BatonError as error:

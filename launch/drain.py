@@ -1,5 +1,5 @@
-"""`baton drain NODE`: take a node out of service. It gets no more work, other decode nodes go on with what it
-generates, and then it ends.
+"""`baton drain NODE`: take a node, or a group of them, out of service. It gets no more work, other decode nodes go on
+with what it generates, and then it ends.
 
 Owns the waiting for a node to leave, and to come back. Everything else is the router's.
 """
@@ -29,7 +29,11 @@ def main(arguments: Sequence[str]) -> int:
         description="Take a node out of service: it gets no more work, other decode nodes go on with what it "
         "generates, and it ends. `baton serve` does not start it again.",
     )
-    parser.add_argument("node", metavar="NODE", help="its --node-id; `baton serve` calls them prefill-0, decode-0, ...")
+    parser.add_argument(
+        "node",
+        metavar="NODE",
+        help="its --node-id, or the name of a group; `baton serve` calls them prefill-0, decode-0, ...",
+    )
     add_router_flags(parser)
     parsed = parser.parse(arguments)
     Operator(ApiClient(parsed.url, os.environ.get(KEY_VARIABLE, "")), parsed.timeout_s).drain(parsed.node)
@@ -51,19 +55,19 @@ class Operator:
         self._client = client
         self._timeout_s = timeout_s
 
-    def drain(self, node: str) -> None:
-        """Drain a node, and wait until it has left."""
-        self._ask(node, restart=False)
-        self._wait(lambda: self._state(node) is None, f"{node} has not left")
-        _say(f"{node} has left")
+    def drain(self, name: str) -> None:
+        """Drain a node, or the nodes of a group, and wait until they have left."""
+        self._ask(name, restart=False)
+        self._wait(lambda: not self._lives(name), f"{name} has not left")
+        _say(f"{name} has left")
 
-    def restart(self, node: str) -> None:
-        """Drain a node, and wait until it serves again. Another router may answer than the one that was asked before,
-        and not know yet that the node leaves: so another life of it is waited for."""
-        before = self._state(node)
-        self._ask(node, restart=True)
-        self._wait(lambda: self._serves_anew(node, before), f"{node} does not serve again: does anything start it?")
-        _say(f"{node} serves again")
+    def restart(self, name: str) -> None:
+        """Drain a node, or the nodes of a group, and wait until they serve again. Another router may answer than the
+        one that was asked before, and not know yet that a node leaves: so another life of each is waited for."""
+        before = self._lives(name)
+        self._ask(name, restart=True)
+        self._wait(lambda: self._serve_anew(name, before), f"{name} does not serve again: does anything start it?")
+        _say(f"{name} serves again")
 
     def nodes(self) -> list[str]:
         """The nodes that serve: prefill nodes first."""
@@ -74,15 +78,18 @@ class Operator:
         num_requests = self._client.drain(node, restart=restart)
         _say(f"{node} drains: {num_requests} requests")
 
-    def _state(self, node: str) -> dict[str, Any] | None:
-        """What is known of a node; None when it is not there."""
-        return next((each for each in self._client.nodes() if each.get("id") == node), None)
+    def _lives(self, name: str) -> dict[str, Any]:
+        """The nodes of that name, as a router answers `/admin/drain`, each with the life that it is in."""
+        nodes = self._client.nodes()
+        found = [node for node in nodes if node.get("id") == name] or [
+            node for node in nodes if node.get("group") == name
+        ]
+        return {str(node.get("id")): None if node.get("is_leaving") else node.get("life") for node in found}
 
-    def _serves_anew(self, node: str, before: dict[str, Any] | None) -> bool:
-        now = self._state(node)
-        if now is None or now.get("is_leaving"):
-            return False
-        return before is None or now.get("life") != before.get("life")
+    def _serve_anew(self, name: str, before: dict[str, Any]) -> bool:
+        now = self._lives(name)
+        is_whole = bool(now) and now.keys() >= before.keys()
+        return is_whole and all(life is not None and life != before.get(node) for node, life in now.items())
 
     def _wait(self, is_over: Callable[[], bool], otherwise: str) -> None:
         deadline_s = time.monotonic() + self._timeout_s

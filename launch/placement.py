@@ -1,6 +1,6 @@
 """Placement: the cores and the accelerator of each node of this machine.
 
-Owns the split. Does not know what a node does with it.
+Owns the split, and what it makes of a node's settings. Does not know what a node does with it.
 Invariants: every node gets at least one thread; pinned nodes never share a core.
 """
 
@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
+
+from node.settings import NodeSettings
 
 CPU_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 DEVICE_FOLDER = Path("/dev")
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+_NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,28 @@ def place_nodes(num_nodes: int, cpus: Cpus, devices: list[str], *, pin_cpus: boo
         )
         for index in range(num_nodes)
     ]
+
+
+def shares_of(
+    settings: NodeSettings, num_nodes: int, environment: Mapping[str, str], *, pin_cpus: bool
+) -> list[Placement]:
+    """The share of this machine of each of `num_nodes` such nodes. Threads that the settings name are theirs."""
+    # a named device is an index among the devices that this process sees, so nodes must see the same ones
+    devices = [settings.device] if settings.device.startswith("cuda:") else find_devices(environment)
+    pins = pin_cpus and not settings.num_threads
+    shares = place_nodes(num_nodes, find_cpus(), devices, pin_cpus=pins)
+    return [replace(share, num_threads=settings.num_threads or share.num_threads) for share in shares]
+
+
+def placed(settings: _NodeSettingsT, share: Placement, num_nodes: int) -> _NodeSettingsT:
+    """The settings of a node that has this share of the machine, as one of `num_nodes`."""
+    return replace(
+        settings,
+        num_threads=share.num_threads,
+        cpu_affinity=",".join(map(str, share.cpu_ids)) or settings.cpu_affinity,
+        gpu_memory_utilization=round(settings.gpu_memory_utilization / share.num_sharing, 4),
+        cpu_memory_utilization=round(settings.cpu_memory_utilization / num_nodes, 4),
+    )
 
 
 def _cpu_quota(file: Path) -> int | None:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from device.host_memory import read_host_memory
@@ -29,16 +29,16 @@ from launch.api_client import ApiClient
 from launch.console import Console
 from launch.key import role_file, write_key
 from launch.memory_check import require_memory_for_weights
-from launch.placement import VISIBLE_DEVICES, Placement, find_cpus, find_devices, place_nodes
+from launch.placement import VISIBLE_DEVICES, Placement, find_devices, placed, shares_of
 from launch.ports import ListeningPort, listening
 from launch.settings import LOOPBACK, Deployment, child_environment, resolve_serve
 from launch.supervised import ChildSpec
 from launch.supervisor import Supervisor
-from node.settings import NodeSettings
 from program.settings import as_flags
 from router.access.keys import KEY_VARIABLE
 from router.settings import RouterSettings
 from wire.errors import BatonError, InvalidSetting
+from wire.messages import DECODE, PREFILL
 
 ROUTER_NAME = "router"
 NO_KEY = "none"
@@ -46,7 +46,6 @@ NO_KEY = "none"
 STOP_MARGIN_S = 2.0
 """A node drains for its `shutdown_timeout_s` and needs a little more to leave."""
 _NO_PORT = ListeningPort(0, ())
-_NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
 
 
 class Doors(NamedTuple):
@@ -61,7 +60,10 @@ class Doors(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """Run a router and its nodes until a signal; returns the exit status. Raises `BatonError` when one cannot start."""
-    return run(resolve_serve(arguments, os.environ), os.environ)
+    deployment = resolve_serve(arguments, os.environ)
+    if deployment.serve.prefill is None and not deployment.num_prefill:
+        Console(sys.stderr).log("serve", "one node does everything, in steps that keep to the goals (--prefill 1: two)")
+    return run(deployment, os.environ)
 
 
 def run(deployment: Deployment, environment: Mapping[str, str]) -> int:
@@ -145,22 +147,14 @@ def _check_model(deployment: Deployment) -> None:
         require_number_of_ranks(node.tensor_parallel_size)
         require_divisible(config, node.tensor_parallel_size)
     if settings.device == "cpu" or (settings.device == "auto" and not find_devices(os.environ)):
-        num_nodes = deployment.serve.prefill + deployment.serve.decode
+        num_nodes = len(deployment.node_names)
         require_memory_for_weights(folder, config, settings.dtype, num_nodes, read_host_memory())
 
 
 def placements(deployment: Deployment) -> list[Placement]:
     """The share of this machine that each node gets, prefill nodes first."""
-    num_nodes = deployment.serve.prefill + deployment.serve.decode
-    has_own_threads = bool(deployment.decode.num_threads)
-    pin_cpus = deployment.serve.pin_cpus and not has_own_threads
-    named = deployment.decode.device
-    # a named device is an index among the devices that this process sees, so nodes must see the same ones
-    devices = [named] if named.startswith("cuda:") else find_devices(os.environ)
-    shares = place_nodes(num_nodes, find_cpus(), devices, pin_cpus=pin_cpus)
-    if has_own_threads:
-        return [dataclasses.replace(share, num_threads=deployment.decode.num_threads) for share in shares]
-    return shares
+    num_nodes = len(deployment.node_names)
+    return shares_of(deployment.decode, num_nodes, os.environ, pin_cpus=deployment.serve.pin_cpus)
 
 
 def child_specs(
@@ -177,16 +171,14 @@ def child_specs(
     reloads = deployment.router.reloads_files or reloads_keys
     specs = [_router_spec(deployment.router, each, inherited, reloads=reloads) for each in doors]
     routers = ",".join(f"tcp://{LOOPBACK}:{each.control.port}" for each in doors)
-    for index, share in enumerate(shares):
-        is_prefill = index < deployment.serve.prefill
-        settings = deployment.prefill if is_prefill else deployment.decode
-        name = f"prefill-{index}" if is_prefill else f"decode-{index - deployment.serve.prefill}"
-        role = "prefill" if is_prefill else "decode"
+    for (role, node_group, name), share in zip(deployment.node_names, shares, strict=True):
+        own = placed(deployment.prefill if role == PREFILL else deployment.decode, share, len(shares))
+        settings = dataclasses.replace(own, node_id=name, node_group=node_group, router=routers, data_parallel_size=1)
         module, preference = ("mixed_node", [f"--role={role}"]) if deployment.serve.mixed else (f"{role}_node", [])
-        flags = [*as_flags(_placed(settings, name, share, routers, len(shares))), *preference]
+        flags = [*as_flags(settings), *preference]
         node_environment = {**inherited, VISIBLE_DEVICES: share.device} if share.device else inherited
         # without prefill nodes the others compute prompts too; to others a mixed node is a decode node
-        group = "" if is_prefill else "decode"
+        group = "" if role == PREFILL else DECODE
         specs.append(ChildSpec(name, module, tuple(flags), node_environment, reloads=reloads_keys, group=group))
     return specs
 
@@ -238,15 +230,3 @@ def _served_name(address: str, deployment: Deployment) -> str:
         return ApiClient(address, os.environ.get(KEY_VARIABLE, "")).models()[0]
     except BatonError:  # it wants an API key that is not at hand: the line is only an example
         return deployment.router.served_model_name or deployment.router.model or "MODEL"
-
-
-def _placed(settings: _NodeSettingsT, name: str, share: Placement, routers: str, num_nodes: int) -> _NodeSettingsT:
-    return dataclasses.replace(
-        settings,
-        node_id=name,
-        router=routers,
-        num_threads=share.num_threads,
-        cpu_affinity=",".join(map(str, share.cpu_ids)),
-        gpu_memory_utilization=round(settings.gpu_memory_utilization / share.num_sharing, 4),
-        cpu_memory_utilization=round(settings.cpu_memory_utilization / num_nodes, 4),
-    )

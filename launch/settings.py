@@ -12,19 +12,22 @@ import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from decode_node.settings import DecodeNodeSettings
+from launch.placement import find_devices
 from node.settings import MAX_ROUTERS, NodeSettings
 from prefill_node.settings import PrefillNodeSettings
 from program.command_line import CommandParser, closest
 from program.settings import ENVIRONMENT_PREFIX, add_flags, check_file_keys, resolve, setting
 from router.settings import RouterSettings
 from wire.errors import InvalidSetting
+from wire.messages import DECODE, PREFILL
 
 ROUTER_SETTINGS_CHOSEN = frozenset({"control_host", "control_port", "control_fd", "listen_fds"})
-NODE_SETTINGS_CHOSEN = frozenset({"router", "host", "port", "http_port", "node_id", "cpu_affinity"})
+NODE_SETTINGS_CHOSEN = frozenset({"router", "host", "port", "http_port", "node_id", "node_group", "cpu_affinity"})
 LOOPBACK = "127.0.0.1"
+MAX_ENGINES = 256
 _SettingsT = TypeVar("_SettingsT")
 _NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
 
@@ -33,7 +36,11 @@ _NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
 class ServeSettings:
     """What `baton serve` adds to the settings of the router and the nodes."""
 
-    prefill: int = setting(1, "number of prefill nodes; 0: decode nodes compute the prompts too")
+    prefill: int | None = setting(
+        None,
+        "number of prefill nodes; 0: decode nodes compute the prompts too; none: 1, but 0 with --goal-tpot-ms where "
+        "all nodes would share one device (the CPU, or one GPU)",
+    )
     decode: int = setting(1, "number of decode nodes")
     mixed: bool = setting(False, "nodes that do any leg: --prefill and --decode are then what they prefer")
     prefill_tensor_parallel_size: int = setting(0, "ranks of each prefill node; 0: --tensor-parallel-size")
@@ -45,12 +52,41 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """All settings of a `baton serve`, one value per program."""
+    """All settings of a `baton serve`, one value per program; and how many prefill nodes there are."""
 
     serve: ServeSettings
     router: RouterSettings
     prefill: PrefillNodeSettings
     decode: DecodeNodeSettings
+    num_prefill: int
+
+    @property
+    def node_names(self) -> list[NodeName]:
+        """All nodes, prefill nodes first."""
+        prefill = node_names(PREFILL, self.num_prefill, self.prefill.data_parallel_size)
+        return prefill + node_names(DECODE, self.serve.decode, self.decode.data_parallel_size)
+
+
+class NodeName(NamedTuple):
+    """A node of a deployment. `group`: the nodes that are counted and drained with it, "" for none."""
+
+    role: str
+    group: str
+    node_id: str
+
+
+def node_names(role: str, count: int, num_engines: int) -> list[NodeName]:
+    """Of `count` nodes of a role, or groups of `num_engines` nodes each."""
+    names = [f"{role}-{index}" for index in range(count)]
+    if num_engines == 1:
+        return [NodeName(role, "", name) for name in names]
+    return [NodeName(role, name, f"{name}-{engine}") for name in names for engine in range(num_engines)]
+
+
+def require_number_of_engines(settings: NodeSettings) -> None:
+    """Raise `InvalidSetting` for a group that cannot be."""
+    if not 1 <= settings.data_parallel_size <= MAX_ENGINES:
+        raise InvalidSetting(f"--data-parallel-size {settings.data_parallel_size} must be from 1 to {MAX_ENGINES}")
 
 
 def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> Deployment:
@@ -71,12 +107,28 @@ def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> D
     _check(serve)
     prefill = _complete(PrefillNodeSettings, resolve(prefill_part, flags, environment))
     decode = _complete(DecodeNodeSettings, resolve(decode_part, flags, environment))
+    router = _complete(RouterSettings, resolve(router_part, flags, environment))
+    require_number_of_engines(decode)
     return Deployment(
         serve,
-        _complete(RouterSettings, resolve(router_part, flags, environment)),
+        router,
         with_ranks(prefill, serve.prefill_tensor_parallel_size),
         with_ranks(decode, serve.decode_tensor_parallel_size),
+        _num_prefill(serve, router, decode, environment),
     )
+
+
+def _num_prefill(
+    serve: ServeSettings, router: RouterSettings, decode: DecodeNodeSettings, environment: Mapping[str, str]
+) -> int:
+    """Two nodes of one device take it from each other. Where goals bound the steps, a single node with all of it keeps
+    streams going while it computes prompts, and has both the sooner."""
+    if serve.prefill is not None:
+        return serve.prefill
+    is_cpu_or_named = decode.device != "auto" and decode.device != "cuda"
+    has_one_device = is_cpu_or_named or len(find_devices(environment)) <= 1
+    is_single = serve.decode == 1 and decode.data_parallel_size == 1
+    return 0 if router.goal_tpot_ms and has_one_device and is_single and not serve.mixed else 1
 
 
 def settings_from_table(
@@ -109,7 +161,7 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check(serve: ServeSettings) -> None:
-    if serve.prefill < 0:
+    if serve.prefill is not None and serve.prefill < 0:
         raise InvalidSetting(f"--prefill {serve.prefill} must not be negative")
     if serve.decode < 1:
         raise InvalidSetting(f"--decode {serve.decode} must be at least 1: decode nodes finish every request")

@@ -7,7 +7,7 @@ Phases, each with its own end:
     watching   until the first SIGINT or SIGTERM; a child that exits is started again, at once the first time, and after
                a growing delay when it does so again soon; after `MAX_FAILURES` in a row it is given up, and when a
                whole group of children was, `run` raises the last reason; one that has said that it was drained
-               stays away
+               stays away, and when all were this ends
     stopping   one line that says so; SIGTERM to all but the children that stop last, then to those; SIGKILL when time
                is up or on a second signal
 
@@ -165,6 +165,8 @@ class Supervisor:
                     self._restart_due()
                 case Exited() if self._children[event.name].is_drained:
                     self._console.log(OWN_NAME, f"{event.name} was drained, and stays away")
+                    if all(child.is_drained for child in self._children.values()):
+                        return
                 case Exited():
                     self._schedule_restart(self._children[event.name], event.describe())
                 case Reported(name, Ready()):

@@ -97,6 +97,10 @@ class RoleFactory(Protocol):
 
 def run_node(settings: NodeSettings, make_role: RoleFactory) -> None:
     """Serve until told to stop. Raises `BatonError` when the node cannot start or is refused."""
+    if settings.data_parallel_size != 1:
+        raise InvalidSetting(
+            "--data-parallel-size: one node is one engine; `baton prefill`, `decode` and `node` start several"
+        )
     _prepare_process(settings)
     keys = KeyRing(Path(settings.cluster_key), make_role.name) if settings.cluster_key else None
     to_router = links.LinkSettings(cluster_key=keys.towards(ROUTER) if keys else None)
@@ -135,7 +139,7 @@ def _serve(
         health = HealthServer(settings.host, settings.http_port, collector, lambda: watchdog.complaint)
         stack.callback(health.close)
         health.watch(watchdog)
-        hello = _hello(role, parts, settings.max_num_seqs, peer_address, health.address)
+        hello = _hello(role, parts, settings, peer_address, health.address)
         dialled = [RouterLink(context, each, to_router, hello, core.status, time.monotonic()) for each in addresses]
         routers = RouterLinks(dialled)
         stack.callback(routers.close)
@@ -172,11 +176,12 @@ class _Announcer:
             emit(Ready(self.hello.role, self.hello.http_address, peer_address=self.hello.peer_address))
 
 
-def _hello(role: Role, parts: NodeParts, max_num_seqs: int, peer_address: str, http_address: str) -> Hello:
+def _hello(role: Role, parts: NodeParts, settings: NodeSettings, peer_address: str, http_address: str) -> Hello:
     engine = parts.engine
     return Hello(
         role=role.name,
         prefers=role.preference,
+        group=settings.node_group,
         node_id=parts.node_id,
         epoch=parts.epoch,
         fingerprint=engine.fingerprint,
@@ -185,7 +190,7 @@ def _hello(role: Role, parts: NodeParts, max_num_seqs: int, peer_address: str, h
         http_address=http_address,
         num_blocks=engine.num_blocks,
         max_request_tokens=engine.max_request_tokens,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=settings.max_num_seqs,
         status=engine.core.status(),
         clock=host_clock(),
         tokenizer=engine.tokenizer_digest,

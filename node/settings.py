@@ -31,6 +31,10 @@ class NodeSettings(EngineSettings):
     )
     http_port: int = setting(0, "port of /health and /metrics; 0: chosen by the system")
     node_id: str = setting("", "name of this node, kept over its restarts; empty: a random one")
+    node_group: str = setting("", "name of the nodes with which this one is counted and drained; empty: none")
+    data_parallel_size: int = setting(
+        1, "engines of a group: one command starts so many nodes, NAME-0, NAME-1, ..., and NAME drains them all"
+    )
     kv_transport: str = setting("auto", "how KV travels between nodes", choices=("auto", "shm", "zmq", "nixl", "nccl"))
     kv_checksum: str = setting(
         "auto",

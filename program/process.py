@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TextIO
 
 import zmq
 import zmq.auth.thread
@@ -24,6 +24,7 @@ _TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOG_FORMATS = ("text", "json")
 FIELDS = "fields"
 """The name under which `extra` hands a log record members of its own."""
+_log = logging.getLogger(__name__)
 
 
 def report_errors(run: Callable[[], None]) -> int:
@@ -39,8 +40,9 @@ def report_errors(run: Callable[[], None]) -> int:
 
 
 def configure_logging(level: str, log_format: str = "text") -> None:
-    """Log to stderr: lines for people, or, with `log_format` "json", one JSON object per line."""
-    handler = logging.StreamHandler()
+    """Log to stderr: lines for people, or, with `log_format` "json", one JSON object per line. Lines that cannot be
+    written, because a disk is full, are counted, and the number is logged as soon as a line can be written again."""
+    handler = _CountingHandler()
     handler.setFormatter(make_formatter(log_format))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
@@ -48,6 +50,27 @@ def configure_logging(level: str, log_format: str = "text") -> None:
 def make_formatter(log_format: str) -> logging.Formatter:
     """The formatter of that name among `LOG_FORMATS`."""
     return _JsonFormatter() if log_format == "json" else _TextFormatter(_TEXT_FORMAT)
+
+
+class _CountingHandler(logging.StreamHandler[TextIO]):
+    """Writes to stderr, and loses lines only knowingly."""
+
+    _num_lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        num_before = self._num_lost
+        super().emit(record)
+        if num_before and self._num_lost == num_before:
+            self._num_lost = 0
+            _log.warning("%d lines of this log could not be written", num_before)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # its name in logging
+        """See `logging.Handler`."""
+        if isinstance(sys.exc_info()[1], OSError):
+            self._num_lost += 1
+        else:
+            super().handleError(record)
 
 
 class _TextFormatter(logging.Formatter):

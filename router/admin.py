@@ -17,7 +17,7 @@ from pydantic import Field
 
 from router.access.guard import IDENTITY
 from router.http.body import read_body
-from router.nodes import Node, NodeRegistry
+from router.nodes import NodeRegistry
 from router.openai.errors import INVALID, envelope
 from router.openai.request_body import parse_body
 from router.openai.responses import json_bytes
@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 
 
 class DrainRequest(Strict):
-    """The body of `POST /admin/drain`. `restart`: whoever watches over the node starts it again."""
+    """The body of `POST /admin/drain`. `node`: of a node or of a group. `restart`: whoever watches over the node starts
+    it again."""
 
     refuses_unknown: ClassVar[bool] = True
 
@@ -60,30 +61,29 @@ class Admin:
         app.router.add_post("/admin/prefer", self.prefer)
 
     async def drain(self, http: web.Request) -> web.Response:
-        """`POST /admin/drain`: a node gets no more work, hands over what it generates, and ends."""
+        """`POST /admin/drain`: a node gets no more work, hands over what it generates, and ends; or each of a group."""
         _require_operator(http)
         order = parse_body(await read_body(http), http.headers.get("Content-Type"), DrainRequest)
-        node = self._named(order.node)
-        if node is None:
+        nodes = self.nodes.named(order.node)
+        if not nodes:
             return _not_found("no node of that name is registered", "node_not_found")
-        self.relay.drain(node, starts_again=order.restart)
-        answer = {"node": node.node_id, "role": node.role, "num_requests": node.load}
+        for node in nodes:
+            self.relay.drain(node, starts_again=order.restart)
+        answer = {"node": order.node, "role": nodes[0].role, "num_requests": sum(node.load for node in nodes)}
         return web.Response(body=json_bytes(answer), content_type="application/json")
 
     async def prefer(self, http: web.Request) -> web.Response:
         """`POST /admin/prefer`: what a mixed node is given where there is a choice."""
         _require_operator(http)
         order = parse_body(await read_body(http), http.headers.get("Content-Type"), PreferRequest)
-        node = self._named(order.node)
-        if node is None or not node.hello.prefers:
+        nodes = [node for node in self.nodes.named(order.node) if node.hello.prefers]
+        if not nodes:
             return _not_found("no mixed node of that name is registered", "node_not_found")
-        self.nodes.prefer(node.epoch, order.role)
-        _log.info("node %s prefers %s from now on: an operator said so", node.node_id, order.role)
-        answer = {"node": node.node_id, "prefers": order.role}
+        for node in nodes:
+            self.nodes.prefer(node.epoch, order.role)
+            _log.info("node %s prefers %s from now on: an operator said so", node.node_id, order.role)
+        answer = {"node": order.node, "prefers": order.role}
         return web.Response(body=json_bytes(answer), content_type="application/json")
-
-    def _named(self, node_id: str) -> Node | None:
-        return next((node for node in self.nodes.all() if node.node_id == node_id), None)
 
 
 def _not_found(message: str, code: str) -> web.Response:

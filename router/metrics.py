@@ -315,7 +315,20 @@ class _NodesCollector(Collector):
             blocks.add_metric([*place, "held"], status.num_held_blocks)
             usage.add_metric(place, status.num_held_blocks / total if total else 0.0)
             preemptions.add_metric(place, status.num_preemptions)
-        yield from (load, blocks, usage, preemptions, *self._by_model())
+        yield from (load, blocks, usage, preemptions, *self._by_group(), *self._by_model())
+
+    def _by_group(self) -> Iterable[Metric]:
+        labels = ["role", "group", MODEL_LABEL]
+        members = GaugeMetricFamily("baton:group_nodes", "Registered nodes of a group", labels=labels)
+        load = GaugeMetricFamily("baton:group_load", "Legs in flight on the nodes of a group", labels=labels)
+        loads: dict[tuple[str, str, str], list[int]] = {}
+        for node in self._nodes.all():
+            if node.hello.group:
+                loads.setdefault((node.role, node.hello.group, node.model), []).append(node.load)
+        for place, of_group in loads.items():
+            members.add_metric(place, len(of_group))
+            load.add_metric(place, sum(of_group))
+        return (members, load)
 
     def _by_model(self) -> Iterable[Metric]:
         members = GaugeMetricFamily("baton:nodes", "Registered nodes", labels=["role", MODEL_LABEL])

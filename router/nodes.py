@@ -185,6 +185,11 @@ class NodeRegistry:
             node.preference = role
             self._forget_views()
 
+    def named(self, name: str) -> list[Node]:
+        """The node of that name, or else those of the group of that name."""
+        nodes = list(self._nodes.values())
+        return [node for node in nodes if node.node_id == name] or [node for node in nodes if node.hello.group == name]
+
     def of_model(self, model: str) -> list[Node]:
         """The registered nodes of a model."""
         return [node for node in self._nodes.values() if node.model == model]

@@ -123,6 +123,7 @@ def node_info(node: Node) -> dict[str, object]:
     hello, status = node.hello, node.status
     return {
         "id": node.node_id,
+        "group": hello.group,
         "life": hashlib.blake2b(node.epoch.to_bytes(8, "little"), digest_size=8).hexdigest(),
         "role": node.role,
         "prefers": [role for role in (PREFILL, DECODE) if node.prefers(role)],

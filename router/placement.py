@@ -4,7 +4,8 @@ Owns the decision for one prompt between the prefill nodes and decode nodes that
 cached, what it was given before, and what its steps cost. Without goals the route stays as it is.
 
 A stream goes to the decode node that the policy has chosen while that keeps the goal between tokens, then to the
-decode node that does, then to a mixed node that prefers prompts. An answer of one token is
+decode node that does, then to a mixed node that prefers prompts. Where no prefill node can compute the prompt, it goes
+to the chosen decode node while that is in time, else to the one that is done first. An answer of one token is
 generated where its prompt is computed, and no KV is moved.
 
 A decode node that computes a prompt takes small chunks beside its streams, as long as a step may take by the goal
@@ -74,15 +75,14 @@ class Placement:
         cost = _any_cost((*prefills, *decodes))
         if cost is None:
             return route  # no node has computed a prompt yet
-        prompt = _Prompt(num_tokens, prompt_hashes, cost, now_s)
-        decode, is_slow = prompt.stream_at(route.decode, decodes, prefills, aim.tpot_s)
-        best, is_kept = min(prompt.offers(prefills, self.goals.tpot_s, route.prefill), key=_ttft), False
-        if best.ttft_s > aim.ttft_s:
-            for offer in prompt.offers(decodes, self.goals.tpot_s, decode):
-                if offer.keeps_pace and offer.ttft_s < best.ttft_s:
-                    best, is_kept = offer, True
+        prompt = _Prompt(num_tokens, prompt_hashes, cost, now_s, aim)
+        decode, is_slow = prompt.stream_at(route.decode, decodes, prefills)
+        if prefills:
+            best, is_kept = self._with_prefill(prompt, prefills, route.prefill, decodes, decode)
+        else:
+            best, is_kept = self._without_prefill(prompt, decodes, decode), False
         is_short = max_tokens is not None and max_tokens <= _SHORT_ANSWER and best.node.does(DECODE)
-        if is_kept or is_short or best.node is decode:
+        if not prefills or is_kept or is_short or best.node is decode:
             chosen = Route(best.node, None, best.prompt_s, is_kept)
         else:
             chosen = Route(decode, best.node, best.prompt_s)
@@ -92,20 +92,38 @@ class Placement:
             return replace(chosen, late_s=max(late_s, _SLOW_LATE_S if is_slow else 0.0), is_slow=is_slow)
         return chosen
 
+    def _with_prefill(
+        self, prompt: _Prompt, prefills: Sequence[Node], preferred: Node | None, decodes: Sequence[Node], decode: Node
+    ) -> tuple[_Offer, bool]:
+        """The offer to take; and whether that keeps the prompt from the prefill nodes."""
+        goals = prompt.aim
+        best, is_kept = min(prompt.offers(prefills, self.goals.tpot_s, preferred), key=_ttft), False
+        if best.ttft_s > goals.ttft_s:
+            for offer in prompt.offers(decodes, self.goals.tpot_s, decode):
+                if offer.keeps_pace and offer.ttft_s < best.ttft_s:
+                    best, is_kept = offer, True
+        return best, is_kept
+
+    def _without_prefill(self, prompt: _Prompt, decodes: Sequence[Node], decode: Node) -> _Offer:
+        """Of nodes that compute prompt and answer: the one that was chosen if it is in time, else the soonest."""
+        offers = prompt.offers(decodes, self.goals.tpot_s, decode)
+        own = next(offer for offer in offers if offer.node is decode)
+        return own if own.ttft_s <= prompt.aim.ttft_s else min(offers, key=_ttft)
+
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """`cost`: of nodes that do not know their own."""
+    """`cost`: of nodes that do not know their own. `aim`: the goals that count for it."""
 
     num_tokens: int
     hashes: Sequence[bytes]
     cost: StepCost
     now_s: float
+    aim: Goals
 
-    def stream_at(
-        self, chosen: Node, decodes: Sequence[Node], prefills: Sequence[Node], tpot_s: float
-    ) -> tuple[Node, bool]:
+    def stream_at(self, chosen: Node, decodes: Sequence[Node], prefills: Sequence[Node]) -> tuple[Node, bool]:
         """The node that is to generate; and whether it is expected to miss the goal, as all others are."""
+        tpot_s = self.aim.tpot_s
         if not tpot_s or self._gap_s(chosen) <= tpot_s:
             return chosen, False
         for nodes in (decodes, [node for node in prefills if node.does(DECODE)]):

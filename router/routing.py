@@ -76,11 +76,11 @@ class Routing:
         decode = self.decode_policy.choose(decodes, hashes)
         num_cached = 0 if computes_all else num_cached_blocks(decode, hashes) * hello.layout.block_size
         prefills = [node for node in prefills if node is not decode]
-        if not prefills or len(token_ids) - num_cached <= self.local_prefill_tokens:
+        if len(token_ids) - num_cached <= self.local_prefill_tokens:
             return Route(decode, None)
-        if self.placement is None and decode.prefers(PREFILL):
+        if self.placement is None and (not prefills or decode.prefers(PREFILL)):
             return Route(decode, None)
-        route = Route(decode, self.prefill_policy.choose(prefills, hashes))
+        route = Route(decode, self.prefill_policy.choose(prefills, hashes) if prefills else None)
         if self.placement is None or computes_all or confinement is not None:
             return route
         route = self.placement.choose(route, prefills, decodes, len(token_ids), hashes, now_s, goals, max_tokens)

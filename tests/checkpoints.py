@@ -70,7 +70,7 @@ def make_checkpoint(
     shape them here.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    end_ids = _write_tokenizer(folder, vocab_size, max_position)
+    end_ids = write_tokenizer(folder, vocab_size, max_position)
     config = {
         **_FAMILIES[family],
         "vocab_size": vocab_size,
@@ -166,7 +166,7 @@ def _vocabulary(rows: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-def _write_tokenizer(folder: Path, vocab_size: int, max_position: int) -> list[int]:
+def write_tokenizer(folder: Path, vocab_size: int, max_position: int) -> list[int]:
     """Train and write the tokenizer; returns the ids that end a generation."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

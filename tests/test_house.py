@@ -74,6 +74,20 @@ NEEDS_TORCH = (
 imported for pools in device memory; imported for `--kv-transport nccl`."""
 OWN_PROCESS_SUFFIX = "_process"
 """A module of bench/ with this ending runs in a process of its own, which may need torch."""
+WALL_CLOCK = {"time.time", "time.time_ns", "time.localtime", "time.gmtime", "datetime.now", "datetime.utcnow"}
+TELLS_THE_TIME = {
+    "bench.facts": "when a measurement was made",
+    "bench.serve.command": "names of result files",
+    "engine.text.chat_template": "templates that say what day it is",
+    "launch.cluster.controller": "notes of changes",
+    "launch.cluster.status": "notes of changes",
+    "router.__main__": "since when a model is served",
+    "router.access.audit": "when a request ended",
+    "router.openai.endpoints": "when an answer was begun",
+    "router.openai.responses_api": "when an answer was completed",
+    "router.request_trace": "when a request came",
+    "router.resume.logs": "journals that an earlier router left too long ago; only files know when that was",
+}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "cloudpickle"}
 UNSAFE_CALLS = {"eval", "exec", "recv_pyobj", "send_pyobj"}
 
@@ -132,6 +146,18 @@ def test_cuda_is_spoken_to_in_one_package() -> None:
             continue
         for node in ast.walk(tree):
             assert not (isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda"), module
+
+
+def test_durations_and_deadlines_know_no_wall_clock() -> None:
+    """It may be set, by an hour or a second, at any time: it is read to tell people the time, and to decide nothing but
+    whether a journal of an earlier router is too old."""
+    readers = {
+        module
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in WALL_CLOCK
+    }
+    assert readers == set(TELLS_THE_TIME)
 
 
 @pytest.mark.parametrize(

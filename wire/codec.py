@@ -31,7 +31,7 @@ import xxhash
 
 from wire.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 """The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.
@@ -48,6 +48,7 @@ legs and its handoff (`forks`, `firsts`).
 10: what a node's steps cost; grammars of the kind "lark"; a decode node hands the KV of a running request to another
 one (`HandOver`), and a node is asked to finish (`Drain`); addresses name the key of who listens there.
 11: a node serves several routers: ids of requests begin with the epoch of their router.
+12: the group of a node.
 """
 
 _MAGIC = b"BT"

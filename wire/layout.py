@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import accumulate
+from math import lcm
 from typing import Annotated, Any
 
 from wire.codec import Bounds, Length
 from wire.errors import InvalidSetting, Refused
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-KEY_VALUE, SHORT_KEY_VALUE, LATENT = "key_value", "key_value_short", "latent"
+KEY_VALUE, SHORT_KEY_VALUE, LATENT, STATE = "key_value", "key_value_short", "latent", "state"
 MAX_LAYERS = 1024
 _MAX_GROUPS = 64
-_NUM_PLANES = {KEY_VALUE: 2, SHORT_KEY_VALUE: 2, LATENT: 1}
+_NUM_PLANES = {KEY_VALUE: 2, SHORT_KEY_VALUE: 2, LATENT: 1, STATE: 1}
 _Count = Annotated[int, Bounds(1, 2**20)]
 _Layer = Annotated[int, Bounds(0, MAX_LAYERS - 1)]
 
@@ -33,6 +34,8 @@ class LayerKv:
     `kind` says what is stored. `key_value`: a key and a value of `head_dim` elements for each of `num_kv_heads` heads.
     `key_value_short`: the same with keys that were rotated for short sequences, by a model that has two rotations.
     `latent`: one vector that is the key, and whose begin is the value, of all heads.
+    `state`: nothing of a token; a block has one state of `num_kv_heads` x `head_dim` elements, that of the sequence
+    behind the last token which was stored in it.
     `window`: a token attends to at most this number of tokens, itself included; None: to all before it.
     """
 
@@ -52,7 +55,7 @@ class LayerKv:
 
     @property
     def elements_per_token(self) -> int:
-        """Elements that one token takes in one layer."""
+        """Elements that one token takes in one layer; those of the whole block for a state."""
         return self.num_planes * self.num_kv_heads * self.head_dim
 
 
@@ -67,7 +70,7 @@ class KvGroup:
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """Shape of one block: for each layer of the model [num_planes, num_kv_heads, block_size, head_dim] elements of
-    `dtype`, see `LayerKv`. Every layer is in exactly one group."""
+    `dtype`, or a state; see `LayerKv`. Every layer is in exactly one group."""
 
     dtype: Annotated[str, Length(16)]
     block_size: _Count
@@ -100,6 +103,11 @@ class KvLayout:
         return tuple(stored[number] for number in range(len(stored)))
 
     @property
+    def has_states(self) -> bool:
+        """Whether some layer stores a state in each block."""
+        return any(group.kv.kind == STATE for group in self.groups)
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
         return sum(len(group.layers) * self.layer_bytes(group.kv) for group in self.groups)
@@ -111,7 +119,12 @@ class KvLayout:
 
     def layer_bytes(self, kv: LayerKv) -> int:
         """Bytes that a layer which stores `kv` takes in a block."""
-        return kv.elements_per_token * self.block_size * DTYPE_BYTES[self.dtype]
+        elements = kv.elements_per_token * self.block_size
+        if kv.kind == STATE:
+            # filled up, so that the rows of one head's tokens in all blocks lie in a grid
+            rows = lcm(*(self.block_size * group.kv.head_dim for group in self.groups if group.kv.kind != STATE))
+            elements = -(-kv.elements_per_token // rows) * rows
+        return elements * DTYPE_BYTES[self.dtype]
 
     def require_same(self, other: KvLayout, whose: str) -> None:
         """Raise `Refused` naming both values of the first fact in which `other` (of `whose`) differs."""

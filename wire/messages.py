@@ -57,7 +57,8 @@ class Hello:
     of its stamps (see `program.clock`), "" when it has no name. `session` is the one that it is in, 0 for none.
     `tokenizer` is the digest of its tokenizer, "" when its checkpoint has none: masks of grammars depend on it.
     `prefers`: "" for a node that does the legs of its role; `PREFILL`, `DECODE` or `BOTH` for a decode node that does
-    any leg, and which ones it is given where there is a choice.
+    any leg, and which ones it is given where there is a choice. `group`: with which other nodes it is counted and
+    drained, "" for none.
     """
 
     role: _Name
@@ -75,6 +76,7 @@ class Hello:
     session: U64 = 0
     tokenizer: _Name = ""
     prefers: _Name = ""
+    group: _Name = ""
 
 
 @dataclass(frozen=True, slots=True)

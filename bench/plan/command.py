@@ -1,7 +1,8 @@
-"""`baton bench plan`: the latencies of a load on one node, on a split, and on a split with goals, computed.
+"""`baton bench plan`: the latencies of a load on one node and on a split, each with goals and without, computed.
 
-Three ways to use goals are compared: plain nodes, mixed nodes whose preferences follow the goals (adaptive), and the
-same with `--refuse-late`. A last table and a picture have the share of requests within both goals.
+Four ways to use goals are compared: one node, whose steps are bounded (what `baton serve` starts on one device), plain
+nodes, mixed nodes whose preferences follow the goals, and the first with `--refuse-late`, or the last one where no
+costs of one node are given. A last table and a picture have the share of requests within both goals.
 
 The scheduler, the cost model, the routing and the placement are those that serve; steps take what nodes have found out
 about theirs (`baton:step_cost_seconds` of their `/metrics`). So a question like "which goals, how many prefill nodes"
@@ -115,13 +116,14 @@ def deployments(settings: PlanSettings) -> dict[str, Deployment]:
     adaptive = replace(with_goals, prefills=mixed, is_mixed=True, adapts=True)
     found = {
         "split": Deployment(prefills, [shape(decodes)] * settings.decode, None, token_transfer_s=transfer_s),
-        "with goals": with_goals,
-        "adaptive": adaptive,
-        "refusing": replace(adaptive, refuses_late=True),
+        "split with goals": with_goals,
+        "mixed": adaptive,
     }
     if settings.one_cost:
-        found = {"one node": Deployment([], [shape(read_cost(settings.one_cost))], None), **found}
-    return found
+        one = read_cost(settings.one_cost)
+        adaptive = Deployment([], [shape(one, goals.tpot_s)], goals)
+        found = {"one node": Deployment([], [shape(one)], None), **found, "one with goals": adaptive}
+    return {**found, "refusing": replace(adaptive, refuses_late=True)}
 
 
 def loads(settings: PlanSettings, dataset: DatasetSettings) -> list[tuple[float, str, list[PlannedRequest]]]:

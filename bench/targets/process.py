@@ -130,7 +130,6 @@ class RunningTarget:
                 self._warden = self._start()
             self._wait_until_ready(ready_timeout_s)
             self._was_ready = True
-            self._nodes = node_counts(self.url, _LOOK_S)
         except BaseException:  # also Ctrl-C: a server that nobody holds would stay until this process ends
             self.close()
             raise
@@ -160,6 +159,8 @@ class RunningTarget:
         if self._warden is None:
             raise InvalidSetting(f"target {self.target.name} was not started here, so it cannot be halted")
         if not self.is_halted:
+            # not at the start: a router whose nodes somebody else started answers before the last of them has joined
+            self._nodes = node_counts(self.url, _LOOK_S)
             self.is_halted = True
             halt_tree(self._warden.pid, _HALT_S)
 

@@ -100,6 +100,41 @@ class Attention(Protocol):
         ...
 
 
+class StatePiece(NamedTuple):
+    """Neighbouring tokens of one sequence, in one block: the tokens `first` to `last - 1` of a step. Their sequence's
+    state before them lies in the block `before` (None at its begin), and that behind them belongs into `block`.
+    `is_alone`: the sequence has no other piece in the step."""
+
+    first: int
+    last: int
+    before: int | None
+    block: int
+    is_alone: bool
+
+
+class KeepsStates(Protocol):
+    """An `Attention` over a pool that has states, for the layers that keep one. The first rows of a state are the last
+    inputs of a convolution; what a recurrence carries on lies behind them."""
+
+    def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
+        """The inputs of each token and of the `num_before` tokens before it, [T, 1 + num_before, E] of x [T, E]: oldest
+        first, zeros before the begin of its sequence. The last of them go into the states."""
+        ...
+
+    def carried(self, layer: int, num_before: int) -> Tensor:
+        """The rows of the states [B, rows, E] that lie behind `num_before` inputs."""
+        ...
+
+    @property
+    def pieces(self) -> Sequence[StatePiece]:
+        """The step's tokens, cut where blocks end: those of a sequence after each other."""
+        ...
+
+    def stored(self) -> None:
+        """To be called when the states of a layer are brought up to date."""
+        ...
+
+
 class AttentionBackend(Attention, Protocol):
     """Attention as a runner sees it: an `Attention` that can plan the next step.
 
@@ -129,5 +164,5 @@ def attention_staging_bytes(max_tokens: int, max_sequences: int, max_blocks: int
 
     `max_tokens` and `max_sequences` of a step, `max_blocks` of one sequence.
     """
-    num_values = max_tokens + max_sequences * (max_blocks + 4) + 1
-    return _STAGED_VALUE_BYTES * num_values + _STAGING_GAP_BYTES * (max_sequences + 8)
+    num_values = 4 * max_tokens + max_sequences * (max_blocks + 7) + 1
+    return _STAGED_VALUE_BYTES * num_values + _STAGING_GAP_BYTES * (max_sequences + 14)

@@ -25,7 +25,7 @@ from engine.native.library import Kernels
 from wire.errors import InvalidSetting
 from wire.layout import DTYPE_BYTES, LATENT, KvLayout
 
-_RULES = "caps of scores, or sinks"
+_RULES = "caps of scores, sinks, or states"
 AUTO, FLASHINFER, NATIVE, TORCH = "auto", "flashinfer", "native", "torch"
 _TRIED_BLOCK_SIZE = 16
 _log = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ class AttentionShape:
 
     @property
     def needs_torch(self) -> bool:
-        """Whether some layer attends by a rule that no kernel computes."""
-        return not all(rule.is_plain for rule in self.rules)
+        """Whether some layer attends by a rule that no kernel computes, or keeps a state."""
+        return self.layout.has_states or not all(rule.is_plain for rule in self.rules)
 
 
 @dataclass(frozen=True, slots=True)

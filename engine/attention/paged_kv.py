@@ -38,3 +38,10 @@ class PagedKv:
         shape = (len(self.blocks), kv.num_planes, kv.num_kv_heads, layout.block_size, kv.head_dim)
         heads = self.shard.kv_heads_of(kv.num_kv_heads)
         return self.blocks.narrow(1, end - size, size).view(shape)[:, :, heads.start : heads.stop]
+
+    def state(self, number: int) -> Tensor:
+        """A view [B, rows, elements of a row] of the states of a layer that stores them."""
+        kv, element_bytes = self.layout.layers[number], self.blocks.element_size()
+        begin = (self.layout.layer_ends[number] - self.layout.layer_bytes(kv)) // element_bytes
+        states = self.blocks.narrow(1, begin, kv.elements_per_token)
+        return states.view(len(self.blocks), kv.num_kv_heads, kv.head_dim)

@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from device.base import Staging
-from engine.attention.base import PLAIN, LayerRule, LayerStored, PlannedShare
+from engine.attention.base import PLAIN, LayerRule, LayerStored, PlannedShare, StatePiece
+from engine.attention.block_states import BlockStates
 from engine.attention.paged_kv import PagedKv
 from wire.errors import InvalidSetting
-from wire.layout import LayerKv
+from wire.layout import STATE, LayerKv
 
 _QUERY_TILE = 128
 
@@ -197,13 +198,14 @@ class TorchAttention:
         self._blocks = pool.blocks
         self._block_size = pool.layout.block_size
         self._is_shared = pool.whole is not None
-        self._groups = [_Rows(pool, group.kv) for group in pool.layout.groups]
-        layers = {
+        groups = [group for group in pool.layout.groups if group.kv.kind != STATE]
+        self._groups = [_Rows(pool, group.kv) for group in groups]
+        self._layers = {
             layer: _Layer(number, rows, pool.layer(layer), rules[layer])
-            for number, (rows, group) in enumerate(zip(self._groups, pool.layout.groups, strict=True))
+            for number, (rows, group) in enumerate(zip(self._groups, groups, strict=True))
             for layer in group.layers
         }
-        self._layers = [layers[layer] for layer in range(len(layers))]
+        self._states = BlockStates(pool)
         self._workspace = self._blocks.new_empty(2, 0)
         self._score_workspace = self._blocks.new_empty(2, 0)
         self._inputs: _StepInputs | None = None
@@ -217,6 +219,7 @@ class TorchAttention:
         begun = () if self._is_shared else begun_blocks(shares, self._block_size)
         decodes: list[tuple[int, PlannedShare]] = []
         prompts: list[_PromptInputs] = []
+        self._states.plan(shares, staging)
         slots = staging.put(self._slots_of_new_tokens(shares))
         first_token = 0
         for share in shares:
@@ -239,16 +242,13 @@ class TorchAttention:
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Attention.run`."""
-        if self._inputs is not None:
-            self._begin_step(self._inputs)
-            self._inputs = None
+        self._begin_step()
         here = self._layers[layer]
         plan = self._plans[here.group]
         head_dim = here.kv.head_dim
         here.key_tokens.index_copy_(0, plan.store_rows, k.reshape(-1, head_dim))
         here.value_tokens.index_copy_(0, plan.store_rows, v.reshape(-1, head_dim))
-        if self._layer_stored is not None:
-            self._layer_stored()
+        self.stored()
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if plan.decodes is not None:
             self._attend_decodes(plan.decodes, here, q, out)
@@ -256,9 +256,31 @@ class TorchAttention:
             self._attend_prompt(prompt, here, q, out)
         return out
 
-    def _begin_step(self, inputs: _StepInputs) -> None:
-        """Prepare what several layers share in a step; issued by its first `run`, when the staged inputs are on the
+    def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
+        """See `KeepsStates.recent`."""
+        self._begin_step()
+        return self._states.recent(layer, x, num_before)
+
+    def carried(self, layer: int, num_before: int) -> Tensor:
+        """See `KeepsStates.carried`."""
+        return self._states.carried(layer, num_before)
+
+    @property
+    def pieces(self) -> Sequence[StatePiece]:
+        """See `KeepsStates.pieces`."""
+        return self._states.pieces
+
+    def stored(self) -> None:
+        """See `KeepsStates.stored`."""
+        if self._layer_stored is not None:
+            self._layer_stored()
+
+    def _begin_step(self) -> None:
+        """Prepare what several layers share in a step; issued by its first layer, when the staged inputs are on the
         device."""
+        inputs, self._inputs = self._inputs, None
+        if inputs is None:
+            return
         if inputs.begun is not None:
             self._blocks.index_fill_(0, inputs.begun, 0)
         self._plans = [group.plan(inputs) for group in self._groups]

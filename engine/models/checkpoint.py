@@ -31,8 +31,9 @@ _WEIGHT_FILES = ("model*.safetensors", "model.safetensors.index.json")
 
 def resolve_checkpoint(model: str, weights: bool = True) -> Path:
     """The folder of `model`: itself when it is a folder, one that is made of it when it is a GGUF file, otherwise the
-    snapshot of that hub id, downloaded as far as the local cache lacks it. Without `weights` only config and tokenizer
-    files are fetched. Offline, the cache must have it. Raises `ModelLoadError`."""
+    snapshot of that hub id, downloaded as far as the local cache lacks it; a download that was interrupted goes on.
+    `owner/name@revision` is a branch, a tag or a commit of it. Without `weights` only config and tokenizer files are
+    fetched. Offline, the cache must have it. Raises `ModelLoadError`."""
     folder = Path(model).expanduser()
     if model and folder.is_dir():
         return folder
@@ -67,8 +68,9 @@ def _hub_snapshot(model: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
+    name, _, revision = model.partition("@")
     try:
-        return Path(snapshot_download(model, allow_patterns=patterns))
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except HFValidationError:
         raise ModelLoadError(f"model {model!r} is neither a folder nor a valid hub id (name or owner/name)") from None
     except RepositoryNotFoundError:

@@ -10,7 +10,7 @@ Invariant: a `ModelConfig` that exists can be computed. Whatever is missing, con
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,8 @@ from engine.models.names import LLAMA, Names
 from engine.models.quantization_settings import METHODS, PublishedQuantization, read_quantization
 from engine.models.registry import Block, Family, MlpKind, NormKind, QkNorm, family_of
 from engine.models.rope_settings import RopeSettings, partial_rotary_factor, read_local_rope, read_rope
+from engine.models.state_settings import StateSettings, lfm2_inner, read_states
+from engine.models.text_part import OTHER_PARTS, text_content, text_part_of
 from wire.errors import ModelLoadError
 from wire.layout import MAX_LAYERS
 
@@ -92,10 +94,13 @@ class ModelConfig:
     """One entry a layer."""
     experts: ExpertSettings | None = None
     latent: LatentSettings | None = None
+    states: StateSettings | None = None
     quantization: PublishedQuantization | None = None
     """How the checkpoint's weights of products are quantized; experts in MXFP4 are no matter of this."""
     num_draft_layers: int = 0
     """Layers behind the others in the files, which predict further tokens and are not used."""
+    other_parts: tuple[str, ...] = ()
+    """What the names of tensors begin with that belong to other parts of the checkpoint, and are not read."""
     multipliers: Multipliers = field(default_factory=Multipliers)
     has_short_context: bool = False
     """longrope: no sequence is longer than the context before scaling, so the short factors count."""
@@ -128,6 +133,9 @@ def read_config_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def parse_config(content: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
     """The value of an already decoded `config.json` and `generation_config.json`. Raises `ModelLoadError`."""
+    text_part = text_part_of(content)
+    if text_part is not None:
+        content = text_content(content, text_part)
     family = family_of(content.get("architectures"))
     fields = Fields(_completed(content, family), "config.json")
     _refuse_unsupported(fields, family)
@@ -145,7 +153,7 @@ def parse_config(content: dict[str, Any], generation: dict[str, Any] | None = No
         architecture=family.architecture,
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=fields.count("intermediate_size", 4 * hidden_size if family.mlp == "plain" else None),
+        intermediate_size=_inner(fields, family, hidden_size),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_kv_heads(fields, family, num_heads) if latent is None else 1,
@@ -173,36 +181,12 @@ def parse_config(content: dict[str, Any], generation: dict[str, Any] | None = No
         layer_ropes=_layer_ropes(fields, family, windows),
         experts=None if family.experts is None else read_experts(family.experts, fields, num_layers),
         latent=latent,
+        states=read_states(family.states, fields, num_layers),
         num_draft_layers=fields.index("num_nextn_predict_layers", 0) if fields.has("num_nextn_predict_layers") else 0,
+        other_parts=family.unused if text_part is None else OTHER_PARTS,
         multipliers=_multipliers(fields, family, hidden_size, latent),
         quantization=read_quantization(fields, family.quantization),
     )
-
-
-def architecture_facts(config: ModelConfig) -> dict[str, int | float | str | bool | None]:
-    """The fields of `config` that change what a forward pass computes, flat and in a fixed order, for a fingerprint.
-
-    Left out: the checkpoint's dtype (the dtype in use is the node's own choice), the bos and eos ids (no tensor
-    depends on them), the names of tensors, and `has_short_context`, which is a node's own choice too and part of the
-    layout of its KV."""
-    shape = asdict(config)
-    for not_computed in ("dtype", "bos_token_id", "eos_token_ids", "names", "has_short_context", "quantization"):
-        del shape[not_computed]
-    windows = shape.pop("windows")
-    facts = dict(_flat(shape))
-    facts["windows"] = ",".join("all" if window is None else str(window) for window in windows)
-    return dict(sorted(facts.items()))
-
-
-def _flat(nested: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in nested.items():
-        full = f"{prefix}_{name.removeprefix(f'{prefix}_')}" if prefix else name
-        if isinstance(value, dict):
-            found += _flat(value, full)
-        else:
-            found.append((full, ",".join(map(str, value)) if isinstance(value, tuple) else value))
-    return found
 
 
 def _completed(content: dict[str, Any], family: Family) -> dict[str, Any]:
@@ -233,6 +217,12 @@ def _refuse_unsupported(fields: Fields, family: Family) -> None:
     for name, only in family.refused.items():
         if fields.has(name) and fields.raw(name) != only:
             raise fields.error(name, f"{only!r}: {family.architecture} is supported with that only")
+
+
+def _inner(fields: Fields, family: Family, hidden_size: int) -> int:
+    if family.states == "lfm2":
+        return lfm2_inner(fields)
+    return fields.count("intermediate_size", 4 * hidden_size if family.mlp == "plain" else None)
 
 
 def _activation(fields: Fields) -> str:

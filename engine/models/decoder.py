@@ -157,5 +157,6 @@ class Decoder:
 
 def _is_plain(config: ModelConfig) -> bool:
     kinds = (config.block, config.norm, config.mlp, config.hidden_act, config.multipliers.residual)
-    has_plain_parts = config.experts is None and config.latent is None and config.qk_norm != "whole"
+    others = (config.experts, config.latent, config.states)
+    has_plain_parts = all(other is None for other in others) and config.qk_norm != "whole"
     return has_plain_parts and kinds == ("pre", "rms", "gated", "silu", 1.0)

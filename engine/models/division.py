@@ -26,6 +26,8 @@ def require_divisible(config: ModelConfig | ModellingConfig, num_ranks: int) -> 
         return
     if isinstance(config, ModellingConfig):
         raise ModelLoadError(f"{config.architecture}, in transformers' modelling code, cannot be divided among ranks")
+    if config.states is not None:
+        raise ModelLoadError(f"the layers of {config.architecture} that keep a state cannot be divided among ranks")
     first = Shard(0, num_ranks)
     if config.qk_norm == "whole":
         raise ModelLoadError(f"{config.architecture} norms all heads together and cannot be divided among ranks")

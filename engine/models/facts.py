@@ -12,6 +12,7 @@ from typing import Protocol
 from engine.models.config import ModelConfig, parse_config, read_config_files
 from engine.models.modelling.config import ModellingConfig, parse_modelling_config
 from engine.models.registry import ARCHITECTURES
+from engine.models.text_part import TEXT_PARTS
 
 AUTO, BATON, TRANSFORMERS = MODEL_IMPLS = ("auto", "baton", "transformers")
 
@@ -57,4 +58,4 @@ def load_facts(folder: Path, model_impl: str = AUTO, *, remote_code: bool = Fals
 def _is_known(architectures: object) -> bool:
     """Whether the table has it. What is no list with one name is for the table to refuse."""
     is_name = isinstance(architectures, list) and len(architectures) == 1 and isinstance(architectures[0], str)
-    return not is_name or architectures[0] in ARCHITECTURES  # type: ignore[index]
+    return not is_name or architectures[0] in {*ARCHITECTURES, *TEXT_PARTS}  # type: ignore[index]

@@ -10,8 +10,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from demo.location import DEMO_MODEL_NAME, checkpoint_path
+from engine.models.architecture_facts import architecture_facts
 from engine.models.checkpoint import resolve_checkpoint
-from engine.models.config import ModelConfig, architecture_facts
+from engine.models.config import ModelConfig
 from engine.models.modelling.config import ModellingConfig
 from engine.models.weight_files import weights_digest
 

@@ -9,6 +9,7 @@ file sizes are all checked before the first byte is copied.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -152,7 +153,8 @@ def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Us
         half_filled = uses.half_filled(missing)
         note = f"; fused parameters left half filled: {listed(half_filled)}" if half_filled else ""
         raise ModelLoadError(f"the checkpoint lacks {len(missing)} tensors: {listed(missing)}{note}")
-    ignored = tuple(f"{config.names.layer(config.num_layers + number)}." for number in range(config.num_draft_layers))
+    drafts = tuple(f"{config.names.layer(config.num_layers + number)}." for number in range(config.num_draft_layers))
+    ignored = (*drafts, *config.other_parts)
     used = {*uses.by_name, *uses.copies}
     unused = [
         name for name in found if name not in used and not _DERIVED.fullmatch(name) and not name.startswith(ignored)
@@ -202,18 +204,30 @@ def _write(file: Any, use: _Use) -> None:
 
 
 def _check_numbers(parameters: Iterable[Parameter]) -> None:
-    """A NaN or an infinity in a weight fails every request; finding it costs one pass over memory."""
+    """A NaN or an infinity in a weight fails every request, and a matrix of zeros is one that was never written;
+    finding them costs one pass over memory."""
     for parameter in parameters:
-        if not _is_finite(parameter.tensor):
-            names = listed([source.name for source in parameter.sources])
-            dtype = str(parameter.tensor.dtype).removeprefix("torch.")
-            raise ModelLoadError(f"there are NaN or infinite numbers in {dtype} in what is loaded from {names}")
+        dtype = str(parameter.tensor.dtype).removeprefix("torch.")
+        for source in parameter.sources:
+            name = source.name
+            low, high = _bounds(parameter.tensor[slices(source.region)])
+            if not (math.isfinite(low) and math.isfinite(high)):
+                raise ModelLoadError(f"there are NaN or infinite numbers in {dtype} in what is loaded from {name}")
+            if low == high == 0.0 and len(source.shape) > 1 and parameter.tensor.is_floating_point():
+                raise ModelLoadError(f"{name} has nothing but zeros: the file was not written completely")
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def _bounds(tensor: Tensor) -> tuple[float, float]:
+    """The least and the greatest number, NaN if there is one."""
     if tensor.dtype == torch.float8_e4m3fn:
-        return bool((tensor.view(torch.uint8) & 0x7F != 0x7F).all())
-    return tensor.numel() == 0 or all(bool(bound.isfinite()) for bound in tensor.aminmax())
+        # without their signs their bits are in the order of the numbers, and the last ones are NaN
+        bits = tensor.view(torch.uint8) & 0x7F
+        most = int(bits.max()) if bits.numel() else 1
+        return (math.nan, math.nan) if most == 0x7F else (-float(most), float(most))
+    if tensor.numel() == 0:
+        return (1.0, 1.0)
+    low, high = tensor.aminmax()
+    return float(low), float(high)
 
 
 def _check_copies(headers: Mapping[Path, Mapping[str, TensorEntry]], copies: Mapping[str, Parameter]) -> None:

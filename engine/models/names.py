@@ -23,7 +23,10 @@ class Names:
     attention: str = "self_attn"
     qkv: str = ""
     qkv_order: Literal["stacked", "by_head"] = "stacked"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
     output: str = "o_proj"
+    state: str = ""
     sinks: str = ""
     attention_out_norm: str = ""
     mlp_norm: str = "post_attention_layernorm"
@@ -65,6 +68,20 @@ GLM4_MOE = Names(shared="shared_experts")
 DEEPSEEK = GLM4_MOE
 GPT_OSS = Names(routing="router", sinks="sinks")
 ONE_NORM = Names(mlp_norm="")
+LFM2 = Names(
+    final_norm="model.embedding_norm",
+    input_norm="operator_norm",
+    q_norm="q_layernorm",
+    k_norm="k_layernorm",
+    output="out_proj",
+    state="conv",
+    mlp_norm="ffn_norm",
+    mlp="feed_forward",
+    gate="w1",
+    up="w3",
+    down="w2",
+)
+QWEN3_NEXT = Names(state="linear_attn")
 GPT2 = Names(
     layers="transformer.h",
     embedding="transformer.wte",

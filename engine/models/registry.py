@@ -14,6 +14,7 @@ from typing import Literal
 from engine.models import names
 from engine.models.expert_settings import ExpertStyle
 from engine.models.names import Names
+from engine.models.state_settings import StateStyle
 from wire.errors import ModelLoadError
 
 WindowRule = Literal["never", "every_layer", "by_layer_type", "by_pattern"]
@@ -64,6 +65,10 @@ class Family:
     """The architecture has a key and value head for each query head, whatever the file says."""
     has_latents: bool = False
     """Attention stores compressed vectors, which all heads share."""
+    states: StateStyle = "none"
+    """Some layers keep a state in the place of attention."""
+    unused: tuple[str, ...] = ()
+    """What the names of tensors begin with that are published and not used."""
     scales_embedding: bool = False
     """The embedding is multiplied by the square root of the hidden size."""
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -116,6 +121,20 @@ _FAMILIES = (
         experts="qwen",
         defaults={"use_sliding_window": False},
         renamed={"num_local_experts": "num_experts"},
+    ),
+    Family(
+        "Qwen3NextForCausalLM",
+        may_rotate_partly=True,
+        qkv_bias=None,
+        o_bias=None,
+        qk_norm="heads",
+        norm="offset_rms",
+        experts="qwen",
+        states="qwen3_next",
+        names=names.QWEN3_NEXT,
+        default_head_dim=256,
+        unused=("mtp.",),
+        defaults={"partial_rotary_factor": 0.25, "norm_topk_prob": True, "shared_expert_intermediate_size": 512},
     ),
     Family(
         "OlmoeForCausalLM",
@@ -290,6 +309,15 @@ _FAMILIES = (
         experts="glm",
         names=names.GLM4_MOE,
         defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
+    ),
+    Family(
+        "Lfm2ForCausalLM",
+        qk_norm="heads",
+        names=names.LFM2,
+        kv_heads_may_be_absent=True,
+        states="lfm2",
+        defaults={"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        renamed={"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings"},
     ),
     Family(
         "GptOssForCausalLM",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from device.base import Device
-from engine.attention.base import Attention
+from engine.attention.base import Attention, StatePiece
 from engine.models.base import RunnableDecoder
 from engine.runner.grammar_masks import MaskSource
 from engine.runner.limits import RunnerLimits, staging_bytes
@@ -52,9 +52,23 @@ class _HardestRequest:
 class StorelessAttention:
     """See `Attention`: stores nothing, attends to nothing, returns zeros of the right shape."""
 
+    pieces: Sequence[StatePiece] = ()
+    """See `KeepsStates.pieces`."""
+
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Attention.run`."""
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+
+    def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
+        """See `KeepsStates.recent`."""
+        return torch.zeros(len(x), 1 + num_before, x.shape[1], dtype=x.dtype, device=x.device)
+
+    def carried(self, layer: int, num_before: int) -> Tensor:
+        """See `KeepsStates.carried`."""
+        return torch.empty(0)
+
+    def stored(self) -> None:
+        """See `KeepsStates.stored`."""
 
 
 @torch.inference_mode()

@@ -15,11 +15,13 @@ from engine.scheduler.request import BlockCopy, Request
 
 
 class RequestBlocks:
-    """Takes blocks of `block_size` tokens from `pool` for requests, and releases them."""
+    """Takes blocks of `block_size` tokens from `pool` for requests, and releases them. `has_states`: see
+    `SchedulerLimits`."""
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, *, has_states: bool = False) -> None:
         self._pool = pool
         self._block_size = block_size
+        self._has_states = has_states
 
     @property
     def num_available(self) -> int:
@@ -74,10 +76,10 @@ class RequestBlocks:
         tokens: full blocks are shared, the last one becomes a copy if it is not full (see `Request.block_copy`).
 
         Without room for the copy `request` gets no blocks: it is computed as any other, and finds the full blocks in
-        the prefix cache.
+        the prefix cache. So it is where blocks hold states, because `source` may have gone on in the last one.
         """
         num_full, num_partial = divmod(num_computed_tokens, self._block_size)
-        if num_partial and not self._pool.num_available:
+        if num_partial and (self._has_states or not self._pool.num_available):
             return
         shared = source.block_table[:num_full]
         self._pool.share(shared)

@@ -59,7 +59,8 @@ class SchedulerLimits:
     """`max_num_batched_tokens` is the token budget of a step; `max_request_tokens` bounds prompt plus output.
 
     Token ids lie below `vocab_size`: one that does not would fail the whole step it is computed in. `jumps_ahead`: the
-    tokens that a grammar forces are computed as one chunk.
+    tokens that a grammar forces are computed as one chunk. `has_states`: a block that is not full holds a state, which
+    only the one sequence that goes on in it may use.
     """
 
     block_size: int
@@ -69,6 +70,7 @@ class SchedulerLimits:
     max_num_waiting: int = 4096
     vocab_size: int = 2**32
     jumps_ahead: bool = True
+    has_states: bool = False
 
     def check_size(self, num_tokens: int) -> None:
         """Raise `ContextLengthExceeded` when `num_tokens` leave no room for output, `InvalidRequest` when it is 0."""
@@ -151,7 +153,7 @@ class Scheduler:
     ) -> None:
         self.limits = limits
         self.requests = LiveRequests()
-        self.blocks = RequestBlocks(pool, limits.block_size)
+        self.blocks = RequestBlocks(pool, limits.block_size, has_states=limits.has_states)
         self.num_preemptions = 0
         self._ends = OutputEnds(eos_token_ids, jumps_ahead=limits.jumps_ahead)
         self._bound = bound

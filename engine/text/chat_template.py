@@ -25,6 +25,7 @@ from jinja2.utils import Namespace
 from engine.text.checkpoint_files import TOKENIZER_CONFIG, SpecialTokens, read_json, read_text
 from wire.errors import InvalidRequest, ModelLoadError
 
+_PROCESSORS_FILE = "chat_template.json"
 ALLOWED_VARIABLES = frozenset(
     {
         "builtin_tools",
@@ -73,14 +74,15 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, path: Path) -> ChatTemplate:
-        """The template files of the checkpoint in `path`, or else the entry in its tokenizer config.
+        """The template files of the checkpoint in `path`, or else the entry in its tokenizer config, or in the file
+        that processors of images have for it.
 
         A checkpoint without any is fine until something is rendered. Raises `ModelLoadError` for files that
         cannot be used.
         """
         sources = _template_files(path)
-        if not sources:
-            sources = _configured_templates(read_json(path / TOKENIZER_CONFIG).get("chat_template"))
+        for name in (TOKENIZER_CONFIG, _PROCESSORS_FILE):
+            sources = sources or _configured_templates(read_json(path / name).get("chat_template"))
         return cls(sources, SpecialTokens.from_folder(path).named)
 
     @property

@@ -214,7 +214,7 @@ class SenderFactory:
                 continue
             try:
                 return name, self._open(endpoint, hello)
-            except (TransferFailed, InvalidSetting) as error:
+            except (TransferFailed, InvalidSetting, OSError, MemoryError) as error:  # the latter where nothing is left
                 reasons.append(f"{name}: {error}")
         raise Refused(f"no KV transport in common ({'; '.join(reasons) or 'none offered'})")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import zmq
 
-from kvtransfer.link_watch import LinkWatch
+from kvtransfer.link_watch import open_watched
 from kvtransfer.messages import Endpoint
 from kvtransfer.transports.announced import GrantedWriter
 from wire import links
@@ -51,15 +51,17 @@ class ListeningReceiver(GrantedWriter):
 class Connection:
     """A sender's one connection: `socket`, which queues nothing for a receiver that does not answer.
 
-    Raises `TransferFailed` for an address that cannot be dialled.
+    Raises `TransferFailed` for an address that cannot be dialled, and when there is no room for a socket.
     """
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: Endpoint, settings: links.LinkSettings
     ) -> None:
-        self.socket = links.open_socket(context, kind, settings)
+        try:
+            self.socket, self._watch = open_watched(context, kind, settings)
+        except zmq.ZMQError as error:
+            raise TransferFailed(f"no socket for another node: {error}") from None
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
-        self._watch = LinkWatch(self.socket)
         try:
             dial(self.socket, endpoint, settings)
         except TransferFailed:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -235,11 +235,11 @@ class Controller:
             self._note(f"{name} is placed: {self._desired[role]} {role} nodes are wanted")
             self._start(member, now_s)
         if len(staying) > self._desired[role]:
-            loads = {node.get("id"): node.get("load", 0) for node in self._view.nodes} if self._view else {}
+            loads: Counter[str] = Counter()  # of nodes, or groups of them
+            for node in self._view.nodes if self._view else ():
+                loads[node.get("group") or node.get("id", "")] += node.get("load", 0)
             # first what has nothing to finish, then what has least
-            self._leave(
-                min(staying, key=lambda each: (each.is_ready, loads.get(each.name, 0), -_index(each.name))), now_s
-            )
+            self._leave(min(staying, key=lambda each: (each.is_ready, loads[each.name], -_index(each.name))), now_s)
 
     def _scale(self, now_s: float) -> None:
         router = self._members.get(ROUTER)

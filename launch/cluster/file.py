@@ -28,7 +28,8 @@ Owns the format, TOML, and its checks. Does not know who starts the programs: th
     min = 1                       # from `min` to `max` nodes, at first `count`
     max = 4
     count = 1
-    resources = { CPU = 4, GPU = 1 }    # of each rank of a node; all ranks of one are on one machine
+    resources = { CPU = 4, GPU = 1 }    # of each rank of a node; all ranks of one are on one machine, and all
+                                        # nodes of a group (data-parallel-size among the flags)
     flags = { max-num-seqs = 64 }
 
 Invariant: a value that cannot be used is an `InvalidSetting` that names its place in the file.
@@ -53,6 +54,7 @@ from launch.settings import (
     ROUTER_SETTINGS_CHOSEN,
     Deployment,
     ServeSettings,
+    require_number_of_engines,
     settings_from_table,
 )
 from node.settings import NodeSettings
@@ -117,13 +119,15 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @dataclass(frozen=True, slots=True)
 class Group(Generic[_SettingsT]):
     """Nodes of one role: from `minimum` to `maximum`, at first `count`. Each of the `ranks` of a node needs `resources`
-    of the node's machine."""
+    of the node's machine. With `engines` above 1 (`--data-parallel-size`) each is a group of so many nodes, on one
+    machine."""
 
     role: str
     minimum: int
     maximum: int
     count: int
     ranks: int
+    engines: int
     resources: Mapping[str, float]
     settings: _SettingsT
 
@@ -153,7 +157,7 @@ class ClusterFile:
     def on_one_machine(self) -> Deployment:
         """The same as a deployment of `baton serve`, with each group at its count."""
         serve = ServeSettings(self.prefill.count, self.decode.count, start_timeout_s=self.start_timeout_s)
-        return Deployment(serve, self.router, self.prefill.settings, self.decode.settings)
+        return Deployment(serve, self.router, self.prefill.settings, self.decode.settings, self.prefill.count)
 
 
 def read_cluster_file(path: Path) -> tuple[ClusterFile, str]:
@@ -198,6 +202,10 @@ def _group(
 ) -> Group[_SettingsT]:
     place = f"{origin}: [{role}]"
     settings = settings_from_table(settings_class, NODE_SETTINGS_CHOSEN | _ELSEWHERE, table.flags, f"{place} flags")
+    try:
+        require_number_of_engines(settings)
+    except InvalidSetting as error:
+        raise InvalidSetting(f"{place} flags: {error}") from None
     minimum, maximum, count = _bounds(table, place)
     if role == DECODE and minimum < 1:
         raise InvalidSetting(f"{place}: min must be at least 1, because decode nodes finish every request")
@@ -210,6 +218,7 @@ def _group(
         maximum,
         count,
         settings.tensor_parallel_size,
+        settings.data_parallel_size,
         _resources(table.resources, place),
         dataclasses.replace(settings, model=file.model, goal_tpot_ms=file.goals.tpot_ms),
     )

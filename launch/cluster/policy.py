@@ -5,8 +5,10 @@ Owns the decision and its reason. Knows neither where figures come from nor how 
 
 A group's *pressure* is how far it is from its goal: 1 is at the goal, 2 is twice as long. For prefill nodes it is the
 time that prompts wait, against the part of the TTFT goal that waiting may take; for decode nodes the time between two
-tokens against its goal, or the KV that is held against what may be. A group grows when its pressure was above 1 for a
-while, and shrinks when one node less would have had it below `_ROOM` for a longer while.
+tokens against its goal, or the KV that is held against what may be. Times count only where requests meet others on
+their node: what one alone takes, more nodes do not change, and a machine that is busy with something else makes anybody
+late. A group grows when its pressure was above 1 for a while, and shrinks when one node less would have had it below
+`_ROOM` for a longer while.
 
 Invariants: a change is by one node, of one group, between its bounds; after a change nothing is judged for a while; a
 decision that is made has a reason that names what was measured and what it was compared with.
@@ -22,6 +24,8 @@ from wire.messages import DECODE, PREFILL
 
 _QUEUE_SHARE = 0.5
 """The part of the TTFT goal that prompts may wait: the rest is for computing them."""
+_MEETING_SHARE = 0.1
+"""Of prompts, those that have another one on their node: with fewer, the time that one in ten exceeds is not theirs."""
 _KV_SHARE = 0.9
 """The part of a decode group's KV that may be held."""
 _ROOM = 0.6
@@ -74,20 +78,26 @@ class Change:
     reason: str
 
 
-def prefill_pressure(reading: Reading, ttft_goal_s: float) -> Pressure:
-    """Of the prefill group."""
+def prefill_pressure(reading: Reading, ttft_goal_s: float, count: int) -> Pressure:
+    """Of a prefill group of `count` nodes."""
     if not ttft_goal_s:
         return Pressure()
     allowed_s = _QUEUE_SHARE * ttft_goal_s
+    if reading.queue_s is None and reading.ttft_s is None:
+        if not reading.prefill.num_waiting:
+            return Pressure()
+        return Pressure(reading.window_s / allowed_s, f"prompts wait, and none was answered in {reading.window_s:g} s")
+    # a prompt that is alone on its node is computed no sooner when there are more nodes
+    num_busy = count * reading.prefill.busy_share
+    if count and reading.prefill.num_requests * (1 - _MEETING_SHARE) <= num_busy:
+        return Pressure(0.0, "prompts are alone on their nodes")
     if reading.queue_s is not None:
         return Pressure(
             reading.queue_s / allowed_s, f"prompts wait {_ms(reading.queue_s)}, of {_ms(allowed_s)} that they may"
         )
-    if reading.ttft_s is not None:  # on several machines: their clocks do not tell how much of it was waiting
-        return Pressure(reading.ttft_s / ttft_goal_s, f"TTFT is {_ms(reading.ttft_s)}, the goal {_ms(ttft_goal_s)}")
-    if reading.prefill.num_waiting:
-        return Pressure(reading.window_s / allowed_s, f"prompts wait, and none was answered in {reading.window_s:g} s")
-    return Pressure()
+    # on several machines: their clocks do not tell how much of it was waiting
+    ttft_s = reading.ttft_s or 0.0
+    return Pressure(ttft_s / ttft_goal_s, f"TTFT is {_ms(ttft_s)}, the goal {_ms(ttft_goal_s)}")
 
 
 def decode_pressure(reading: Reading, tpot_goal_s: float, count: int, share: float = 1.0) -> Pressure:
@@ -119,7 +129,7 @@ class Policy:
     def decide(self, reading: Reading, counts: Mapping[str, int], now_s: float) -> Change | None:
         """What to change, None: nothing now. `counts`: nodes of each role."""
         self.pressures = {
-            PREFILL: prefill_pressure(reading, self.file.ttft_goal_s),
+            PREFILL: prefill_pressure(reading, self.file.ttft_goal_s, counts[PREFILL]),
             DECODE: decode_pressure(reading, self.file.tpot_goal_s, counts[DECODE]),
         }
         if now_s < self._settled_s:

@@ -54,14 +54,15 @@ def node_program(file: ClusterFile, group: Group[NodeSettings], name: str, route
         num_threads=group.settings.num_threads or max(1, int(group.ranks * group.resources.get(CPU, 1))),
         # it may have a part of a GPU
         gpu_memory_utilization=round(
-            group.settings.gpu_memory_utilization * min(1.0, group.resources.get(GPU, 1.0)), 4
+            group.settings.gpu_memory_utilization * min(1.0, group.engines * group.resources.get(GPU, 1.0)), 4
         ),
     )
+    module, command = (_MODULES[group.role], ()) if group.engines == 1 else ("baton", (group.role,))
     return Program(
         name,
-        _MODULES[group.role],
-        tuple(as_flags(settings)),
+        module,
+        (*command, *as_flags(settings)),
         file.environment,
         ("--host",) if file.listens_on_machine else (),
-        {resource: amount * group.ranks for resource, amount in group.resources.items()},
+        {resource: amount * group.ranks * group.engines for resource, amount in group.resources.items()},
     )

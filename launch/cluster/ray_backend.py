@@ -193,7 +193,7 @@ class RayBackend:
         name = f"{program.name}.{secrets.token_hex(4)}"
         try:
             # one bundle for all ranks, which share the memory of their machine
-            group = placement_group([dict(program.resources)], name=name, lifetime="detached")
+            group = placement_group([dict(program.resources)], strategy="STRICT_PACK", name=name, lifetime="detached")
             options = {_STANDARD[key]: amount for key, amount in program.resources.items() if key in _STANDARD}
             actor = ray.remote(KeeperActor).options(
                 name=name,

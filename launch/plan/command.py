@@ -53,6 +53,9 @@ class PlanSettings:
     pp: int = setting(1, "pipeline stages of a node")
     prefill_pp: int = setting(0, "those of prefill nodes; 0: as --pp")
     decode_pp: int = setting(0, "those of decode nodes; 0: as --pp")
+    dp: int = setting(1, "nodes of a group, which one command starts (--data-parallel-size)")
+    prefill_dp: int = setting(0, "those of a group of prefill nodes; 0: as --dp")
+    decode_dp: int = setting(0, "those of a group of decode nodes; 0: as --dp")
     context: tuple[int, ...] = setting((), "tokens of a request to show figures for; none: steps up to the largest")
     dtype: str = setting(_AUTO, "type of weights and products", choices=(_AUTO, "bfloat16", "float16", "float32"))
     kv_dtype: str = setting(_AUTO, "type of stored KV; auto: that of the weights", choices=(_AUTO, *DTYPE_BYTES))
@@ -80,7 +83,7 @@ class Concurrency:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that `baton plan` says."""
+    """Everything that `baton plan` says. `num_prefill` and `num_decode`: nodes of a group."""
 
     model: str
     architecture: str
@@ -92,6 +95,8 @@ class Plan:
     max_context: int
     concurrency: tuple[Concurrency, ...]
     handoffs: tuple[PlannedHandoff, ...]
+    num_prefill: int
+    num_decode: int
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -112,7 +117,8 @@ def make_plan(settings: PlanSettings) -> Plan:
     config = read_config(settings.model).for_context(settings.max_model_len)
     prefill_ranks = Ranks(settings.prefill_tp or settings.tp, settings.prefill_pp or settings.pp)
     decode_ranks = Ranks(settings.decode_tp or settings.tp, settings.decode_pp or settings.pp)
-    _check(settings, prefill_ranks, decode_ranks)
+    num_prefill, num_decode = settings.prefill_dp or settings.dp, settings.decode_dp or settings.dp
+    _check(settings, num_prefill, num_decode, prefill_ranks, decode_ranks)
     dtype = choose_dtype(settings.dtype, config)
     planner = NodePlanner(
         config,
@@ -120,7 +126,7 @@ def make_plan(settings: PlanSettings) -> Plan:
         _engine_settings(settings),
         dtype,
         dtype if settings.kv_dtype == _AUTO else settings.kv_dtype,
-        num_sharing=prefill_ranks.count + decode_ranks.count,
+        num_sharing=num_prefill * prefill_ranks.count + num_decode * decode_ranks.count,
         utilization=settings.flop_utilization,
     )
     prefill = _planned(planner, prefill_ranks, "prefill")
@@ -140,6 +146,8 @@ def make_plan(settings: PlanSettings) -> Plan:
         max_context,
         tuple(_concurrency(planner, decode, context) for context in contexts),
         tuple(plan_handoff(planner, prefill, decode, context) for context in contexts),
+        num_prefill,
+        num_decode,
     )
 
 
@@ -166,8 +174,8 @@ def as_text(plan: Plan) -> str:
     lines = [
         f"{plan.model}: {plan.architecture}, weights in {plan.dtype}, KV in {plan.kv_dtype}, on {plan.device.name} "
         f"({plan.device.memory_bytes / _GIB:.1f} GiB each). Computed, not measured; times are the best possible ones.",
-        *_side("prefill", plan.prefill),
-        *_side("decode", plan.decode),
+        *_side("prefill", plan.prefill, plan.num_prefill),
+        *_side("decode", plan.decode, plan.num_decode),
         f"largest context: {plan.max_context:,} tokens",
         "",
     ]
@@ -187,7 +195,9 @@ def as_text(plan: Plan) -> str:
     return "\n".join([*lines, *_aligned((names, *rows)), "", *_remarks(plan)])
 
 
-def _check(settings: PlanSettings, *nodes: Ranks) -> None:
+def _check(settings: PlanSettings, num_prefill: int, num_decode: int, *nodes: Ranks) -> None:
+    if min(num_prefill, num_decode) < 1:
+        raise InvalidSetting("--dp and those of one side must be at least 1")
     for ranks in nodes:
         if ranks.tensor < 1 or ranks.stages < 1:
             raise InvalidSetting("--tp, --pp and those of one side must be at least 1")
@@ -222,15 +232,19 @@ def _concurrency(planner: NodePlanner, node: PlannedNode, context: int) -> Concu
     return Concurrency(context, num_bytes, num_sequences, planner.decode_s(node, together, context))
 
 
-def _side(role: str, node: PlannedNode) -> list[str]:
+def _side(role: str, node: PlannedNode, count: int) -> list[str]:
     ranks = f"{node.ranks.count} rank{'s' * (node.ranks.count > 1)}"
     shape = f"{ranks} (tensor {node.ranks.tensor}, pipeline {node.ranks.stages})"
+    group = (
+        f"    a group of {count} such nodes: {count * node.ranks.count} ranks, {count * node.kv_tokens:,} tokens of KV"
+    )
     return [
         f"{role} node: {shape}; a rank has {_bytes(node.weights_bytes)} of weights, "
         f"{_bytes(node.step_bytes)} for a step of {node.num_step_tokens:,} tokens (estimate), "
         f"{_bytes(node.num_blocks * node.block_size * node.kv_bytes_per_token)} of KV",
         f"    {node.kv_tokens:,} tokens of KV in the node, {node.kv_bytes_per_token / _KIB:.1f} KiB of a token in a "
         f"rank, {node.kv_bytes_per_token_total / _KIB:.1f} KiB in all",
+        *([group] if count > 1 else []),
     ]
 
 
@@ -240,7 +254,7 @@ def _remarks(plan: Plan) -> list[str]:
     return [
         f'A handoff goes over {links}; with the bandwidth of "hidden from", over all of them, each chunk is there '
         "before the next one is computed.",
-        '"their step": one decode step of the requests that fit, at most --max-num-seqs of them.',
+        '"requests that fit": into one node. "their step": one decode step of them, at most --max-num-seqs together.',
     ]
 
 

@@ -24,7 +24,7 @@ from launch.plan.devices import PlannedDevice
 from launch.plan.model_costs import attention_flop, head_flop, product_flop_per_token, share_of_experts
 from launch.plan.rank_size import RankSize, stage_sizes
 from wire.errors import InvalidSetting
-from wire.layout import DTYPE_BYTES, LATENT
+from wire.layout import DTYPE_BYTES, LATENT, STATE
 
 _LIBRARY_BYTES = 512 * 2**20
 """What libraries take on a GPU outside torch, beside the CUDA context: an estimate, which a node measures."""
@@ -155,7 +155,8 @@ class NodePlanner:
         """Of one request in all ranks: layers with a window read no more than that."""
         layers = [(stage.layout, kv) for stage in node.stages for kv in stage.layout.layers]
         return node.ranks.tensor * sum(
-            layout.layer_bytes(kv) / node.block_size * min(context, kv.window or context) for layout, kv in layers
+            layout.layer_bytes(kv) * (1 if kv.kind == STATE else min(context, kv.window or context) / node.block_size)
+            for layout, kv in layers
         )
 
     def _num_blocks(self, stage: RankSize, ranks: Ranks, capacity: Capacity, step_bytes: int) -> int:

@@ -17,7 +17,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Protocol, TextIO
+from io import FileIO
+from typing import Final, Protocol
 
 from aiohttp import web
 
@@ -67,6 +68,7 @@ class AuditLog:
     def __init__(self, path: str) -> None:
         """Raises `InvalidSetting` when the file cannot be written."""
         self._path = path
+        self._is_torn = False
         try:
             self._file = self._open()
         except OSError as error:
@@ -80,7 +82,7 @@ class AuditLog:
             _log.error("the audit log stays where it was: %s", error.strerror or error)
             return
         self._file.close()
-        self._file = opened
+        self._file, self._is_torn = opened, False
 
     def close(self) -> None:
         """Close the file."""
@@ -127,13 +129,17 @@ class AuditLog:
             "status": status,
             "duration_s": round(duration_s, 6),
         }
+        data = b"\n" * self._is_torn + json.dumps(line).encode() + b"\n"
         try:
-            self._file.write(json.dumps(line) + "\n")
+            self._is_torn = self._file.write(data) < len(data)
+            if self._is_torn:
+                raise OSError("the disk is full")
         except OSError as error:  # a full disk must not end service; the router's log says that lines are missing
             _log.error("a line of the audit log was lost: %s", error.strerror or error)
 
-    def _open(self) -> TextIO:
-        return open(self._path, "a", encoding="utf-8", buffering=1, opener=_for_the_owner)
+    def _open(self) -> FileIO:
+        # without a buffer: what a full disk has refused would fail again when the file is closed
+        return open(self._path, "ab", buffering=0, opener=_for_the_owner)
 
 
 def _for_the_owner(path: str, flags: int) -> int:

@@ -309,7 +309,8 @@
     showFigures(doc);
     notePulses(doc, isFirst);
     showDiagram(doc);
-    fill($("nodes"), doc.nodes, nodeRow, showNode);
+    const groups = groupsOf(doc.nodes);
+    fill($("nodes"), doc.nodes, nodeRow, (row, node) => showNode(row, node, groups.get(node.group)));
     fill($("requests"), [...doc.requests, ...doc.ended], requestRow, showRequest);
     fill($("failures"), doc.failures, () => make("li"), showFailure);
     if (!doc.failures.length) fill($("failures"), [null], () => make("li"), (item) => setText(item, "none"));
@@ -369,10 +370,21 @@
     return row;
   }
 
-  function showNode(row, node) {
+  /** What the nodes of each group are together. */
+  function groupsOf(nodes) {
+    const groups = new Map();
+    for (const { group, load } of nodes) {
+      const before = groups.get(group) || { nodes: 0, load: 0 };
+      if (group) groups.set(group, { nodes: before.nodes + 1, load: before.load + load });
+    }
+    return groups;
+  }
+
+  function showNode(row, node, group) {
     const [name, role, load, steps, pool] = row.children;
     setText(name, node.id);
-    setText(role, node.is_leaving ? `${node.role}, leaving` : node.role);
+    const of = group ? `, 1 of ${group.nodes} of ${node.group} with ${count(group.load)} in all` : "";
+    setText(role, `${node.role}${of}${node.is_leaving ? ", leaving" : ""}`);
     setText(load, count(node.load));
     setText(steps, node.num_waiting ? `${node.num_running} + ${node.num_waiting} waiting` : count(node.num_running));
     const label = `${count(node.num_held_blocks)} held, ${count(node.num_cached_blocks)} cached, ${count(node.num_free_blocks)} free`;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.campaign import checks, private_shm, report
 from tests.campaign.corpus import make_corpus
 from tests.campaign.deployment import Deployment
 from tests.campaign.faults import Injector
+from tests.campaign.growth import Growth
 from tests.campaign.load import GIVE_UP_S, Asked, Load
 from tests.campaign.schedule import plan
 from tests.campaign.settings import CampaignSettings
@@ -68,29 +70,45 @@ async def _run_faults(
     excused: Counter[str] = Counter()
 
     def done(asked: Asked) -> None:
-        if finding := checks.finding_of(asked, injector.happened, deployment.outages):
+        known = (injector.happened, deployment.outages, deployment.deaths_s)
+        if finding := checks.finding_of(asked, *known):
             timeline.found(finding)
         elif asked.message:
-            excused[checks.excuse(asked, injector.happened, deployment.outages)] += 1
+            excused[checks.excuse(asked, *known).partition(" (")[0]] += 1
         if gap := checks.long_gap(asked):
             timeline.note(gap)
 
-    load = Load(entries, session, deployment.url, settings.seed, done)
+    load, growth = Load(entries, session, deployment.url, settings.seed, done), Growth()
     load.start(settings.num_clients)
+    watching = _watching(deployment, injector, load, growth, settings.stall_s, timeline)
+    await asyncio.sleep(_WARM_UP_S)
+    end_s = time.monotonic() + 60 * settings.minutes
+    await injector.run(plan(settings, has_private_shm=has_private_shm))
+    await asyncio.sleep(max(0.0, end_s - time.monotonic()))
+    await load.stop()
+    for task in watching:
+        task.cancel()
+    report.tell(report.summary(load.asked, excused, injector.happened, load.num_tokens))
+    lines, grown = growth.judged()
+    report.tell("\n".join(lines))
+    for text in grown:
+        timeline.found(text)
+
+
+def _watching(
+    deployment: Deployment, injector: Injector, load: Load, growth: Growth, stall_s: float, timeline: report.Timeline
+) -> list[asyncio.Future[None]]:
+    """What looks at the campaign while it runs, until cancelled."""
 
     def is_excused() -> bool:
         is_out = bool(deployment.outages) and deployment.outages[-1].ended_s is None
         return is_out or any(each.fault.is_of_router and each.ended_s is None for each in injector.happened)
 
-    watch = asyncio.ensure_future(
-        checks.watch_progress(lambda: load.running, is_excused, settings.stall_s, timeline.found)
-    )
-    await asyncio.sleep(_WARM_UP_S)
-    await injector.run(plan(settings, has_private_shm=has_private_shm))
-    await load.stop()
-    watch.cancel()
-    gaps = checks.gaps_by_kind(load.asked, injector.happened)
-    report.tell(report.summary(load.asked, excused, injector.happened, gaps, load.num_tokens))
+    watches = [
+        checks.watch_progress(lambda: load.running, is_excused, stall_s, timeline.found),
+        growth.watch(deployment),
+    ]
+    return [asyncio.ensure_future(each) for each in watches]
 
 
 def _session() -> aiohttp.ClientSession:

@@ -1,7 +1,9 @@
 """What must be true of a campaign: which errors may come, progress, gaps, and quiescence at the end.
 
 Judges; makes nothing happen. Errors are excused by faults of the router, and by `NODE_WAIT_S` without any decode
-node; the schedule always leaves one alone unless all are to be killed.
+node; the schedule always leaves one alone unless all are to be killed. A request may be taken for poison where so many
+nodes were killed while it ran. That a stream which broke cannot be resumed is excused by a router that could not write
+its journal, and by nothing else.
 """
 
 from __future__ import annotations
@@ -15,45 +17,67 @@ from itertools import chain, pairwise
 
 import psutil
 
+from router.suspicion import MAX_SUSPICIOUS
 from tests.campaign.deployment import NODE_WAIT_S, Deployment, Footprint, Outage, tail
 from tests.campaign.faults import Happened
-from tests.campaign.load import BROKEN, ERROR, REFUSED, WRONG, Asked
+from tests.campaign.load import FAILED, FORGOTTEN, WRONG, Asked
 from tests.system.harness import Program
 
 ROUTER_SILENT_S = 8.0
 """A router that is frozen for longer loses its nodes, which drop what it asked for."""
-_AFTER_ROUTER_S = 10.0
+_AFTER_ROUTER_S = 3.0
 """So long after a fault of the router, connections of before may still break."""
+_POISONOUS = "nodes were lost again and again"
+_NOTICED_S = 1.0
+"""The death of a node is noticed later than a node that is started again."""
 _AFTER_FAULT_S = 6.0
 _LONG_GAP_S = 4.0
 GAP_S = 0.4
 """A shorter time between two tokens is no gap: steps of a busy machine take as long."""
 _QUIET_S, _LOOK_S = 90.0, 0.5
-_MORE_FILES, _MORE_THREADS, _MORE_BYTES = 24, 4, 96 * 2**20
+_MORE_FILES, _MORE_THREADS, _MORE_BYTES = 8, 4, 96 * 2**20
+"""Files: for each other node, because at first not every two are connected."""
 
 
-def excuse(asked: Asked, happened: Iterable[Happened], outages: Iterable[Outage]) -> str:
-    """Why a request may have ended with an error; "" if it may not."""
+def excuse(
+    asked: Asked, happened: Iterable[Happened], outages: Iterable[Outage] = (), deaths_s: Iterable[float] = ()
+) -> str:
+    """Why a request may have ended with an error; "" if it may not. `deaths_s`: when nodes were killed."""
     ended_s = asked.ended_s or time.monotonic()
+    if asked.end == FORGOTTEN:
+        return _without_journal(asked, happened)
     for outage in outages:
         lasted_s = min(outage.ended_s or ended_s, ended_s) - max(outage.begun_s, asked.begun_s)
         if lasted_s > NODE_WAIT_S - 2 * _LOOK_S:
-            return f"no decode node for {lasted_s:.0f} s"
+            return f"no decode node (for {lasted_s:.0f} s)"
+    num_deaths = sum(asked.begun_s - _NOTICED_S <= death_s <= ended_s for death_s in deaths_s)
+    if _POISONOUS in asked.message and num_deaths >= MAX_SUSPICIOUS:
+        return f"taken for poison ({num_deaths} nodes were killed meanwhile)"
     for each in happened:
         until_s = (each.ended_s or ended_s) + _AFTER_ROUTER_S
         if each.begun_s <= ended_s and until_s >= asked.begun_s:
             if each.fault.kind == "router-kill":
                 return f"router killed (#{each.fault.number})"
             if each.fault.kind == "router-freeze" and each.fault.lasts_s > ROUTER_SILENT_S:
-                return f"router frozen for {each.fault.lasts_s:.1f} s (#{each.fault.number})"
+                return f"router frozen (for {each.fault.lasts_s:.1f} s, #{each.fault.number})"
     return ""
 
 
-def finding_of(asked: Asked, happened: Iterable[Happened], outages: Iterable[Outage] = ()) -> str:
+def _without_journal(asked: Asked, happened: Iterable[Happened]) -> str:
+    for each in happened:
+        ended_s = each.ended_s or time.monotonic()
+        if each.fault.kind == "router-disk-full" and ended_s > asked.begun_s:
+            return f"no room for its journal (#{each.fault.number})"
+    return ""
+
+
+def finding_of(
+    asked: Asked, happened: Iterable[Happened], outages: Iterable[Outage] = (), deaths_s: Iterable[float] = ()
+) -> str:
     """What is wrong with how a request ended; "" if nothing is."""
     if asked.end == WRONG:
         return str(asked)
-    if asked.end in (ERROR, REFUSED, BROKEN) and not excuse(asked, happened, outages):
+    if asked.end in FAILED and not excuse(asked, happened, outages, deaths_s):
         return str(asked)
     return ""
 
@@ -95,6 +119,19 @@ def long_gap(asked: Asked) -> str:
 def _gaps(asked: Asked) -> Iterator[tuple[float, float]]:
     """The waits of each choice for its next tokens, from the asking on."""
     return chain.from_iterable(pairwise([asked.begun_s, *moments]) for moments in asked.moments_s)
+
+
+def after_thaw_s(asked: Sequence[Asked], happened: Sequence[Happened]) -> list[float]:
+    """For each stream that was open when a frozen router went on: after how many seconds it went on or ended."""
+    thawed = [each.ended_s for each in happened if each.fault.kind == "router-freeze" and each.ended_s is not None]
+    found = []
+    for each in asked:
+        moments_s = sorted(chain.from_iterable(each.moments_s))
+        for thawed_s in thawed:
+            if moments_s and each.ended_s is not None and moments_s[0] < thawed_s < each.ended_s:
+                on_s = next((moment_s for moment_s in moments_s if moment_s > thawed_s), each.ended_s)
+                found.append(on_s - thawed_s)
+    return found
 
 
 def gaps_by_kind(asked: Sequence[Asked], happened: Sequence[Happened]) -> Mapping[str, list[float]]:
@@ -149,10 +186,10 @@ def _unsettled(deployment: Deployment) -> list[str]:
 
 def note_footprints(deployment: Deployment) -> None:
     """What the programs hold now is what they may hold at the end."""
-    deployment.router_baseline = Footprint(deployment.router.process.pid)
+    deployment.router_baseline = Footprint.of(deployment.router.process.pid)
     for member in deployment.members:
         assert member.node is not None
-        member.baseline = Footprint(member.node.process.pid)
+        member.baseline = Footprint.of(member.node.process.pid)
 
 
 def footprints(deployment: Deployment) -> tuple[list[str], list[str]]:
@@ -169,11 +206,11 @@ def footprints(deployment: Deployment) -> tuple[list[str], list[str]]:
     for name, program, before in programs:
         if program is None or before is None or not program.is_running:
             continue
-        now = Footprint(program.process.pid)
+        now = Footprint.of(program.process.pid)
         line = f"{name}: {now}; undisturbed {before}"
         lines.append(line)
         if (
-            now.num_files > before.num_files + _MORE_FILES
+            now.num_files > before.num_files + _MORE_FILES * (len(deployment.members) - 1)
             or now.num_threads > before.num_threads + _MORE_THREADS
             or now.num_bytes > before.num_bytes + _MORE_BYTES
         ):

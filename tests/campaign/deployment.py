@@ -21,31 +21,35 @@ import psutil
 from tests.campaign import poison
 from tests.campaign.proxy import LinkProxy
 from tests.campaign.settings import CampaignSettings
-from tests.system.harness import MODEL_NAME, Node, Program
+from tests.system.harness import MODEL_NAME, Node, Program, started
+from tests.system.prepared import prepared_python
 
 NODE_SCRIPT = str(Path(__file__).with_name("node_process.py"))
 NODE_WAIT_S = 60.0
+RESUMABLE_S = 60.0
+_ROUTER_MODULES = ("router.app", "router.control", "router.relay", "router.served_model", "router.http.server")
+"""Those that bring in nearly all that a router imports."""
 _WATCH_S = 0.05
 _NUM_BLOCKS = {"prefill": 1024, "decode": 768}
 Note = Callable[[str], None]
 
 
 class Member:
-    """A node over its lives, which ended with `statuses`. `node` is the current one; `delay_s` is waited before the
-    next. `excuse`: why it may end by itself or not start now, "" if it may not."""
+    """A node over its lives, which ended with `statuses` where nothing excused it. `node` is the current one; `delay_s`
+    is waited before the next. `excuses`: why it may end by itself or not start now; empty if it may not."""
 
     def __init__(self, role: str, index: int, port: int) -> None:
         self.role = role
         self.name = f"{role}-{index}"
         self.port = port
-        self.peer = LinkProxy(port)
-        self.control = LinkProxy(0)
+        self.peer = LinkProxy(port, seed=2 * index)
+        self.control = LinkProxy(0, seed=2 * index + 1)
         self.num_lives = 0
         self.statuses: list[int] = []
         self.delay_s = 0.0
         self.is_meant_to_end = False
         self.is_ready = False
-        self.excuse = ""
+        self.excuses: list[str] = []
         self.baseline: Footprint | None = None
         self.node: Node | None = None
 
@@ -55,14 +59,19 @@ class Member:
         return self.node if self.node is not None and self.node.is_running else None
 
 
+@dataclass(frozen=True, slots=True)
 class Footprint:
     """What a process holds: files, threads and memory."""
 
-    def __init__(self, pid: int) -> None:
+    num_files: int
+    num_threads: int
+    num_bytes: int
+
+    @staticmethod
+    def of(pid: int) -> Footprint:
+        """Of a process now. Raises `psutil.Error`."""
         process = psutil.Process(pid)
-        self.num_files = process.num_fds()
-        self.num_threads = process.num_threads()
-        self.num_bytes: int = process.memory_info().rss
+        return Footprint(process.num_fds(), process.num_threads(), process.memory_info().rss)
 
     def __str__(self) -> str:
         return f"{self.num_files} files, {self.num_threads} threads, {self.num_bytes >> 20} MiB"
@@ -88,12 +97,14 @@ class Deployment:
         self.router_delay_s = 0.0
         self.num_poisons = 0
         self.outages: list[Outage] = []
+        self.deaths_s: list[float] = []
         self._settings = settings
         self._model = model
         self._note, self._found = note, found
         self._router: Program | None = None
         self._num_routers = 0
         self._watchers: list[asyncio.Task[None]] = []
+        self._start = started if settings.has_real_starts else prepared_python(*_ROUTER_MODULES).start
 
     @property
     def router(self) -> Program:
@@ -105,6 +116,12 @@ class Deployment:
     def url(self) -> str:
         """Of the router, over all its lives."""
         return f"http://127.0.0.1:{self.http_port}"
+
+    def pids(self) -> list[tuple[str, int]]:
+        """Names and processes of the programs that are ready now."""
+        programs = [("router", self.router)] if self.router.ready else []
+        programs += [(each.name, each.running) for each in self.members if each.is_ready and each.running is not None]
+        return [(name, program.process.pid) for name, program in programs]
 
     def member(self, name: str) -> Member:
         """By the name of a target."""
@@ -171,8 +188,11 @@ class Deployment:
         flags = ["--port", str(self.http_port), "--control-port", str(self.control_port)]
         flags += ["--served-model-name", MODEL_NAME, "--node-wait-s", f"{NODE_WAIT_S:g}", "--request-timeout-s", "300"]
         flags += ["--max-attempts", str(self._settings.max_attempts)]
+        folder = self._settings.folder
+        flags += ["--resumable-streams-s", f"{RESUMABLE_S:g}", "--journal-dir", str(folder / "journals")]
+        flags += ["--audit-log", str(folder / "audit.jsonl")]
         command = ["-m", "router", str(self._model), *flags]
-        self._router = Program(f"router-life-{self._num_routers}", command, self._settings.folder)
+        self._router = Program(f"router-life-{self._num_routers}", command, folder, self._start)
 
     def _spawn(self, member: Member) -> None:
         member.num_lives += 1
@@ -183,7 +203,7 @@ class Deployment:
         command += ["--kv-transport", settings.transport, "--num-blocks", str(_NUM_BLOCKS[member.role])]
         command += ["--device", "cpu"]
         name = f"{member.name}-life-{member.num_lives}"
-        member.node = Node(member.role, name, command, settings.folder)
+        member.node = Node(member.role, name, command, settings.folder, self._start)
 
     async def _watch(self, member: Member) -> None:
         while True:
@@ -208,9 +228,14 @@ class Deployment:
     def _judge_end(self, member: Member, node: Node) -> None:
         status = node.process.returncode
         assert status is not None  # it is called when the process has ended
+        if status:
+            self.deaths_s.append(time.monotonic())
+        if member.excuses:
+            self._note(f"{member.name} has ended with {status}: {', '.join(member.excuses)}")
+            return
         member.statuses.append(status)
-        if member.is_meant_to_end or member.excuse or (self.num_poisons and status == poison.ABORTED):
-            self._note(f"{member.name} has ended with {status}{member.excuse and ': ' + member.excuse}")
+        if member.is_meant_to_end or (self.num_poisons and status == poison.ABORTED):
+            self._note(f"{member.name} has ended with {status}")
             return
         self._found(f"{member.name} ended by itself with {status}:\n{tail(node)}")
 

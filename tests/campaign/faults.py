@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,10 +31,19 @@ _CYCLE_S = 0.2
 _AGENT = "kvtransfer.transports.nixl"
 _DRAIN_S = 60.0
 _DRAIN_ORDER_S = 5.0
-_EXCUSED_S = 5.0
+_EXCUSED_S = 3.0
 """So long after it has everything again, a program may still end of what it lacked."""
 _WATCH_S = 1.0
 """By then it has been noticed that a node has ended."""
+
+
+_LOSS, _JITTER_S = 1 / 30, 0.1
+_TAKEN: Mapping[str, tuple[int, Callable[[psutil.Process], int]]] = {
+    "descriptors": (resource.RLIMIT_NOFILE, lambda process: int(process.num_fds())),
+    "memory": (resource.RLIMIT_AS, lambda process: int(process.memory_info().vms)),
+    "disk-full": (resource.RLIMIT_FSIZE, lambda process: 0),
+}
+"""Kinds of faults: the resource, and how much of it a process has now."""
 
 
 @dataclass(slots=True)
@@ -53,16 +62,14 @@ class Injector:
         self.happened: list[Happened] = []
         self._deployment = deployment
         self._note, self._found = note, found
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self, faults: list[Fault]) -> None:
         """Make all faults at their times, and return when the last has ended."""
         begun_s = time.monotonic()
         for fault in faults:
             await asyncio.sleep(max(0.0, begun_s + fault.at_s - time.monotonic()))
-            task = asyncio.ensure_future(self._make(fault))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.append(asyncio.ensure_future(self._make(fault)))
         await asyncio.gather(*self._tasks)
 
     async def close(self) -> None:
@@ -95,6 +102,8 @@ class Injector:
             self._deployment.router_delay_s = fault.lasts_s
             kill(router)
             await until(lambda: self._deployment.router is not router and bool(self._deployment.router.ready), _DRAIN_S)
+        elif fault.kind == "router-disk-full":
+            await _limit(router, resource.RLIMIT_FSIZE, lambda process: 0, fault.lasts_s)
         else:
             await _stop_for(router, fault.lasts_s, 1.0 if fault.kind == "router-freeze" else fault.strength)
 
@@ -115,8 +124,8 @@ class Injector:
                 if member.running is not None:
                     share = 1.0 if fault.kind == "freeze" else 0.3 + 0.6 * fault.strength
                     await _stop_for(member.running, fault.lasts_s, share)
-            case "descriptors":
-                await self._take_descriptors(member, fault.lasts_s)
+            case "descriptors" | "memory" | "disk-full":
+                await self._take(fault.kind, member, fault.lasts_s)
             case "shm-full":
                 await self._fill_shm(member, fault.lasts_s)
             case _:
@@ -171,40 +180,41 @@ class Injector:
         except (aiohttp.ClientError, OSError):  # TimeoutError is an OSError
             return False
 
-    async def _take_descriptors(self, member: Member, lasts_s: float) -> None:
-        node = member.running
-        if node is None or not member.is_ready:
+    async def _take(self, what: str, member: Member, lasts_s: float) -> None:
+        """The node gets no more of something than it has now."""
+        if member.running is None or not member.is_ready:
             return
-        member.excuse = "it had no descriptor left"
-        with contextlib.suppress(OSError, psutil.Error):
-            pid = node.process.pid
-            soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (psutil.Process(pid).num_fds(), hard))
-            try:
-                await asyncio.sleep(lasts_s)
-            finally:
-                if node.is_running:
-                    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-        await asyncio.sleep(_EXCUSED_S)
-        member.excuse = ""
+        kind, now = _TAKEN[what]
+        with self._excused([member], f"it had no {what} left") if what != "disk-full" else contextlib.nullcontext():
+            await _limit(member.running, kind, now, lasts_s)
+            await asyncio.sleep(_EXCUSED_S)
+
+    @contextlib.contextmanager
+    def _excused(self, members: Sequence[Member], why: str) -> Iterator[None]:
+        """These may end by themselves meanwhile."""
+        for member in members:
+            member.excuses.append(why)
+        try:
+            yield
+        finally:
+            for member in members:
+                member.excuses.remove(why)
 
     async def _fill_shm(self, member: Member, lasts_s: float) -> None:
         if _FILL.exists():
             return
-        for each in self._deployment.members:
-            each.excuse = "/dev/shm is full"
-        try:
-            with _FILL.open("wb") as file:
-                free_bytes = os.statvfs(SHM).f_bavail * os.statvfs(SHM).f_bsize
-                os.posix_fallocate(file.fileno(), 0, max(1, free_bytes))
-            await asyncio.sleep(lasts_s / 4)
-            self._kill(member, 0.1)
-            await asyncio.sleep(lasts_s * 3 / 4)
-        finally:
-            _FILL.unlink(missing_ok=True)
+        with self._excused(self._deployment.members, "/dev/shm is full"):
+            try:
+                with _FILL.open("wb") as file:
+                    free_bytes = os.statvfs(SHM).f_bavail * os.statvfs(SHM).f_bsize
+                    with contextlib.suppress(OSError):  # a node has taken some of it meanwhile: it is full anyway
+                        os.posix_fallocate(file.fileno(), 0, max(1, free_bytes))
+                await asyncio.sleep(lasts_s / 4)
+                self._kill(member, 0.1)
+                await asyncio.sleep(lasts_s * 3 / 4)
+            finally:
+                _FILL.unlink(missing_ok=True)
             await asyncio.sleep(_EXCUSED_S)
-            for each in self._deployment.members:
-                each.excuse = ""
 
     async def _hit_link(self, fault: Fault, link: LinkProxy) -> None:
         state = link.state
@@ -216,6 +226,8 @@ class Injector:
                 state.delay_s = 0.01 * 50**fault.strength
             case "throttle":
                 state.bytes_per_s = 2048 * 32**fault.strength
+            case "loss":
+                state.loss, state.jitter_s = _LOSS, _JITTER_S
             case "hole":
                 state.held |= {UP, DOWN}
             case _:
@@ -227,6 +239,20 @@ class Injector:
                 link.heal()
             if fault.kind.startswith("hole") and fault.choice < 0.5:
                 link.reset()
+
+
+async def _limit(program: Program, kind: int, now: Callable[[psutil.Process], int], lasts_s: float) -> None:
+    """Set a soft limit to what `now` says, and undo it later, also for what was started meanwhile."""
+    with contextlib.suppress(OSError, psutil.Error):
+        process = psutil.Process(program.process.pid)
+        soft, hard = resource.prlimit(process.pid, kind)
+        resource.prlimit(process.pid, kind, (now(process), hard))
+        try:
+            await asyncio.sleep(lasts_s)
+        finally:
+            if program.is_running:
+                for each in (process, *process.children(recursive=True)):
+                    resource.prlimit(each.pid, kind, (soft, hard))
 
 
 async def _stop_for(program: Program, lasts_s: float, share: float) -> None:

@@ -1,7 +1,8 @@
 """The clients: a steady number of requests, each compared with its reference while it comes.
 
 Owns the requests in flight and what became of them. Says what was wrong with each answer by itself; whether an error
-may have come is for `checks` to judge, which knows the faults. Every read has a deadline.
+may have come is for `checks` to judge, which knows the faults. Every read has a deadline. A request of the mode
+"resume" asks for the rest of its stream when its connection has broken, until there is a router that answers.
 """
 
 from __future__ import annotations
@@ -12,22 +13,28 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import aiohttp
 
 from tests.campaign.corpus import Body, Choice, Entry, choices_of
 
+Asking: TypeAlias = AbstractAsyncContextManager[aiohttp.ClientResponse]
+
 GIVE_UP_S = 200.0
 _REFUSED_S = 0.2
 WELL, LEFT, ERROR, REFUSED, BROKEN, WRONG = "well", "left", "error", "refused", "broken", "wrong"
+FORGOTTEN = "forgotten"
+"""The stream broke and cannot be resumed."""
+FAILED = (ERROR, REFUSED, BROKEN, FORGOTTEN)
 
 
 @dataclass(slots=True)
 class Asked:
     """One request of a client. `end`: how it ended, one of the words above, "" while it runs. `moments_s`: when tokens
-    of each choice came, by `time.monotonic()`."""
+    of each choice came, by `time.monotonic()`. `last_id`: the id of the last event that came."""
 
     number: int
     entry: Entry
@@ -37,6 +44,8 @@ class Asked:
     ended_s: float | None = None
     end: str = ""
     message: str = ""
+    last_id: str = ""
+    num_resumed: int = 0
     moments_s: list[list[float]] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
 
@@ -76,6 +85,7 @@ class Load:
         self._entries = entries
         self._session = session
         self._url = f"{url}/v1/completions"
+        self._streams_url = f"{url}/v1/streams"
         self._seed = seed
         self._done = done
         self._is_over = False
@@ -99,7 +109,7 @@ class Load:
         rng = random.Random(f"client {self._seed} {number}")
         while not self._is_over:
             entry = rng.choice(self._entries)
-            mode = rng.choices(("stream", "whole", "leave"), (70, 18, 12))[0]
+            mode = rng.choices(("stream", "resume", "whole", "leave"), (35, 35, 18, 12))[0]
             leave_after = rng.randrange(max(1, entry.num_tokens))
             body = dict(entry.body)
             if rng.random() < 0.7:
@@ -123,10 +133,8 @@ class Load:
             asked.end, asked.message = WRONG, str(error)
         except TimeoutError:
             asked.end, asked.message = WRONG, f"it has not ended after {GIVE_UP_S:g} s"
-        except aiohttp.ClientConnectorError as error:
-            asked.end, asked.message = REFUSED, repr(error)
         except (aiohttp.ClientError, OSError) as error:
-            asked.end, asked.message = BROKEN, repr(error)
+            asked.end, asked.message = _end_by(error), repr(error)
 
     async def _ask_whole(self, asked: Asked, body: Body) -> None:
         async with self._session.post(self._url, json=body) as answer:
@@ -140,29 +148,50 @@ class Load:
     async def _ask_stream(self, asked: Asked, body: Body, leave_after: int) -> None:
         asked.choices = [Choice() for _ in asked.entry.choices]
         asked.moments_s = [[] for _ in asked.choices]
-        async with self._session.post(self._url, json=body | {"stream": True}) as answer:
-            asked.request_id = answer.headers.get("x-request-id", "")
-            if answer.status != 200:
-                asked.end, asked.message = ERROR, f"{answer.status} {(await answer.text())[:300]}"
-                return
-            is_done = False
-            async for line in answer.content:
-                if not line.startswith(b"data: "):
-                    continue
-                if is_done:
-                    raise Wrong("something came behind [DONE]")
-                if line.strip() == b"data: [DONE]":
-                    is_done = True
-                elif self._take_event(asked, json.loads(line[6:])):
+        await self._read(asked, self._session.post(self._url, json=body | {"stream": True}), leave_after)
+        while asked.end in (BROKEN, REFUSED) and asked.mode == "resume" and asked.last_id:
+            await asyncio.sleep(_REFUSED_S)
+            rest = self._session.get(f"{self._streams_url}/{asked.last_id}")
+            asked.end = asked.message = ""
+            await self._read(asked, rest, leave_after, is_rest=True)
+        if not asked.end:
+            self._compare(asked)
+
+    async def _read(self, asked: Asked, asking: Asking, leave_after: int, *, is_rest: bool = False) -> None:
+        """Take the events of an answer. `asked.end` is then how it ended, "" for [DONE]."""
+        try:
+            async with asking as answer:
+                asked.request_id = answer.headers.get("x-request-id", "")
+                asked.num_resumed += is_rest and answer.status == 200
+                if answer.status != 200:
+                    asked.end = FORGOTTEN if is_rest and answer.status == 404 else ERROR
+                    asked.message = f"{answer.status} {(await answer.text())[:300]}"
                     return
-                if asked.mode == "leave" and _num_tokens(asked) >= leave_after:
-                    asked.end = LEFT
-                    answer.close()
-                    return
-            if not is_done:
-                asked.end, asked.message = BROKEN, "the stream ended without [DONE]"
+                await self._read_events(asked, answer, leave_after)
+        except (aiohttp.ClientError, OSError) as error:
+            asked.end, asked.message = _end_by(error), repr(error)
+
+    async def _read_events(self, asked: Asked, answer: aiohttp.ClientResponse, leave_after: int) -> None:
+        is_done, next_id = False, ""
+        async for line in answer.content:
+            if line.startswith(b"id: "):
+                next_id = line[4:].strip().decode()
+            elif not line.startswith(b"data: "):
+                continue
+            elif is_done:
+                raise Wrong("something came behind [DONE]")
+            elif line.strip() == b"data: [DONE]":
+                is_done = True
+            elif self._take_event(asked, json.loads(line[6:])):
                 return
-        self._compare(asked)
+            else:
+                asked.last_id = next_id
+            if asked.mode == "leave" and _num_tokens(asked) >= leave_after:
+                asked.end = LEFT
+                answer.close()
+                return
+        if not is_done:
+            asked.end, asked.message = BROKEN, "the stream ended without [DONE]"
 
     def _take_event(self, asked: Asked, event: dict[str, Any]) -> bool:
         """Whether it was an error. Raises `Wrong` at the first token that differs."""
@@ -186,6 +215,10 @@ class Load:
             if choice != expected:
                 raise Wrong(_difference(index, choice, expected))
         asked.end = WELL
+
+
+def _end_by(error: Exception) -> str:
+    return REFUSED if isinstance(error, aiohttp.ClientConnectorError) else BROKEN
 
 
 def _num_tokens(asked: Asked) -> int:

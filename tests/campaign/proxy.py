@@ -1,38 +1,47 @@
-"""A TCP proxy between two programs, whose link can be cut, delayed, throttled and made a black hole.
+"""A TCP proxy between two programs, whose link can be cut, delayed, throttled, lossy and a black hole.
 
-Owns its listening port and the connections through it. Knows nothing of what passes. What a black hole swallows is held
-and comes when it ends, as TCP's repetitions would; bytes are never lost within a connection, nor reordered.
+Owns its listening port and the connections through it. Knows nothing of what passes. A packet that is lost is what a
+program sees of it through TCP: it comes when it is sent again, and what follows waits for it. What a black hole
+swallows is held in the same way until its end. Bytes are never lost within a connection, nor reordered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from dataclasses import dataclass, field
 
 _CHUNK_BYTES = 65536
 _MAX_CHUNKS = 64
 _TICK_S = 0.02
+_REPEAT_S = 0.2
+"""After so long Linux sends again what is not acknowledged, and then after twice as long each time."""
 UP, DOWN = "up", "down"
 """From the program that dials, and to it."""
 
 
 @dataclass(slots=True)
 class LinkState:
-    """How a link is now. `held`: directions in which nothing passes. `bytes_per_s`: 0 is without limit."""
+    """How a link is now. `held`: directions in which nothing passes. `bytes_per_s`: 0 is without limit. `loss`: which
+    share of all chunks is lost, once or several times. `jitter_s`: each chunk comes later by up to so much."""
 
     delay_s: float = 0.0
+    jitter_s: float = 0.0
+    loss: float = 0.0
     bytes_per_s: float = 0.0
     held: set[str] = field(default_factory=set)
     is_cut: bool = False
 
 
 class LinkProxy:
-    """Listens on `port` and passes everything on to `target_port` of this machine. Lives on one event loop."""
+    """Listens on `port` and passes everything on to `target_port` of this machine. Lives on one event loop. `seed` says
+    which packets are lost."""
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, seed: int = 0) -> None:
         self.target_port = target_port
+        self._rng = random.Random(seed)
         self.state = LinkState()
         self.num_connections = 0
         self.num_bytes = 0
@@ -122,6 +131,7 @@ class LinkProxy:
                 await asyncio.sleep(wait_s)
             if not chunk:
                 return
+            await asyncio.sleep(self._late_s())
             if self.state.bytes_per_s:
                 await asyncio.sleep(len(chunk) / self.state.bytes_per_s)
             try:
@@ -130,6 +140,13 @@ class LinkProxy:
             except OSError:
                 return
             self.num_bytes += len(chunk)
+
+    def _late_s(self) -> float:
+        """How much later the next chunk comes because it was lost, and by jitter."""
+        late_s, repeat_s = self._rng.uniform(0, self.state.jitter_s), _REPEAT_S
+        while self._rng.random() < self.state.loss:
+            late_s, repeat_s = late_s + repeat_s, 2 * repeat_s
+        return late_s
 
     def _wait_s(self, direction: str, came_s: float) -> float:
         if direction in self.state.held:

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.campaign import checks
 from tests.campaign.faults import Happened
-from tests.campaign.load import BROKEN, ERROR, REFUSED, Asked
+from tests.campaign.load import FAILED, WELL, Asked
 
 _SHOWN_LINES = 40
 
@@ -53,12 +54,13 @@ def summary(
     asked: Sequence[Asked],
     excused: Mapping[str, int],
     happened: Sequence[Happened],
-    gaps: Mapping[str, Sequence[float]],
     num_tokens: int,
 ) -> str:
     """The result as a page of text."""
+    gaps, thaws_s = checks.gaps_by_kind(asked, happened), checks.after_thaw_s(asked, happened)
     ends = Counter(each.end for each in asked)
-    num_errors = sum(ends[end] for end in (ERROR, REFUSED, BROKEN))
+    num_errors = sum(ends[end] for end in FAILED)
+    num_resumed = sum(1 for each in asked if each.end == WELL and each.num_resumed)
     kinds = Counter(each.fault.kind for each in happened)
     lines = [
         f"{len(happened)} faults: {', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}",
@@ -66,6 +68,9 @@ def summary(
         + ", ".join(f"{count} {end}" for end, count in ends.most_common()),
         f"{num_errors} ended with an error or a broken connection, of them excused: "
         + (", ".join(f"{count} by {reason}" for reason, count in excused.items()) or "none"),
+        f"{num_resumed} streams broke, were resumed by their client and are whole",
+        f"{len(thaws_s)} streams were open when a frozen router went on; the last one went on or ended after "
+        f"{max(thaws_s, default=0.0):.2f} s",
         "",
         "| gaps above 0.4 s in streams, by kind of fault | number | p50 s | p99 s | max s |",
         "|---|---|---|---|---|",

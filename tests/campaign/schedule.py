@@ -1,7 +1,7 @@
 """Which faults happen when: a pure function of the settings and their seed.
 
 A fault has a target and a time to last. One rule keeps streams servable: at every moment at least one decode node is
-left alone and has been for `RECOVERY_S`, except by "kill-together", "poison" and faults of the router, which are about
+left alone and has been for `recovery_s`, except by "kill-together", "poison" and faults of the router, which are about
 just that. So an error outside of those is a finding.
 
 | kind | what happens |
@@ -15,8 +15,11 @@ just that. So an error outside of those is a finding.
 | cut | the connections of a link are reset, and new ones refused |
 | delay | what passes the link comes later: by 10 ms to 0.5 s |
 | throttle | the link carries 2 to 64 kB/s |
+| loss | packets of the link are lost: one chunk in thirty comes late by TCP's repetition, all by up to 0.1 s |
 | hole, hole-one-way | nothing passes; what was sent meanwhile comes at the end, or the connections are reset then |
 | descriptors | the soft limit of open files is what is open now |
+| disk-full | no file may grow: logs, journals, segments of shared memory |
+| memory | the address space may not grow; a node may die of it |
 | shm-full | /dev/shm has no page left, and a node is killed and started again meanwhile |
 | kill-agent | SIGKILL for the NIXL agent of a node |
 | poison | a request comes of which every node dies that computes it |
@@ -31,8 +34,6 @@ from dataclasses import dataclass
 
 from tests.campaign.settings import CampaignSettings
 
-RECOVERY_S = 20.0
-"""For so long after a fault a node does not count as a survivor: it starts again and joins."""
 _WEIGHTS = {
     "kill": 26,
     "kill-together": 2,
@@ -43,38 +44,46 @@ _WEIGHTS = {
     "cut": 10,
     "delay": 6,
     "throttle": 5,
+    "loss": 6,
     "hole": 6,
     "hole-one-way": 6,
     "descriptors": 4,
+    "disk-full": 4,
+    "memory": 3,
     "shm-full": 2,
     "kill-agent": 6,
     "poison": 1,
     "router-kill": 2,
     "router-freeze": 3,
     "router-slow": 2,
+    "router-disk-full": 1,
 }
 _LASTS_S = {
     "kill": (0.02, 3.0),
     "kill-together": (0.02, 2.0),
     "restart": (0.02, 1.0),
     "drain": (0.02, 1.0),
-    "freeze": (0.1, 30.0),
+    "freeze": (0.1, 60.0),
     "slow": (2.0, 15.0),
     "cut": (0.01, 6.0),
     "delay": (1.0, 10.0),
     "throttle": (1.0, 10.0),
+    "loss": (1.0, 10.0),
     "hole": (0.1, 20.0),
     "hole-one-way": (0.1, 20.0),
     "descriptors": (1.0, 8.0),
+    "disk-full": (1.0, 10.0),
+    "memory": (1.0, 8.0),
     "shm-full": (4.0, 12.0),
     "kill-agent": (0.0, 0.0),
     "poison": (0.0, 0.0),
     "router-kill": (0.02, 1.0),
-    "router-freeze": (0.1, 30.0),
+    "router-freeze": (0.1, 60.0),
     "router-slow": (2.0, 10.0),
+    "router-disk-full": (1.0, 10.0),
 }
 _ON_ALL = ("kill-together", "poison")
-_ON_LINKS = ("cut", "delay", "throttle", "hole", "hole-one-way")
+_ON_LINKS = ("cut", "delay", "throttle", "loss", "hole", "hole-one-way")
 ROUTER_TARGET = "router"
 
 
@@ -123,7 +132,7 @@ def plan(settings: CampaignSettings, *, has_private_shm: bool) -> list[Fault]:
         target = _target(rng, kind, nodes, decodes, hit_until_s, at_s)
         for hit in decodes if kind in _ON_ALL else [target]:
             if hit in hit_until_s:
-                hit_until_s[hit] = max(hit_until_s[hit], at_s + lasts_s + RECOVERY_S)
+                hit_until_s[hit] = max(hit_until_s[hit], at_s + lasts_s + settings.recovery_s)
         faults.append(Fault(number, at_s, kind, target, lasts_s, link, rng.random(), rng.random()))
     return faults
 

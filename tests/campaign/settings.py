@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +19,24 @@ ALL_KINDS = (
     "cut",
     "delay",
     "throttle",
+    "loss",
     "hole",
     "hole-one-way",
     "descriptors",
+    "disk-full",
+    "memory",
     "shm-full",
     "kill-agent",
     "poison",
     "router-kill",
     "router-freeze",
     "router-slow",
+    "router-disk-full",
 )
 """Every kind of fault; `tests.campaign.schedule` says what each does."""
+_LAYOUT = re.compile(r"([1-9])P([1-9])D")
+_DRAWN = "drawn"
+_FORKED_RECOVERY_S, _REAL_RECOVERY_S = 4.0, 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,8 @@ class CampaignSettings:
     """What to run. Two campaigns with the same settings ask the same requests and plan the same faults.
 
     `step_s`: how long a step of a node takes at least, so that streams last long enough to be hit. `stall_s`: for how
-    long a stream may make no progress while the router runs. `longest_s`: no fault lasts longer.
+    long a stream may make no progress while the router runs. `longest_s`: no fault lasts longer. `has_real_starts`:
+    programs are started as users do, in place of being forked from one that has done the imports.
     """
 
     num_faults: int
@@ -54,17 +63,25 @@ class CampaignSettings:
     max_tokens: int
     max_attempts: int
     kinds: tuple[str, ...]
+    has_real_starts: bool
     folder: Path
+
+    @property
+    def recovery_s(self) -> float:
+        """For so long after a fault the plan does not count a node as a survivor: it starts again and joins."""
+        return _REAL_RECOVERY_S if self.has_real_starts else _FORKED_RECOVERY_S
 
     @property
     def command(self) -> str:
         """The command that replays this campaign."""
         return (
             f"python -m tests.campaign --faults {self.num_faults} --minutes {self.minutes:g} --seed {self.seed}"
-            f" --prefill {self.num_prefill} --decode {self.num_decode} --transport {self.transport}"
+            f" --layout {self.num_prefill}P{self.num_decode}D --transport {self.transport}"
             f" --dtype {self.dtype} --clients {self.num_clients} --requests {self.num_requests}"
             f" --step-ms {self.step_s * 1e3:g} --stall-s {self.stall_s:g} --longest-s {self.longest_s:g}"
             f" --max-tokens {self.max_tokens} --max-attempts {self.max_attempts} --kinds {','.join(self.kinds)}"
+            + " --real-starts"
+            * self.has_real_starts
         )
 
 
@@ -72,34 +89,36 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
     """The settings on a command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
     parser.add_argument("--faults", type=int, default=60, help="how many faults")
-    parser.add_argument("--minutes", type=float, default=5.0, help="the time over which they are spread")
+    parser.add_argument("--minutes", type=float, default=0.0, help="over which they are spread; 0: one fault a second")
     parser.add_argument("--seed", type=int, default=0, help="of requests and faults; 0: a random one, which is printed")
-    parser.add_argument("--prefill", type=int, default=2, help="prefill nodes")
-    parser.add_argument("--decode", type=int, default=2, help="decode nodes")
+    parser.add_argument("--layout", default="2P2D", help="nodes; drawn: 2P2D to 4P4D, by the seed")
     parser.add_argument("--transport", default="shm", choices=("auto", "shm", "zmq", "nixl"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--clients", type=int, default=10, help="requests that are open at any time")
-    parser.add_argument("--requests", type=int, default=40, help="different requests; each has its reference")
-    parser.add_argument("--step-ms", type=float, default=8.0, help="how long a step takes at least")
+    parser.add_argument("--clients", type=int, default=8, help="requests that are open at any time")
+    parser.add_argument("--requests", type=int, default=20, help="different requests; each has its reference")
+    parser.add_argument("--step-ms", type=float, default=15.0, help="how long a step takes at least")
     parser.add_argument("--stall-s", type=float, default=30.0, help="longest time without progress")
-    parser.add_argument("--longest-s", type=float, default=30.0, help="no fault lasts longer")
-    parser.add_argument("--max-tokens", type=int, default=800, help="longest output")
+    parser.add_argument("--longest-s", type=float, default=6.0, help="no fault lasts longer")
+    parser.add_argument("--max-tokens", type=int, default=200, help="longest output")
     parser.add_argument("--max-attempts", type=int, default=50, help="of the router")
     parser.add_argument("--kinds", default=",".join(ALL_KINDS), help="kinds of faults, with commas")
+    parser.add_argument("--real-starts", action="store_true", help="start programs as users do; each takes seconds")
     parser.add_argument("--folder", type=Path, default=None, help="for logs, the timeline and the report")
     flags = parser.parse_args(argv)
     kinds = tuple(flags.kinds.split(","))
     if unknown := set(kinds) - set(ALL_KINDS):
         parser.error(f"no such kind of fault: {', '.join(sorted(unknown))}; there are {', '.join(ALL_KINDS)}")
-    if flags.prefill < 1 or flags.decode < 1:
-        parser.error("at least one prefill node and one decode node are needed")
     seed = flags.seed or random.SystemRandom().randrange(1, 10**6)
+    rng = random.Random(f"layout {seed}")
+    layout = f"{rng.randint(2, 4)}P{rng.randint(2, 4)}D" if flags.layout == _DRAWN else flags.layout
+    if (counts := _LAYOUT.fullmatch(layout)) is None:
+        parser.error("--layout: such as 2P3D, or drawn")
     return CampaignSettings(
         num_faults=flags.faults,
-        minutes=flags.minutes,
+        minutes=flags.minutes or round(flags.faults / 60, 3),
         seed=seed,
-        num_prefill=flags.prefill,
-        num_decode=flags.decode,
+        num_prefill=int(counts[1]),
+        num_decode=int(counts[2]),
         transport=flags.transport,
         dtype=flags.dtype,
         num_clients=flags.clients,
@@ -110,5 +129,6 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         max_tokens=flags.max_tokens,
         max_attempts=flags.max_attempts,
         kinds=kinds,
+        has_real_starts=flags.real_starts,
         folder=flags.folder or Path(f"/tmp/baton-campaign-{seed}"),
     )

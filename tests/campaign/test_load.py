@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from tests.campaign import checks, poison
 from tests.campaign.corpus import Choice, Entry
 from tests.campaign.faults import Happened
-from tests.campaign.load import BROKEN, ERROR, WELL, WRONG, Asked, Load
+from tests.campaign.load import BROKEN, ERROR, FORGOTTEN, WELL, WRONG, Asked, Load
 from tests.campaign.schedule import Fault
 
 ENTRY = Entry(0, {"max_tokens": 3}, (Choice([1, 2, 3], [], "abc", "length"),))
@@ -30,27 +30,43 @@ def event(*token_ids: int, text: str = "", finish: str | None = None) -> dict[st
 WHOLE = [event(1, text="a"), event(2, 3, text="bc", finish="length")]
 
 
-async def outcome(events: list[dict[str, Any]], end: bytes = b"data: [DONE]\n\n") -> Asked:
-    """What a client makes of a stream of these events."""
+DONE = b"data: [DONE]\n\n"
+
+
+async def written(request: web.Request, events: list[dict[str, Any]], end: bytes, ids: str) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for number, each in enumerate(events):
+        name = f"id: {ids}.{number}\n" if ids else ""
+        await response.write(f"{name}data: {json.dumps(each)}\n\n".encode())
+    await response.write(end)
+    return response
+
+
+async def outcome(
+    events: list[dict[str, Any]], end: bytes = DONE, modes: tuple[str, ...] = ("stream",), ids: str = ""
+) -> Asked:
+    """What a client makes of a stream of these events. The rest, from the second event on, is there for "known.0"."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if "stream" not in await request.json():
             return web.json_response({"choices": [event(1, 2, 3, text="abc", finish="length")["choices"][0]]})
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for each in events:
-            await response.write(b"data: " + json.dumps(each).encode() + b"\n\n")
-        await response.write(end)
-        return response
+        return await written(request, events, end, ids)
+
+    async def rest(request: web.Request) -> web.StreamResponse:
+        if request.match_info["id"] != "known.0":
+            raise web.HTTPNotFound
+        return await written(request, WHOLE[1:], DONE, ids)
 
     app = web.Application()
     app.router.add_post("/v1/completions", answer)
+    app.router.add_get("/v1/streams/{id}", rest)
     ended: asyncio.Queue[Asked] = asyncio.Queue()
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         load = Load([ENTRY], session, str(server.make_url("")).rstrip("/"), 1, ended.put_nowait)
         load.start(1)
-        while (asked := await ended.get()).mode != "stream":
-            assert not asked.message
+        while (asked := await ended.get()).mode not in modes:
+            pass
         await load.stop()
     return asked
 
@@ -90,6 +106,27 @@ async def test_errors_and_broken_streams_are_found_unless_the_router_was_killed(
         assert checks.finding_of(asked, [Happened(KILLED_ROUTER, asked.begun_s - 60, asked.begun_s - 59)])
 
 
+async def test_a_request_may_be_taken_for_poison_when_enough_nodes_were_killed_meanwhile() -> None:
+    refused = {"error": {"message": "nodes were lost again and again as they began to compute this request"}}
+    asked = await outcome([WHOLE[0], refused], end=b"")
+    now_s = asked.begun_s
+    assert not checks.finding_of(asked, [], [], [now_s - 0.5, now_s, now_s])
+    assert checks.finding_of(asked, [], [], [now_s - 9, now_s, now_s])
+    other = await outcome([WHOLE[0], {"error": {"message": "no"}}], end=b"")
+    assert checks.finding_of(other, [], [], [other.begun_s] * 3)
+
+
+async def test_a_stream_that_broke_is_resumed_or_found_unless_there_was_no_room_for_its_journal() -> None:
+    resumed = await outcome(WHOLE[:1], b"", ("resume",), ids="known")
+    assert (resumed.end, resumed.num_resumed, resumed.message) == (WELL, 1, "")
+    forgotten = await outcome(WHOLE[:1], b"", ("resume",), ids="unknown")
+    assert forgotten.end == FORGOTTEN
+    assert checks.finding_of(forgotten, [Happened(KILLED_ROUTER, forgotten.begun_s)])
+    full = replace(KILLED_ROUTER, kind="router-disk-full")
+    assert not checks.finding_of(forgotten, [Happened(full, forgotten.begun_s)])
+    assert checks.finding_of(forgotten, [Happened(full, forgotten.begun_s - 9, forgotten.begun_s - 1)])
+
+
 async def test_a_choice_that_stands_still_is_found_though_others_go_on() -> None:
     loop = asyncio.get_running_loop()
     now_s = loop.time()
@@ -117,6 +154,14 @@ def test_a_poison_request_that_kills_more_than_it_may_is_found(
     status: int, deaths: dict[str, list[int]], is_found: bool
 ) -> None:
     assert bool(poison.finding_of(status, deaths)) == is_found
+
+
+def test_it_is_told_when_streams_went_on_after_a_frozen_router() -> None:
+    thawed = Happened(replace(KILLED_ROUTER, kind="router-freeze"), 1.0, 10.0)
+    went_on = Asked(0, ENTRY, "stream", 0.0, ended_s=30.0, moments_s=[[0.5, 12.0], [0.6, 11.0]])
+    ended = Asked(1, ENTRY, "stream", 0.0, ended_s=14.0, moments_s=[[0.5]])
+    over = Asked(2, ENTRY, "stream", 0.0, ended_s=0.9, moments_s=[[0.5]])
+    assert checks.after_thaw_s([went_on, ended, over], [thawed]) == [1.0, 4.0]
 
 
 def test_gaps_are_told_by_the_kind_of_fault_that_fell_into_them() -> None:

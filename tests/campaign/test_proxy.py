@@ -11,10 +11,12 @@ import pytest
 from tests.campaign.proxy import DOWN, UP, LinkProxy
 
 WAIT_S = 10.0
+SEED = 7
+"""Of a link with a loss of 0.5 that loses the first packet once, and not the second one."""
 
 
 @asynccontextmanager
-async def linked() -> AsyncIterator[LinkProxy]:
+async def linked(seed: int = 0) -> AsyncIterator[LinkProxy]:
     """A proxy before a server that sends everything back."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -23,7 +25,7 @@ async def linked() -> AsyncIterator[LinkProxy]:
         writer.close()
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    proxy = LinkProxy(server.sockets[0].getsockname()[1])
+    proxy = LinkProxy(server.sockets[0].getsockname()[1], seed)
     await proxy.start()
     try:
         yield proxy
@@ -69,6 +71,18 @@ async def test_a_cut_link_resets_its_connections_and_refuses_new_ones() -> None:
         assert await again[0].readexactly(4) == b"two "
         for each in (writer, refused[1], again[1]):
             each.close()
+
+
+async def test_a_packet_that_is_lost_comes_when_it_is_sent_again() -> None:
+    async with linked(seed=SEED) as proxy, asyncio.timeout(WAIT_S):
+        reader, writer = await dial(proxy)
+        loop = asyncio.get_running_loop()
+        proxy.state.loss = 0.5
+        begun_s = loop.time()
+        writer.write(b"one ")
+        assert await reader.readexactly(4) == b"one "
+        assert loop.time() - begun_s >= 0.19
+        writer.close()
 
 
 async def test_a_link_is_delayed_and_throttled() -> None:

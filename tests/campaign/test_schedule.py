@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.campaign.schedule import RECOVERY_S, plan
+import pytest
+
+from tests.campaign.schedule import plan
 from tests.campaign.settings import ALL_KINDS, parse
 
 
@@ -24,15 +26,27 @@ def test_the_command_of_a_campaign_plans_it_again() -> None:
 
 def test_some_decode_node_is_left_alone_unless_all_are_killed_together() -> None:
     kinds = ",".join(kind for kind in ALL_KINDS if kind not in ("kill-together", "poison"))
-    settings = parse(["--faults", "600", "--minutes", "20", "--decode", "3", "--seed", "3", "--kinds", kinds])
+    settings = parse(["--faults", "600", "--minutes", "20", "--layout", "2P3D", "--seed", "3", "--kinds", kinds])
     faults = plan(settings, has_private_shm=True)
     for fault in faults:
         hit = {
             other.target
             for other in faults
-            if other.at_s <= fault.at_s <= other.at_s + other.lasts_s + RECOVERY_S and other.target.startswith("decode")
+            if other.at_s <= fault.at_s <= other.at_s + other.lasts_s + settings.recovery_s
+            and other.target.startswith("decode")
         }
         assert len(hit) < 3, str(fault)
+
+
+def test_a_layout_is_told_or_drawn_from_the_seed() -> None:
+    told = parse(["--layout", "4P3D"])
+    assert (told.num_prefill, told.num_decode) == (4, 3)
+    drawn = [parse(["--layout", "drawn", "--seed", str(seed)]) for seed in range(1, 60)]
+    assert {(each.num_prefill, each.num_decode) for each in drawn} == {(p, d) for p in (2, 3, 4) for d in (2, 3, 4)}
+    assert parse(drawn[0].command.split()[3:]) == drawn[0]
+    for wrong in ("0P2D", "2P", "2D2P"):
+        with pytest.raises(SystemExit):
+            parse(["--layout", wrong])
 
 
 def test_the_shared_memory_of_the_machine_is_never_filled() -> None:

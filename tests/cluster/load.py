@@ -20,6 +20,7 @@ MODEL = "demo"
 TIMEOUT_S = 240.0
 MAX_FAILURES = 20
 """After which a load ends: the trial has failed."""
+_LOOK_S = 0.1
 _FIRST_ID, _LAST_ID = 300, 1700
 
 
@@ -51,14 +52,14 @@ class Tally:
 
 class Load:
     """Streams `num_streams` at a time, on a thread of its own, from entering to leaving its block, which waits until
-    all of them have ended. Each waits for `pause_s` before the next."""
+    all of them have ended. Each waits for `pause_s` before the next. `num_streams` may be raised meanwhile."""
 
     def __init__(
         self, url: str, answers: Mapping[Prompt, Sequence[int]], num_streams: int, pause_s: float = 0.0
     ) -> None:
         self.tally = Tally()
         self._url, self._answers = url, answers
-        self._num_streams, self._pause_s = num_streams, pause_s
+        self.num_streams, self._pause_s = num_streams, pause_s
         self._must_stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="load")
 
@@ -72,8 +73,14 @@ class Load:
 
     async def _run(self) -> None:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            await asyncio.gather(*(self._streams(session, seed) for seed in range(self._num_streams)))
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as group:
+            num_started = 0
+            while not self._must_stop.is_set():
+                while num_started < self.num_streams:
+                    group.create_task(self._streams(session, num_started))
+                    num_started += 1
+                await asyncio.sleep(_LOOK_S)
 
     async def _streams(self, session: aiohttp.ClientSession, seed: int) -> None:
         rng, prompts = random.Random(seed), list(self._answers)

@@ -3,9 +3,12 @@
 On a Ray cluster of three simulated machines, all of them on this one, it runs the conformance suite of backends, and
 then the command as an operator does: brings a router, a prefill node and a decode node up; compares greedy answers with
 those of transformers; kills workers of Ray and a whole machine under load; has the load grow until there are two
-prefill and three decode nodes, and shrink until there is one of each; and takes everything down. It fails when a
-request fails or has a wrong token, when something is not as it should be in time, or when a process, a placement group
-or a segment is left. It ends by itself within a quarter of an hour.
+prefill and three decode nodes, and shrink until there is one of each; and takes everything down. A second deployment
+has a decode node of two ranks, of which one is killed. It fails when a request fails or has a wrong token, when
+something is not as it should be in time, or when a process, a placement group or a segment is left. It ends by itself
+within twenty minutes.
+
+Nothing in it depends on how fast the machine is: streams are added until the goals are missed.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +38,11 @@ from tests.system.harness import ROOT, own_segments
 
 NAME = "trial"
 NUM_PROMPTS, NUM_TOKENS = 16, 160
-CHANGE_S = 240.0
+CHANGE_S = 360.0
 """How long the deployment may take for what it is waited for."""
+FIRST_STREAMS, MAX_STREAMS, GROWTH = 16, 256, 1.5
+GROW_S = 10.0
+"""How long a number of streams is looked at before it grows: longer than a window of the policy."""
 FILE = """
 name = "trial"
 start_timeout_s = 180
@@ -60,13 +66,30 @@ flags = {{ port = 0, control-port = 0, node-wait-s = 120, served-model-name = "d
 min = 1
 max = 2
 resources = {{ CPU = 1, {back} = 1 }}
-flags = {{ dtype = "float32", max-num-batched-tokens = 128 }}
+flags = {{ dtype = "float32", max-num-batched-tokens = 128, enable-prefix-caching = false }}
 
 [decode]
 min = 1
 max = 3
 resources = {{ CPU = 1, {back} = 1 }}
-flags = {{ dtype = "float32", max-num-batched-tokens = 128 }}
+flags = {{ dtype = "float32", max-num-batched-tokens = 128, enable-prefix-caching = false }}
+"""
+OF_RANKS = """
+name = "trial"
+start_timeout_s = 180
+environment = {{ HF_HUB_OFFLINE = "1" }}
+
+[router]
+resources = {{ CPU = 1, {front} = 1 }}
+flags = {{ port = 0, control-port = 0, node-wait-s = 120, served-model-name = "demo" }}
+
+[prefill]
+resources = {{ CPU = 1, {back} = 1 }}
+flags = {{ dtype = "float32" }}
+
+[decode]
+resources = {{ CPU = 2, {back} = 1 }}
+flags = {{ dtype = "float32", tensor-parallel-size = 2 }}
 """
 Answers = Mapping[Prompt, Sequence[int]]
 
@@ -101,8 +124,13 @@ class Command:
         """A program in the status."""
         return next(member for member in self.status()["members"] if member["name"] == name)
 
-    def wait(self, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
-        """The status once a condition holds."""
+    def wait(
+        self,
+        condition: Callable[[dict[str, Any]], bool],
+        what: str,
+        meanwhile: Callable[[dict[str, Any]], None] = lambda status: None,
+    ) -> dict[str, Any]:
+        """The status once a condition holds; `meanwhile` gets each one before."""
         begun_s = time.monotonic()
         while True:
             status = self.status()
@@ -112,6 +140,7 @@ class Command:
             if time.monotonic() - begun_s > CHANGE_S:
                 shown = self.run("status", "--name", NAME)
                 raise AssertionError(f"after {CHANGE_S:g} s still not: {what}\n{shown}")
+            meanwhile(status)
             time.sleep(0.5)
 
     def wait_again_ready(self, before: Mapping[str, Any]) -> None:
@@ -125,7 +154,9 @@ class Command:
             f"{name} is back, and all are ready",
         )
 
-    def wait_sizes(self, num_prefill: int, num_decode: int) -> None:
+    def wait_sizes(
+        self, num_prefill: int, num_decode: int, meanwhile: Callable[[dict[str, Any]], None] = lambda status: None
+    ) -> None:
         """Wait for these sizes."""
         wanted = (num_prefill, num_decode)
         self.wait(
@@ -134,6 +165,7 @@ class Command:
                 and status["is_ready"]
             ),
             f"{num_prefill} prefill nodes and {num_decode} decode nodes",
+            meanwhile,
         )
 
 
@@ -189,11 +221,27 @@ def faults(command: Command, running: Machines, url: str, answers: Answers) -> N
     require_good("under faults", load.tally)
 
 
-def scaling(command: Command, url: str, answers: Answers, num_streams: int) -> None:
+@dataclass
+class Growth:
+    """Adds streams to a load as long as a group that may have more nodes meets its goal with those that it has."""
+
+    load: Load
+    grown_s: float = field(default_factory=time.monotonic)
+
+    def __call__(self, status: dict[str, Any]) -> None:
+        groups = status["groups"].values()
+        is_met = any(group["desired"] < group["maximum"] and group["pressure"] <= 1 for group in groups)
+        now_s = time.monotonic()
+        if is_met and status["is_ready"] and now_s - self.grown_s > GROW_S and self.load.num_streams < MAX_STREAMS:
+            self.grown_s, self.load.num_streams = now_s, round(GROWTH * self.load.num_streams)
+            say(f"  the goals are met: {self.load.num_streams} streams at a time from now on")
+
+
+def scaling(command: Command, url: str, answers: Answers) -> None:
     """The load grows, and shrinks."""
-    say(f"{num_streams} streams at a time")
-    with Load(url, answers, num_streams) as load:
-        command.wait_sizes(2, 3)
+    say(f"{FIRST_STREAMS} streams at a time")
+    with Load(url, answers, FIRST_STREAMS) as load:
+        command.wait_sizes(2, 3, Growth(load))
         time.sleep(5.0)
     require_good("while it grew", load.tally)
     say("a stream now and then")
@@ -202,24 +250,40 @@ def scaling(command: Command, url: str, answers: Answers, num_streams: int) -> N
     require_good("while it shrank", load.tally)
 
 
-def deployment(running: Machines, parsed: argparse.Namespace) -> None:
-    """The whole life of a deployment."""
+def kill_rank(command: Command) -> None:
+    """Kill the second rank of decode-0, which is on the machine of the first; the node has to come back whole."""
+    before = command.member("decode-0")
+    ranks = [child for child in psutil.Process(before["pid"]).children() if "rank" in " ".join(child.cmdline())]
+    assert len(ranks) == 1, ranks
+    say(f"kill rank 1 of decode-0, on machine {before['machine']} as rank 0")
+    ranks[0].kill()
+    command.wait_again_ready(before)
+
+
+def of_ranks(command: Command, url: str, answers: Answers) -> None:
+    """A node of two ranks has a place for both on one machine, answers right, and ends as one."""
+    connect(NAME, command.address)
+    places = [group for group in ray.util.placement_group_table().values() if group["state"] == "CREATED"]
+    disconnect()
+    (bundles,) = [group["bundles"] for group in places if group["name"].startswith("decode-0.")]
+    assert [bundle["CPU"] for bundle in bundles.values()] == [4.0], bundles
+    with Load(url, answers, 2) as load:
+        time.sleep(5.0)
+        kill_rank(command)
+        time.sleep(5.0)
+    require_good("with a node of two ranks", load.tally)
+
+
+def deployment(running: Machines, text: str, live: Callable[[Command, str], None]) -> None:
+    """The whole life of a deployment, which `live` fills."""
     command = Command(running.address)
-    say("what transformers says")
-    answers = known_answers(checkpoint_path(), NUM_PROMPTS, NUM_TOKENS)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.toml"
-        file.write_text(FILE.format(ttft_ms=parsed.ttft_ms, tpot_ms=parsed.tpot_ms, front=FRONT, back=BACK))
+        file.write_text(text)
         begun_s = time.monotonic()
         told = command.run("up", str(file))
         say(f"up after {time.monotonic() - begun_s:.1f} s")
-    url = told.splitlines()[0].removeprefix("Baton ready at ")
-    with Load(url, answers, 1) as load:
-        time.sleep(8.0)
-    require_good("one stream at a time", load.tally)
-    if parsed.only != "scaling":
-        faults(command, running, url, answers)
-    scaling(command, url, answers, parsed.streams)
+    live(command, told.splitlines()[0].removeprefix("Baton ready at "))
     say("\n" + command.run("status", "--name", NAME))
     members = [psutil.Process(member["pid"]) for member in command.status()["members"]]
     segments = {segment for member in members for segment in own_segments(member.pid)}
@@ -235,20 +299,40 @@ def deployment(running: Machines, parsed: argparse.Namespace) -> None:
     assert not left, left
 
 
+def trial(running: Machines, parsed: argparse.Namespace) -> None:
+    """Both deployments, or the part of them that was asked for."""
+    say("what transformers says")
+    answers = known_answers(checkpoint_path(), NUM_PROMPTS, NUM_TOKENS)
+
+    def live(command: Command, url: str) -> None:
+        with Load(url, answers, 1) as load:
+            time.sleep(8.0)
+        require_good("one stream at a time", load.tally)
+        if parsed.only != "scaling":
+            faults(command, running, url, answers)
+        scaling(command, url, answers)
+
+    if parsed.only != "ranks":
+        goals = {"ttft_ms": parsed.ttft_ms, "tpot_ms": parsed.tpot_ms}
+        deployment(running, FILE.format(**goals, front=FRONT, back=BACK), live)
+    if parsed.only in (None, "ranks"):
+        text = OF_RANKS.format(front=FRONT, back=BACK)
+        deployment(running, text, lambda command, url: of_ranks(command, url, answers))
+
+
 def main() -> int:
     """Run what was asked for; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.ray_trial", description=__doc__)
-    parser.add_argument("--only", choices=("conformance", "deployment", "scaling"), help="one part of it")
+    parser.add_argument("--only", choices=("conformance", "deployment", "scaling", "ranks"), help="one part of it")
     parser.add_argument("--ttft-ms", type=float, default=60.0, help="goal by which prefill nodes scale")
     parser.add_argument("--tpot-ms", type=float, default=30.0, help="goal by which decode nodes scale")
-    parser.add_argument("--streams", type=int, default=24, help="streams at a time that are too many for one node each")
     parsed = parser.parse_args()
     with machines() as running:
         if parsed.only in (None, "conformance"):
             say("conformance of the backend")
             ray_conformance.run(running)
         if parsed.only != "conformance":
-            deployment(running, parsed)
+            trial(running, parsed)
     say("nothing is left")
     return 0
 

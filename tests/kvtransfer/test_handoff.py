@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import zmq
 
 from kvtransfer.commands import GrantBlocks
 from kvtransfer.messages import (
@@ -638,3 +640,17 @@ def test_an_address_that_cannot_be_dialled_is_refused_and_forgotten(quick_pair: 
     assert all("address" in reason or "cannot be reached" in reason for _, reason in pair.decode.pool.failures)
     assert pair.is_quiet
     assert SETTINGS.cluster_key is None
+
+
+def test_without_room_for_a_socket_a_handoff_fails_and_the_thread_lives(
+    quick_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    pair = quick_pair
+    with monkeypatch.context() as patch:
+        patch.setattr(zmq.Socket, "get_monitor_socket", refuse)
+        pair.decode.grant(KEY, _NUM_TOKENS, replace(pair.prefill.peer, node_id="another", epoch=99))
+    assert any("no socket for another prefill node" in reason for _, reason in pair.decode.pool.failures)
+    assert pair.is_quiet

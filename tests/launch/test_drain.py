@@ -13,6 +13,7 @@ import pytest
 from launch.cli import main
 
 ROLES = {"decode-0": "decode", "prefill-0": "prefill", "decode-1": "decode"}
+GROUP = ("decode-0", "decode-1")
 
 
 class Router(ThreadingHTTPServer):
@@ -36,9 +37,10 @@ class Router(ThreadingHTTPServer):
 
     def drain(self, order: dict[str, Any]) -> None:
         self.log.append(f"{order['node']} {'restart' if order['restart'] else 'drain'}")
-        self._looks[order["node"]] = 0
-        if not order["restart"] or not self.comes_back:
-            self._away.add(order["node"])
+        for node in GROUP if order["node"] == "rack" else (order["node"],):
+            self._looks[node] = 0
+            if not order["restart"] or not self.comes_back:
+                self._away.add(node)
 
     def nodes(self) -> list[dict[str, Any]]:
         found = []
@@ -52,7 +54,8 @@ class Router(ThreadingHTTPServer):
                 elif num_looks >= 3:
                     continue
             is_leaving, life = self._looks.get(node, 1) > 1, self.log.count(f"{node} is back")
-            found.append({"id": node, "role": role, "life": life, "is_leaving": is_leaving})
+            group = "rack" if node in GROUP else ""
+            found.append({"id": node, "group": group, "role": role, "life": life, "is_leaving": is_leaving})
         return found
 
 
@@ -67,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
         assert self.path == "/admin/drain"
         self.server.authorizations.add(self.headers["Authorization"])
         order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if order["node"] not in ROLES:
+        if order["node"] not in (*ROLES, "rack"):
             self._send(404, {"error": {"message": "no node of that name is registered", "param": "node"}})
             return
         self.server.drain(order)
@@ -115,6 +118,14 @@ def test_nodes_are_restarted_one_after_another(router: Router) -> None:
 def test_only_the_named_nodes_are_restarted(router: Router) -> None:
     assert main(["restart", "--rolling", "decode-1", "--url", router.url]) == 0
     assert router.log == ["decode-1 restart", "decode-1 is back"]
+
+
+def test_a_group_is_drained_and_restarted_as_one(router: Router, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["restart", "--rolling", "rack", "--url", router.url]) == 0
+    assert router.log == ["rack restart", "decode-0 is back", "decode-1 is back"]
+    assert main(["drain", "rack", "--url", router.url]) == 0
+    assert {node["id"] for node in router.nodes()} == {"prefill-0"}
+    assert capsys.readouterr().err.endswith("rack has left\n")
 
 
 def test_a_node_that_does_not_come_back_stops_the_restart(router: Router, capsys: pytest.CaptureFixture[str]) -> None:

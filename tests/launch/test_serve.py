@@ -51,8 +51,36 @@ def test_mixed_nodes_are_told_what_to_prefer(tmp_path: Path) -> None:
     assert deployment.prefill.cluster_key == deployment.decode.cluster_key
 
 
+def test_with_data_parallelism_each_node_is_a_group() -> None:
+    found = specs("--data-parallel-size=2", "--prefill=2", shares=[Placement(1)] * 6)
+    names = ["prefill-0-0", "prefill-0-1", "prefill-1-0", "prefill-1-1", "decode-0-0", "decode-0-1"]
+    assert [spec.name for spec in found] == ["router", *names]
+    assert [flag for spec in found for flag in spec.arguments if flag.startswith("--node-group")] == [
+        f"--node-group={name[:-2]}" for name in names
+    ]
+    assert not any("data-parallel" in flag for spec in found for flag in spec.arguments)
+    assert len(placements(resolve_serve(["--data-parallel-size=2"], {}))) == 4
+
+
 def test_without_prefill_nodes_there_are_decode_nodes_only() -> None:
     assert [spec.name for spec in specs("--prefill=0", shares=[Placement(2)])] == ["router", "decode-0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "num_prefill"),
+    [
+        ("", 1),
+        ("--goal-ttft-ms=500", 1),  # steps are not bounded: one node would hold up streams for whole chunks
+        ("--goal-tpot-ms=25 --device=cpu", 0),
+        ("--goal-tpot-ms=25 --device=cuda:1", 0),
+        ("--goal-tpot-ms=25", 1),
+        ("--goal-tpot-ms=25 --device=cpu --prefill=1", 1),
+        ("--goal-tpot-ms=25 --device=cpu --decode=2", 1),
+        ("--goal-tpot-ms=25 --device=cpu --mixed", 1),
+    ],
+)
+def test_with_goals_a_device_is_not_divided_unless_somebody_asks_for_it(words: str, num_prefill: int) -> None:
+    assert resolve_serve(words.split(), {"CUDA_VISIBLE_DEVICES": "0,1"}).num_prefill == num_prefill
 
 
 def test_prefill_and_decode_nodes_may_have_different_numbers_of_ranks() -> None:

@@ -77,6 +77,14 @@ def test_a_child_that_was_drained_stays_away(supervise: Supervise, tmp_path: Pat
     assert len(supervisor.pids()) == 2, "it was not started again"
 
 
+def test_when_all_children_were_drained_the_supervisor_ends(supervise: Supervise, tmp_path: Path) -> None:
+    supervisor = supervise([("decode-0", "drained", str(tmp_path / "one")), ("decode-1", "drained", str(tmp_path))])
+    supervisor.wait_for("decode-1 was drained, and stays away")
+    assert len(supervisor.running_pids()) == 1
+    (tmp_path / "one").touch()
+    assert supervisor.wait() == 0
+
+
 def test_a_restart_that_fails_shows_why_and_is_tried_again(supervise: Supervise, tmp_path: Path) -> None:
     supervisor = supervise([("router", "steady"), ("decode-0", "breaks", str(tmp_path / "broken"))])
     supervisor.wait_for("all ready")

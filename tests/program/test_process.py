@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from program.process import FIELDS, make_formatter, report_errors
+from program.process import FIELDS, configure_logging, make_formatter, report_errors
 from wire.errors import InvalidSetting
 
 
@@ -51,3 +53,36 @@ def test_a_json_line_has_the_traceback() -> None:
 def test_a_text_line_ends_with_the_fields_that_have_a_value() -> None:
     record = _record("request ended", **{FIELDS: {"request_id": "job-7", "ttft_s": None, "path": ""}})
     assert make_formatter("text").format(record).endswith("WARNING router.flight: request ended request_id=job-7")
+
+
+class Disk(io.StringIO):
+    """What lies on it, until it is full."""
+
+    is_full = False
+
+    def write(self, text: str) -> int:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        return super().write(text)
+
+
+@pytest.fixture
+def stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    root = logging.getLogger()
+    handlers, level, disk = root.handlers[:], root.level, Disk()
+    monkeypatch.setattr(sys, "stderr", disk)
+    configure_logging("info")
+    yield disk
+    root.handlers[:], root.level = handlers, level
+
+
+def test_lines_that_a_full_disk_has_refused_are_counted(stderr: Disk) -> None:
+    log = logging.getLogger("router")
+    stderr.is_full = True
+    log.info("one")
+    log.info("two")
+    stderr.is_full = False
+    log.info("three")
+    log.info("four")
+    lines = [line.partition(": ")[2] for line in stderr.getvalue().splitlines()]
+    assert lines == ["three", "2 lines of this log could not be written", "four"]

@@ -38,6 +38,19 @@ async def test_a_node_is_asked_to_end_and_gets_no_more_work(prompts: PromptMaker
         assert info["is_leaving"]
 
 
+async def test_a_group_is_asked_by_its_name_and_a_node_of_it_by_its_own(prompts: PromptMaker) -> None:
+    async with serving(prompts) as server:
+        one, two = [await server.rig.join(DECODE, group="rack") for _ in range(2)]
+        other = await server.rig.join(DECODE, group="hall")
+        assert (await drain(server, node=one.hello.node_id)).status == 200
+        assert [server.rig.member(node).is_leaving for node in (one, two)] == [True, False]
+        reply = await drain(server, node="rack")
+        assert reply.json() == {"node": "rack", "role": "decode", "num_requests": 0}
+        assert [server.rig.member(node).is_leaving for node in (one, two, other)] == [True, True, False]
+        infos = (await fetch(server, "GET", "/server_info")).json()["nodes"]
+        assert [info["group"] for info in infos] == ["rack", "rack", "hall"]
+
+
 async def test_an_unknown_node_is_not_found(prompts: PromptMaker) -> None:
     async with serving(prompts) as server:
         reply = await drain(server, node="decode-7")

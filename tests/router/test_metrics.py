@@ -112,6 +112,16 @@ async def test_nodes_are_shown_as_they_last_reported(server: Server) -> None:
     assert (samples["baton:nodes", MODEL, "decode"], samples["baton:nodes", MODEL, "prefill"]) == (1, 1)
 
 
+async def test_the_nodes_of_a_group_are_counted_together(server: Server) -> None:
+    for role, group in ((DECODE, "rack"), (DECODE, "rack"), (PREFILL, "rack"), (DECODE, "")):
+        await server.rig.join(role, group=group)
+    samples = await _scraped(server)
+    assert samples["baton:group_nodes", "rack", MODEL, "decode"] == 2
+    assert samples["baton:group_nodes", "rack", MODEL, "prefill"] == 1
+    assert samples["baton:group_load", "rack", MODEL, "decode"] == 0
+    assert ("baton:group_nodes", "", MODEL, "decode") not in samples
+
+
 async def test_each_model_has_figures_of_its_own(prompts: PromptMaker) -> None:
     async with serving(prompts, models={"one": FINGERPRINT, "other": "1234"}) as server:
         await server.rig.join(DECODE, answering(prompts.tokenizer.encode("abc"), "length"))

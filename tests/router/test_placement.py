@@ -40,7 +40,7 @@ def queued(made: Node, *seconds: float) -> Node:
 
 
 def choose(goals: Goals, prefills: list[Node], decodes: list[Node], now_s: float = 0.0) -> Route:
-    route = Route(decodes[0], prefills[0])
+    route = Route(decodes[0], prefills[0] if prefills else None)
     return Placement(goals).choose(route, prefills, decodes, NUM_TOKENS, (), now_s)
 
 
@@ -52,6 +52,19 @@ def test_a_prefill_node_that_is_in_time_computes_the_prompt() -> None:
 def test_the_decode_node_keeps_a_prompt_that_would_wait_too_long() -> None:
     prefill, decode = queued(node(PREFILL), ALONE_S, ALONE_S), node(DECODE)
     assert choose(GOALS, [prefill], [decode]) == Route(decode, None, ALONE_S, is_kept=True)
+
+
+def test_without_prefill_nodes_the_chosen_node_has_the_prompt_while_it_is_in_time() -> None:
+    chosen, idle = queued(node(DECODE), ALONE_S / 2), node(DECODE)
+    assert choose(GOALS, [], [chosen, idle]) == Route(chosen, None, ALONE_S)
+    late = queued(chosen, ALONE_S)
+    assert choose(GOALS, [], [late, idle]) == Route(idle, None, ALONE_S)
+
+
+def test_a_prompt_that_every_such_node_would_be_late_with_is_known_to_be_late() -> None:
+    chosen, other = queued(node(DECODE), 3 * ALONE_S), queued(node(DECODE), 2 * ALONE_S)
+    route = choose(GOALS, [], [chosen, other])
+    assert (route.decode, route.prefill, route.late_s) == (other, None, pytest.approx(ALONE_S))
 
 
 def test_the_goal_of_a_request_counts_in_place_of_the_routers() -> None:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import openai
 import psutil
@@ -73,11 +73,34 @@ class Metrics:
         return round(sum(found))
 
 
-class Program:
-    """One process, `python *command`, that prints a "ready" line. Start it on the main thread: the kernel ties it to
-    that thread."""
+Process: TypeAlias = subprocess.Popen[bytes] | PreparedProcess
+Starter: TypeAlias = Callable[[Sequence[str], Mapping[str, str], IO[bytes], IO[bytes]], Process]
+"""Starts `python *command` with this environment, stdout and stderr. Call it on the main thread: the kernel ties the
+process to that thread."""
 
-    def __init__(self, name: str, command: Sequence[str], folder: Path) -> None:
+
+def started(command: Sequence[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> Process:
+    """Start it as users do. A `Starter`."""
+    return subprocess.Popen(
+        [sys.executable, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        cwd=ROOT,
+        env=environment,
+        preexec_fn=die_with_parent,
+    )
+
+
+def forked(command: Sequence[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> Process:
+    """Fork it from a process that has imported what nodes import. A `Starter`."""
+    return prepared_python().start(command, environment, out, err)
+
+
+class Program:
+    """One process, `python *command`, that prints a "ready" line."""
+
+    def __init__(self, name: str, command: Sequence[str], folder: Path, start: Starter = started) -> None:
         self.name = name
         self.ready: dict[str, str] = {}
         self.ports: set[int] = set()
@@ -92,7 +115,7 @@ class Program:
             "HF_HUB_OFFLINE": "1",
         }
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = self._started(command, environment, out, err)
+            self.process = start(command, environment, out, err)
 
     @property
     def address(self) -> str:
@@ -113,19 +136,6 @@ class Program:
     def is_running(self) -> bool:
         """Whether the process has not ended."""
         return self.process.poll() is None
-
-    def _started(
-        self, command: Sequence[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
-    ) -> subprocess.Popen[bytes] | PreparedProcess:
-        return subprocess.Popen(
-            [sys.executable, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            cwd=ROOT,
-            env=environment,
-            preexec_fn=die_with_parent,
-        )
 
     def wait_ready(self) -> None:
         """Wait for the ready line, then note what this process holds."""
@@ -177,17 +187,12 @@ class Program:
 
 
 class Node(Program):
-    """A prefill or decode node, forked from a process that has done the imports."""
+    """A prefill or decode node."""
 
-    def __init__(self, role: str, name: str, command: Sequence[str], folder: Path) -> None:
-        super().__init__(name, command, folder)
+    def __init__(self, role: str, name: str, command: Sequence[str], folder: Path, start: Starter = forked) -> None:
+        super().__init__(name, command, folder, start)
         self.role = role
         self.num_blocks = 0
-
-    def _started(
-        self, command: Sequence[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
-    ) -> PreparedProcess:
-        return prepared_python().start(command, environment, out, err)
 
     def wait_ready(self) -> None:
         """Also notes the size of the pool."""

@@ -1,8 +1,10 @@
-"""`python -m tests.system.preference_trial`: mixed nodes that are told all the time to prefer something else, and
-whether every token is right.
+"""`python -m tests.system.preference_trial`: mixed nodes that are told all the time to prefer something else, requests
+whose goals are drawn at random, and whether every token is right.
 
 Starts `baton serve --mixed` with goals and a tiny checkpoint, sends greedy requests from several clients, changes what
-a node prefers every few milliseconds, and compares the tokens with transformers'. At the end no block is held anywhere.
+a node prefers every few milliseconds, and compares the tokens with transformers'. A goal of 1 ms is late everywhere, so
+whoever is done first gets the prompt; one of a minute leaves it with the node that prefers prompts. At the end no block
+is held anywhere, and it says how many prompts went which way.
 """
 
 from __future__ import annotations
@@ -19,12 +21,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from tests.checkpoints import make_checkpoint
 from tests.system.reference import Reference, make_prompt
 from tests.system.serve import serving
 
 _LENGTHS = (3, 40, 200, 700)
 _OUTPUTS = (1, 4, 40)
+_GOALS_MS = (1, 20, 60_000, 60_000)
+_WAYS = {"handed over": "handoff_attempts", "computed where they were generated": "decode_only_attempts"}
 
 
 def main() -> None:
@@ -38,16 +44,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="preference-") as name:
         model = make_checkpoint(Path(name) / "tiny", "llama", max_position=1024)
         reference = Reference(model)
-        prompts = [make_prompt(chance.choice(_LENGTHS), number) for number in range(20)]
-        asked = [(chance.choice(prompts), chance.choice(_OUTPUTS)) for _ in range(options.requests)]
-        expected = [list(reference.greedy(prompt, count).token_ids) for prompt, count in asked]
+        prompts = [make_prompt(chance.choice(_LENGTHS), number) for number in range(options.requests // 2)]
+        asked = [
+            (chance.choice(prompts), chance.choice(_OUTPUTS), chance.choice(_GOALS_MS)) for _ in range(options.requests)
+        ]
+        expected = [list(reference.greedy(prompt, count).token_ids) for prompt, count, _ in asked]
         flags = ("--mixed", "--prefill", "1", "--decode", "2", "--goal-ttft-ms", "20", "--goal-tpot-ms", "10")
-        more = ("--dtype", "float32", "--kv-transport", options.kv_transport)
+        more = ("--dtype", "float32", "--kv-transport", options.kv_transport, "--min-goal-ttft-ms", "1")
         with serving(Path(name), str(model), *flags, *more) as serve:
             sys.stdout.write(_trial(serve.endpoint, asked, expected, chance))
 
 
-def _trial(url: str, asked: list[tuple[tuple[int, ...], int]], expected: list[list[int]], chance: random.Random) -> str:
+def _trial(
+    url: str, asked: list[tuple[tuple[int, ...], int, int]], expected: list[list[int]], chance: random.Random
+) -> str:
     nodes = [node["id"] for node in _call(f"{url}/server_info")["nodes"]]
     is_over = threading.Event()
 
@@ -59,9 +69,9 @@ def _trial(url: str, asked: list[tuple[tuple[int, ...], int]], expected: list[li
             number += 1
         return number
 
-    def ask(prompt: tuple[int, ...], count: int) -> list[int]:
+    def ask(prompt: tuple[int, ...], count: int, goal_ms: int) -> list[int]:
         body = {"model": _model(url), "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True}
-        answer = _call(f"{url}/v1/completions", {**body, "return_token_ids": True})
+        answer = _call(f"{url}/v1/completions", {**body, "return_token_ids": True, "goal_ttft_ms": goal_ms})
         found: list[int] = answer["choices"][0]["token_ids"]
         return found
 
@@ -72,7 +82,21 @@ def _trial(url: str, asked: list[tuple[tuple[int, ...], int]], expected: list[li
     if answers != expected:
         sys.exit(f"{sum(map(list.__ne__, answers, expected))} of {len(asked)} answers are wrong")
     _wait_until_idle(url)
-    return f"{len(asked)} answers are right, over {changes.result()} changes\n"
+    ways = ", ".join(f"{_counter(url, name)} {way}" for way, name in _WAYS.items())
+    return f"{len(asked)} answers are right, over {changes.result()} changes; {ways}\n"
+
+
+def _counter(url: str, name: str) -> int:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    return int(
+        sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == f"baton:relay_{name}_total"
+        )
+    )
 
 
 def _wait_until_idle(url: str) -> None:

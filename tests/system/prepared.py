@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
-_IMPORTED = ("node.process", "prefill_node.node", "decode_node.node")
+NODE_MODULES = ("node.process", "prefill_node.node", "decode_node.node")
+"""What every node imports."""
 _PR_SET_PDEATHSIG = 1
 _MESSAGE_BYTES = 2**20
 _START_TIMEOUT_S = 120.0
@@ -81,14 +82,14 @@ class PreparedProcess:
 
 
 class PreparedPython:
-    """The process that forks."""
+    """The process that forks, once it has imported `modules`."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__)), str(theirs.fileno())],
+                [sys.executable, str(Path(__file__)), str(theirs.fileno()), *modules],
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
                 env=environment,
@@ -137,14 +138,15 @@ class PreparedPython:
 
 
 @cache
-def prepared_python() -> PreparedPython:
-    """The one of this process. Ask on the main thread: the kernel ties it to the thread that started it."""
-    return PreparedPython()
+def prepared_python(*more_modules: str) -> PreparedPython:
+    """The one of this process that has also imported `more_modules`. Ask on the main thread: the kernel ties it to the
+    thread that started it."""
+    return PreparedPython((*NODE_MODULES, *more_modules))
 
 
-def _serve(connection: socket.socket) -> None:
+def _serve(connection: socket.socket, modules: Sequence[str]) -> None:
     """Fork what is asked for and tell what ended, until nobody asks any more."""
-    for module in _IMPORTED:
+    for module in modules:
         __import__(module)
     gc.collect()
     gc.freeze()
@@ -203,4 +205,4 @@ def _run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

@@ -4,7 +4,8 @@ Starts `baton serve --routers 2 --prefill 2 --decode 2`. Each round streams at b
 one (SIGKILL of its life, or with `--whole` of the process that forks its lives too, or with `--freeze-s` SIGSTOP for so
 long). The streams of the first router must have the same tokens as undisturbed ones, and no attempt more; of the second
 router nothing may be left at the nodes, where free and cached blocks are the whole pool at the end, and it must serve
-again. The longest pause stands beside that of undisturbed streams, because on a busy machine every stream pauses.
+again. Streams of a router that was frozen go on or end within `LATE_S` of its return. The longest pause stands beside
+that of undisturbed streams, because on a busy machine every stream pauses.
 """
 
 from __future__ import annotations
@@ -32,24 +33,31 @@ from tests.system.serve import Serve, serving
 
 NUM_BEFORE = 30
 """Tokens that every stream has before the fault."""
+LATE_S = 5.0
 _METRICS = "metrics of "
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """What a client has had. `error`: how its stream broke off; "" for one that came to its end."""
+    """What a client has had. `error`: how its stream broke off; "" for one that came to its end. `moments_s`: when
+    tokens came, and when it ended."""
 
     token_ids: tuple[int, ...]
     longest_pause_s: float
     error: str
+    moments_s: tuple[float, ...]
+
+    def late_s(self, after_s: float) -> float:
+        """How long after a moment something came, or it ended; 0 if it had ended before."""
+        return next((moment_s - after_s for moment_s in self.moments_s if moment_s > after_s), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A deployment that runs, and what is asked of it."""
 
+    serve: Serve
     addresses: dict[str, str]
-    routers: tuple[psutil.Process, psutil.Process]
     num_streams: int
     num_tokens: int
 
@@ -75,7 +83,8 @@ class Trial:
             except Exception as broken:  # whatever a client sees of a router that died
                 error = type(broken).__name__
         pauses = [second - first for first, second in pairwise(stream.arrivals_s[NUM_BEFORE // 2 :])]
-        return Streamed(stream.answer().token_ids, max(pauses, default=0.0), error)
+        moments_s = (*stream.arrivals_s, time.monotonic())
+        return Streamed(stream.answer().token_ids, max(pauses, default=0.0), error, moments_s)
 
     def stream_at_both(self, threads: ThreadPoolExecutor, first: int) -> list[Future[Streamed]]:
         """Begin prompts from number `first` on, half of them at each router; returns when all have begun."""
@@ -87,6 +96,11 @@ class Trial:
         ]
         wait_until(lambda: min(reached[first:]) >= NUM_BEFORE, "all streams have begun", 120.0)
         return futures
+
+    def second_router(self) -> psutil.Process:
+        """The process that forks its lives. It was started after the first router's, which is never hurt."""
+        children = psutil.Process(self.serve.process.pid).children()
+        return max((each for each in children if "router" in each.cmdline()), key=psutil.Process.create_time)
 
     def num_running(self) -> int:
         """Requests in the batches of all nodes."""
@@ -126,7 +140,7 @@ def main() -> None:
         flags = ("--served-model-name", MODEL_NAME, "--routers", "2", "--prefill", "2", "--decode", "2")
         with serving(Path(folder), str(model), *flags, "--batch-invariant") as serve:
             trial = _open(serve, options.streams, options.tokens)
-            with ThreadPoolExecutor(2 * options.streams) as threads:
+            with ThreadPoolExecutor(2 * options.streams + 1) as threads:
                 for number in range(options.rounds):
                     _round(trial, threads, number, options)
             serve.signal(signal.SIGTERM)
@@ -137,9 +151,7 @@ def main() -> None:
 def _open(serve: Serve, num_streams: int, num_tokens: int) -> Trial:
     lines = [line.removeprefix(_METRICS) for line in serve.out.splitlines() if line.startswith(_METRICS)]
     addresses = dict(line.removesuffix("/metrics").split(": ", 1) for line in lines)
-    children = psutil.Process(serve.process.pid).children()
-    first, second = sorted((each for each in children if "router" in each.cmdline()), key=lambda each: each.pid)
-    return Trial(addresses, (first, second), num_streams, num_tokens)
+    return Trial(serve, addresses, num_streams, num_tokens)
 
 
 def _round(trial: Trial, threads: ThreadPoolExecutor, number: int, options: argparse.Namespace) -> None:
@@ -148,7 +160,7 @@ def _round(trial: Trial, threads: ThreadPoolExecutor, number: int, options: argp
     num_retries = trial.retries()
     futures = trial.stream_at_both(threads, first)
     begun_s = time.monotonic()
-    _break(trial, options)
+    thawed = _break(trial, threads, options)
     wait_until(lambda: trial.num_running() <= trial.num_streams or futures[0].done(), "its requests are gone", 60.0)
     gone_s, went_on = time.monotonic() - begun_s, not futures[0].done()
     found = _results(futures)
@@ -160,28 +172,38 @@ def _round(trial: Trial, threads: ThreadPoolExecutor, number: int, options: argp
     for each, whole in zip(others, undisturbed[trial.num_streams :], strict=True):
         if each.token_ids != whole.token_ids[: len(each.token_ids)]:
             sys.exit(f"round {number}: tokens of the router that broke differ")
+    late_s = max(each.late_s(thawed.result()) for each in others)
+    if options.freeze_s and late_s > LATE_S:
+        sys.exit(f"round {number}: a stream stood for {late_s:.1f} s after the router was back")
     wait_until(lambda: not trial.held(), lambda: f"all blocks are free: {trial.held()}", 30.0)
     pause_ms, usual_ms = (1000 * max(each.longest_pause_s for each in some) for some in (own, undisturbed))
     ends = sorted({each.error or "whole" for each in others})
     when = f"its requests were gone after {gone_s:.2f} s" if went_on else "the others ended before it was looked at"
     _say(
         f"round {number}: {len(own)} streams exact, longest pause {pause_ms:.0f} ms, undisturbed {usual_ms:.0f} ms; "
-        f"at the other router: {', '.join(ends)}; {when}"
+        f"at the other router: {', '.join(ends)}, {late_s:.2f} s after it was back; {when}"
     )
 
 
-def _break(trial: Trial, options: argparse.Namespace) -> None:
-    """Kill or freeze the second router."""
-    process = trial.routers[1]
+def _break(trial: Trial, threads: ThreadPoolExecutor, options: argparse.Namespace) -> Future[float]:
+    """Kill or freeze the second router. The moment when that was over."""
+    process = trial.second_router()
     (life,) = process.children()
     if options.freeze_s:
         os.kill(life.pid, signal.SIGSTOP)
-        time.sleep(options.freeze_s)
-        os.kill(life.pid, signal.SIGCONT)
-        return
+        return threads.submit(_thaw, life, options.freeze_s)
     if options.whole:
         os.kill(process.pid, signal.SIGKILL)
     os.kill(life.pid, signal.SIGKILL)
+    over: Future[float] = Future()
+    over.set_result(time.monotonic())
+    return over
+
+
+def _thaw(life: psutil.Process, after_s: float) -> float:
+    time.sleep(after_s)
+    os.kill(life.pid, signal.SIGCONT)
+    return time.monotonic()
 
 
 def _results(futures: Sequence[Future[Streamed]]) -> list[Streamed]:

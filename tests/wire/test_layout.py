@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from wire.errors import InvalidSetting, Refused
-from wire.layout import KvGroup, KvLayout, LayerKv
+from wire.layout import STATE, KvGroup, KvLayout, LayerKv
 
 FULL, SLIDING = LayerKv(num_kv_heads=8, head_dim=128), LayerKv(num_kv_heads=4, head_dim=64, window=512)
 LAYOUT = KvLayout.of_layers("bfloat16", 16, [FULL] * 24)
@@ -30,6 +30,15 @@ def test_layers_lie_in_the_order_of_the_model_whatever_their_group() -> None:
     assert MIXED.layer_ends == (sliding, sliding + full, 2 * sliding + full)
     assert MIXED.layer_ends[-1] == MIXED.block_bytes
     assert LAYOUT.layer_ends == tuple(full * (layer + 1) for layer in range(24))
+
+
+def test_a_state_takes_a_block_what_it_takes_whatever_the_blocks_size() -> None:
+    state = LayerKv(num_kv_heads=2, head_dim=2048, kind=STATE)
+    for block_size in (4, 64):
+        layout = KvLayout.of_layers("bfloat16", block_size, [state, SLIDING, state])
+        assert layout.layer_ends[0] == layout.block_bytes - layout.layer_ends[1] == 2 * 2048 * 2
+        assert layout.has_states
+    assert not MIXED.has_states
 
 
 def test_equal_layouts_fit() -> None:

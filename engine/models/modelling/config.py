@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import Any
 
 from engine.models.config_fields import MAX_TOKENS, Fields
+from engine.models.text_part import TEXT_PARTS
 from wire.errors import ModelLoadError
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
@@ -75,6 +76,10 @@ def _reason_against(content: dict[str, Any], *, remote_code: bool) -> str:
         return "its weights are quantized"
     if content.get("is_encoder_decoder"):
         return _ENCODER_DECODER
+    if content.get("vision_config") is not None:
+        return (
+            f"it sees images, and the models of that kind of which Baton has the text part are {', '.join(TEXT_PARTS)}"
+        )
     by_length = [name for name in _rope_types(content) if name in _ROPES_BY_LENGTH]
     if by_length:
         return f"the frequencies of {by_length[0]} rope follow the longest sequence of a batch"

@@ -7,7 +7,8 @@ batches. Only safetensors files are read. Code of a checkpoint's own runs only w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ _FIRST, _SECOND = 5, 11
 _NUM_FIRST_CHUNK = 6
 _TOLERANCE = {torch.float32: 1e-3}
 _ROUNDED_TOLERANCE = 0.1
+_OF_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 _log = logging.getLogger(__name__)
 _LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError)
 
@@ -60,7 +62,9 @@ def load_modelling_decoder(
 ) -> ModellingDecoder:
     """The model of the checkpoint in `folder`, on `device`. `progress` is as in `load_weights`. Raises
     `ModelLoadError`."""
-    total = sum(entry.num_bytes for path in weight_files(folder) for entry in read_header(path).values())
+    entries = {name: entry for path in weight_files(folder) for name, entry in read_header(path).items()}
+    _require_all_experts(entries)
+    total = sum(entry.num_bytes for entry in entries.values())
     if progress is not None:
         progress(0, total)
     _log.info("%s is computed by transformers' modelling code, slower than Baton's own would", config.architecture)
@@ -113,6 +117,21 @@ def _from_config(folder: Path, config: ModellingConfig, dtype: torch.dtype, *, r
     return model.eval()
 
 
+def _require_all_experts(names: Iterable[str]) -> None:
+    """transformers stacks the tensors of experts, and does not say which one is missing."""
+    numbers: dict[str, dict[str, set[int]]] = {}
+    for match in filter(None, map(_OF_EXPERT.fullmatch, names)):
+        numbers.setdefault(match[1], {}).setdefault(match[3], set()).add(int(match[2]))
+    missing = [
+        f"{layer}.{number}.{part}"
+        for layer, parts in numbers.items()
+        for part, found in parts.items()
+        for number in sorted(set().union(*parts.values()) - found)
+    ]
+    if missing:
+        raise ModelLoadError(f"the checkpoint lacks {len(missing)} tensors: {listed(missing)}")
+
+
 def _require_complete(report: dict[str, Any]) -> None:
     for kind, what in (("missing_keys", "lacks"), ("mismatched_keys", "has in another shape")):
         names = sorted(str(name) for name in report.get(kind, ()))
@@ -124,6 +143,8 @@ def _require_numbers(model: PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if parameter.numel() and not all(bound.isfinite() for bound in parameter.detach().aminmax()):
             raise ModelLoadError(f"there are NaN or infinite numbers in {name}")
+        if parameter.dim() > 1 and parameter.numel() and not parameter.any():
+            raise ModelLoadError(f"{name} has nothing but zeros: the file was not written completely")
 
 
 def _sequences(model: PreTrainedModel | ModellingDecoder, vocab_size: int) -> tuple[Tensor, Tensor]:

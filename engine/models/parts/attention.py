@@ -22,6 +22,7 @@ from engine.models.parts.head_norm import make_head_rotation
 from engine.models.parts.linear import Linear, Matrix
 from engine.models.rope import Rotations, head_order
 from engine.models.shard import scaled
+from engine.models.state_settings import DeltaSettings
 from wire.layout import KEY_VALUE, SHORT_KEY_VALUE, LayerKv
 
 
@@ -46,7 +47,9 @@ class GroupedQueryAttention:
         self._rope = rope
         self._num_heads = len(heads)
         self._num_rotated = len(heads) + len(kv_heads)
-        self._fused_shape = (self._num_rotated + len(kv_heads), size)
+        self._num_unrotated = len(kv_heads)
+        num_gates = len(heads) if has_gates(config) else 0
+        self._fused_shape = (self._num_rotated + len(kv_heads) + num_gates, size)
         self._qkv = Linear.column_parallel(
             f"{name}.qkv",
             qkv_matrices(tensors, config, heads, kv_heads),
@@ -54,7 +57,7 @@ class GroupedQueryAttention:
             config.qkv_bias,
             setup,
             is_transposed=config.names.is_transposed,
-            row_order=_row_order(config, self._num_rotated, len(kv_heads)),
+            row_order=_row_order(config, self._num_rotated, len(kv_heads) + num_gates),
         )
         self._rotation = make_head_rotation(f"{name}.qk_norm", tensors, config, len(heads), len(kv_heads), setup)
         self._o = Linear.row_parallel(
@@ -74,8 +77,11 @@ class GroupedQueryAttention:
         fused = self._qkv(x).view(num_tokens, *self._fused_shape)
         # q and k are neighbours in the fused output: norm and rotation take both in one call.
         qk = self._rotation(fused[:, : self._num_rotated], rotations[self._rope])
-        q, k, v = qk[:, : self._num_heads], qk[:, self._num_heads :], fused[:, self._num_rotated :]
+        unrotated = fused[:, self._num_rotated :]
+        q, k, v = qk[:, : self._num_heads], qk[:, self._num_heads :], unrotated[:, : self._num_unrotated]
         attended = attention.run(self._layer, q, k, v)
+        if unrotated.shape[1] > self._num_unrotated:
+            attended = attended * unrotated[:, self._num_unrotated :].sigmoid()
         return self._o(attended.flatten(1))
 
     def parameters(self) -> Iterator[Parameter]:
@@ -93,11 +99,18 @@ class GroupedQueryAttention:
         self._o.pack()
 
 
+def has_gates(config: ModelConfig) -> bool:
+    """Whether each query head has a gate for what it attends to."""
+    return isinstance(config.states, DeltaSettings)
+
+
 def qkv_matrices(tensors: str, config: ModelConfig, heads: range, kv_heads: range) -> list[Matrix]:
-    """Where the rows of these heads' queries, keys and values are published, in this order."""
+    """Where the rows of these heads' queries, keys and values, and of their gates, are published, in this order."""
     size, names = config.head_dim, config.names
     counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     chosen = (heads, kv_heads, kv_heads)
+    if has_gates(config):
+        return _gated_matrices(tensors, config, heads, kv_heads)
     if not names.qkv:
         parts = zip(("q_proj", "k_proj", "v_proj"), counts, chosen, strict=True)
         return [Matrix(f"{tensors}.{part}", count * size, scaled(of, size)) for part, count, of in parts]
@@ -109,6 +122,20 @@ def qkv_matrices(tensors: str, config: ModelConfig, heads: range, kv_heads: rang
     begins = (0, counts[0] * size, (counts[0] + counts[1]) * size)
     shares = [(begin, scaled(of, size)) for begin, of in zip(begins, chosen, strict=True)]
     return [Matrix(fused, num_rows, range(begin + rows.start, begin + rows.stop)) for begin, rows in shares]
+
+
+def _gated_matrices(tensors: str, config: ModelConfig, heads: range, kv_heads: range) -> list[Matrix]:
+    """A head's gate is published below its query."""
+    size, num_rows = config.head_dim, config.num_kv_heads * config.head_dim
+    queries, gates = (
+        [
+            Matrix(f"{tensors}.q_proj", 2 * config.num_heads * size, range(place * size, (place + 1) * size))
+            for place in (2 * head + which for head in heads)
+        ]
+        for which in (0, 1)
+    )
+    keys_values = [Matrix(f"{tensors}.{part}", num_rows, scaled(kv_heads, size)) for part in ("k_proj", "v_proj")]
+    return [*queries, *keys_values, *gates]
 
 
 def _sinks(name: str, tensor: str, heads: range, config: ModelConfig, setup: PartSetup) -> Parameter:

@@ -35,11 +35,12 @@ def make_head_rotation(
     name: str, tensors: str, config: ModelConfig, num_heads: int, num_kv_heads: int, setup: PartSetup
 ) -> HeadPart:
     """The part for a layer whose tensors begin with `tensors`."""
-    norms = {f"{tensors}.q_norm.weight": num_heads, f"{tensors}.k_norm.weight": num_kv_heads}
+    names = config.names
+    norms = {f"{tensors}.{names.q_norm}.weight": num_heads, f"{tensors}.{names.k_norm}.weight": num_kv_heads}
     if config.qk_norm == "whole":
         return WholeHeadNorm(name, tuple(norms), config, setup)
     if config.qk_norm == "heads" and config.norm == OFFSET:
-        return OffsetHeadNorm(name, norms, config, setup)
+        return OffsetHeadNorm(name, norms, config, setup, head_order(config))
     named = norms if config.qk_norm == "heads" else {}
     return HeadRotation(name, named, config.head_dim, config.rms_norm_eps, setup, head_order(config))
 
@@ -81,8 +82,11 @@ class WholeHeadNorm:
 class OffsetHeadNorm:
     """The norm of each head, times 1 + weight in float32. See `HeadPart`."""
 
-    def __init__(self, name: str, norms: dict[str, int], config: ModelConfig, setup: PartSetup) -> None:
-        """`norms`: as for `HeadRotation`."""
+    def __init__(
+        self, name: str, norms: dict[str, int], config: ModelConfig, setup: PartSetup, order: Tensor | None
+    ) -> None:
+        """`norms`, `order`: as for `HeadRotation`."""
+        self._order = order
         self._eps = config.rms_norm_eps
         self._ops = setup.ops
         self._weights = [
@@ -106,4 +110,5 @@ class OffsetHeadNorm:
     def pack(self) -> None:
         """See `Part.pack`: one row a head."""
         rows = [weight.factors().expand(count, -1) for weight, count in zip(self._weights, self._counts, strict=True)]
-        self._factors = torch.cat(rows)
+        factors = torch.cat(rows)
+        self._factors = factors if self._order is None else factors[:, self._order.to(factors.device)].contiguous()

@@ -17,12 +17,15 @@ from engine.attention.base import Attention, LayerRule
 from engine.models.config import ModelConfig
 from engine.models.parts.attention import GroupedQueryAttention
 from engine.models.parts.base import Part, PartSetup
+from engine.models.parts.delta_net import GatedDeltaNet
 from engine.models.parts.latent_attention import LatentAttention
 from engine.models.parts.mlp import GatedMlp, PlainMlp
 from engine.models.parts.norm import StreamNorm, make_norm
+from engine.models.parts.short_convolution import ShortConvolution
 from engine.models.parts.sparse_mlp import SparseMlp
 from engine.models.registry import Block
 from engine.models.rope import Rotations
+from engine.models.state_settings import DeltaSettings
 from wire.layout import LayerKv
 
 
@@ -72,7 +75,12 @@ class _Parts:
     def norm(self, name: str, tensor: str) -> StreamNorm:
         return make_norm(f"{self._name}.{name}", f"{self._tensors}.{tensor}", self._config, self._setup)
 
-    def attention(self) -> GroupedQueryAttention | LatentAttention:
+    def attention(self) -> GroupedQueryAttention | LatentAttention | ShortConvolution | GatedDeltaNet:
+        states = self._config.states
+        if states is not None and states.layers[self._layer]:
+            if isinstance(states, DeltaSettings):
+                return GatedDeltaNet(self._layer, self._config, states, self._setup)
+            return ShortConvolution(self._layer, self._config, states, self._setup)
         if self._config.latent is not None:
             return LatentAttention(self._layer, self._config, self._config.latent, self._rope, self._setup)
         return GroupedQueryAttention(self._layer, self._config, self._rope, self._setup)

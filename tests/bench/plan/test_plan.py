@@ -158,7 +158,7 @@ def test_the_command_prints_a_table_for_each_rate(tmp_path: Path, capsys: pytest
     more = ["--random-output-len", "4", "--rates", "2,4", "--picture", str(picture)]
     assert main([*flags, *more]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("one node | split | with goals | adaptive | refusing") == 3
+    assert printed.count("one node | split | split with goals | mixed | one with goals | refusing") == 3
     assert picture.read_text().startswith("<svg")
     assert "4 requests/s, 6 requests" in printed
 

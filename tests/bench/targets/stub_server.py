@@ -2,7 +2,7 @@
 
 `detached`: its workers lead sessions of their own. `stubborn`: it ignores SIGTERM. `mute`: it never answers. `broken`:
 it fails at once. `proxy`: it knows no health route and, for its first five requests, no engine. `leaves`: it starts its
-workers, the server among them, and goes.
+workers, the server among them, and goes. `joins`: its health names one node the first two times, and two from then on.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ _NUM_FAILED = 5
 class Handler(BaseHTTPRequestHandler):
     behaviours: tuple[str, ...] = ()
     num_asked = 0
+    num_looked = 0
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            self.answer(404 if "proxy" in self.behaviours else 200, {})
+            Handler.num_looked += 1
+            nodes = {"prefill": int(Handler.num_looked > 2), "decode": 1}
+            self.answer(
+                404 if "proxy" in self.behaviours else 200, {"nodes": nodes} if "joins" in self.behaviours else {}
+            )
         elif self.path == "/v1/models":
             self.answer(200, {"object": "list", "data": [{"id": "stub", "object": "model"}]})
         else:

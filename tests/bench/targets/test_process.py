@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from bench.facts import ROOT
-from bench.targets.process import why_not_ready
+from bench.targets.process import node_counts, why_not_ready
 from bench.targets.spec import Target
 from tests.bench.targets.processes import STUB, is_running, start, state_of, stub_target, wait_for
 from wire.errors import InvalidSetting, RequestFailed
@@ -65,6 +65,15 @@ def test_a_halted_target_rests_and_answers_again_when_it_is_continued() -> None:
         running.resume()
         assert why_not_ready(running.url, 5.0) == ""
         assert all(state_of(pid) != "T" for pid in running.pids)
+
+
+def test_a_node_that_joins_after_the_first_answer_is_no_reason_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.targets.process._CONTINUE_S", 0.5)
+    with start(stub_target("joins")) as running:
+        assert node_counts(running.url, 5.0) is not None
+        running.pause()
+        running.resume()
+        assert node_counts(running.url, 5.0) == {"prefill": 1, "decode": 1}
 
 
 def test_a_proxy_is_ready_when_its_engines_are() -> None:

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 VOCAB_SIZE = 160
 Family: TypeAlias = tuple[str, Mapping[str, Any]]
@@ -63,6 +69,24 @@ _YARN: Mapping[str, Any] = {
 }
 _GPT2: Mapping[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "intermediate_size": None}
 
+_LFM2: Mapping[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "conv_bias": True,
+    "block_multiple_of": 32,
+}
+_QWEN3_NEXT: Mapping[str, Any] = {
+    **_EXPERTS,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "mlp_only_layers": [3],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "shared_expert_intermediate_size": 80,
+}
 _LLAMA3: Mapping[str, Any] = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -82,6 +106,7 @@ FAMILIES: Mapping[str, Family] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": 12}),
     "qwen2-moe": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 80, "decoder_sparse_step": 2}),
     "qwen3-moe": ("qwen3_moe", {**_EXPERTS, "head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [0]}),
+    "qwen3-next": ("qwen3_next", _QWEN3_NEXT),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
     "phi3": ("phi3", {"sliding_window": 40}),
     "phi3-longrope": ("phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 16}),
@@ -107,6 +132,7 @@ FAMILIES: Mapping[str, Family] = {
     "gpt-neox": ("gpt_neox", {}),
     "gpt-neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
     "glm4-moe": ("glm4_moe", {**_GROUPS, "head_dim": 32, "use_qk_norm": True}),
+    "lfm2": ("lfm2", _LFM2),
     "gpt-oss": ("gpt_oss", {"head_dim": 16, "sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "deepseek-v2": ("deepseek_v2", {**_GROUPS, **_LATENTS, "q_lora_rank": None}),
     "deepseek-v2-groups": (
@@ -116,13 +142,60 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek-v3": ("deepseek_v3", {**_GROUPS, **_LATENTS, "q_lora_rank": 20, "rope_parameters": _YARN}),
 }
 
+_MROPE: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+_TOWER: Mapping[str, Any] = {"hidden_size": 32, "intermediate_size": 32}
+_QWEN_TOWER: Mapping[str, Any] = {**_TOWER, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
+_LAYERED_TOWER: Mapping[str, Any] = {
+    **_TOWER,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+SEEING: Mapping[str, Family] = {
+    "qwen2-vl": (
+        "qwen2_vl",
+        {
+            "text_config": {"rope_parameters": _MROPE},
+            "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2},
+        },
+    ),
+    "qwen2.5-vl": ("qwen2_5_vl", {"text_config": {"rope_parameters": _MROPE}, "vision_config": _QWEN_TOWER}),
+    "qwen3-vl": (
+        "qwen3_vl",
+        {
+            "text_config": {"head_dim": 16, "rope_parameters": {**_MROPE, "mrope_interleaved": True}},
+            "vision_config": {**_QWEN_TOWER, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3-vl": (
+        "gemma3",
+        {
+            "text_config": {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
+            "vision_config": {**_LAYERED_TOWER, "model_type": "siglip_vision_model"},
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    "mistral3": (
+        "mistral3",
+        {
+            "text_config": {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+            "vision_config": {**_LAYERED_TOWER, "model_type": "pixtral", "head_dim": 16},
+            "tie_word_embeddings": False,
+        },
+    ),
+}
+"""Models that see images, too, of which the text part is served."""
 
-def make_model(folder: Path, family: str | Family) -> PreTrainedModel:
+
+def make_model(folder: Path, family: str | Family, common: Mapping[str, Any] = COMMON) -> PreTrainedModel:
     """A model with random weights, written to `folder` as it would be published."""
     torch.manual_seed(1)
-    model_type, changes = FAMILIES[family] if isinstance(family, str) else family
-    config = AutoConfig.for_model(model_type, **{**COMMON, **changes}, attn_implementation="eager")
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
+    if isinstance(family, str):
+        family = SEEING[family] if family in SEEING else FAMILIES[family]
+    model_type, changes = family
+    model = _random_model(model_type, changes, common)
     for name, parameter in model.named_parameters():
         _fill(name, parameter.data)
     for name, buffer in model.named_buffers():
@@ -132,6 +205,16 @@ def make_model(folder: Path, family: str | Family) -> PreTrainedModel:
     model.save_pretrained(folder)
     content = json.loads((folder / "config.json").read_text())
     assert content["architectures"] == [type(model).__name__]
+    return model
+
+
+def _random_model(model_type: str, changes: Mapping[str, Any], common: Mapping[str, Any]) -> PreTrainedModel:
+    fields, auto = {**common, **changes}, AutoModelForCausalLM
+    if "vision_config" in changes:
+        text, tower = {**common, **changes["text_config"]}, dict(changes["vision_config"])
+        fields, auto = {**changes, "text_config": text, "vision_config": tower}, AutoModelForImageTextToText
+    config: PreTrainedConfig = AutoConfig.for_model(model_type, **fields, attn_implementation="eager")
+    model: PreTrainedModel = auto.from_config(config).eval()
     return model
 
 

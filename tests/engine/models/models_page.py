@@ -43,6 +43,7 @@ _ROPES = {
     "windows_only": "no rope in layers without a window",
     "no_rope_layers": "layers without rope",
 }
+_STATES = {"none": "", "lfm2": "short convolutions or attention", "qwen3_next": "gated delta nets or gated attention"}
 _QK_NORMS = {"none": "", "heads": "norm of each head", "whole": "norm over all heads"}
 
 
@@ -62,6 +63,7 @@ def parts_of(family: Family) -> Iterator[str]:
     yield _NORMS[family.norm]
     if family.has_latents:
         yield "latent attention"
+    yield _STATES[family.states]
     yield _QK_NORMS[family.qk_norm]
     if family.names.qkv:
         yield "q, k and v in one matrix"

@@ -48,6 +48,17 @@ def test_a_hub_id_in_the_cache_is_its_snapshot(hub_cache: Path, weights: bool) -
     assert resolve_checkpoint("someone/tiny", weights=weights) == snapshot
 
 
+def test_a_hub_id_may_name_its_revision(hub_cache: Path) -> None:
+    repository = hub_cache / "models--someone--tiny"
+    snapshot = make_checkpoint(repository / "snapshots" / COMMIT, "qwen3")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "v2").write_text(COMMIT)
+    assert resolve_checkpoint("someone/tiny@v2") == resolve_checkpoint(f"someone/tiny@{COMMIT}") == snapshot
+    for other in ("someone/tiny", "someone/tiny@v1"):
+        with pytest.raises(ModelLoadError, match=f"{other}' is not a folder, is not in the local hub cache"):
+            resolve_checkpoint(other)
+
+
 @pytest.mark.usefixtures("hub_cache")
 def test_a_hub_id_that_is_nowhere_is_refused() -> None:
     with pytest.raises(ModelLoadError, match="'someone/absent' is not a folder, is not in the local hub cache"):

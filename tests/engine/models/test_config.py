@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.models.config import ModelConfig, architecture_facts, load_config, parse_config
+from engine.models.architecture_facts import architecture_facts
+from engine.models.config import ModelConfig, load_config, parse_config
 from engine.models.rope_settings import RopeSettings
 from wire.errors import ModelLoadError
 

@@ -308,6 +308,13 @@ def test_weights_that_are_no_numbers_are_named_at_load(tmp_path: Path, value: fl
         loaded(rewritten(folder, **{name.replace(".", "__"): tensor}))
 
 
+def test_a_matrix_of_zeros_is_named_at_load_though_it_is_fused_with_others(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama", changes={"attention_bias": True})
+    loaded(rewritten(folder, model__layers__0__self_attn__k_proj__bias=torch.zeros(32)))
+    with pytest.raises(ModelLoadError, match=r"layers\.0\.self_attn\.k_proj\.weight has nothing but zeros"):
+        loaded(rewritten(folder, model__layers__0__self_attn__k_proj__weight=torch.zeros(32, 64)))
+
+
 def test_numbers_too_large_for_the_dtype_are_named_at_load(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama")
     norm = torch.full((64,), 1e5)

@@ -23,11 +23,28 @@ from kvtransfer.transports.base import Blocks
 from kvtransfer.transports.nixl import thread
 from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
 from kvtransfer.transports.shm import segment
+from kvtransfer.transports.shm.direct import ShmSender
 from tests.kvtransfer.pools import LAYOUT
 from wire.errors import InvalidSetting, Refused
 from wire.links import LinkSettings
 
 _NUM_BLOCKS, _BLOCK_BYTES = 8, 4096
+ZMQ_ENDPOINT = Endpoint("zmq", "tcp://127.0.0.1:9")
+
+
+def hello_of(*endpoints: Endpoint) -> PeerHello:
+    """The greeting of a decode node that runs here."""
+    return PeerHello(
+        node_id="D",
+        epoch=1,
+        sender_epoch=2,
+        fingerprint="model",
+        layout=LAYOUT,
+        num_blocks=_NUM_BLOCKS,
+        checksum="none",
+        process=this_process(),
+        endpoints=endpoints,
+    )
 
 
 def offered(context: zmq.Context[zmq.Socket[bytes]], choice: str) -> list[str]:
@@ -257,20 +274,39 @@ def test_slots_are_not_taken_from_another_host(context: zmq.Context[zmq.Socket[b
     pool = DevicePool(torch.zeros((_NUM_BLOCKS, _BLOCK_BYTES), dtype=torch.uint8))
     factory = SenderFactory(here, PoolMemory(here, "sender"), pool)
     endpoints = (Endpoint("shm", "baton-" + "0" * 32), Endpoint("shm_slots", "tcp://127.0.0.1:9"))
-    hello = PeerHello(
-        node_id="D",
-        epoch=1,
-        sender_epoch=2,
-        fingerprint="model",
-        layout=LAYOUT,
-        num_blocks=_NUM_BLOCKS,
-        checksum="none",
-        process=replace(this_process(), host="elsewhere"),
-        endpoints=endpoints,
-    )
+    hello = replace(hello_of(*endpoints), process=replace(this_process(), host="elsewhere"))
     reason = "shm: this node takes shm_slots or zmq; shm_slots: the nodes do not share memory"
     with pytest.raises(Refused, match=reason):
         factory.open(hello)
-    transport, sender = factory.open(replace(hello, endpoints=(*endpoints, Endpoint("zmq", "tcp://127.0.0.1:9"))))
+    transport, sender = factory.open(replace(hello, endpoints=(*endpoints, ZMQ_ENDPOINT)))
+    sender.close()
+    assert transport == "zmq"
+
+
+@pytest.mark.parametrize("num_sockets", [1, 2])
+def test_without_room_for_another_socket_a_peer_is_refused(num_sockets: int) -> None:
+    """Of the three that a watched connection has."""
+    with zmq.Context() as context:
+        context.max_sockets = num_sockets
+        settings = TransportSettings("zmq", context, "127.0.0.1", LinkSettings(), this_process())
+        pool = HostPool(np.zeros((_NUM_BLOCKS, _BLOCK_BYTES), dtype=np.uint8))
+        with pytest.raises(Refused, match="zmq: no socket for another node: Too many open files"):
+            SenderFactory(settings, PoolMemory(settings, "sender"), pool).open(hello_of(ZMQ_ENDPOINT))
+
+
+def test_what_the_system_refuses_a_transport_is_no_failure_of_the_node(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(ShmSender, "__init__", refuse)
+    settings = TransportSettings("shm", context, "127.0.0.1", LinkSettings(), this_process())
+    pool = HostPool(np.zeros((_NUM_BLOCKS, _BLOCK_BYTES), dtype=np.uint8))
+    factory = SenderFactory(settings, PoolMemory(settings, "sender"), pool)
+    shm = Endpoint("shm", "baton-" + "0" * 32)
+    with pytest.raises(Refused, match=r"shm: .*Too many open files"):
+        factory.open(hello_of(shm))
+    transport, sender = factory.open(hello_of(shm, ZMQ_ENDPOINT))
     sender.close()
     assert transport == "zmq"

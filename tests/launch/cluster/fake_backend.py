@@ -33,6 +33,8 @@ class World:
     """Of members by name, in the place of "steady"; "unstartable" makes `start` raise."""
     log: list[str] = field(default_factory=list)
     num_cpus: float = NUM_CPUS
+    is_away: bool = False
+    """Whatever runs the members does not answer. They go on."""
     pids: count[int] = field(default_factory=lambda: count(100))
 
 
@@ -67,6 +69,8 @@ class FakeBackend:
             self.world.log.append(f"remove {name}")
 
     def reports(self) -> Mapping[str, Report]:
+        if self.world.is_away:
+            raise ChildFailed("Ray does not answer")
         for member in self.world.members.values():
             member.looks += 1
             if member.report.phase == Phase.PLACING:

@@ -54,7 +54,7 @@ def test_with_local_this_machine_serves_each_group_at_its_count(
     monkeypatch.setattr(launch.serve, "run", run)
     assert main(["cluster", "up", "--local", str(file)]) == 0
     ((deployment, environment),) = served
-    assert (deployment.serve.prefill, deployment.serve.decode, deployment.router.goal_tpot_ms) == (1, 2, 30.0)
+    assert (deployment.num_prefill, deployment.serve.decode, deployment.router.goal_tpot_ms) == (1, 2, 30.0)
     assert environment["HF_HOME"] == "/models"
     assert "decode: 2 nodes; on one machine their number stays as it is" in capsys.readouterr().err
 

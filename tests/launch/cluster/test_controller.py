@@ -15,7 +15,7 @@ from launch.cluster.policy import Load, Reading
 from launch.cluster.readings import RouterView
 from launch.cluster.status import Status
 from tests.launch.cluster.fake_backend import FakeBackend, World
-from wire.errors import RequestFailed
+from wire.errors import ChildFailed, RequestFailed
 
 FILE = """
 name = "tests"
@@ -60,7 +60,9 @@ class PlayedView(RouterView):
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"id": name, "load": load} for name, load in self.loads.items()]
+        """A name with a slash is that of a node in a group."""
+        groups = {name: name.partition("/")[0] if "/" in name else "" for name in self.loads}
+        return [{"id": name, "group": groups[name], "load": load} for name, load in self.loads.items()]
 
 
 class Deployment:
@@ -151,6 +153,22 @@ def test_what_cannot_be_started_is_tried_again_and_holds_nobody_up() -> None:
     assert deployment.status.is_ready
 
 
+def test_what_runs_is_left_alone_while_the_backend_is_away(deployment: Deployment) -> None:
+    pid = deployment.world.members["prefill-0"].report.pid
+    num_done = len(deployment.world.log)
+    deployment.world.is_away = True
+    for _ in range(600):
+        with pytest.raises(ChildFailed, match="does not answer"):
+            deployment.run(1)
+        deployment.now_s += 1.0
+    deployment.lose("decode-0")
+    deployment.world.is_away = False
+    deployment.run(5)
+    assert deployment.world.log[num_done:] == ["start decode-0"]
+    assert deployment.world.members["prefill-0"].report.pid == pid
+    assert deployment.status.is_ready
+
+
 def test_a_program_that_cannot_start_says_why_in_the_status() -> None:
     deployment = Deployment()
     deployment.world.behaviours["decode-0"] = "broken"
@@ -205,9 +223,18 @@ def test_only_one_change_is_under_way(deployment: Deployment) -> None:
     assert deployment.status.groups["decode"].desired == 3
 
 
-def test_the_node_with_the_least_to_finish_is_drained(deployment: Deployment) -> None:
+@pytest.mark.parametrize(
+    "loads",
+    [
+        pytest.param({"decode-0": 5, "decode-1": 1, "decode-2": 3}, id="nodes"),
+        pytest.param(
+            {"decode-0/0": 2, "decode-0/1": 2, "decode-1/0": 3, "decode-2/0": 2, "decode-2/1": 2}, id="groups"
+        ),
+    ],
+)
+def test_the_node_with_the_least_to_finish_is_drained(deployment: Deployment, loads: dict[str, int]) -> None:
     deployment.scale_up()
-    deployment.view.loads = {"decode-0": 5, "decode-1": 1, "decode-2": 3}
+    deployment.view.loads = loads
     deployment.view.says = CALM
     deployment.run(60)
     assert next(line for line in deployment.world.log if line.startswith("terminate decode")) == "terminate decode-1"

@@ -28,7 +28,7 @@ def test_the_example_is_a_deployment_that_scales() -> None:
 
 def test_the_same_file_describes_one_machine() -> None:
     deployment = read_cluster_file(EXAMPLE)[0].on_one_machine()
-    assert (deployment.serve.prefill, deployment.serve.decode) == (1, 1)
+    assert (deployment.num_prefill, deployment.serve.decode) == (1, 1)
     assert deployment.router.port == 8000
     assert deployment.decode.max_num_seqs == 32
 
@@ -108,6 +108,18 @@ def test_all_ranks_of_a_node_have_one_place() -> None:
     program = node_program(file, file.groups[DECODE], "decode-0", "tcp://h:1")
     assert program.resources == {"CPU": 6.0, "GPU": 2.0}
     assert {"--tensor-parallel-size=2", "--num-threads=6"} <= set(program.arguments)
+
+
+def test_a_group_of_nodes_has_one_place_and_is_one_program() -> None:
+    text = "[decode]\nresources = {{ CPU = 3, GPU = 0.5 }}\nflags = {{ data-parallel-size = {} }}"
+    file = parse_cluster_file(text.format(2), "it")
+    program = node_program(file, file.groups[DECODE], "decode-0", "tcp://h:1")
+    assert (program.module, program.arguments[0]) == ("baton", "decode")
+    assert program.resources == {"CPU": 6.0, "GPU": 1.0}
+    assert {"--data-parallel-size=2", "--num-threads=3", "--node-id=decode-0"} <= set(program.arguments)
+    assert not any("gpu-memory" in flag for flag in program.arguments), "the group divides its GPU by itself"
+    with pytest.raises(InvalidSetting, match=r"it: \[decode\] flags: --data-parallel-size 0 must be"):
+        parse_cluster_file(text.format(0), "it")
 
 
 def test_a_router_listens_where_the_file_says() -> None:

@@ -116,16 +116,26 @@ def test_a_prefill_node_that_is_busy_stays() -> None:
     assert (change.count, change.reason) == (1, "1 would do: prompts wait 10 ms, of 200 ms that they may")
 
 
+def test_a_prompt_that_is_alone_on_its_node_is_no_reason_for_more_nodes_however_late_it_is() -> None:
+    alone = replace(CALM, queue_s=0.5, ttft_s=2.0, prefill=Load(0.1, busy_share=0.1))
+    assert changes([(alone, 100)]) == []
+    ((_, change),) = changes([(alone, 100)], prefill=2)
+    assert (change.count, change.reason) == (1, "1 would do: prompts are alone on their nodes")
+    assert changes([(replace(alone, queue_s=None), 100)]) == [], "nor its TTFT"
+    late = replace(alone, prefill=Load())
+    assert [change.count for _, change in changes([(late, 11)], prefill=0)] == [1], "decode nodes compute it, not alone"
+
+
 def test_without_a_common_clock_the_ttft_counts() -> None:
-    pressure = prefill_pressure(replace(CALM, ttft_s=0.6), 0.4)
+    pressure = prefill_pressure(replace(CALM, ttft_s=0.6, prefill=Load(3, busy_share=1.0)), 0.4, 1)
     assert pressure.value == pytest.approx(1.5)
     assert pressure.reason == "TTFT is 600 ms, the goal 400 ms"
 
 
 def test_prompts_that_wait_while_none_is_answered_are_a_reason() -> None:
     stuck = replace(CALM, prefill=Load(3, num_waiting=2))
-    assert prefill_pressure(stuck, 0.4).value > 1
-    assert prefill_pressure(CALM, 0.4).value == 0
+    assert prefill_pressure(stuck, 0.4, 1).value > 1
+    assert prefill_pressure(CALM, 0.4, 1).value == 0
 
 
 def test_requests_that_wait_for_room_or_kv_that_is_held_are_reasons_too() -> None:

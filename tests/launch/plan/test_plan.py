@@ -108,6 +108,19 @@ def test_windows_bound_what_a_token_attends_to() -> None:
     assert attention_flop(config, 9999) == 4 * 64 * 64 * (12 * 128 + 12 * 10_000)
 
 
+def test_a_group_has_the_kv_of_its_nodes_and_each_handoff_is_between_two_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = _written(tmp_path, LLAMA_3_8B)
+    alone = _planned(capsys, model)
+    group = _planned(capsys, model, "--dp", "4", "--prefill-dp", "2")
+    assert (group["num_prefill"], group["num_decode"]) == (2, 4)
+    assert {**group, "num_prefill": 1, "num_decode": 1} == alone
+    tokens = 4 * _planned(capsys, model, "--decode-tp", "2")["decode"]["kv_tokens"]
+    assert main(["plan", model, "--decode-dp", "4", "--decode-tp", "2"]) == 0
+    assert f"a group of 4 such nodes: 8 ranks, {tokens:,} tokens of KV" in capsys.readouterr().out
+
+
 def test_a_plan_for_uneven_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = _written(tmp_path, LLAMA_3_8B)
     plan = _planned(capsys, model, "--prefill-tp", "2", "--decode-tp", "4", "--context", "4096")

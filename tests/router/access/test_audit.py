@@ -142,3 +142,23 @@ async def test_a_renamed_file_is_left_behind_on_reload(
 def test_a_file_that_cannot_be_written_is_one_sentence() -> None:
     with pytest.raises(InvalidSetting, match="--audit-log /no/such/folder/audit: No such file"):
         AuditLog("/no/such/folder/audit")
+
+
+async def test_a_full_disk_ends_nothing_and_the_log_goes_on_elsewhere(
+    prompts: PromptMaker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.symlink_to("/dev/full")
+    audit = Audit(path)
+    async with serving(prompts, audit=audit.log) as running:
+        assert (await fetch(running, "GET", "/v1/models")).status == 200
+        assert "a line of the audit log was lost: No space left on device" in caplog.text
+        path.unlink()
+        audit.log.reload()
+        assert (await fetch(running, "GET", "/v1/models")).status == 200
+        await audit.has_lines(1)
+        path.unlink()
+        path.symlink_to("/dev/full")
+        audit.log.reload()
+        assert (await fetch(running, "GET", "/v1/models")).status == 200
+    audit.log.close()

@@ -18,7 +18,7 @@ from engine.models.modelling.config import ModellingConfig
 from engine.models.weight_files import SINGLE_FILE
 from tests.checkpoints import make_checkpoint, write_weights
 from tests.engine.models.families import make_model
-from tests.engine.models.modelling.architectures import COMPUTED, REFUSED
+from tests.engine.models.modelling.architectures import ALSO_COMPUTED, COMPUTED, REFUSED
 from tests.engine.models.test_families import answers, assert_same, built, prompts
 from wire.errors import InvalidSetting, ModelLoadError
 
@@ -121,6 +121,18 @@ def test_files_that_lack_tensors_or_hold_nan_are_refused(tmp_path: Path) -> None
         built(tmp_path)
     write_weights(tmp_path, {**tensors, name: tensors[name].index_fill(0, torch.tensor([3]), float("nan"))})
     with pytest.raises(ModelLoadError, match=rf"NaN or infinite numbers in {name}"):
+        built(tmp_path)
+    write_weights(tmp_path, {**tensors, name: torch.zeros_like(tensors[name])})
+    with pytest.raises(ModelLoadError, match=rf"{name} has nothing but zeros"):
+        built(tmp_path)
+
+
+def test_an_expert_that_is_missing_is_refused(tmp_path: Path) -> None:
+    make_model(tmp_path, ALSO_COMPUTED["dots1"])
+    tensors = load_file(tmp_path / SINGLE_FILE)
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+    write_weights(tmp_path, {key: tensor for key, tensor in tensors.items() if key != name})
+    with pytest.raises(ModelLoadError, match=f"lacks 1 tensors: {name}"):
         built(tmp_path)
 
 

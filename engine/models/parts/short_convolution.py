@@ -1,0 +1,73 @@
+"""A short convolution in the place of a layer's attention: each channel adds up its last few inputs.
+
+Owns the weights. The inputs of earlier tokens are a state of the sequence, which attention's pool keeps
+(`engine.attention.block_states`).
+
+Letters: T tokens of the step, E hidden size, L inputs that are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from torch import Tensor
+
+from engine.attention.base import PLAIN, Attention, KeepsStates, LayerRule
+from engine.models.config import ModelConfig
+from engine.models.parameters import Parameter, Source, whole
+from engine.models.parts.base import PartSetup
+from engine.models.parts.linear import Linear, Matrix
+from engine.models.rope import Rotations
+from engine.models.state_settings import ConvolutionSettings
+from wire.layout import STATE, LayerKv
+
+
+class ShortConvolution:
+    """out(C * convolution(B * x)), where B, C and x are products of the stream. See `Part`, and `GroupedQueryAttention`
+    for `kv` and `rule`."""
+
+    def __init__(self, layer: int, config: ModelConfig, settings: ConvolutionSettings, setup: PartSetup) -> None:
+        name, size = f"layers.{layer}.convolution", config.hidden_size
+        tensors = f"{config.names.layer(layer)}.{config.names.state}"
+        self.kv = LayerKv(settings.width - 1, size, kind=STATE)
+        self.rule: LayerRule = PLAIN
+        self._layer = layer
+        rows = [Matrix(f"{tensors}.in_proj", 3 * size, range(3 * size))]
+        self._in = Linear.column_parallel(f"{name}.in", rows, size, settings.has_bias, setup)
+        self._out = Linear.row_parallel(
+            f"{name}.out", f"{tensors}.out_proj", size, size, range(size), settings.has_bias, setup
+        )
+        self._weight = setup.empty(size, 1, settings.width)
+        self._bias = setup.empty(size) if settings.has_bias else None
+        self._parameters = [_parameter(f"{name}.weight", f"{tensors}.conv.weight", self._weight)]
+        if self._bias is not None:
+            self._parameters.append(_parameter(f"{name}.bias", f"{tensors}.conv.bias", self._bias))
+
+    def __call__(self, x: Tensor, rotations: Rotations, attention: Attention) -> Tensor:
+        """The convolution's summand for the residual stream, [T, E] of x [T, E]."""
+        first, last, x = self._in(x).chunk(3, dim=-1)
+        # a pool with states has no other attention
+        states = cast(KeepsStates, attention)
+        recent = states.recent(self._layer, first * x, self.kv.num_kv_heads)
+        states.stored()
+        added = (recent * self._weight[:, 0].T).sum(dim=1)
+        if self._bias is not None:
+            added = added + self._bias
+        return self._out(added.mul_(last))
+
+    def parameters(self) -> Iterator[Parameter]:
+        """See `Part.parameters`."""
+        yield from self._in.parameters()
+        yield from self._out.parameters()
+        yield from self._parameters
+
+    def pack(self) -> None:
+        """See `Part.pack`."""
+        self._in.pack()
+        self._out.pack()
+
+
+def _parameter(name: str, tensor: str, weight: Tensor) -> Parameter:
+    shape = tuple(weight.shape)
+    return Parameter(name, weight, (Source(tensor, shape, whole(shape), whole(shape)),))
