@@ -24,9 +24,7 @@ Letters: N rows (requests that sample in this step), R rows of one pass, V vocab
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,34 +33,14 @@ from device.base import Staging
 from engine.native.library import Kernels
 from engine.runner.grammar_masks import apply_masks
 from engine.runner.native_argmax import argmax, largest_of_rows
-from engine.runner.sampling_plan import (
-    NARROW_WIDTH,
-    Changes,
-    SampledRequest,
-    SampleGroup,
-    SamplingPlan,
-    as_tokens,
-    plan_sampling,
-)
-from engine.scheduler.request import SampledToken
+from engine.runner.plain_rows import LargestRows
+from engine.runner.sampling_plan import NARROW_WIDTH, Changes, SampledRequest, SampleGroup, SamplingPlan, plan_sampling
 from wire.sampling import MAX_TOP_LOGPROBS
 
 _LARGEST_LOGIT = torch.finfo(torch.float32).max
 _HOST_PASS_ELEMENTS = 1 << 16
 _DEVICE_PASS_ELEMENTS = 1 << 24
 _LOW_32_BITS = 2**32 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class LargestRows:
-    """See `SampledRows`. token_ids, is_valid: [N]."""
-
-    token_ids: array[int]
-    is_valid: array[int]
-
-    def tokens(self) -> list[SampledToken | None]:
-        """See `SampledRows.tokens`."""
-        return as_tokens(self.token_ids, self.is_valid)
 
 
 class Sampler:
@@ -104,7 +82,7 @@ class Sampler:
     def sample_largest(self, plan: SamplingPlan, logits: Tensor) -> LargestRows | None:
         """What `sample` would return, on the host already; None where more than the largest logits is asked for, or
         where torch has to find them."""
-        if self._kernels is None or not plan.takes_largest:
+        if self._kernels is None or plan.masks is not None or plan.wide_rows:
             return None
         return LargestRows(*largest_of_rows(self._kernels, logits))
 

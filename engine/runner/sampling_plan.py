@@ -23,7 +23,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
-from itertools import repeat
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -33,6 +32,7 @@ from torch import Tensor
 from device.base import Array, Staging
 from device.staging import staged_bytes
 from engine.runner.grammar_masks import GrammarRow, Masks, MaskSource, stack_masks
+from engine.runner.plain_rows import plain_tokens
 from engine.scheduler.request import PENDING_TOKEN, SampledToken
 from wire.messages import TokenLogprobs
 from wire.request_key import RequestKey
@@ -139,8 +139,6 @@ class SamplingPlan:
 
     def stage_changes(self, staging: Staging) -> SamplingPlan:
         """This plan with its changed logits staged."""
-        if self.takes_largest:
-            return self
         kinds = (self.bias, self.repetition, self.presence, self.withheld, self.allowed)
         if self.masks is None and kinds == (None,) * 5:
             return self
@@ -161,11 +159,6 @@ class SamplingPlan:
         )
 
     @property
-    def takes_largest(self) -> bool:
-        """Whether each row takes its largest logit as the model computed it, and reports nothing."""
-        return self.masks is None and not self.wide_rows
-
-    @property
     def reports_top(self) -> bool:
         """Whether a row reports more than its chosen token."""
         return any(num_top > 0 for _, num_top in self.reports)
@@ -174,7 +167,7 @@ class SamplingPlan:
         """The sampled tokens, from the fetched outputs of `Sampler.sample`; None for a row that held NaN."""
         token_ids, is_number = arrays[0].tolist(), arrays[1].tolist()
         if not self.reports:
-            return as_tokens(token_ids, is_number)
+            return plain_tokens(token_ids, is_number)
         logprobs: list[TokenLogprobs | None] = [None] * self.num_rows
         chosen = arrays[2].tolist()
         top_ids, top_logprobs = (array.tolist() for array in arrays[3:]) if self.reports_top else ([], [])
@@ -184,14 +177,6 @@ class SamplingPlan:
             logprobs[row] = TokenLogprobs(chosen[place], ids, values)
         sampled = zip(token_ids, logprobs, is_number, strict=True)
         return [SampledToken(token_id, report) if valid else None for token_id, report, valid in sampled]
-
-
-def as_tokens(token_ids: Sequence[int], is_number: Sequence[int]) -> list[SampledToken | None]:
-    """The tokens of rows that report nothing; None for a row without a number."""
-    if all(is_number):
-        return list(map(SampledToken, token_ids, repeat(None)))
-    pairs = zip(token_ids, is_number, strict=True)
-    return [SampledToken(token_id, None) if valid else None for token_id, valid in pairs]
 
 
 def uniform_noise(seed: int, choice: int, position: int) -> float:
@@ -247,8 +232,7 @@ def plan_sampling(
             grammar_rows.append(GrammarRow(row, request.matcher, params.allowed_token_ids, unwanted))
         if params.temperature != 0.0:
             sampled.append(_sampled_row(row, request, vocab_size))
-    # all rows report: their names are not needed
-    reported_rows = [row for row, _ in reports] if len(reports) < len(requests) else []
+    reported_rows = [row for row, _ in reports] if len(reports) < len(requests) else []  # all rows need no names
     groups, reported = _stage_rows(sampled, reported_rows, staging, max_num_rows)
     return SamplingPlan(
         num_rows=len(requests),

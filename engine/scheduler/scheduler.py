@@ -1,8 +1,7 @@
 """The scheduler: turns "tokens still to compute" into steps under one token budget.
 
 Owns what each step computes, and what its result means for the requests in it; their order is `LiveRequests`' and their
-blocks are `RequestBlocks`'. Knows no tensors, models, nodes or transports: it is built from a block pool and a few
-numbers, and runs thousands of steps a second in tests.
+blocks are `RequestBlocks`'. Knows no tensors, models, nodes or transports.
 
 There are no phases. A request has known tokens and computed tokens; a step computes some of the difference. Requests
 that need a single token (they are decoding) are served first, so no stream waits for the prompt of another request; the
@@ -216,14 +215,11 @@ class Scheduler:
 
         The caller removes those that have left.
         """
-        running, token_of = self.requests.running, sampled.get
-        outputs: list[RequestOutput] = []
+        running, outputs = self.requests.running, list[RequestOutput]()
         for share in step.requests:
-            key = share.key
-            request = running.get(key)
-            if request is None or request.arrival != share.arrival:
+            if (request := running.get(share.key)) is None or request.arrival != share.arrival:
                 continue
-            output = self._apply(request, share, token_of(key))
+            output = self._apply(request, share, sampled.get(share.key))
             if share.needs_sample and share.forks:
                 outputs += self._fork(output, request, sampled)
             elif request.matcher is None:
@@ -246,8 +242,7 @@ class Scheduler:
     def rewind(self, step: Step) -> None:
         """Record that `step`, the newest in flight, was not computed: its requests are where they were before it."""
         for share in step.requests:
-            request = self.requests.owner(share)
-            if request is None:
+            if (request := self.requests.owner(share)) is None:
                 continue
             request.num_computed_tokens = share.start
             request.num_steps_in_flight -= 1
@@ -264,16 +259,15 @@ class Scheduler:
         request.num_steps_in_flight -= 1
         if share.block_copy is not None:
             self.blocks.end_copy(request)
-        num_known, finish_reason, has_failed = len(request.token_ids) - request.num_pending_tokens, "", False
+        num_known, finish_reason = len(request.token_ids) - request.num_pending_tokens, ""
         if share.needs_sample:
             request.num_pending_tokens -= 1
-            if token is None:
-                has_failed = True
-            else:
+            if token is not None:
                 request.token_ids[num_known] = token.token_id
                 finish_reason = self._ends.finish_reason(request)
         num_computed_tokens = share.start + share.num_tokens
         self.blocks.publish(request, num_computed_tokens)
+        has_failed = token is None and share.needs_sample
         has_left = bool(finish_reason) or has_failed or (token is not None and request.first_token_only)
         return RequestOutput(
             request.key,
@@ -321,12 +315,9 @@ class Scheduler:
         shares: dict[RequestKey, ScheduledRequest] = {}
         spans: list[PromptSpan] = []
         for request in decoding:
-            if budget <= 0:
-                break
-            key = request.key
-            has_slot = len(request.block_table) * block_size >= len(request.token_ids)  # preempted ones have none
-            if has_slot or (key in running and self._make_room(request, shares)):
-                shares[key] = _scheduled(request, 1)
+            has_slot = len(request.block_table) * block_size >= len(request.token_ids)  # a preempted one has none
+            if budget > 0 and (has_slot or (request.key in running and self._make_room(request, shares))):
+                shares[request.key] = _scheduled(request, 1)
                 budget -= 1
         while budget > 0 and self._first_is_computed and (admitted := self._admit()) is not None:
             budget -= self._share(admitted, 1, shares, spans)
