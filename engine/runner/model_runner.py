@@ -14,15 +14,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from device.base import Device, HostCopy
-from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
+from engine.attention.base import AttentionBackend, LayerStored
 from engine.models.base import RunnableDecoder
 from engine.runner.base import RunningStep
 from engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
+from engine.runner.grammar_masks import Masks
 from engine.runner.graphs import DecodeGraphs, ReportProgress
 from engine.runner.inputs import StepInputs, read_inputs
 from engine.runner.limits import RunnerLimits, staging_bytes
@@ -37,22 +39,39 @@ from wire.sampling import DecodingParams
 _NO_ENDS = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """See `RunningStep`. `keys` are the requests of the plan's rows. `scored`: what the step found out about prompts,
-    and a copy of that."""
+class SampledRows(Protocol):
+    """The tokens of a step's rows, on their way to the host."""
 
-    keys: tuple[RequestKey, ...]
+    def tokens(self) -> list[SampledToken | None]:
+        """Wait for them; None for a row without a number. Raises as `HostCopy.wait`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedRows:
+    """See `SampledRows`. `outputs`: what sampling by `plan` has returned."""
+
     plan: SamplingPlan
     outputs: HostCopy
+
+    def tokens(self) -> list[SampledToken | None]:
+        """See `SampledRows.tokens`."""
+        arrays = self.outputs.wait()
+        return self.plan.tokens(arrays) if arrays else []
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """See `RunningStep`. `keys` are the requests of the sampled rows. `scored`: what the step found out about prompts,
+    and a copy of that."""
+
+    keys: Sequence[RequestKey]
+    rows: SampledRows
     scored: tuple[PromptScoring, HostCopy] | None = None
 
     def result(self) -> Mapping[RequestKey, SampledToken]:
         """See `RunningStep.result`."""
-        arrays = self.outputs.wait()
-        if not self.keys:
-            return {}
-        sampled = zip(self.keys, self.plan.tokens(arrays), strict=True)
+        sampled = zip(self.keys, self.rows.tokens(), strict=True)
         return {key: token for key, token in sampled if token is not None}
 
     def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
@@ -92,6 +111,8 @@ class ModelRunner:
         )
         self._graphs: DecodeGraphs | None = None
         self._sampled_rows: dict[RequestKey, int] = {}
+        # entered in every step: as a decorator it would be made anew each time, which takes 30 us
+        self._inference = torch.inference_mode()
 
     @torch.inference_mode()
     def record_graphs(self, progress: ReportProgress | None = None) -> int:
@@ -107,7 +128,7 @@ class ModelRunner:
             self._decoder,
             self._device,
             self._staging,
-            lambda: self._begin((), 0),
+            lambda: self._begin((), (), 0),
             self._sampled,
             self._limits.max_decodes,
             self._limits.spare_block,
@@ -136,12 +157,11 @@ class ModelRunner:
                 self.launch(step).result()
         self._sampled_rows = {}
 
-    @torch.inference_mode()
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         """See `Runner.launch`. Raises `TokenUnknown` for a pending token that the last step does not sample."""
         inputs = read_inputs(step, self._sampled_rows)
         told = None if layer_stored is None else lambda: self._device.notify(layer_stored)
-        with self._device.guard():
+        with self._inference, self._device.guard():
             try:
                 return self._launch(step, inputs, told)
             except Exception:
@@ -151,8 +171,8 @@ class ModelRunner:
                 raise
 
     def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
-        due = due_requests(step, inputs)
-        rows, plan = self._begin(due, len(inputs.token_ids))
+        ends, due = due_requests(step, inputs)
+        rows, plan = self._begin(ends, due, len(inputs.token_ids))
         scoring = PromptScoring(step, inputs.last_tokens, self._staging) if step.spans else None
         forward = self._stage(step, inputs, layer_stored, scoring)
         plan = plan.stage_changes(self._staging)
@@ -166,24 +186,30 @@ class ModelRunner:
         scored = None if scoring is None else (scoring, self._device.fetch(scoring.outputs))
         if logits is None:
             self._sampled_rows = {}
-            return LaunchedStep((), plan, self._device.fetch(()), scored)
-        requests = [request for _, request in due]
-        outputs = self._sampler.sample(plan, logits, masks)
-        self._store_sampled(requests, outputs[0])
-        keys = tuple(request.key for request in requests)
-        return LaunchedStep(keys, plan, self._device.fetch(outputs), scored)
+            return LaunchedStep((), FetchedRows(plan, self._device.fetch(())), scored)
+        return LaunchedStep([request.key for request in due], self._sample(plan, due, logits, masks), scored)
 
-    def _begin(self, due: Sequence[tuple[int, ScheduledRequest]], num_tokens: int) -> tuple[DueRows, SamplingPlan]:
+    def _sample(
+        self, plan: SamplingPlan, due: Sequence[ScheduledRequest], logits: torch.Tensor, masks: Masks | None
+    ) -> SampledRows:
+        if not self.is_asynchronous and (largest := self._sampler.sample_largest(plan, logits)) is not None:
+            return largest
+        outputs = self._sampler.sample(plan, logits, masks)
+        self._store_sampled(due, outputs[0])
+        return FetchedRows(plan, self._device.fetch(outputs))
+
+    def _begin(
+        self, ends: Sequence[int], due: Sequence[ScheduledRequest], num_tokens: int
+    ) -> tuple[DueRows, SamplingPlan]:
         """Begin staging with what has a fixed room, so that the inputs of graphs lie behind it where they always lie.
 
-        `due`: requests that sample, and the places of their last tokens.
+        `due`: what samples; `ends`: the places of the last tokens.
         """
         self._staging.begin()
         max_num_rows = self._limits.max_num_seqs
-        ends = [end for end, _ in due]
         are_all = len(due) == num_tokens and ends == list(range(num_tokens))
         index = self._staging.put(_NO_ENDS if are_all else np.array(ends, dtype=np.int64), max_num_rows)
-        plan = self._sampler.plan([request for _, request in due], self._staging, max_num_rows)
+        plan = self._sampler.plan(due, self._staging, max_num_rows)
         return DueRows(len(due), None if are_all else index), plan
 
     def _copy_blocks(self, step: Step) -> None:
@@ -198,25 +224,29 @@ class ModelRunner:
     ) -> Forward:
         """Stage the step for a graph when there is one that does all that is wanted, else for operation by
         operation."""
-        shares = [SequenceShare(r.start, r.num_tokens, r.block_table) for r in step.requests]
         if self._graphs is not None and layer_stored is None and scoring is None:
-            recorded = self._graphs.stage(inputs, shares)
+            recorded = self._graphs.stage(inputs, step.requests)
             if recorded is not None:
                 return recorded
-        return self._eager.stage(inputs, shares, layer_stored, scoring)
+        return self._eager.stage(inputs, step.requests, layer_stored, scoring)
 
-    def _store_sampled(self, requests: list[ScheduledRequest], token_ids: torch.Tensor) -> None:
+    def _store_sampled(self, requests: Sequence[ScheduledRequest], token_ids: torch.Tensor) -> None:
         """Store sampled tokens for the next step, also when a step between cannot be launched. token_ids: [N]."""
         if self.is_asynchronous:
             self._sampled[: len(requests)].copy_(token_ids)
             self._sampled_rows = {request.key: row for row, request in enumerate(requests)}
 
 
-def due_requests(step: Step, inputs: StepInputs) -> list[tuple[int, ScheduledRequest]]:
-    """What samples in this step, with the places of its last token: requests, and each of their forks as a request."""
-    due: list[tuple[int, ScheduledRequest]] = []
+def due_requests(step: Step, inputs: StepInputs) -> tuple[list[int], Sequence[ScheduledRequest]]:
+    """The places of the last tokens of what samples in this step, and what does: requests, and each of their forks as
+    a request."""
+    alone = [request for request in step.requests if request.needs_sample and not request.forks]
+    if len(alone) == len(step.requests):
+        return inputs.last_tokens, alone
+    ends: list[int] = []
+    due: list[ScheduledRequest] = []
     for end, request in zip(inputs.last_tokens, step.requests, strict=True):
         if request.needs_sample:
-            due.append((end, request))
-            due += [(end, request._replace(key=fork.key, params=fork.params)) for fork in request.forks]
-    return due
+            due += (request, *(request._replace(key=fork.key, params=fork.params) for fork in request.forks))
+            ends += [end] * (1 + len(request.forks))
+    return ends, due

@@ -75,6 +75,20 @@ def draw(kernels: Kernels, largest: Largest, group: SampleGroup) -> None:
     kernels.sample(call)
 
 
+def largest_of_rows(kernels: Kernels, logits: Tensor) -> tuple[array[int], array[int]]:
+    """As `argmax` without masks: the places [N], and whether the largest is a number [N]. No operation of torch is
+    needed for them: its code is not in the caches after a step."""
+    num_rows, size = logits.shape
+    token_ids, largest = array("q", bytes(8 * num_rows)), array("f", bytes(4 * num_rows))
+    is_valid = array("B", bytes(num_rows))
+    call = BatonArgmax(
+        token_ids.buffer_info()[0], largest.buffer_info()[0], is_valid.buffer_info()[0], logits.data_ptr()
+    )
+    call.num_rows, call.size, call.stride, call.dtype = num_rows, size, logits.stride(0), DTYPES[logits.dtype]
+    kernels.argmax(call)
+    return token_ids, is_valid
+
+
 def _mask_of_row(masks: Masks, num_rows: int) -> array[int]:
     """The number of each row's mask, -1 for none."""
     of_row = array("q", [-1]) * num_rows

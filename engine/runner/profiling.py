@@ -47,6 +47,7 @@ class _HardestRequest:
     num_prompt_tokens: int = 1
     params: DecodingParams = _HARDEST
     matcher: MaskSource | None = field(default_factory=_AnyToken)
+    takes_largest: bool = False
 
 
 class StorelessAttention:

@@ -32,7 +32,8 @@ from torch import Tensor
 from device.base import Staging
 from engine.native.library import Kernels
 from engine.runner.grammar_masks import Masks, apply_masks
-from engine.runner.native_sampling import argmax, draw
+from engine.runner.native_sampling import argmax, draw, largest_of_rows
+from engine.runner.plain_rows import LargestRows
 from engine.runner.sampling_plan import NARROW_WIDTH, Changes, SampledRequest, SampleGroup, SamplingPlan, plan_sampling
 from wire.sampling import MAX_TOP_LOGPROBS
 
@@ -94,6 +95,13 @@ class Sampler:
             else:
                 _sample_group(group, wide, found.values, found.token_ids)
         return [found.token_ids, found.is_valid]
+
+    def sample_largest(self, plan: SamplingPlan, logits: Tensor) -> LargestRows | None:
+        """What `sample` would return, on the host already; None where more than the largest logits is asked for, or
+        where torch has to find them."""
+        if self._kernels is None or plan.grammar_rows or plan.wide_rows or plan.groups:
+            return None
+        return LargestRows(*largest_of_rows(self._kernels, logits))
 
 
 def _widened(logits: Tensor, rows: Sequence[int]) -> Tensor:

@@ -21,6 +21,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -31,6 +32,7 @@ from torch import Tensor
 from device.base import Array, Staging
 from device.staging import staged_bytes
 from engine.runner.grammar_masks import GrammarRow, MaskSource
+from engine.runner.plain_rows import plain_tokens
 from engine.scheduler.request import PENDING_TOKEN, SampledToken
 from wire.messages import TokenLogprobs
 from wire.request_key import RequestKey
@@ -73,6 +75,11 @@ class SampledRequest(Protocol):
     @property
     def matcher(self) -> MaskSource | None:
         """What knows which tokens the grammar of the request allows next; None without a grammar."""
+        ...
+
+    @property
+    def takes_largest(self) -> bool:
+        """Whether `params` are known to ask for the largest logit alone."""
         ...
 
 
@@ -150,8 +157,7 @@ class SamplingPlan:
         """The sampled tokens, from the fetched outputs of `Sampler.sample`; None for a row that held NaN."""
         token_ids, is_number = arrays[0].tolist(), arrays[1].tolist()
         if not self.reports:
-            pairs = zip(token_ids, is_number, strict=True)
-            return [SampledToken(token_id, None) if valid else None for token_id, valid in pairs]
+            return plain_tokens(token_ids, is_number)
         logprobs: list[TokenLogprobs | None] = [None] * self.num_rows
         chosen = arrays[2].tolist()
         top_ids, top_logprobs = (array.tolist() for array in arrays[3:]) if self.reports_top else ([], [])
@@ -186,10 +192,10 @@ def plan_sampling(
 
     Room is kept for `max_num_rows` rows.
     """
-    others = [(row, request) for row, request in enumerate(requests) if not _is_largest(request)]
+    others = [(row, request) for row, request in enumerate(requests) if not request.takes_largest]
     if not others:
-        groups, reported = _stage_rows((), (), staging, max_num_rows)
-        return SamplingPlan(len(requests), (), None, None, None, None, None, (), groups, reported, ())
+        _stage_rows((), (), staging, max_num_rows)
+        return _plan_of_largest(len(requests))
     kinds = bias, repetition, presence, withheld, allowed = tuple(_Changes(vocab_size) for _ in range(5))
     sampled: list[_SampledRow] = []
     grammar_rows: list[GrammarRow] = []
@@ -217,8 +223,7 @@ def plan_sampling(
             grammar_rows.append(GrammarRow(row, request.matcher, params.allowed_token_ids, unwanted))
         if params.temperature != 0.0:
             sampled.append(_sampled_row(row, request, vocab_size))
-    # all rows report: their names are not needed
-    reported_rows = [row for row, _ in reports] if len(reports) < len(requests) else []
+    reported_rows = [row for row, _ in reports] if len(reports) < len(requests) else []  # all rows need no names
     groups, reported = _stage_rows(sampled, reported_rows, staging, max_num_rows)
     return SamplingPlan(
         num_rows=len(requests),
@@ -235,12 +240,10 @@ def plan_sampling(
     )
 
 
-def _is_largest(request: SampledRequest) -> bool:
-    """Whether its token is that of the largest logit, of which nothing else is asked."""
-    params = request.params
-    if params.temperature != 0.0 or request.matcher is not None or params.logprobs is not None:
-        return False
-    return not (params.needs_history or params.logit_bias_ids or params.allowed_token_ids or params.min_tokens)
+@cache
+def _plan_of_largest(num_rows: int) -> SamplingPlan:
+    """The plan of rows that all take the largest logit. There are no more of these than rows in a step."""
+    return SamplingPlan(num_rows, (), None, None, None, None, None, (), (), None, ())
 
 
 def _wide_rows(

@@ -41,6 +41,7 @@ class Mix:
     num_prompt_tokens: int
     params: DecodingParams
     matcher: MaskSource | None = None
+    takes_largest: bool = False
 
 
 class RandomMask:
