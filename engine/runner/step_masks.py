@@ -59,7 +59,7 @@ class MasksBeside:
         self._made: SimpleQueue[Masks | Exception] = SimpleQueue()
         self._vocab_size = vocab_size
         self._thread: threading.Thread | None = None
-        self._num_begun = 0
+        self._is_making = False
         weakref.finalize(self, self._jobs.put, None)
 
     def begin(self, rows: Sequence[GrammarRow]) -> None:
@@ -70,14 +70,14 @@ class MasksBeside:
             arguments = (self._jobs, self._made, self._vocab_size)
             self._thread = threading.Thread(target=_make, args=arguments, name="masks", daemon=True)
             self._thread.start()
-        self._num_begun += 1
+        self._is_making = True
         self._jobs.put(rows)
 
     def finish(self) -> Masks | None:
         """See `StepMasks.finish`. Raises `DeviceFailed` when the thread does not answer."""
-        if not self._num_begun:
+        if not self._is_making:
             return None
-        self._num_begun = 0
+        self._is_making = False
         try:
             made = self._made.get(timeout=STEP_TIMEOUT_S)
         except Empty:
