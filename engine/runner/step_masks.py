@@ -87,9 +87,14 @@ class MasksBeside:
         return made
 
 
-def step_masks(device: Device, vocab_size: int, staging: Staging, num_cores: int) -> StepMasks:
-    """The kind that suits `device`, and a process that may use `num_cores`; `staging` is that of its steps."""
-    if device.is_asynchronous or num_cores == 1:
+MIN_SPARE_CORES = 2
+"""With one, everything else that runs on the machine is in the thread's way, and then a step waits for it."""
+
+
+def step_masks(device: Device, vocab_size: int, staging: Staging, num_spare_cores: int) -> StepMasks:
+    """The kind that suits `device`, and a process that may use so many cores beside those of its compute threads;
+    `staging` is that of its steps."""
+    if device.is_asynchronous or num_spare_cores < MIN_SPARE_CORES:
         return MasksBehindLaunch(vocab_size, staging)
     return MasksBeside(vocab_size)
 
