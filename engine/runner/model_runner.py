@@ -104,7 +104,8 @@ class ModelRunner:
         self._device = device
         self._limits = limits
         self._staging = device.staging(staging_bytes(limits))
-        self._masks = step_masks(device, sampler.vocab_size, self._staging, len(os.sched_getaffinity(0)))
+        num_spare_cores = len(os.sched_getaffinity(0)) - torch.get_num_threads()
+        self._masks = step_masks(device, sampler.vocab_size, self._staging, num_spare_cores)
         self._sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
         self._eager = EagerSteps(
             decoder, run or decoded_pass(decoder, attention), attention, self._staging, self._sampled

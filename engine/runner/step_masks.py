@@ -59,7 +59,7 @@ class MasksBeside:
         self._made: SimpleQueue[Masks | Exception] = SimpleQueue()
         self._vocab_size = vocab_size
         self._thread: threading.Thread | None = None
-        self._num_begun = 0
+        self._is_making = False
         weakref.finalize(self, self._jobs.put, None)
 
     def begin(self, rows: Sequence[GrammarRow]) -> None:
@@ -70,14 +70,14 @@ class MasksBeside:
             arguments = (self._jobs, self._made, self._vocab_size)
             self._thread = threading.Thread(target=_make, args=arguments, name="masks", daemon=True)
             self._thread.start()
-        self._num_begun += 1
+        self._is_making = True
         self._jobs.put(rows)
 
     def finish(self) -> Masks | None:
         """See `StepMasks.finish`. Raises `DeviceFailed` when the thread does not answer."""
-        if not self._num_begun:
+        if not self._is_making:
             return None
-        self._num_begun = 0
+        self._is_making = False
         try:
             made = self._made.get(timeout=STEP_TIMEOUT_S)
         except Empty:
@@ -87,9 +87,14 @@ class MasksBeside:
         return made
 
 
-def step_masks(device: Device, vocab_size: int, staging: Staging, num_cores: int) -> StepMasks:
-    """The kind that suits `device`, and a process that may use `num_cores`; `staging` is that of its steps."""
-    if device.is_asynchronous or num_cores == 1:
+MIN_SPARE_CORES = 2
+"""With one, everything else that runs on the machine is in the thread's way, and then a step waits for it."""
+
+
+def step_masks(device: Device, vocab_size: int, staging: Staging, num_spare_cores: int) -> StepMasks:
+    """The kind that suits `device`, and a process that may use so many cores beside those of its compute threads;
+    `staging` is that of its steps."""
+    if device.is_asynchronous or num_spare_cores < MIN_SPARE_CORES:
         return MasksBehindLaunch(vocab_size, staging)
     return MasksBeside(vocab_size)
 

@@ -62,12 +62,12 @@ def test_a_host_makes_them_on_another_thread_and_a_device_where_it_is_driven() -
     for device, is_beside in ((HostDevice(), True), (EmulatedDevice(), False)):
         staging = device.staging(MASK_BYTES)
         staging.begin()
-        maker, matcher = step_masks(device, VOCAB_SIZE, staging, num_cores=2), OnThread(b"\xff" * 5)
+        maker, matcher = step_masks(device, VOCAB_SIZE, staging, num_spare_cores=2), OnThread(b"\xff" * 5)
         maker.begin(rows_of(matcher))
         maker.finish()
         assert (matcher.reason != threading.current_thread().name) == is_beside
-    only_core = step_masks(HostDevice(), VOCAB_SIZE, HostDevice().staging(MASK_BYTES), num_cores=1)
-    assert isinstance(only_core, MasksBehindLaunch)
+    busy = step_masks(HostDevice(), VOCAB_SIZE, HostDevice().staging(MASK_BYTES), num_spare_cores=1)
+    assert isinstance(busy, MasksBehindLaunch)
 
 
 def test_an_error_reaches_the_step_and_the_next_one_is_made() -> None:
